@@ -69,8 +69,8 @@ var layers = []layer{
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts", "internal/setting"}},
-	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}},                                  // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "internal/setting"}}, // neither gateway nor dispatcher but by interface
+	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}}, // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "internal/setting"}},     // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "presence"}},
 	{"internal/webhook", []string{"counter", "internal/outage", "presence"}}, // what is told, and sending it
 	{"internal/webhook/webhooktest", []string{"internal/webhook"}},           // for the tests of stores; only they import it

@@ -1,7 +1,6 @@
-// Package dispatcher carries updates from the store to the gateways that have
-// subscribers for them. A dispatcher owns buckets: it receives their publications,
-// keeps a copy of their endpoints, and sends each gateway the newest update of each
-// topic, for topics of every kind.
+// Package dispatcher sends updates from the store to the gateways that have subscribers
+// for them. A dispatcher owns buckets: it receives their publications, keeps a copy of
+// their endpoints, and sends every gateway the newest update of each of its topics.
 package dispatcher
 
 import (
@@ -24,23 +23,22 @@ type Store interface {
 
 // Gateways carries updates to gateways.
 type Gateways interface {
-	// PushUpdates sends updates to a gateway. After an error the dispatcher sends the
-	// same updates again, or newer ones in their place. One goroutine per gateway calls
-	// it.
+	// PushUpdates sends updates to a gateway. After an error the dispatcher sends the same
+	// updates again, or newer ones in their place. One goroutine per gateway calls it.
 	PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error
-	// Ended reports whether the life of a gateway, "name/incarnation", is known to
-	// be over. It must not block; any goroutine may call it.
-	Ended(life string) bool
+	// Ended reports whether an incarnation of a gateway seems to be over. It must not
+	// block; any goroutine may call it.
+	Ended(gateway string) bool
 }
 
-// Regions shares the buckets' changes with other regions. The dispatcher calls Changed
-// for every bucket with topics that may have changed. Changed must not block.
+// Regions replicates buckets to other regions. The dispatcher calls Changed for every
+// bucket that may have changed. Changed must not block.
 type Regions interface{ Changed(bucket int) }
 
-// Webhooks hears the updates of the buckets that are served. Its methods must not block.
+// Webhooks receives the updates of the buckets that are served. Its methods must not block.
 type Webhooks interface {
 	Serve(buckets []int) // from now on
-	Heard(updates []presence.Update)
+	Received(updates []presence.Update)
 	Lost() // updates may have been missed
 }
 
@@ -60,16 +58,16 @@ type Dispatcher struct {
 	top      top
 	metrics  metrics
 
-	// Only the goroutine in which Watch calls publication changes these maps, under mu.
-	// sweep reads them under mu.
+	// Only the goroutine in which Watch calls publication changes these maps, and so reads
+	// them without mu. It holds mu to change them, and sweep holds mu to read them.
 	mu        sync.Mutex
-	endpoints map[int]map[presence.Topic]presence.Lives // bucket -> topic -> gateways
-	outs      map[string]*out                           // by gateway; one per gateway that has an endpoint
+	endpoints map[int]map[presence.Topic]presence.Incarnations // bucket -> topic -> gateways
+	queues    map[string]*gatewayQueue                         // of the gateways with endpoints
 }
 
-// out holds the updates that one gateway has still to get. A newer update of a topic
-// replaces an older one, so out never holds more updates than the gateway has topics.
-type out struct {
+// gatewayQueue has the updates that one gateway must still get. A newer update of a topic
+// replaces an older one, so there are never more updates than the gateway has topics.
+type gatewayQueue struct {
 	refs int           // endpoints of this gateway; only the publication goroutine uses it
 	stop func()        // ends the sender
 	wake chan struct{} // holds one: pending is not empty
@@ -83,9 +81,9 @@ func New(store Store, gateways Gateways, log zerolog.Logger) *Dispatcher {
 	return &Dispatcher{store: store, gateways: gateways, log: log, want: make(chan []int, 1), metrics: newMetrics()}
 }
 
-// Own sets the buckets that this dispatcher serves from now on. Any goroutine may call
-// it. Two dispatchers may serve the same bucket for a while: updates are absolute and
-// have versions, so this does no harm.
+// Own sets the buckets that this dispatcher serves. Any goroutine may call it. Two
+// dispatchers may serve the same bucket for a while, since updates are absolute and have
+// versions.
 func (d *Dispatcher) Own(buckets []int) {
 	for {
 		select {
@@ -100,8 +98,7 @@ func (d *Dispatcher) Own(buckets []int) {
 	}
 }
 
-// Run owns the dispatcher's goroutines; it returns when ctx has ended and all
-// of them have.
+// Run owns the dispatcher's goroutines. It returns when ctx and all of them have ended.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	var buckets []int
 	for failed := 0; ; {
@@ -126,8 +123,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 }
 
-// serve carries the buckets' updates until ctx ends. Its endpoints and outs live as
-// long as the call: the first publication of every bucket makes it read the bucket.
+// serve sends the buckets' updates until ctx ends. It begins without endpoints: the first
+// publication of every bucket is a Lost, which makes it read the bucket.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	d.top.serve(buckets)
 	if d.Webhooks != nil {
@@ -137,7 +134,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	d.endpoints, d.outs = map[int]map[presence.Topic]presence.Lives{}, map[string]*out{}
+	d.endpoints, d.queues = map[int]map[presence.Topic]presence.Incarnations{}, map[string]*gatewayQueue{}
 	var senders sync.WaitGroup // the senders and sweep
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -152,9 +149,9 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.mu.Unlock()
-	d.metrics.heard.Add(float64(len(p.Updates)))
+	d.metrics.received.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
-	d.take(p.Bucket, p.Updates)
+	d.publish(p.Bucket, p.Updates)
 	if p.Lost && d.Webhooks != nil {
 		d.Webhooks.Lost()
 	}
@@ -172,8 +169,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	}
 }
 
-// reread reads the bucket's endpoints and updates again, since publications may have
-// been lost.
+// reread reads the bucket's endpoints and updates, since publications may have been lost.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
 	d.metrics.reread.Inc()
 	endpoints, err := d.store.Attached(ctx, bucket)
@@ -182,18 +178,18 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	}
 	d.mu.Lock()
 	old := d.endpoints[bucket]
-	d.endpoints[bucket] = map[presence.Topic]presence.Lives{}
+	d.endpoints[bucket] = map[presence.Topic]presence.Incarnations{}
 	for _, e := range endpoints {
 		d.endpoint(ctx, senders, bucket, e)
 	}
-	for topic, gateways := range old { // after the new endpoints, so that senders in use go on
+	for topic, gateways := range old { // after the new endpoints, so that their senders go on
 		for gw := range gateways.All() {
-			d.unref(gw)
+			d.release(gw)
 		}
 		delete(old, topic)
 	}
 	d.mu.Unlock()
-	topics := d.top.beside(bucket, d.endpoints[bucket])
+	topics := d.top.unattached(bucket, d.endpoints[bucket])
 	for topic := range d.endpoints[bucket] {
 		topics = append(topics, topic)
 	}
@@ -205,15 +201,15 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		return err
 	}
 	d.enqueue(bucket, updates)
-	d.take(bucket, updates)
+	d.publish(bucket, updates)
 	return nil
 }
 
-// take gives the bucket's updates to those in this process who follow all of them.
-func (d *Dispatcher) take(bucket int, updates []presence.Update) {
-	d.top.take(bucket, updates)
+// publish passes updates to the parts of this process that need all of them.
+func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
+	d.top.update(bucket, updates)
 	if d.Webhooks != nil {
-		d.Webhooks.Heard(updates)
+		d.Webhooks.Received(updates)
 	}
 }
 
@@ -221,7 +217,7 @@ func (d *Dispatcher) take(bucket int, updates []presence.Update) {
 func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
 	topics := d.endpoints[bucket]
 	if topics == nil {
-		topics = map[presence.Topic]presence.Lives{}
+		topics = map[presence.Topic]presence.Incarnations{}
 		d.endpoints[bucket] = topics
 	}
 	gateways := topics[e.Topic]
@@ -229,44 +225,44 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 		return
 	}
 	if e.Gone {
-		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Lives{}) {
+		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Incarnations{}) {
 			delete(topics, e.Topic)
 		}
-		d.unref(e.Gateway)
+		d.release(e.Gateway)
 		return
 	}
 	topics[e.Topic] = gateways.With(e.Gateway)
-	o := d.outs[e.Gateway]
+	o := d.queues[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
-		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
-		d.outs[e.Gateway] = o
+		o = &gatewayQueue{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
+		d.queues[e.Gateway] = o
 		senders.Go(func() { d.send(sctx, e.Gateway, o) })
 	}
 	o.refs++
 }
 
-// unref removes one endpoint of the gateway, and stops its sender after the last one.
-// The caller holds mu.
-func (d *Dispatcher) unref(gateway string) {
-	o := d.outs[gateway]
+// release drops one endpoint of the gateway, and stops its sender after the last one. The
+// caller holds mu.
+func (d *Dispatcher) release(gateway string) {
+	o := d.queues[gateway]
 	if o.refs--; o.refs == 0 {
 		o.stop()
-		delete(d.outs, gateway)
+		delete(d.queues, gateway)
 	}
 }
 
 func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
 	for _, u := range updates {
 		for gw := range d.endpoints[bucket][u.Topic].All() {
-			d.outs[gw].add(u)
+			d.queues[gw].add(u)
 		}
 	}
 }
 
-// add keeps u, unless the pending update of the topic is newer. Of two updates with
-// one version the later one replaces the earlier: it is right about being stale.
-func (o *out) add(u presence.Update) {
+// add queues u, unless the pending update of the topic is newer. Of two updates with the
+// same version the later one wins, since its Stale is right.
+func (o *gatewayQueue) add(u presence.Update) {
 	o.mu.Lock()
 	if old, ok := o.pending[u.Topic]; !ok || !old.Newer(u) {
 		o.pending[u.Topic] = u
@@ -275,8 +271,8 @@ func (o *out) add(u presence.Update) {
 	o.signal()
 }
 
-// restore puts back updates that could not be sent, unless a newer one is pending.
-func (o *out) restore(updates []presence.Update) {
+// restore queues updates again that could not be sent, except where a newer one is pending.
+func (o *gatewayQueue) restore(updates []presence.Update) {
 	o.mu.Lock()
 	for _, u := range updates {
 		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
@@ -287,7 +283,7 @@ func (o *out) restore(updates []presence.Update) {
 	o.signal()
 }
 
-func (o *out) signal() {
+func (o *gatewayQueue) signal() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -295,7 +291,7 @@ func (o *out) signal() {
 }
 
 // take removes up to maxPush pending updates.
-func (o *out) take() (updates []presence.Update) {
+func (o *gatewayQueue) take() (updates []presence.Update) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for topic, u := range o.pending {
@@ -308,9 +304,9 @@ func (o *out) take() (updates []presence.Update) {
 	return updates
 }
 
-// send pushes updates to the gateway until ctx ends. Only one goroutine per gateway
-// runs it. During a push, newer updates replace older ones in pending.
-func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
+// send pushes updates to the gateway until ctx ends. One goroutine per gateway runs it.
+// During a push, newer updates replace older ones in the queue.
+func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) {
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():

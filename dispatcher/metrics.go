@@ -3,8 +3,8 @@ package dispatcher
 import "github.com/prometheus/client_golang/prometheus"
 
 type metrics struct {
-	heard, reread, pushed, failed prometheus.Counter
-	batches                       prometheus.Histogram
+	received, reread, pushed, failed prometheus.Counter
+	batches                          prometheus.Histogram
 }
 
 func newMetrics() metrics {
@@ -12,10 +12,10 @@ func newMetrics() metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	return metrics{
-		heard:  counter("headcount_publications_total", "Updates that the dispatcher heard from the store."),
-		reread: counter("headcount_buckets_reread_total", "Times a bucket was read, since it is new here or publications may have been lost."),
-		pushed: counter("headcount_pushes_total", "Updates that gateways took."),
-		failed: counter("headcount_push_failures_total", "Batches of updates that a gateway did not take; they are sent again."),
+		received: counter("headcount_publications_total", "Updates that the dispatcher heard from the store."),
+		reread:   counter("headcount_buckets_reread_total", "Times a bucket was read, since it is new here or publications may have been lost."),
+		pushed:   counter("headcount_pushes_total", "Updates that gateways took."),
+		failed:   counter("headcount_push_failures_total", "Batches of updates that a gateway did not take; they are sent again."),
 		batches: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "headcount_push_batch_updates", Help: "Updates in one batch to a gateway.", Buckets: prometheus.ExponentialBuckets(1, 2, 11),
 		}),
@@ -24,5 +24,5 @@ func newMetrics() metrics {
 
 // Register shows the dispatcher's metrics.
 func (d *Dispatcher) Register(reg prometheus.Registerer) {
-	reg.MustRegister(d.metrics.heard, d.metrics.reread, d.metrics.pushed, d.metrics.failed, d.metrics.batches)
+	reg.MustRegister(d.metrics.received, d.metrics.reread, d.metrics.pushed, d.metrics.failed, d.metrics.batches)
 }

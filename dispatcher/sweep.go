@@ -10,19 +10,17 @@ import (
 
 const (
 	sweepEvery = time.Second
-	// endedFor is how long a life must be known to be over before its endpoints are
-	// dropped.
+	// endedFor is how long a gateway must have ended before its endpoints are dropped.
 	endedFor  = 2 * time.Second
 	dropBatch = 500 // endpoints in one call of the store
 	dropLimit = 2 * time.Second
 )
 
-// sweep drops the endpoints of ended lives from the buckets that this dispatcher
-// serves, until ctx ends. It finds them in the dispatcher's own copy, so it costs the
-// store nothing while there are none. If a dispatcher leaves some, the next one that
-// serves the bucket finds them.
+// sweep drops the endpoints of ended gateways from the buckets, until ctx ends. It finds
+// them in the dispatcher's own copy, so it costs the store nothing while there are none.
+// If a dispatcher leaves some, the next one that serves the bucket finds them.
 func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
-	since := map[string]time.Time{} // life -> when it was first found to be over
+	since := map[string]time.Time{} // by gateway: when it was first found to have ended
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -30,51 +28,51 @@ func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, life := range d.ended(since, now) {
-				d.drop(ctx, buckets, life)
+			for _, gateway := range d.ended(since, now) {
+				d.drop(ctx, buckets, gateway)
 			}
 		}
 	}
 }
 
-// ended returns the lives with endpoints that have been over for long enough.
-func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (lives []string) {
+// ended returns the gateways with endpoints that ended at least endedFor ago.
+func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for life := range since {
-		if d.outs[life] == nil {
-			delete(since, life)
+	for gateway := range since {
+		if d.queues[gateway] == nil {
+			delete(since, gateway)
 		}
 	}
-	for life := range d.outs {
-		first, known := since[life]
+	for gateway := range d.queues {
+		first, known := since[gateway]
 		switch {
-		case !d.gateways.Ended(life):
-			delete(since, life)
+		case !d.gateways.Ended(gateway):
+			delete(since, gateway)
 		case !known:
-			since[life] = now
+			since[gateway] = now
 		case now.Sub(first) >= endedFor:
-			lives = append(lives, life)
+			gateways = append(gateways, gateway)
 		}
 	}
-	return lives
+	return gateways
 }
 
-// drop detaches the life from all topics of the buckets. The next sweep tries again to
-// drop the endpoints that are left.
-func (d *Dispatcher) drop(ctx context.Context, buckets []int, life string) {
+// drop detaches the gateway from all topics of the buckets. After a failure the next sweep
+// tries again.
+func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	dropped := 0
 	for _, b := range buckets {
-		for batch := range slices.Chunk(d.attached(b, life), dropBatch) {
-			if !d.gateways.Ended(life) {
+		for batch := range slices.Chunk(d.attached(b, gateway), dropBatch) {
+			if !d.gateways.Ended(gateway) {
 				return
 			}
 			dctx, cancel := context.WithTimeout(ctx, dropLimit)
-			err := d.store.Detach(dctx, life, batch)
+			err := d.store.Detach(dctx, gateway, batch)
 			cancel()
 			if err != nil {
 				if ctx.Err() == nil {
-					d.log.Warn().Err(err).Str("gateway", life).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
+					d.log.Warn().Err(err).Str("gateway", gateway).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
 				}
 				return
 			}
@@ -84,15 +82,15 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, life string) {
 	if dropped == 0 {
 		return // the endpoints were detached meanwhile
 	}
-	d.log.Info().Str("gateway", life).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+	d.log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
 }
 
-// attached returns the topics of the bucket that the life is attached to.
-func (d *Dispatcher) attached(bucket int, life string) (topics []presence.Topic) {
+// attached returns the topics of the bucket that the gateway is attached to.
+func (d *Dispatcher) attached(bucket int, gateway string) (topics []presence.Topic) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for topic, gateways := range d.endpoints[bucket] {
-		if gateways.Has(life) {
+		if gateways.Has(gateway) {
 			topics = append(topics, topic)
 		}
 	}

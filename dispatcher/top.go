@@ -7,22 +7,20 @@ import (
 	"headcount/presence"
 )
 
-// maxTop bounds the pages whose counts a dispatcher remembers for Top. Beyond it the
-// half with the fewest users is forgotten. A forgotten page is remembered again at its
-// next change.
+// maxTop bounds the pages whose counts a dispatcher keeps for Top. Beyond it the half with
+// the fewest users is forgotten, until they change again.
 const maxTop = 16_384
 
-// top knows the counts of the pages with users, in the buckets served. It knows pages
-// that were published since their bucket is served, and pages that had subscribers
-// before. A page that has only holds and has not changed since is missing. Any
-// goroutine may use it.
+// top has the counts of pages with users in the buckets that are served: of pages that
+// had subscribers when the bucket was read, and of pages that changed since. A page with
+// holds alone that has not changed is missing. Any goroutine may use it.
 type top struct {
 	mu    sync.Mutex
 	pages map[int]map[string]presence.Count // by bucket; only pages with users
 	size  int                               // pages in all buckets
 }
 
-// serve forgets the pages of all other buckets.
+// serve forgets the pages of buckets that are not served any more.
 func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -37,8 +35,8 @@ func (t *top) serve(buckets []int) {
 	t.pages = kept
 }
 
-// take takes the counts among the updates of a bucket.
-func (t *top) take(bucket int, updates []presence.Update) {
+// update takes the counts among the updates of a bucket.
+func (t *top) update(bucket int, updates []presence.Update) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, u := range updates {
@@ -71,8 +69,8 @@ func (t *top) take(bucket int, updates []presence.Update) {
 	}
 }
 
-// beside returns the known topics of a bucket that are not in attached.
-func (t *top) beside(bucket int, attached map[presence.Topic]presence.Lives) (topics []presence.Topic) {
+// unattached returns the topics of a bucket's pages that are not in attached.
+func (t *top) unattached(bucket int, attached map[presence.Topic]presence.Incarnations) (topics []presence.Topic) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for page := range t.pages[bucket] {
@@ -109,10 +107,9 @@ func (t *top) sorted() []presence.PageUsers {
 	return all
 }
 
-// Top returns the n pages of each site with the most users in the buckets served, the
-// largest first. It knows pages that were published since their bucket is served, and pages
-// that had subscribers before. A page that has only holds may be missing. Any
-// goroutine may call it.
+// Top returns the n pages with the most users of each site, in the buckets that are
+// served, the largest first. A page with holds alone may be missing. Any goroutine may
+// call it.
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()

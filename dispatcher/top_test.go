@@ -101,12 +101,12 @@ func upTo(n int) (all []int) {
 func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 	var d Dispatcher
 	d.top.serve(upTo(presence.DefaultBuckets))
-	d.top.take(of("p", 5, 9))
-	d.top.take(of("p", 4, 8))
-	d.top.take(of("p", 0, 7))
+	d.top.update(of("p", 5, 9))
+	d.top.update(of("p", 4, 8))
+	d.top.update(of("p", 0, 7))
 	bucket, stale := of("p", 1, 10)
 	stale[0].Stale = true
-	d.top.take(bucket, stale)
+	d.top.update(bucket, stale)
 	if got := d.Top(1); len(got) != 1 || got[0].Users != 5 {
 		t.Errorf("%v, want 5", got)
 	}
@@ -118,10 +118,10 @@ func TestTopOfSites(t *testing.T) {
 	d.top.serve(upTo(presence.DefaultBuckets))
 	shop := presence.SiteOf("shop")
 	for i := range 5 {
-		d.top.take(of(fmt.Sprint("p", i), int64(100+i), 1))
-		d.top.take(of(shop.Qualify(fmt.Sprint("p", i)), int64(1+i), 1))
+		d.top.update(of(fmt.Sprint("p", i), int64(100+i), 1))
+		d.top.update(of(shop.Qualify(fmt.Sprint("p", i)), int64(1+i), 1))
 	}
-	d.top.take(of(shop.Qualify(presence.AllPages), 9, 1)) // not a page
+	d.top.update(of(shop.Qualify(presence.AllPages), 9, 1)) // not a page
 	got := d.Top(2)
 	want := []presence.PageUsers{{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4}}
 	if !slices.Equal(got, want) {
@@ -136,7 +136,7 @@ func TestTopIsBounded(t *testing.T) {
 	d.top.serve(upTo(presence.DefaultBuckets))
 	const pages = 3 * maxTop
 	for _, i := range rand.Perm(pages) {
-		d.top.take(of(fmt.Sprint("p", i), int64(1+i%1000), 1))
+		d.top.update(of(fmt.Sprint("p", i), int64(1+i%1000), 1))
 	}
 	size := 0
 	for _, pages := range d.top.pages {

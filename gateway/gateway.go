@@ -157,7 +157,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
-	life := presence.LifeName(cfg.Name, cfg.Incarnation)
+	life := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
 		Life: life, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),

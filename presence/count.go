@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// KindCount is the kind of a page's count of users; the whole site's count has it
-// too. The value is "users updated", or "users updated without": updated is in
-// unix seconds, or 0, and without is as in Count.
+// KindCount is the kind of the count of users of a page, or of a whole site. The value is
+// "users updated" or "users updated without": updated is in unix seconds, or 0, and
+// without is Count.Without.
 var KindCount = KindOf("count")
 
-// CountTopic is the topic of the page's count. Page is a Name.
+// CountTopic returns the topic of the page's count. page is a qualified name.
 func CountTopic(page string) Topic { return TopicOf(KindCount, page) }
 
-// CountTopics are the topics of the pages' counts, in their order.
+// CountTopics returns the topics of the pages' counts, in the order of pages.
 func CountTopics(pages []string) []Topic {
 	topics := make([]Topic, len(pages))
 	for i, page := range pages {
@@ -23,7 +23,7 @@ func CountTopics(pages []string) []Topic {
 	return topics
 }
 
-// Update is the count as it is published.
+// Update returns the count as it is published.
 func (c Count) Update() Update {
 	updated := int64(0)
 	if !c.Updated.IsZero() {
@@ -39,7 +39,7 @@ func (c Count) Update() Update {
 	return Update{Topic: CountTopic(c.Page), Version: c.Version, Stale: c.Stale, Value: string(value)}
 }
 
-// CountOf reads what Count.Update wrote. ok is false when u is not a count.
+// CountOf parses what Count.Update wrote. ok is false when u is not a count.
 func CountOf(u Update) (c Count, ok bool) {
 	c = Count{Page: u.Name(), Version: u.Version, Stale: u.Stale}
 	if u.Kind != KindCount || u.Value == "" {

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// AllPages stands for the whole site: the distinct users present on any of its pages.
-// Clients can read, watch and count AllPages like a page, but cannot join it.
+// AllPages stands for the whole site: its distinct users on any page. Clients can read
+// and watch it like a page, but cannot join it.
 const AllPages = "*"
 
 // MaxPageLength is the longest page id, in code points.
@@ -22,8 +22,7 @@ const MaxPages = 100
 // ErrPage is in every error about an invalid page id.
 var ErrPage = errors.New("bad page")
 
-// Zero-width non-joiner and joiner, format characters that words of some
-// scripts cannot do without.
+// Zero-width non-joiner and joiner: format characters that some scripts need within words.
 const (
 	zwnj = '\u200C'
 	zwj  = '\u200D'
@@ -62,7 +61,7 @@ func CheckPage(page string) error {
 	return nil
 }
 
-// CheckReadable is CheckPage for pages that are read or watched: it allows Site.
+// CheckReadable is CheckPage for pages that are read or watched: it allows AllPages.
 func CheckReadable(page string) error {
 	if page == AllPages {
 		return nil

@@ -1,7 +1,6 @@
-// Package presence holds the words and contracts of the domain: pages, users,
-// counts and versions, and what a store, a feed of updates and an endpoint
-// store promise. It imports no other package of Headcount, so every layer can
-// import it.
+// Package presence has the types and contracts of the domain: pages, users, counts and
+// versions, and the interfaces of the stores. It imports no other package of Headcount,
+// so every layer can import it.
 package presence
 
 import (
@@ -19,9 +18,9 @@ const (
 	DefaultBuckets    = 64  // B, the unit of distribution: bucket = hash(page) mod B
 )
 
-// HoldPatience is how long a gateway waits at most until the store has a hold. Who takes or
-// ends holds for gateways carries none out that has waited longer.
-const HoldPatience = 3 * time.Second
+// HoldTimeout is how long a gateway waits for the store to have a hold. No process carries
+// out a hold that has waited longer: the client may have asked for the opposite since.
+const HoldTimeout = 3 * time.Second
 
 // User is the keyed 64-bit hash of a user id. Ids themselves never leave the
 // gateway.
@@ -31,9 +30,9 @@ type User uint64
 // remainder is enough.
 func (u User) Partition(p int) int { return int(uint64(u) % uint64(p)) }
 
-// Version orders the counts of one page: first by incarnation, which grows
-// whenever the counter's history was lost, then by sequence. A page that nobody
-// ever joined has the zero Version.
+// Version orders the counts of one page: first by incarnation, which grows whenever the
+// history of the count was lost, then by sequence. A page that nobody ever joined has the
+// zero Version.
 type Version struct {
 	Incarnation uint64 // unix milliseconds, or one more than the highest known
 	Sequence    uint64
@@ -44,7 +43,7 @@ func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Incarnation, o.Incarnation), cmp.Compare(v.Sequence, o.Sequence))
 }
 
-// String is the outside form, "incarnation-sequence".
+// String returns the external form, "incarnation-sequence".
 func (v Version) String() string { return string(v.append(nil)) }
 
 func (v Version) append(b []byte) []byte {
@@ -53,7 +52,7 @@ func (v Version) append(b []byte) []byte {
 	return strconv.AppendUint(b, v.Sequence, 10)
 }
 
-// ParseVersion reads what String wrote.
+// ParseVersion parses what String wrote.
 func ParseVersion(s string) (Version, error) {
 	inc, seq, ok := strings.Cut(s, "-")
 	if !ok {
@@ -73,17 +72,17 @@ func ParseVersion(s string) (Version, error) {
 // Count says how many distinct users are present on Page. It is an absolute
 // value: of two counts of one page, the one with the greater Version is valid.
 type Count struct {
-	Page    string    // a Name
+	Page    string    // a qualified name, see Site.Qualify
 	Users   int64     // never negative
 	Updated time.Time // last change of the total; zero when nobody ever joined
 	Version Version
 	Stale   bool // the last known count, served while the store is away
-	// Without names the regions that Users leaves out because they are silent. The
-	// names are separated by commas, in the order of the store.
+	// Without has the names of the silent regions that Users leaves out, separated by
+	// commas, in the order of the store.
 	Without string
 }
 
-// Part is one region's share of a count.
+// Part is what one region contributes to a count.
 type Part struct {
 	Region string
 	Users  int64
@@ -92,17 +91,17 @@ type Part struct {
 // Newer reports whether c replaces o as the count of the same page.
 func (c Count) Newer(o Count) bool { return c.Version.Compare(o.Version) > 0 }
 
-// AppendJSON appends the outside form of a counter:
+// AppendJSON appends the external form of a counter:
 // {"page":"p","count":715,"updated_at":"2030-10-10T12:11:42Z","version":"1-2"}.
-// Page must have passed CheckPage or be Site.
+// The page must have passed CheckReadable.
 func (c Count) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
 	b = c.AppendMembers(b)
 	return append(b, '}')
 }
 
-// AppendMembers appends the members of the outside form without the braces,
-// for the frames that carry more than a counter.
+// AppendMembers appends the external form without the braces, for frames that have
+// further members.
 func (c Count) AppendMembers(b []byte) []byte {
 	b = append(b, `"page":`...)
 	b = AppendString(b, KeyOf(c.Page))
@@ -129,14 +128,14 @@ func (c Count) AppendMembers(b []byte) []byte {
 	return b
 }
 
-// AppendTime appends the outside form of a time: UTC in whole seconds, or null
-// for the zero time.
+// AppendTime appends the external form of a time: UTC in whole seconds, or null for the
+// zero time.
 func AppendTime(b []byte, t time.Time) []byte {
 	if t.IsZero() {
 		return append(b, "null"...)
 	}
 	b = append(b, '"')
-	b = t.UTC().AppendFormat(b, time.RFC3339) // a layout that package time is quick with
+	b = t.UTC().AppendFormat(b, time.RFC3339) // package time has a fast path for this layout
 	return append(b, '"')
 }
 

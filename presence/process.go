@@ -20,11 +20,13 @@ var (
 	// ErrNameTaken says that another incarnation of this name has a live lease:
 	// the same process before its restart, or another one with the same address.
 	ErrNameTaken = errors.New("name is taken")
-	// ErrNoFacts says that the store has no cluster facts, and that a running process
-	// may be about to write them. The caller asks again soon.
+	// ErrNotOwner says that the node that was asked does not own the user's partition.
+	ErrNotOwner = errors.New("the node does not own the partition")
+	// ErrNoFacts says that the store has no cluster facts, but that a running process may
+	// be about to write them. The caller tries again soon.
 	ErrNoFacts = errors.New("no cluster facts yet")
-	// ErrFacts says that a process's settings differ from the cluster's, so that the
-	// process cannot take part. The text names the fact and both values.
+	// ErrFacts says that the process's settings differ from the cluster's, so that it
+	// cannot take part. The text names the fact and both values.
 	ErrFacts = errors.New("settings differ from the cluster's")
 )
 
@@ -32,48 +34,48 @@ var (
 type Process struct {
 	Name        string // its cluster address, unique
 	Roles       []string
-	Incarnation uint64 // tells two runs of the same name apart, see NewIncarnation
+	Incarnation uint64 // distinguishes the runs under one name, see NewIncarnation
 }
 
 // randomPart is how many incarnations one millisecond has.
 const randomPart = 1_000_000
 
-// NewIncarnation returns a number for the run of a process that starts at a time. Later runs
-// have greater numbers. Two processes that start in the same millisecond get different numbers:
-// with one name and one number, both would go on under one lease.
+// NewIncarnation returns a number for a run of a process. Later runs have greater numbers.
+// Processes that start in the same millisecond get different numbers: with the same name
+// and number, both would keep one lease.
 func NewIncarnation(start time.Time) uint64 {
 	return uint64(start.UnixMilli())*randomPart + rand.Uint64N(randomPart)
 }
 
 // Started returns when the run with the incarnation started.
 func Started(incarnation uint64) time.Time {
-	if incarnation >= 1e15 { // older releases have the milliseconds alone
+	if incarnation >= 1e15 { // older releases have only the milliseconds
 		incarnation /= randomPart
 	}
 	return time.UnixMilli(int64(incarnation))
 }
 
-// LifeName names one run (life) of a process. What a gateway notes in the store
-// under this name is valid until that run ends.
-func LifeName(process string, incarnation uint64) string {
+// IncarnationName returns the name of one run of a process, "process/incarnation". What a
+// gateway stores under this name is valid until that run ends.
+func IncarnationName(process string, incarnation uint64) string {
 	return process + "/" + strconv.FormatUint(incarnation, 10)
 }
 
-// ProcessOf returns the name of the process that the life belongs to.
-func ProcessOf(life string) string {
-	if i := strings.LastIndexByte(life, '/'); i >= 0 {
-		return life[:i]
+// ProcessOf returns the name of the process in an IncarnationName.
+func ProcessOf(name string) string {
+	if i := strings.LastIndexByte(name, '/'); i >= 0 {
+		return name[:i]
 	}
-	return life
+	return name
 }
 
-// Processes keeps the leases of the running processes.
+// Processes has the leases of the running processes.
 type Processes interface {
-	// Renew keeps p's lease for ttl and returns all processes whose lease is
-	// live, p among them, sorted by name. The first call of a process checks the
-	// cluster facts. When the store has none, calls return ErrNoFacts for as long as
-	// a running process may take to write them again; then a call writes p's facts.
-	// Other errors are ErrNameTaken, ErrFacts and ErrUnavailable.
+	// Renew extends p's lease to ttl from now, and returns all processes that have a
+	// lease, including p, sorted by name. The first call of a process checks the cluster
+	// facts. If the store has none, calls return ErrNoFacts for as long as a running
+	// process may need to write them again; after that a call writes p's facts. Other
+	// errors are ErrNameTaken, ErrFacts and ErrUnavailable.
 	Renew(ctx context.Context, p Process, ttl time.Duration) ([]Process, error)
 	// Leave ends p's lease now.
 	Leave(ctx context.Context, p Process) error

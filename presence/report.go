@@ -9,13 +9,13 @@ import (
 // Report is what a process says about itself on a dashboard.
 type Report struct {
 	Stats
-	// Top has the pages of each site with the most users, in the buckets that the process
+	// Top has the pages with the most users of each site, in the buckets that the process
 	// distributes, most users first.
 	Top []PageUsers
 }
 
-// Stats are the figures of a process. Totals count since the process started. The
-// part about a role is nil when the process does not have the role.
+// Stats are the figures of a process. Totals count since its start. The part about a role
+// that the process does not have is nil.
 type Stats struct {
 	Process ProcessStats
 	Gateway *GatewayStats
@@ -26,9 +26,9 @@ type Stats struct {
 // MaxPeers bounds Stats.Peers in a report from another process.
 const MaxPeers = 1000
 
-// ProcessStats are the figures that the operating system has of a process.
+// ProcessStats are the operating system's figures about a process.
 type ProcessStats struct {
-	Memory int64         // resident bytes; 0: the system does not say
+	Memory int64         // resident bytes; 0: not available
 	CPU    time.Duration // total time used
 }
 

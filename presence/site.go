@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// DefaultSiteName is what people call DefaultSite.
+// DefaultSiteName is the name of DefaultSite in settings.
 const DefaultSiteName = "default"
 
 const (
@@ -14,16 +14,16 @@ const (
 )
 
 // MaxName is the longest Name of a page, in bytes.
-const MaxName = len(mark) + MaxSiteName + len(mark) + 4*MaxPageLength
+const MaxName = len(siteMark) + MaxSiteName + len(siteMark) + 4*MaxPageLength
 
-// mark stands around the site in a Name. It sorts before everything that a page may begin
-// with, so the names of the default site are all that sort from firstOfDefault on.
+// siteMark encloses the site in a qualified name. It sorts before everything that a page
+// may begin with, so exactly the names of the default site sort from firstOfDefault on.
 const (
-	mark           = "\x1f"
+	siteMark       = "\x1f"
 	firstOfDefault = " "
 )
 
-// ParseSite returns the site that people call name.
+// ParseSite returns the site with the given name.
 func ParseSite(name string) (Site, error) {
 	if name == "" || len(name) > MaxSiteName || !word(name) {
 		return Site{}, fmt.Errorf("%q is no name of a site; it has 1 to %d lower case letters, digits and hyphens", Excerpt(name), MaxSiteName)
@@ -34,7 +34,7 @@ func ParseSite(name string) (Site, error) {
 	return SiteOf(name), nil
 }
 
-// Name is what people call the site.
+// Name returns the name of the site in settings.
 func (n Site) Name() string {
 	if n == DefaultSite {
 		return DefaultSiteName
@@ -42,23 +42,23 @@ func (n Site) Name() string {
 	return n.String()
 }
 
-// Qualify is what everything behind the gateway's edge calls the site's key, which is that of
-// a page, a user, a counter or a limit. So what has the same key on two sites has nothing to
-// do with each other. In the default site the name is the key itself. SplitName is the
-// inverse.
+// Qualify returns the qualified name of a key, which is that of a page, a user, a counter
+// or a limit. Everything behind the gateway's edge uses qualified names, so equal keys of
+// two sites are different things. In the default site the name is the key itself.
+// SplitName is the inverse.
 func (n Site) Qualify(key string) string {
 	if n == DefaultSite {
 		return key
 	}
-	return mark + n.String() + mark + key
+	return siteMark + n.String() + siteMark + key
 }
 
 // SplitName returns the site and the key that a name was made of.
 func SplitName(name string) (site Site, key string) {
-	if name == "" || name[0] != mark[0] {
+	if name == "" || name[0] != siteMark[0] {
 		return DefaultSite, name
 	}
-	word, key, ok := strings.Cut(name[len(mark):], mark)
+	word, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return DefaultSite, name
 	}
@@ -67,10 +67,10 @@ func SplitName(name string) (site Site, key string) {
 
 // KeyOf returns the key that a name was made of: what clients see.
 func KeyOf(name string) string {
-	if name == "" || name[0] != mark[0] {
+	if name == "" || name[0] != siteMark[0] {
 		return name
 	}
-	_, key, ok := strings.Cut(name[len(mark):], mark)
+	_, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return name
 	}
@@ -92,8 +92,8 @@ func CheckName(name string) error {
 	return CheckPage(key)
 }
 
-// FirstWith returns where the names of one site that begin with prefix begin in the order of
-// bytes. A prefix that is empty is one of the default site.
+// FirstWith returns the lowest name, in byte order, of the site of prefix that begins with
+// prefix. An empty prefix belongs to the default site.
 func FirstWith(prefix string) string {
 	if prefix == "" {
 		return firstOfDefault
@@ -101,7 +101,7 @@ func FirstWith(prefix string) string {
 	return prefix
 }
 
-// HasPrefix reports whether name begins with prefix and is of its site.
+// HasPrefix reports whether name begins with prefix and is in the same site.
 func HasPrefix(name, prefix string) bool {
 	return strings.HasPrefix(name, prefix) && name >= FirstWith(prefix)
 }

@@ -10,12 +10,12 @@ var (
 	// ErrFenced says that a newer owner has claimed the partition. A caller that gets
 	// ErrFenced has lost the partition and writes nothing more for it.
 	ErrFenced = errors.New("partition has a newer owner")
-	// ErrLost says that the store has lost data since the claim was made: it was
-	// emptied, or fell back to an older copy. A caller that gets ErrLost claims the
-	// partition again and writes all of it.
+	// ErrLost says that the store has lost data since the claim was made: it was emptied,
+	// or it has an older copy of its data. A caller that gets ErrLost claims the partition
+	// again and writes all of it.
 	ErrLost = errors.New("store has lost data")
-	// ErrUnavailable says that the store cannot be reached now. The call may or
-	// may not have taken effect; all calls are safe to repeat.
+	// ErrUnavailable says that the store cannot be reached now. The call may have taken
+	// effect or not; all calls are safe to repeat.
 	ErrUnavailable = errors.New("store is unavailable")
 	// ErrTooMany says that a bound has been reached; the text names the bound.
 	ErrTooMany = errors.New("too many")
@@ -27,22 +27,21 @@ type Claim struct {
 	Partition  int
 	Epoch      uint64
 	Generation uint64 // the store's generation when the claim was made
-	Former     uint64 // the epoch before this one, as far as the store knows; 0: none
-	// Held is how long before this claim the former one was made, by the store's clock; 0: not known.
+	Former     uint64 // the epoch before this one; 0: none, or not known to the store
+	// Held is how long the former claim was in force, by the store's clock; 0: not known.
 	Held time.Duration
-	// Whole says that the store has all of the partition: an owner has completed
-	// it, and the store has lost nothing since. Otherwise Load may lack users.
+	// Whole says that the store has all of the partition: an owner has completed it, and
+	// the store has lost nothing since. Otherwise Load may lack users.
 	Whole bool
 }
 
-// Member is the recoverable copy of one user's presence on one page. To a store, pages
-// are Names.
+// Member is one user's presence on one page, as a store keeps it for the next owner of
+// the partition. Stores know pages by their qualified names.
 type Member struct {
-	User User
-	Page string
-	Hold time.Time // end of the hold taken by PUT, by the clock of this process; zero when there is none
-	// Alone says that only the hold keeps the user there, no connection.
-	Alone bool
+	User  User
+	Page  string
+	Hold  time.Time // end of the hold taken by PUT, by this process's clock; zero: no hold
+	Alone bool      // the user is present by the hold alone, without a connection
 }
 
 // MemberChange sets a member or, when Gone, removes it.
@@ -51,37 +50,36 @@ type MemberChange struct {
 	Gone bool
 }
 
-// Arrival is a user who came to a page, or to a site: the page is then TotalOf it. Who was
-// there already, from another connection or within a grace, does not arrive.
+// Arrival says that a user came to a page, or to a site if Page is a TotalOf. A user who is
+// present already, by another connection or within a grace, does not arrive.
 type Arrival struct {
 	User User
 	Page string
 }
 
-// PageUsers is the number of a partition's users on one page. The number is
-// absolute, not a difference, so writing it twice has the effect of writing it once.
+// PageUsers is a number of users on one page: of one partition in a Change, otherwise of
+// all. The number is absolute, so writing it twice has the effect of writing it once.
 type PageUsers struct {
 	Page  string
 	Users int64
 }
 
-// Change is what one partition has to write: its members first, then its number
-// of users for each page. Sequence grows with every change of one claim; a store
-// ignores a change that is not newer than the last one it has.
+// Change is what one partition has to write: first members, then numbers of users.
+// Sequence grows with every change under one claim; a store ignores a change that is not
+// newer than the last one it has.
 type Change struct {
 	Claim
 	Sequence uint64
 	Members  []MemberChange
 	Counts   []PageUsers
-	// Arrivals are for stores that remember them, see package minutes. Unlike counts,
-	// they are not absolute: they are in one change that is written without an error.
+	// Arrivals are for stores that keep minutes, see package minutes. They are not
+	// absolute: each one is in exactly one change that is written without an error.
 	Arrivals []Arrival
-	// Reset says that Members has all members of the partition: the store first
-	// drops the members that it has.
+	// Reset says that Members has all members of the partition, and replaces those in the
+	// store.
 	Reset bool
-	// Complete says that the partition is complete with this change: everything has
-	// been written under its claim. Until all partitions are complete, counts are
-	// marked stale.
+	// Complete says that with this change everything has been written under the claim.
+	// Counts are stale until all partitions are complete.
 	Complete bool
 }
 
@@ -92,50 +90,49 @@ type Outcome struct {
 	Err    error // nil, ErrFenced, ErrLost or ErrUnavailable
 }
 
-// Snapshot is what the store holds of a partition when a new owner claims it.
+// Snapshot is what the store has of a partition when a new owner claims it.
 type Snapshot struct {
 	Members []Member
-	Pages   []string // further pages, not in Members, whose number the last owner may have left wrong
+	Pages   []string // further pages, whose number of users the last owner may have left wrong
 }
 
-// Partitions is a store as a presence node sees it. Any goroutine may call all
-// methods; only one goroutine at a time calls Write for one partition.
+// Partitions is the store of a presence node. Any goroutine may call its methods; only one
+// goroutine at a time calls Write for one partition.
 type Partitions interface {
 	// Generation changes whenever the store may have lost data. A claim of another
 	// generation is no longer valid: writes under it fail with ErrLost.
 	Generation(ctx context.Context) (uint64, error)
-	// Claim takes partitions for owner and returns the claims in the order of
-	// partitions. Their epochs are higher than all earlier ones, and writes under
-	// earlier epochs are fenced from now on. again says that the store has lost data
-	// and the owners will write it again: counts that they do not write are 0 from
-	// now on, under versions that replace all older ones. A partition that another
-	// owner has claimed since then stays with that one: its claim here has the epoch 0.
+	// Claim claims partitions for owner and returns the claims in the order of partitions.
+	// Their epochs are higher than all earlier ones, and fence writes under those. again
+	// says that the store has lost data and the owners will write it again: counts that
+	// they do not write are 0 from now on, under versions that replace all older ones. A
+	// partition that another owner has claimed since stays with that owner: its claim in
+	// the result has the epoch 0.
 	Claim(ctx context.Context, owner string, partitions []int, again bool) ([]Claim, error)
 	// Load returns what the claims' partitions held when they were claimed.
 	Load(ctx context.Context, claims []Claim) ([]Snapshot, error)
 	// Write applies changes, each of another partition, and publishes the counts that
 	// they changed. The outcomes are in the order of changes.
 	Write(ctx context.Context, changes []Change) []Outcome
-	// Incomplete returns which of the partitions are not complete. With everywhere
-	// set it looks through the whole store, otherwise through a small share of the
-	// store, a different one at each call.
+	// Incomplete returns which of the partitions are not complete. With everywhere it looks
+	// through the whole store, otherwise through a small part of it, another one at each
+	// call.
 	Incomplete(ctx context.Context, partitions []int, everywhere bool) ([]int, error)
 }
 
 // Counters reads counts.
 type Counters interface {
-	// Counts returns the counts of pages, in the order of pages. A page nobody ever
-	// joined has 0 users and the zero Version. While a partition is not complete, a
-	// count may lack users and is marked stale: a stale count must not replace a
-	// count that the caller has.
+	// Counts returns the counts of pages, in the order of pages. A page that nobody ever
+	// joined has 0 users and the zero Version. While a partition is not complete, counts may
+	// lack users and are stale: a stale count must not replace a count that the caller has.
 	Counts(ctx context.Context, pages []string) ([]Count, error)
 }
 
-// Lister lists pages. Every store has it beside what Store says.
+// Lister lists pages. Every store implements it in addition to Store.
 type Lister interface {
-	// Pages calls fn with the names of all pages that have users, and perhaps of others, some at
-	// a time, from one goroutine at a time. A page may be there twice; one that comes or goes
-	// meanwhile may be there or not.
+	// Pages calls fn, from one goroutine at a time, with the names of all pages that have
+	// users, and perhaps of others, some at a time. A page may be listed twice; one that
+	// gets its first user or loses its last one meanwhile may be listed or not.
 	Pages(ctx context.Context, fn func(pages []string)) error
 }
 
@@ -147,7 +144,7 @@ type Updates interface {
 }
 
 // Endpoint says that a gateway has subscribers for a topic. Gateway is the
-// LifeName of the gateway; the endpoint ends with that life. Gone says that the
+// IncarnationName of the gateway; the endpoint ends with that run. Gone says that the
 // gateway has no subscribers any more.
 type Endpoint struct {
 	Topic
@@ -158,11 +155,10 @@ type Endpoint struct {
 // Endpoints is the endpoint store. It knows which gateways have subscribers for a
 // topic.
 type Endpoints interface {
-	// Attach adds gateway to the topics' endpoints and returns the topics' updates.
-	// Whoever gets a later update from the feed knows the endpoint already.
+	// Attach adds gateway to the topics' endpoints and returns the topics' updates. A
+	// watcher of the feed learns of the endpoint before any later update.
 	Attach(ctx context.Context, gateway string, topics []Topic) ([]Update, error)
-	// Detach removes gateway from the topics' endpoints. An endpoint that does not
-	// exist is no error.
+	// Detach removes gateway from the topics' endpoints. A missing endpoint is not an error.
 	Detach(ctx context.Context, gateway string, topics []Topic) error
 	// Missing returns those of the topics that gateway is not attached to.
 	Missing(ctx context.Context, gateway string, topics []Topic) ([]Topic, error)
@@ -170,8 +166,8 @@ type Endpoints interface {
 	Attached(ctx context.Context, bucket int) ([]Endpoint, error)
 }
 
-// Publication is one message of a bucket. It carries updates, or endpoints that
-// came or went, or says that messages may have been lost.
+// Publication is one message of a bucket: updates, or endpoints that were attached or
+// detached, or the notice that messages may have been lost.
 type Publication struct {
 	Bucket    int
 	Updates   []Update
@@ -181,13 +177,13 @@ type Publication struct {
 
 // Feed delivers publications.
 type Feed interface {
-	// Watch calls fn with the publications of buckets, one at a time, until ctx
-	// ends. The first publication of each bucket has Lost. When fn is slow, Watch
-	// drops publications instead of queueing more, and then sends a Lost.
+	// Watch calls fn with the publications of buckets, one at a time, until ctx ends. The
+	// first publication of each bucket is a Lost. When fn is slow, Watch drops publications
+	// instead of queueing more, and then sends a Lost.
 	Watch(ctx context.Context, buckets []int, fn func(Publication)) error
 }
 
-// Store has all parts of a store. Callers take the smallest part that they need.
+// Store is a complete store. Callers accept the smallest part that they need.
 type Store interface {
 	Partitions
 	Counters

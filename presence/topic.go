@@ -10,11 +10,10 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Kind says what a topic's updates are about, and how their values are
-// written. It is one word of lower case letters. Stores, feeds, dispatchers
-// and hubs carry all kinds alike. Only the publisher of a kind knows it, and the
-// places that register it: the store that reads it (kinds.go of presencemem and
-// presenceredis) and the gateway that shows it (kinds.go of gateway).
+// Kind says what a topic's updates are about, and how their values are written. It is one
+// word of lower case letters. Stores, feeds, dispatchers and hubs treat all kinds alike.
+// Only the publisher of a kind knows it, and the registries: kinds.go of presencemem and
+// presenceredis, which read it, and kinds.go of gateway, which shows it.
 type Kind struct{ word shared }
 
 // KindOf returns the kind with that name.
@@ -23,22 +22,22 @@ func KindOf(name string) Kind { return Kind{share(name)} }
 // String returns the kind's name.
 func (k Kind) String() string { return k.word.String() }
 
-// Site is a site: lower case letters, digits and hyphens. The zero value is
-// DefaultSite, and its name is empty. See Name for what is of a site.
+// Site is one of the sites that a cluster serves. Its name has lower case letters, digits
+// and hyphens. The zero value is DefaultSite, whose name is empty.
 type Site struct{ word shared }
 
-// SiteOf returns the namespace with that name.
+// SiteOf returns the site with that name.
 func SiteOf(name string) Site { return Site{share(name)} }
 
-// String returns the namespace's name.
+// String returns the site's name as stores and topics have it. See also Name.
 func (n Site) String() string { return n.word.String() }
 
-// DefaultSite is the only site, unless others are set up beside it or in its place. What
-// is stored of it says nothing of sites.
+// DefaultSite is the only site unless others are set up. Its stored data does not mention
+// a site.
 var DefaultSite Site
 
-// shared is a short string that very many topics have. It takes one word of memory,
-// not two, and equal ones are the same pointer. The zero value is empty.
+// shared is a short string that very many topics have. It takes one word of memory
+// instead of two, and equal strings share their bytes. The zero value is empty.
 type shared struct{ handle unique.Handle[string] }
 
 func share(s string) shared {
@@ -55,24 +54,23 @@ func (s shared) String() string {
 	return s.handle.Value()
 }
 
-// Topic names a value that is published. Topics are comparable.
+// Topic identifies a value that is published. Topics are comparable.
 type Topic struct {
 	Site Site
 	Kind Kind
-	Key  string // of the site: the page or the user, for instance; no control characters
+	Key  string // within the site, for instance of a page or a user; no control characters
 }
 
 // Update is the newest value of a topic. The value is absolute, so a receiver that
 // missed updates needs only the last one.
 //
-// A stale update may lack something. It never replaces an update that the receiver
-// has: with the same version or an older one, a stale update only says that the
-// receiver's update is stale too.
+// A stale update may lack something. It never replaces an update that the receiver has: if
+// its version is not newer, it only says that the receiver's update is stale too.
 type Update struct {
 	Topic
 	Version Version // zero: nothing was ever published
 	Stale   bool
-	Value   string // written as the kind says, without control characters; empty: no value
+	Value   string // in the form of its kind, without control characters; empty: no value
 }
 
 // Newer reports whether u replaces o as the update of the same topic.
@@ -88,11 +86,11 @@ const (
 	maxValue = 1024
 )
 
-// String returns the topic as processes and stores write it: "kind/site/key".
-// ParseTopic reads this form.
+// String returns the topic as processes and stores write it: "kind/site/key". ParseTopic
+// parses this form.
 func (t Topic) String() string { return t.Kind.String() + "/" + t.Site.String() + "/" + t.Key }
 
-// ParseTopic reads what String wrote.
+// ParseTopic parses what String wrote.
 func ParseTopic(s string) (Topic, error) {
 	kind, rest, ok := strings.Cut(s, "/")
 	site, key, more := strings.Cut(rest, "/")
@@ -103,16 +101,16 @@ func ParseTopic(s string) (Topic, error) {
 	return t, t.Check()
 }
 
-// Check says why the topic is invalid, or returns nil. It does not check whether
-// the key is one of the kind's.
+// Check says why the topic is invalid, or returns nil. It does not check whether the key
+// fits the kind.
 func (t Topic) Check() error {
 	switch {
 	case t.Kind == (Kind{}) || !word(t.Kind.String()):
-		return fmt.Errorf("%w: %q: %q is no kind", ErrTopic, Excerpt(t.Key), Excerpt(t.Kind.String()))
+		return fmt.Errorf("%w: %q: %q is not a valid kind", ErrTopic, Excerpt(t.Key), Excerpt(t.Kind.String()))
 	case !word(t.Site.String()):
-		return fmt.Errorf("%w: %q: %q is no site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site.String()))
+		return fmt.Errorf("%w: %q: %q is not a valid site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site.String()))
 	case t.Key == "" || !printable(t.Key, maxKey):
-		return fmt.Errorf("%w: %q is no key", ErrTopic, Excerpt(t.Key))
+		return fmt.Errorf("%w: %q is not a valid key", ErrTopic, Excerpt(t.Key))
 	}
 	return nil
 }
@@ -123,7 +121,7 @@ func (u Update) Check() error {
 		return err
 	}
 	if !printable(u.Value, maxValue) {
-		return fmt.Errorf("%w: %q: %q is no value", ErrTopic, Excerpt(u.Key), Excerpt(u.Value))
+		return fmt.Errorf("%w: %q: %q is not a valid value", ErrTopic, Excerpt(u.Key), Excerpt(u.Value))
 	}
 	return nil
 }
@@ -140,10 +138,10 @@ func word(s string) bool {
 	return true
 }
 
-// printable reports whether s is UTF-8 of at most most bytes without control
-// characters. JSON needs to escape only its quotes and backslashes.
-func printable(s string, most int) bool {
-	if len(s) > most || !utf8.ValidString(s) {
+// printable reports whether s is UTF-8 without control characters, of at most maxLen
+// bytes. In JSON only its quotes and backslashes need escaping.
+func printable(s string, maxLen int) bool {
+	if len(s) > maxLen || !utf8.ValidString(s) {
 		return false
 	}
 	for i := range len(s) {
@@ -159,15 +157,15 @@ func printable(s string, most int) bool {
 // one bucket, so that one script of a store may write all of them.
 func (t Topic) Bucket(b int) int { return Bucket(t.Name(), b) }
 
-// Name is the Name of what the topic is about, by which stores know it.
+// Name returns the qualified name of what the topic is about, by which stores know it.
 func (t Topic) Name() string { return t.Site.Qualify(t.Key) }
 
-// TopicOf returns the topic of a kind that is about the name.
+// TopicOf returns the topic of a kind about the thing with the qualified name.
 func TopicOf(kind Kind, name string) Topic {
 	site, key := SplitName(name)
 	return Topic{Site: site, Kind: kind, Key: key}
 }
 
-// Bucket returns the bucket, among b buckets, of the topics about the name, for
-// instance those of a page.
+// Bucket returns the bucket, among b buckets, of the topics about the thing with the
+// qualified name.
 func Bucket(name string, b int) int { return int(xxhash.Sum64String(name) % uint64(b)) }

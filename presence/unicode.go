@@ -13,8 +13,8 @@ var (
 	errSurrogate = errors.New(`a string has half of a surrogate pair, \ud800 to \udfff; escape both halves`)
 )
 
-// CheckUnicode refuses JSON with strings that are no Unicode. encoding/json would put U+FFFD into them, and so make one
-// page, key or member of several.
+// CheckUnicode refuses JSON with strings that are not valid Unicode. encoding/json would
+// put U+FFFD into them, and so map different pages, keys or members to one.
 func CheckUnicode(json []byte) error {
 	if !utf8.Valid(json) {
 		return errUTF8
@@ -37,7 +37,7 @@ func CheckUnicode(json []byte) error {
 	}
 }
 
-// escaped is the UTF-16 code unit of the escape \uXXXX with which text begins; 0 if there is none.
+// escaped returns the UTF-16 code unit of the escape \uXXXX at the beginning of text, or 0.
 func escaped(text []byte) rune {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return 0

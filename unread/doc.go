@@ -1,45 +1,44 @@
-// Package unread has the words and contract of notifications. Pages change,
-// users follow pages, and a user's unread count is a sum over the followed pages:
-// the changes that others made and the user has not seen.
+// Package unread has the types and the contract of notifications. Pages change, users
+// follow pages, and a user's unread count is a sum over the followed pages: the changes
+// that others made and the user has not seen.
 //
 //	unread(user) = Σ changes(page) − own changes(user, page) − seen(user, page)
 //
-// So a change is one increment, however many users follow the page, and a reset
-// moves seen up. Nothing is written per follower.
+// So a change is one increment, however many users follow the page, and a reset raises
+// seen. Nothing is written per follower.
 //
 // # Levels and records
 //
-// The changes of a page are its level: an incarnation, the number of changes, how
-// many of them had an author, and the time of the last one; besides, how many
-// changes each author made. One step of the store counts a change, notes its
-// author and its idempotency key, and publishes the level.
+// The level of a page counts its changes: an incarnation, the number of changes, how many
+// of them had an author, and the time of the last one. In addition, the store has how many
+// changes each author made. One step of the store counts a change, records its author and
+// its idempotency key, and publishes the level.
 //
-// What a user follows is one record: for each page, what the user has seen and
-// the incarnation that belongs to. If a page's level has another incarnation, the
-// store has lost changes, all or the last ones, and the user has seen no more than
-// what is left of them. Redis begins a new incarnation of all levels and records
-// whenever it may have lost some: else it would give versions again that had other
-// contents, and gateways would take what is new for old. A record is saved only over
-// the version that was read; whoever loses that race reads again (FollowService does it).
-// So all rules are in Go, in one place, and two resets, or a reset and a change,
-// cannot undo each other.
+// The record of a user has the followed pages: for each one how many changes the user has
+// seen, and in which incarnation of the level. If the level has another incarnation now,
+// the store has lost all or the last changes, and the user has seen at most those that
+// are left. Redis begins a new incarnation of all levels and records whenever it may have
+// lost some: otherwise it would give lost versions again with other contents, and gateways
+// would take new contents for old. A record is saved only over the version that was read;
+// after a conflict the writer reads again (see FollowService). So all rules are in Go, in
+// one place, and two resets, or a reset and a change, cannot undo each other.
 //
 // # The way to the tabs
 //
-// Levels and records travel as two kinds of topic beside counts: endpoint store,
-// dispatcher, push, gateway. The gateway has the records of the users who are
-// connected to it and adds up. A sum that moved goes to the user's tabs with the
+// Levels and records are published as two kinds of topics, like counts: through endpoint
+// store, dispatcher and push to the gateway. The gateway has the records of its connected
+// users and computes the sums. A changed sum goes to the user's tabs together with the
 // counts that are due, at most once per update interval.
 //
-// Own changes do not show, not even for a moment. When a level has more authored
-// changes than the gateway knows, the level waits until the gateway has read
-// those authors, which takes one command. (A page keeps its newest eight authors
-// at hand; older ones are looked up.)
+// A user's own changes never show, not even for a moment. If a level has more authored
+// changes than the gateway knows, the gateway first reads those authors, which takes one
+// command, and only then applies the level. (A page has its newest eight authors at hand;
+// older ones are looked up.)
 //
 // # Where it is kept
 //
-// Users are 128-bit keyed hashes. Pages are kept in the clear, since users list
-// them. In Redis a change is one script of eight commands; levels are in the
-// bucket of the page, records in the bucket of the user. A region keeps its own
-// changes and follows; other regions do not see them.
+// Users are 128-bit keyed hashes. Pages are stored in the clear, since users list them. In
+// Redis a change is one script of eight commands; levels are in the bucket of the page,
+// records in the bucket of the user. Changes and follows are not replicated to other
+// regions.
 package unread

@@ -13,35 +13,35 @@ import (
 	"headcount/presence"
 )
 
-// attempts is how often a FollowService tries to read and save a record when others save the
-// record in between. Each attempt that fails means that another one succeeded.
+// attempts is how often a FollowService tries to change a record while others change it.
+// An attempt fails only if another one has succeeded.
 const attempts = 20
 
-// ErrTooMany is presence.ErrTooMany for a user with MaxFollows pages.
+// ErrTooMany says that the user already follows MaxFollows pages.
 var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first", presence.ErrTooMany, MaxFollows)
 
 // FollowService reads and changes what users follow. Any goroutine may use it.
 type FollowService struct {
 	store Store
-	turns [turns]chan struct{} // each holds one: whoever has put it in may change the follows of some users
+	turns [turns]chan struct{} // locks, each for the users whose hash begins with one byte
 }
 
-// turns is how many users' follows one FollowService changes at once. It changes the follows
-// of one user one after the other, so that only other FollowServices cause conflicts.
+// turns is how many users' follows one FollowService changes at once. It makes the changes
+// of one user in turn, so that only other FollowServices cause conflicts.
 const turns = 256
 
 // NewFollowService returns a FollowService over the store.
 func NewFollowService(store Store) *FollowService {
-	b := &FollowService{store: store}
-	for i := range b.turns {
-		b.turns[i] = make(chan struct{}, 1)
+	fs := &FollowService{store: store}
+	for i := range fs.turns {
+		fs.turns[i] = make(chan struct{}, 1)
 	}
-	return b
+	return fs
 }
 
-// turn waits for the right to change the user's follows, and takes it.
-func (b *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
-	t := b.turns[int(user[0])%turns]
+// turn waits until the caller may change the user's follows. The caller must call end.
+func (fs *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
+	t := fs.turns[int(user[0])%turns]
 	select {
 	case t <- struct{}{}:
 		return func() { <-t }, nil
@@ -73,14 +73,14 @@ func (s State) Unread() (n int64, updated time.Time) {
 }
 
 // Read returns the states of users, in the order of users.
-func (b *FollowService) Read(ctx context.Context, users ...User) ([]State, error) {
-	records, err := b.store.Records(ctx, users)
+func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, error) {
+	records, err := fs.store.Records(ctx, users)
 	if err != nil {
 		return nil, err
 	}
 	states := make([]State, len(users))
 	for i, r := range records {
-		if states[i], err = b.State(ctx, users[i], r); err != nil {
+		if states[i], err = fs.State(ctx, users[i], r); err != nil {
 			return nil, err
 		}
 	}
@@ -88,17 +88,17 @@ func (b *FollowService) Read(ctx context.Context, users ...User) ([]State, error
 }
 
 // State adds the levels of its pages to a user's record.
-func (b *FollowService) State(ctx context.Context, user User, r Record) (s State, err error) {
+func (fs *FollowService) State(ctx context.Context, user User, r Record) (s State, err error) {
 	s.Record = r
 	if len(r.Follows) > 0 {
-		s.Levels, s.Owns, err = b.store.Levels(ctx, user, r.Pages())
+		s.Levels, s.Owns, err = fs.store.Levels(ctx, user, r.Pages())
 	}
 	return s, err
 }
 
 // Unread returns a user's unread count and when it last changed.
-func (b *FollowService) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
-	states, err := b.Read(ctx, user)
+func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
+	states, err := fs.Read(ctx, user)
 	if err != nil {
 		return 0, time.Time{}, err
 	}
@@ -106,10 +106,10 @@ func (b *FollowService) Unread(ctx context.Context, user User) (n int64, updated
 	return n, updated, nil
 }
 
-// Follow has the user follow the page, with 0 unread from now on, unless the user does already. The error is ErrTooMany
-// when the user follows MaxFollows pages.
-func (b *FollowService) Follow(ctx context.Context, user User, page string) error {
-	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+// Follow makes the user follow the page, with 0 unread, unless the user does already. Its
+// error is ErrTooMany when the user follows MaxFollows pages.
+func (fs *FollowService) Follow(ctx context.Context, user User, page string) error {
+	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		switch {
 		case found:
 			return false, nil
@@ -123,8 +123,8 @@ func (b *FollowService) Follow(ctx context.Context, user User, page string) erro
 }
 
 // Unfollow ends a follow, and drops the page's unread changes.
-func (b *FollowService) Unfollow(ctx context.Context, user User, page string) error {
-	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+func (fs *FollowService) Unfollow(ctx context.Context, user User, page string) error {
+	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		if !found {
 			return false, nil
 		}
@@ -136,26 +136,16 @@ func (b *FollowService) Unfollow(ctx context.Context, user User, page string) er
 	})
 }
 
-// Forget forgets what the user follows, and what is unread.
-func (b *FollowService) Forget(ctx context.Context, user User) error {
-	end, err := b.turn(ctx, user)
-	if err != nil {
-		return err
-	}
-	defer end()
-	for n := range attempts {
-		records, err := b.store.Records(ctx, []User{user})
+// Forget removes the user's follows, and with them what is unread.
+func (fs *FollowService) Forget(ctx context.Context, user User) error {
+	return fs.change(ctx, user, func() error {
+		records, err := fs.store.Records(ctx, []User{user})
 		if err != nil || len(records[0].Follows) == 0 && records[0].Updated.IsZero() {
 			return err
 		}
-		if _, err = b.store.Save(ctx, user, records[0], Record{}); !errors.Is(err, ErrConflict) {
-			return err
-		}
-		if err := pause(ctx, n); err != nil {
-			return err
-		}
-	}
-	return errCrowded
+		_, err = fs.store.Save(ctx, user, records[0], Record{})
+		return err
+	})
 }
 
 // Notification is a page that has unread changes for a user.
@@ -166,15 +156,15 @@ type Notification struct {
 	Title, URL string    // of the last of them that had any
 }
 
-// Notifications returns the pages that have unread changes for the user, the newest
-// first, at most as many as most, and how many changes are unread on all pages.
-func (b *FollowService) Notifications(ctx context.Context, user User, most int) (list []Notification, unread int64, err error) {
-	states, err := b.Read(ctx, user)
+// Notifications returns at most limit pages that have unread changes for the user, the
+// newest first, and how many changes are unread on all pages.
+func (fs *FollowService) Notifications(ctx context.Context, user User, limit int) (list []Notification, unread int64, err error) {
+	states, err := fs.Read(ctx, user)
 	if err != nil {
 		return nil, 0, err
 	}
 	s := states[0]
-	places := map[string]int{} // in the state
+	places := map[string]int{} // indexes into s.Follows
 	for i, f := range s.Follows {
 		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
 			_, at := others(s.Levels[i], s.Owns[i])
@@ -184,19 +174,19 @@ func (b *FollowService) Notifications(ctx context.Context, user User, most int) 
 		}
 	}
 	slices.SortFunc(list, func(x, y Notification) int { return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page)) })
-	list = list[:min(len(list), most)]
+	list = list[:min(len(list), limit)]
 	pages := make([]string, len(list))
 	for i := range list {
 		pages[i] = list[i].Page
 	}
-	notes, err := b.store.Notes(ctx, pages)
+	notes, err := fs.store.Notes(ctx, pages)
 	if err != nil {
 		return nil, 0, err
 	}
 	for i, note := range notes {
 		one := &list[i]
 		place := places[one.Page]
-		// Else it is, or may be, of a change that was read, or it is the user's own.
+		// Otherwise the note may be of a change that was read, or is the user's own.
 		if note.All > s.Levels[place].All-one.Count && note.All != s.Owns[place].Last {
 			one.Title, one.URL = note.Title, note.URL
 		}
@@ -204,20 +194,16 @@ func (b *FollowService) Notifications(ctx context.Context, user User, most int) 
 	return list, unread, nil
 }
 
-// Reset marks all changes as seen that pages which the user follows have when Reset is called: a later change counts.
-// Without pages it is about all that the user follows. It returns the state after the reset.
-func (b *FollowService) Reset(ctx context.Context, user User, pages ...string) (State, error) {
-	end, err := b.turn(ctx, user)
-	if err != nil {
-		return State{}, err
-	}
-	defer end()
-	for n := range attempts {
-		states, err := b.Read(ctx, user)
+// Reset marks the changes of the given pages as seen, or without pages those of all pages
+// that the user follows. Changes after the call of Reset count. It returns the state after
+// the reset.
+func (fs *FollowService) Reset(ctx context.Context, user User, pages ...string) (s State, err error) {
+	err = fs.change(ctx, user, func() error {
+		states, err := fs.Read(ctx, user)
 		if err != nil {
-			return State{}, err
+			return err
 		}
-		s := states[0]
+		s = states[0]
 		old := s.Record
 		s.Record = s.Clone()
 		moved := false
@@ -229,36 +215,26 @@ func (b *FollowService) Reset(ctx context.Context, user User, pages ...string) (
 			}
 		}
 		if !moved {
-			return s, nil
+			return nil
 		}
 		s.touch()
-		s.Version, err = b.store.Save(ctx, user, old, s.Record)
-		if !errors.Is(err, ErrConflict) {
-			return s, err
-		}
-		if err := pause(ctx, n); err != nil {
-			return State{}, err
-		}
-	}
-	return State{}, errCrowded
+		s.Version, err = fs.store.Save(ctx, user, old, s.Record)
+		return err
+	})
+	return s, err
 }
 
 func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
-// edit changes the user's follow of one page. fn gets the place of the page in the
-// record, and reports whether it changed the record.
-func (b *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
-	end, err := b.turn(ctx, user)
-	if err != nil {
-		return err
-	}
-	defer end()
-	for n := range attempts {
-		records, err := b.store.Records(ctx, []User{user})
+// edit changes the user's follow of one page. fn gets the index of the page in the record,
+// and reports whether it changed the record.
+func (fs *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
+	return fs.change(ctx, user, func() error {
+		records, err := fs.store.Records(ctx, []User{user})
 		if err != nil {
 			return err
 		}
-		levels, owns, err := b.store.Levels(ctx, user, []string{page})
+		levels, owns, err := fs.store.Levels(ctx, user, []string{page})
 		if err != nil {
 			return err
 		}
@@ -268,7 +244,21 @@ func (b *FollowService) edit(ctx context.Context, user User, page string, fn fun
 		if err != nil || !changed {
 			return err
 		}
-		if _, err = b.store.Save(ctx, user, records[0], r); !errors.Is(err, ErrConflict) {
+		_, err = fs.store.Save(ctx, user, records[0], r)
+		return err
+	})
+}
+
+// change runs step, which reads the user's record and saves a new one, in the user's turn.
+// It runs step again while other FollowServices cause conflicts.
+func (fs *FollowService) change(ctx context.Context, user User, step func() error) error {
+	end, err := fs.turn(ctx, user)
+	if err != nil {
+		return err
+	}
+	defer end()
+	for n := range attempts {
+		if err := step(); !errors.Is(err, ErrConflict) {
 			return err
 		}
 		if err := pause(ctx, n); err != nil {

@@ -18,17 +18,17 @@ var (
 	KindRecord = presence.KindOf("record")
 )
 
-// LevelTopic is the topic of the page's level. It is in the bucket of the page, which is
-// a presence.Name.
+// LevelTopic returns the topic of the page's level, which is in the bucket of the page.
+// page is a qualified name.
 func LevelTopic(page string) presence.Topic { return presence.TopicOf(KindLevel, page) }
 
-// RecordTopic is the topic of the user's record. It has no site: the hash tells apart
-// users of two sites.
+// RecordTopic returns the topic of the user's record. It needs no site: users of different
+// sites have different hashes.
 func RecordTopic(user User) presence.Topic {
 	return presence.Topic{Site: presence.DefaultSite, Kind: KindRecord, Key: user.String()}
 }
 
-// Update is the level as it is published.
+// Update returns the level as it is published.
 func (l Level) Update(page string) presence.Update {
 	value := strconv.AppendInt(make([]byte, 0, 40), l.By, 10)
 	value = append(value, ' ')
@@ -53,13 +53,12 @@ func LevelOf(u presence.Update) (l Level, ok bool) {
 	return l, err == nil && err2 == nil
 }
 
-// Update is the record of the user as it is published.
+// Update returns the record of the user as it is published.
 func (r Record) Update(user User) presence.Update {
 	return presence.Update{Topic: RecordTopic(user), Version: r.Version, Value: strconv.FormatInt(seconds(r.Updated), 10)}
 }
 
-// UserOf returns the user whose record was published as u. The bool is false when u
-// is not a record.
+// UserOf returns the user whose record was published as u, or false when u is not a record.
 func UserOf(u presence.Update) (User, bool) {
 	if u.Kind != KindRecord {
 		return User{}, false

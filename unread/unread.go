@@ -19,8 +19,8 @@ const (
 	MaxFollows = 1000           // pages one user may follow
 	MaxKey     = 255            // bytes of an idempotency key
 	KeyFor     = 24 * time.Hour // how long a key is remembered
-	// MaxAuthors is how many authors a page remembers. For a later author, the
-	// author's own changes count as unread too.
+	// MaxAuthors bounds the authors that the store keeps for a page. Further authors see
+	// their own changes as unread.
 	MaxAuthors = 10_000
 )
 
@@ -31,14 +31,14 @@ var ErrConflict = errors.New("the follows have changed meanwhile")
 // gateway.
 type User [16]byte
 
-// String is the user as stores write it: 22 characters.
+// String returns the user as stores write it: 22 characters.
 func (u User) String() string { return base64.RawURLEncoding.EncodeToString(u[:]) }
 
-// ParseUser reads what String wrote.
+// ParseUser parses what String wrote.
 func ParseUser(s string) (u User, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(s)
 	if err != nil || len(b) != len(u) {
-		return u, fmt.Errorf("unread: %q is no user", s)
+		return u, fmt.Errorf("unread: %q is not a valid user", s)
 	}
 	return User(b), nil
 }
@@ -47,19 +47,19 @@ func ParseUser(s string) (u User, err error) {
 type Change struct {
 	Key string // idempotency key: changes of a page with the same key within KeyFor count once; empty: always counts
 	By  *User  // the author, for whom the change is not unread; nil: there is no author
-	// Title and URL are what a list of notifications says of the change. They have no
-	// control characters. Both empty: nothing.
+	// Title and URL describe the change in a list of notifications. Both may be empty. They
+	// have no control characters.
 	Title, URL string
 }
 
-// Note is what the newest change of a page with a title or an URL said. The zero Note
-// is that of a page without any.
+// Note has the title and the URL of a page's newest change that had any. A page without
+// such a change has the zero Note.
 type Note struct {
 	All        int64 // Level.All at that change
 	Title, URL string
 }
 
-// Value is the note of a change as stores write it, without All; empty: there is none.
+// Value returns the note of a change as stores write it, without All, or an empty string.
 func (c Change) Value() string {
 	if c.Title == "" && c.URL == "" {
 		return ""
@@ -67,7 +67,7 @@ func (c Change) Value() string {
 	return c.Title + "\n" + c.URL
 }
 
-// NoteOf reads "all", a space and what Value wrote; nothing is the zero Note.
+// NoteOf parses "all", a space and what Value wrote. Empty text is the zero Note.
 func NoteOf(text string) (n Note) {
 	all, value, _ := strings.Cut(text, " ")
 	n.All, _ = strconv.ParseInt(all, 10, 64)
@@ -75,7 +75,7 @@ func NoteOf(text string) (n Note) {
 	return n
 }
 
-// KeyHash is a page's idempotency key as stores keep it.
+// KeyHash returns a page's idempotency key as stores keep it.
 func KeyHash(page, key string) [16]byte {
 	sum := sha256.Sum256([]byte(page + "\x00" + key)) // no page has a zero byte
 	return [16]byte(sum[:16])
@@ -87,8 +87,8 @@ type Level struct {
 	All         int64     // changes in this incarnation
 	By          int64     // how many of them had an author
 	At          time.Time // time of the last change, in UTC, whole seconds
-	// Before is how many of All came before this incarnation: those that a store had left when it
-	// lost the last changes of the one before. An update of a level does not say it.
+	// Before is how many of All came before this incarnation: those that were left when the
+	// store lost the last changes of the incarnation before. An Update does not have it.
 	Before int64
 }
 
@@ -104,8 +104,7 @@ type Own struct {
 	Before  time.Time // time of the last change by another user before that; zero: there was none
 }
 
-// Next returns o after another change by the user. old is the page's level before
-// that change.
+// Next returns o after another change by the user. old is the page's level before it.
 func (o Own) Next(old Level) Own {
 	n := Own{Changes: o.Changes + 1, Last: old.All + 1, Before: old.At}
 	if o.Changes > 0 && o.Last == old.All {
@@ -114,8 +113,7 @@ func (o Own) Next(old Level) Own {
 	return n
 }
 
-// others returns the number of changes that other users made, and the time of the
-// last of these.
+// others returns the number of changes by other users, and the time of the last of them.
 func others(l Level, o Own) (n int64, at time.Time) {
 	at = l.At
 	if o.Changes > 0 && o.Last == l.All {
@@ -137,8 +135,8 @@ func (f Follow) Unread(l Level, o Own) int64 {
 	return max(n-f.seen(l), 0)
 }
 
-// seen returns Seen for the level's incarnation. When the follow has another
-// incarnation, the user has seen nothing of what came in this one.
+// seen returns Seen for the level's incarnation. If the follow has another one, the user
+// has seen none of the changes in the level's.
 func (f Follow) seen(l Level) int64 {
 	if f.Incarnation != l.Incarnation {
 		return min(f.Seen, l.Before)
@@ -146,8 +144,8 @@ func (f Follow) seen(l Level) int64 {
 	return f.Seen
 }
 
-// AppendValue appends all of f except its page: "incarnation seen 0 0". Releases before this one need the zeros, and have
-// more behind them.
+// AppendValue appends all of f except its page: "incarnation seen 0 0". Earlier releases
+// need the zeros, and append more.
 func (f Follow) AppendValue(b []byte) []byte {
 	b = strconv.AppendUint(b, f.Incarnation, 10)
 	b = append(b, ' ')
@@ -155,7 +153,7 @@ func (f Follow) AppendValue(b []byte) []byte {
 	return append(b, " 0 0"...)
 }
 
-// ParseFollow reads what AppendValue wrote, here or in an earlier release.
+// ParseFollow parses what AppendValue wrote, in this or an earlier release.
 func ParseFollow(page, value string) (Follow, error) {
 	f := Follow{Page: page}
 	incarnation, rest, _ := strings.Cut(value, " ")
@@ -164,7 +162,7 @@ func ParseFollow(page, value string) (Follow, error) {
 	f.Incarnation, errs[0] = strconv.ParseUint(incarnation, 10, 64)
 	f.Seen, errs[1] = strconv.ParseInt(seen, 10, 64)
 	if errs != [2]error{} || f.Seen < 0 {
-		return f, fmt.Errorf("unread: a follow of %q is %q", page, value)
+		return f, fmt.Errorf("unread: the follow of %q is malformed: %q", page, value)
 	}
 	return f, nil
 }
@@ -176,18 +174,18 @@ type Record struct {
 	Follows []Follow         // sorted by page, byte by byte
 }
 
-// Clone returns r with memory of its own.
+// Clone returns a copy of r that shares no memory with it.
 func (r Record) Clone() Record {
 	r.Follows = slices.Clone(r.Follows)
 	return r
 }
 
-// Find returns the place of the page in r.Follows, or the place where it would be.
+// Find returns the index of the page in r.Follows, or the index where it would be.
 func (r Record) Find(page string) (int, bool) {
 	return slices.BinarySearchFunc(r.Follows, page, func(f Follow, page string) int { return strings.Compare(f.Page, page) })
 }
 
-// Pages are the pages of the record, in its order.
+// Pages returns the pages of the record, in its order.
 func (r Record) Pages() []string {
 	pages := make([]string, len(r.Follows))
 	for i, f := range r.Follows {
@@ -196,8 +194,8 @@ func (r Record) Pages() []string {
 	return pages
 }
 
-// Differences returns the follows of r that old lacks or that differ in old, and the
-// pages that only old has.
+// Differences returns the follows of r that are missing or different in old, and the pages
+// that only old has.
 func (r Record) Differences(old Record) (set []Follow, gone []string) {
 	for _, f := range r.Follows {
 		if i, ok := old.Find(f.Page); !ok || f != old.Follows[i] {
@@ -212,10 +210,10 @@ func (r Record) Differences(old Record) (set []Follow, gone []string) {
 	return set, gone
 }
 
-// Store keeps changes and follows. All methods may be called from any goroutine.
-// After a call without an error its change is as durable as the store's other data.
-// presence.ErrUnavailable says that the store cannot be reached. All calls are safe
-// to repeat, except a Change without a key.
+// Store has changes and follows. Any goroutine may call its methods. After a call without
+// an error its change is as durable as the store's other data. presence.ErrUnavailable
+// says that the store cannot be reached. All calls are safe to repeat, except a Change
+// without a key.
 //
 // The store publishes a change as Level.Update, and a saved record as Record.Update.
 type Store interface {
@@ -224,16 +222,16 @@ type Store interface {
 	// Levels returns the levels of pages, in the order of pages, and the user's own
 	// changes of each page.
 	Levels(ctx context.Context, user User, pages []string) ([]Level, []Own, error)
-	// Authors returns, in one step, the page's level and the own changes of those
-	// users who changed the page after the level's By was since. It may return further
-	// users; for a user who is not in the answer nothing has changed.
+	// Authors returns, in one step, the page's level and the own changes of those users who
+	// have changed the page since its Level.By was since. It may return further users.
+	// Nothing has changed for users who are missing in the result.
 	Authors(ctx context.Context, page string, since int64, users []User) (Level, map[User]Own, error)
 	// Notes returns the notes of pages, in the order of pages.
 	Notes(ctx context.Context, pages []string) ([]Note, error)
 	// Records returns the records of users, in the order of users. A user who never
 	// followed a page has the zero Record.
 	Records(ctx context.Context, users []User) ([]Record, error)
-	// Save replaces old, which Records returned, by r, and returns r's new version. It
-	// returns ErrConflict when another record was saved meanwhile.
+	// Save replaces old, which Records returned, with r, and returns r's new version. It
+	// returns ErrConflict if another record was saved meanwhile.
 	Save(ctx context.Context, user User, old, r Record) (presence.Version, error)
 }

@@ -336,7 +336,7 @@ func (s *system) listenForOthers(ctx context.Context, keys [][]byte, self presen
 	}
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, NotOwner: node.ErrNotOwner, Reports: s,
+		Updates: s.member, Holds: s.member, Reports: s,
 	})
 	if err != nil {
 		return nil, err

@@ -233,7 +233,7 @@ func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (co
 		Unavailable(c, err)
 		return count, false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldPatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldTimeout)
 	defer cancel()
 	if err := a.parts.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {

@@ -22,8 +22,8 @@ type numberState struct {
 // Told says that the client knows its number already. It is called before Enter.
 func (s *Subscriber) Told(n int64) { s.number, s.numberState.known = number{now: n, told: n}, true }
 
-// Tell has the client told its number, when it is news or again is set.
-func (s *Subscriber) Tell(n int64, again bool) {
+// SendUnread has the client told its number, when it is news or again is set.
+func (s *Subscriber) SendUnread(n int64, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

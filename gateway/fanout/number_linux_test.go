@@ -22,16 +22,16 @@ func TestNumber(t *testing.T) {
 			w.expect(t, want...)
 		}
 		w.Told(3)
-		w.Tell(3, false)
+		w.SendUnread(3, false)
 		expect()
-		w.Tell(4, false)
+		w.SendUnread(4, false)
 		expect(4)
-		w.Tell(5, false)
-		w.Tell(6, false)
+		w.SendUnread(5, false)
+		w.SendUnread(6, false)
 		expect() // within the interval
 		time.Sleep(interval)
 		expect(6)
-		w.Tell(6, true)
+		w.SendUnread(6, true)
 		expect(6) // the client asked
 		w.missed = true
 		w.Free()
@@ -46,13 +46,13 @@ func TestNumber(t *testing.T) {
 		if got := v.take(t); len(got) != 0 {
 			t.Fatalf("got %q before the number is known", got)
 		}
-		v.Tell(0, false)
+		v.SendUnread(0, false)
 		s.deliver()
 		if got := counts(t, v.take(t)...); len(got) != 1 || got[0].Count != 0 {
 			t.Fatalf("got %v, want 0", got)
 		}
 		v.Leave()
-		v.Tell(1, true)
+		v.SendUnread(1, true)
 		s.deliver()
 		if got := v.take(t); len(got) != 0 {
 			t.Fatalf("got %q after it left", got)

@@ -7,53 +7,53 @@ import (
 	"headcount/unread"
 )
 
-// page is a page that users here follow.
+// page is a page that connected users follow.
 type page struct {
 	page    string
-	level   unread.Level
+	level   unread.Level // applied to all follows
 	follows []*follow
-	newest  unread.Level // the newest level received; its authors may have to be read before it is applied
-	authors int64        // up to this Level.By, own is right in every follow
-	lowest  int64        // the smallest bound for authors since the authors were last read
+	newest  unread.Level // received; applied once its authors were read
+	authors int64        // every follow's own is right up to this Level.By
+	lowest  int64        // the lowest authors of a follow that came since the authors were last read
 }
 
 // Update implements fanout.Watcher, for the levels of pages and the records of users.
 // Updates may come in any order, repeated or not.
-func (s *Sums) Update(heard presence.Update) {
-	switch heard.Kind {
+func (s *Sums) Update(u presence.Update) {
+	switch u.Kind {
 	case unread.KindLevel:
-		s.takeLevel(heard)
+		s.updateLevel(u)
 	case unread.KindRecord:
-		s.takeRecord(heard)
+		s.updateRecord(u)
 	}
 }
 
-func (s *Sums) takeLevel(heard presence.Update) {
-	l, ok := unread.LevelOf(heard)
+func (s *Sums) updateLevel(u presence.Update) {
+	l, ok := unread.LevelOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.pages[heard.Name()]; ok && p != nil {
+	if p := s.pages[u.Name()]; ok && p != nil {
 		s.level(p, l, math.MaxInt64)
 	}
 }
 
-func (s *Sums) takeRecord(heard presence.Update) {
-	user, ok := unread.UserOf(heard)
+func (s *Sums) updateRecord(u presence.Update) {
+	user, ok := unread.UserOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.users[user]; ok && f != nil && (!f.known || heard.Version.Compare(f.version) > 0) {
+	if f := s.users[user]; ok && f != nil && (!f.known || u.Version.Compare(f.version) > 0) {
 		s.staleUsers[f] = struct{}{}
 		s.wakeUp()
 	}
 }
 
-// level takes a level of a page. Up to the Level.By right, own is right in the follow
-// that the level came with; math.MaxInt64 means that it came with none. The caller
-// holds mu.
-func (s *Sums) level(p *page, l unread.Level, right int64) {
-	p.lowest = min(p.lowest, right)
+// level handles a level of a page that was received, or read together with a follow whose
+// own is right up to Level.By ownUpTo; math.MaxInt64 means that there is no such follow.
+// The caller holds mu.
+func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
+	p.lowest = min(p.lowest, ownUpTo)
 	if l.Incarnation <= p.level.Incarnation { // otherwise own belongs to the level that is applied below
-		p.authors = min(p.authors, right)
+		p.authors = min(p.authors, ownUpTo)
 	}
 	if l.Newer(p.newest) {
 		p.newest = l
@@ -61,7 +61,7 @@ func (s *Sums) level(p *page, l unread.Level, right int64) {
 	n := p.newest
 	same := n.Incarnation == p.level.Incarnation
 	if same {
-		n.Before = p.level.Before // if n was heard, it does not say so
+		n.Before = p.level.Before // a published level does not have it
 	}
 	switch {
 	case same && n.By <= p.authors, n.By == 0 && p.level.Incarnation == 0:
@@ -75,15 +75,15 @@ func (s *Sums) level(p *page, l unread.Level, right int64) {
 	}
 }
 
-// apply makes l the page's level. owns has the changes that users made themselves.
-// apply sends the new sum to the connections of each user whose sum changes.
+// apply makes l the page's level, and sends the new sum to the connections of each user
+// whose sum changes. owns has what users changed themselves. The caller holds mu.
 func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 	p.level = l
 	for _, fo := range p.follows {
 		if fo.ownOf != l.Incarnation {
 			fo.own, fo.ownOf = unread.Own{}, l.Incarnation
 		}
-		if own, ok := owns[fo.of.user]; ok && own.Changes >= fo.own.Changes {
+		if own, ok := owns[fo.user.user]; ok && own.Changes >= fo.own.Changes {
 			fo.own = own
 		}
 		count := fo.stored.Unread(l, fo.own)
@@ -92,12 +92,12 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 		}
 		diff := count - fo.count
 		fo.count = count
-		if fo.of.adopting {
+		if fo.user.adopting {
 			continue
 		}
-		fo.of.sum += diff
-		for _, c := range fo.of.conns {
-			c.Tell(fo.of.sum, false)
+		fo.user.sum += diff
+		for _, c := range fo.user.conns {
+			c.SendUnread(fo.user.sum, false)
 		}
 	}
 }

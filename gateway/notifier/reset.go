@@ -6,26 +6,27 @@ import (
 	"time"
 )
 
-// reset is what the connections of one user have asked for with read messages.
+// reset is what connections of one user have asked for by read messages since the last
+// reset began.
 type reset struct {
-	asked []Conn   // they wait for the answer, each once
-	all   bool     // pages that the user follows
-	pages []string // else these, each once, and at most maxPages: of a further one the count says that it is not read
+	waiting []Conn   // each once
+	all     bool     // reset all pages
+	pages   []string // otherwise these, each once, at most maxPages; the count shows that further ones are not reset
 }
 
 const maxPages = 100
 
-// Read resets the unread count of a page for c's user, or of all pages if page is empty, and sends c the count when that
-// is done. It does not wait.
+// Read resets the unread count of a page for c's user, or of all pages if page is empty.
+// It does not wait; c gets the count when the reset is done.
 func (s *Sums) Read(f *Sum, c Conn, page string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f.reset == nil { // otherwise the goroutine that resets now does it once more
+	if f.reset == nil { // otherwise its goroutine runs another reset
 		f.reset = &reset{}
-		s.cfg.Group.Go(func() { s.answer(f) })
+		s.cfg.Group.Go(func() { s.runResets(f) })
 	}
-	if !slices.Contains(f.reset.asked, c) {
-		f.reset.asked = append(f.reset.asked, c)
+	if !slices.Contains(f.reset.waiting, c) {
+		f.reset.waiting = append(f.reset.waiting, c)
 	}
 	switch {
 	case page == "":
@@ -35,10 +36,10 @@ func (s *Sums) Read(f *Sum, c Conn, page string) {
 	}
 }
 
-// answer resets the count until no connection asks for it any more. At most one
-// goroutine per user runs it. It rests between two resets, so no client can keep the
-// store busy with read messages.
-func (s *Sums) answer(f *Sum) {
+// runResets resets the user's count until no connection asks for it. At most one goroutine
+// per user runs it. It pauses between two resets, so that no client can keep the store
+// busy.
+func (s *Sums) runResets(f *Sum) {
 	for {
 		s.mu.Lock()
 		rest := f.rested - time.Since(s.born)
@@ -46,31 +47,31 @@ func (s *Sums) answer(f *Sum) {
 		time.Sleep(rest)
 		s.mu.Lock()
 		todo := *f.reset
-		asked := todo.asked
-		if *f.reset = (reset{}); len(asked) == 0 {
+		waiting := todo.waiting
+		if *f.reset = (reset{}); len(waiting) == 0 {
 			f.reset = nil
 		}
 		s.mu.Unlock()
-		if len(asked) == 0 { // the connections that asked are served or gone
+		if len(waiting) == 0 { // all connections that asked have been served, or are gone
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), bookPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 		if todo.all {
 			todo.pages = nil
 		}
-		state, err := s.book.Reset(ctx, f.user, todo.pages...)
+		state, err := s.followService.Reset(ctx, f.user, todo.pages...)
 		cancel()
 		if err != nil {
-			s.log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")
+			s.cfg.Log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")
 		}
 		s.mu.Lock()
-		f.rested = time.Since(s.born) + s.rest
+		f.rested = time.Since(s.born) + s.cfg.Rest
 		if err == nil {
 			s.adopt(f, state)
 		}
 		if f.known {
-			for _, c := range asked {
-				c.Tell(f.sum, true)
+			for _, c := range waiting {
+				c.SendUnread(f.sum, true)
 			}
 		}
 		s.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"headcount/unread"
 )
 
-// Run reads what has changed, until ctx ends.
+// Run reads what is stale, until ctx ends.
 func (s *Sums) Run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
@@ -23,7 +23,7 @@ func (s *Sums) Run(ctx context.Context) {
 		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
 			failed++
 			if failed == 1 {
-				s.log.Warn().Err(err).Msg("unread counts could not be read; trying again")
+				s.cfg.Log.Warn().Err(err).Msg("unread counts could not be read; trying again")
 			}
 			retry.Reset(outage.Pause(failed))
 		} else {
@@ -32,8 +32,7 @@ func (s *Sums) Run(ctx context.Context) {
 	}
 }
 
-// catchUp reads everything that is to be read. Work that fails is kept for
-// the next call.
+// catchUp reads everything that is stale. What fails stays stale for the next call.
 func (s *Sums) catchUp(ctx context.Context) error {
 	for {
 		users, pages := s.todo()
@@ -51,7 +50,7 @@ func (s *Sums) catchUp(ctx context.Context) error {
 	}
 }
 
-// todo returns a part of the work: at most readUsers users, and all pages.
+// todo returns some of what is stale: at most readUsers users, and all pages.
 func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,12 +74,12 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	s.mu.Lock()
 	for i, f := range users {
 		ids[i] = f.user
-		delete(s.staleUsers, f) // before the read, so that a change from now on marks the user again
+		delete(s.staleUsers, f) // before the read, so that a later change marks the user again
 	}
 	s.mu.Unlock()
-	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	states, err := s.book.Read(rctx, ids...)
+	states, err := s.followService.Read(rctx, ids...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, f := range users {
@@ -107,15 +106,15 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	if p.newest.Incarnation != p.level.Incarnation {
 		since = 0
 	}
-	p.lowest = math.MaxInt64 // a follow that comes during the read may lower it again
+	p.lowest = math.MaxInt64 // a follow that is added during the read lowers it again
 	users := make([]unread.User, len(p.follows))
 	for i, fo := range p.follows {
-		users[i] = fo.of.user
+		users[i] = fo.user.user
 	}
 	s.mu.Unlock()
-	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	l, owns, err := s.store.Authors(rctx, p.page, since, users)
+	l, owns, err := s.cfg.Store.Authors(rctx, p.page, since, users)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pages[p.page] != p {
@@ -133,7 +132,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	return nil
 }
 
-// StoreBack makes Run read every user again: the store was away, or has lost data.
+// StoreBack makes Run read every user again, after the store was away or lost data.
 func (s *Sums) StoreBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

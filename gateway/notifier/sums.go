@@ -1,5 +1,5 @@
 // Package notifier keeps the unread counts of the users who are connected to this gateway.
-// It reads what they follow and hears of changes. It knows no sockets.
+// It reads what they follow, and receives the changes. It does not know sockets.
 package notifier
 
 import (
@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	enterPatience = 250 * time.Millisecond // a new connection waits this long for its unread count; else it comes later
-	bookPatience  = 3 * time.Second        // how long a call waits for the store's answer
-	readUsers     = 256                    // users whose follows are read in one call
+	enterTimeout = 250 * time.Millisecond // how long a new connection waits for its unread count
+	storeTimeout = 3 * time.Second        // for a call of the store
+	readUsers    = 256                    // users whose follows are read in one call
 )
 
 // Conn is a connection of a user.
 type Conn interface {
-	// Tell sends the unread count to the client, if the count is new to the client or
-	// again is set. It is called under the lock of Sums, and must not block.
-	Tell(count int64, again bool)
+	// SendUnread sends the unread count to the client, if the count is new to the client or again
+	// is set. Sums calls it under its lock, so it must not block.
+	SendUnread(count int64, again bool)
 }
 
-// Hub watches topics. It passes their updates to Sums.Update.
+// Hub subscribes to topics, and passes their updates to Sums.Update.
 type Hub interface {
 	Want(t presence.Topic) (newest presence.Update, known bool)
 	Unwant(t presence.Topic)
@@ -46,51 +46,47 @@ type Config struct {
 	Log   zerolog.Logger
 }
 
-// Sums keeps the unread counts of the users with a WebSocket here. The levels of the
-// pages that these users follow, and the versions of the users' records, arrive the
-// way counts do. Sums adds them up itself, so a change costs the store no read.
+// Sums keeps the unread counts of the connected users. The levels of the pages that they
+// follow, and the versions of their records, arrive like counts. Sums computes the sums
+// itself, so a change of a page costs the store no read.
 //
-// Only the goroutine of Run reads what has changed, except for the reads of new
-// connections and of read messages. Any goroutine may call the methods.
+// Only the goroutine of Run reads what is stale; new connections and resets read for
+// themselves. Any goroutine may call the methods.
 type Sums struct {
-	born  time.Time // resets rest by the monotonic clock: the wall clock may be set
-	cfg   Config
-	store unread.Store
-	book  *unread.FollowService
-	hub   Hub
-	rest  time.Duration
-	log   zerolog.Logger
-	wake  chan struct{} // holds one: Run has something to do
+	born          time.Time // for times on the monotonic clock
+	cfg           Config
+	followService *unread.FollowService
+	wake          chan struct{} // holds one: Run has something to do
 
-	// mu guards the fields below. Sums calls Hub and Conn while it holds mu, so they must
-	// hold no lock of their own when they call Sums. The bounds on connections and follows
-	// bound these maps.
+	// mu guards the fields below. Sums calls Hub and Conn while it holds mu, so these must
+	// hold no lock of their own when they call Sums. The maps are bounded by connections
+	// and follows.
 	mu         sync.Mutex
 	users      map[unread.User]*Sum
 	pages      map[string]*page
-	staleUsers map[*Sum]struct{}  // users that Run must read
+	staleUsers map[*Sum]struct{}  // users whom Run must read
 	stalePages map[*page]struct{} // pages whose authors Run must read
-	entering   *gathering         // users that are new here and wait for the next read; nil: none
-	reading    bool               // a read of such users is under way
+	entering   *gathering         // new users for the next read; nil: none
+	reading    bool               // a read of new users is in flight
 }
 
-// Sum is what one user follows, and how much of it is unread.
+// Sum is what one user follows, and how many changes of it are unread.
 type Sum struct {
 	user     unread.User
 	refs     int32 // connections, and requests that may become connections
-	known    bool  // the fields below have been read
-	adopting bool  // adopt is replacing the fields below; until it ends, sum is wrong
+	known    bool  // the fields below were read
+	adopting bool  // adopt is replacing the fields below, and sum is not right yet
 	conns    []Conn
 	version  presence.Version
 	follows  map[string]*follow // by page; nil: the user follows nothing
 	sum      int64              // the sum of the follows' counts
-	reset    *reset             // the reset under way; nil: no reset is under way
-	rested   time.Duration      // since Sums.born: no reset before
+	reset    *reset             // for runResets; nil: it does not run
+	rested   time.Duration      // when the next reset may begin, since Sums.born
 }
 
 // follow is one page of one user.
 type follow struct {
-	of     *Sum
+	user   *Sum
 	page   *page
 	index  int // in page.follows
 	stored unread.Follow
@@ -101,22 +97,23 @@ type follow struct {
 
 // New returns Sums without users.
 func New(cfg Config) *Sums {
+	cfg.Rest = min(cfg.Rest, time.Second)
 	s := &Sums{
-		cfg: cfg, store: cfg.Store, hub: cfg.Hub, log: cfg.Log,
+		cfg:        cfg,
 		born:       time.Now(),
-		rest:       min(cfg.Rest, time.Second),
 		wake:       make(chan struct{}, 1),
 		users:      map[unread.User]*Sum{},
 		pages:      map[string]*page{},
 		staleUsers: map[*Sum]struct{}{},
 		stalePages: map[*page]struct{}{},
 	}
-	s.book = unread.NewFollowService(cfg.Store)
+	s.followService = unread.NewFollowService(cfg.Store)
 	return s
 }
 
-// Follows reads and changes what users follow. Changes come back as updates.
-func (s *Sums) Follows() *unread.FollowService { return s.book }
+// Follows returns the service that reads and changes what users follow. Its changes arrive
+// as updates.
+func (s *Sums) Follows() *unread.FollowService { return s.followService }
 
 func (s *Sums) wakeUp() {
 	select {
@@ -125,16 +122,15 @@ func (s *Sums) wakeUp() {
 	}
 }
 
-// Enter is for a request that may become a connection of the user. It reads what the
-// user follows, and waits for that at most enterPatience. The caller must call Leave
-// once for each Enter.
+// Enter prepares a connection of the user. It reads what the user follows, and waits at
+// most enterTimeout for that. The caller must call Leave once for each Enter.
 func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	s.mu.Lock()
 	f := s.users[user]
 	if f == nil {
 		f = &Sum{user: user}
 		s.users[user] = f
-		s.hub.Want(unread.RecordTopic(user)) // before the read, so that an update reports every change after it
+		s.cfg.Hub.Want(unread.RecordTopic(user)) // before the read, so that no later change is missed
 	}
 	f.refs++
 	known := f.known
@@ -142,12 +138,12 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	if known {
 		return f
 	}
-	ctx, cancel := context.WithTimeout(ctx, enterPatience)
+	ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 	defer cancel()
 	var state unread.State
 	record, err := s.record(ctx, user)
 	if err == nil {
-		state, err = s.book.State(ctx, user, record)
+		state, err = s.followService.State(ctx, user, record)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,17 +156,17 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	return f
 }
 
-// gathering is one read of the records of users that are new here. Connections bound it.
+// gathering is one read of the records of new users. It is bounded by connections.
 type gathering struct {
 	users []unread.User
-	done  chan struct{} // closed when what follows is set
+	done  chan struct{} // closed when the fields below are set
 
 	records []unread.Record // in the order of users
 	err     error
 }
 
-// record reads what the user follows. While one read is under way, the users of
-// later calls gather, and the next read is for all of them.
+// record reads what the user follows. While a read is in flight, the users of later calls
+// gather for the next read.
 func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, error) {
 	s.mu.Lock()
 	g := s.entering
@@ -196,15 +192,15 @@ func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, err
 	return g.records[i], nil
 }
 
-// readEntering reads the records that have been asked for. If more have been asked for
-// meanwhile, a goroutine of its own goes on, until there are none.
+// readEntering reads the records of the users who gathered. If more have gathered
+// meanwhile, another goroutine goes on.
 func (s *Sums) readEntering() {
 	s.mu.Lock()
 	g := s.entering
 	s.entering = nil
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), enterPatience)
-	g.records, g.err = s.store.Records(ctx, g.users)
+	ctx, cancel := context.WithTimeout(context.Background(), enterTimeout)
+	g.records, g.err = s.cfg.Store.Records(ctx, g.users)
 	cancel()
 	close(g.done)
 	s.mu.Lock()
@@ -216,37 +212,37 @@ func (s *Sums) readEntering() {
 	}
 }
 
-// Users is the number of users here.
+// Users returns the number of connected users.
 func (s *Sums) Users() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.users)
 }
 
-// Unread is the user's count, if it is known.
+// Unread returns the user's count, if it is known.
 func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return f.sum, f.known
 }
 
-// Add makes c one of the user's connections. From now on Sums calls c.Tell.
+// Add makes c one of the user's connections, for which Sums calls c.Tell.
 func (s *Sums) Add(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.conns = append(f.conns, c)
 	if f.known { // the count may have changed since the client got it
-		c.Tell(f.sum, false)
+		c.SendUnread(f.sum, false)
 	}
 }
 
-// Leave ends an Enter. c is nil if the request became no connection.
+// Leave ends an Enter. c is nil if Add was not called.
 func (s *Sums) Leave(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.conns = without(f.conns, c)
 	if f.reset != nil {
-		f.reset.asked = without(f.reset.asked, c)
+		f.reset.waiting = without(f.reset.waiting, c)
 	}
 	if f.refs--; f.refs > 0 {
 		return
@@ -256,14 +252,14 @@ func (s *Sums) Leave(f *Sum, c Conn) {
 	}
 	delete(s.users, f.user)
 	delete(s.staleUsers, f)
-	s.hub.Unwant(unread.RecordTopic(f.user))
+	s.cfg.Hub.Unwant(unread.RecordTopic(f.user))
 }
 
 func without(conns []Conn, c Conn) []Conn {
 	return slices.DeleteFunc(conns, func(o Conn) bool { return o == c })
 }
 
-// drop forgets one page of one user.
+// drop removes one page from the follows of its user.
 func (s *Sums) drop(fo *follow) {
 	p := fo.page
 	last := len(p.follows) - 1
@@ -273,12 +269,12 @@ func (s *Sums) drop(fo *follow) {
 	if p.follows = p.follows[:last]; last == 0 {
 		delete(s.pages, p.page)
 		delete(s.stalePages, p)
-		s.hub.Unwant(unread.LevelTopic(p.page))
+		s.cfg.Hub.Unwant(unread.LevelTopic(p.page))
 	}
-	delete(fo.of.follows, p.page)
+	delete(fo.user.follows, p.page)
 }
 
-// adopt replaces what the user follows by what was read. It ignores an older state.
+// adopt replaces what the user follows with what was read, unless it is outdated.
 func (s *Sums) adopt(f *Sum, state unread.State) {
 	old := f.version
 	if f.known && state.Version.Incarnation == old.Incarnation && state.Version.Sequence < old.Sequence ||
@@ -301,17 +297,17 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 			fo = s.take(f, stored.Page, level)
 		}
 		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		at, right := level, level.By // own is right up to the Level.By right
+		at, ownUpTo := level, level.By // own is right up to the Level.By right
 		if is := fo.page.level; is.Newer(level) {
 			if is.Incarnation != level.Incarnation {
-				fo.own, fo.ownOf, right = unread.Own{}, is.Incarnation, 0
+				fo.own, fo.ownOf, ownUpTo = unread.Own{}, is.Incarnation, 0
 			}
-			if is.By == right {
+			if is.By == ownUpTo {
 				at = is
 			}
 		}
 		fo.count = stored.Unread(at, fo.own)
-		s.level(fo.page, level, right)
+		s.level(fo.page, level, ownUpTo)
 	}
 	s.sum(f)
 }
@@ -322,13 +318,13 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	if p == nil {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
-		if heard, known := s.hub.Want(unread.LevelTopic(name)); known {
-			if l, ok := unread.LevelOf(heard); ok && l.Newer(level) {
+		if u, known := s.cfg.Hub.Want(unread.LevelTopic(name)); known {
+			if l, ok := unread.LevelOf(u); ok && l.Newer(level) {
 				p.newest = l
 			}
 		}
 	}
-	fo := &follow{of: f, page: p, index: len(p.follows)}
+	fo := &follow{user: f, page: p, index: len(p.follows)}
 	p.follows = append(p.follows, fo)
 	if f.follows == nil {
 		f.follows = map[string]*follow{}
@@ -348,7 +344,7 @@ func (s *Sums) sum(f *Sum) {
 	f.sum, f.known, f.adopting = sum, true, false
 	if news {
 		for _, c := range f.conns {
-			c.Tell(sum, false)
+			c.SendUnread(sum, false)
 		}
 	}
 }

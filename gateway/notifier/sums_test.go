@@ -196,7 +196,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
 			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
 		}
-		for topic, n := range s.hub.(wants) {
+		for topic, n := range s.cfg.Hub.(wants) {
 			if n != 0 {
 				rt.Fatalf("%d still want %q", n, topic)
 			}
@@ -279,7 +279,7 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 				s.Enter(t.Context(), unread.User{byte(i)})
 			})
 		}
-		time.Sleep(enterPatience)
+		time.Sleep(enterTimeout)
 		synctest.Wait()
 		s.mu.Lock()
 		waiting := len(s.staleUsers)
@@ -293,9 +293,9 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 }
 
 // tab is a connection.
-type tab struct{ told []int64 }
+type tab struct{ received []int64 }
 
-func (c *tab) Tell(n int64, _ bool) { c.told = append(c.told, n) }
+func (c *tab) SendUnread(n int64, _ bool) { c.received = append(c.received, n) }
 
 // A read message is about its page; those that come within the pause are one reset, and a message about all pages is about
 // all.
@@ -312,7 +312,7 @@ func TestReadOfPages(t *testing.T) {
 			}
 		}
 		for _, page := range []string{"p", "q", "r", "s"} {
-			must(s.book.Follow(t.Context(), u, page))
+			must(s.followService.Follow(t.Context(), u, page))
 			must(store.Change(t.Context(), page, unread.Change{}))
 		}
 		f, c := s.Enter(t.Context(), u), &tab{}
@@ -323,8 +323,8 @@ func TestReadOfPages(t *testing.T) {
 				s.Read(f, c, page)
 			}
 			group.Wait()
-			if n, _ := s.Unread(f); n != want || c.told[len(c.told)-1] != want {
-				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.told, want)
+			if n, _ := s.Unread(f); n != want || c.received[len(c.received)-1] != want {
+				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.received, want)
 			}
 		}
 		read(4, "not followed")

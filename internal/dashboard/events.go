@@ -60,7 +60,7 @@ func (b *Board) look(was around) around {
 		now.trouble = err.Error()
 	}
 	for _, p := range b.cfg.Members.Members() {
-		life := presence.LifeName(p.Name, p.Incarnation)
+		life := presence.IncarnationName(p.Name, p.Incarnation)
 		if now.processes[life] = was.processes[life]; len(p.Roles) > 0 {
 			now.processes[life] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
 		}

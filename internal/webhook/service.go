@@ -100,8 +100,8 @@ func (s *Service) Serve(buckets []int) {
 	}
 }
 
-// Heard takes updates of the buckets that are served. It does not block.
-func (s *Service) Heard(updates []presence.Update) {
+// Received takes updates of the buckets that are served. It does not block.
+func (s *Service) Received(updates []presence.Update) {
 	if s.pages != nil {
 		s.pages.heard(updates)
 	}

@@ -200,7 +200,7 @@ func (w *world) start() (stop func()) {
 
 // set sets a count, and waits until what is told at once is told.
 func (w *world) set(page string, users int64) {
-	w.service.Heard(w.put(page, users, false))
+	w.service.Received(w.put(page, users, false))
 	time.Sleep(3 * time.Second)
 }
 
@@ -242,7 +242,7 @@ func TestPages(t *testing.T) {
 		time.Sleep(2 * settle)
 		w.want()
 		// A count that is stale says nothing, until it is not any more.
-		w.service.Heard(w.put("p/1", 0, true))
+		w.service.Received(w.put("p/1", 0, true))
 		time.Sleep(2 * settle)
 		w.want()
 		w.put("p/1", 0, false) // which nobody hears
@@ -274,7 +274,7 @@ func TestPeaks(t *testing.T) {
 		time.Sleep(settle)
 		w.want()
 		w.set("p", 5)
-		w.service.Heard(w.put("q", 1, false))
+		w.service.Received(w.put("q", 1, false))
 		time.Sleep(time.Second)
 		w.put("q", 0, false)
 		stop()
@@ -308,7 +308,7 @@ func TestTakeover(t *testing.T) {
 		w.put("came", 1, false)
 		stop = w.start()
 		defer func() { stop() }()
-		w.service.Heard(w.put("stays", 2, false))
+		w.service.Received(w.put("stays", 2, false))
 		time.Sleep(2 * settle)
 		w.want("page.occupied came 1", "page.vacated goes 0")
 		// What a gap in the publications hid is found.
@@ -419,7 +419,7 @@ func TestOutboxIsBounded(t *testing.T) {
 		w.set("first", 1)
 		const more = webhook.MaxQueue + 50
 		for i := range more {
-			w.service.Heard(w.put(fmt.Sprint("p", i), 1, false))
+			w.service.Received(w.put(fmt.Sprint("p", i), 1, false))
 		}
 		time.Sleep(3 * time.Second)
 		if events, waiting, err := w.store.Take(t.Context(), w.hooks[0].ID); err != nil || waiting != webhook.MaxQueue {

@@ -1,7 +1,6 @@
-// Package hashkey makes, seals and opens the key of a cluster's user hashes. It
-// is random, made once and never changed. It is kept sealed with each of the
-// secrets that sign anonymous ids, so who knows one of them can open it, and
-// secrets rotate without changing a hash.
+// Package hashkey makes, seals and opens the key of a cluster's user hashes. The key is
+// random, and never changes. It is stored sealed with each of the secrets that sign
+// anonymous ids: any of them opens it, and secrets can rotate without changing a hash.
 package hashkey
 
 import (
@@ -15,7 +14,7 @@ import (
 	"fmt"
 )
 
-// Size is the bytes of a key.
+// Size is the length of a key in bytes.
 const Size = 32
 
 // ErrSealed says that no secret opens any of the seals.
@@ -28,11 +27,11 @@ func New() []byte {
 	return key
 }
 
-// ID names a secret without telling it.
+// ID names a secret without revealing it.
 func ID(secret []byte) string {
 	id, err := hkdf.Key(sha256.New, secret, nil, "headcount hash key id", 8)
 	if err != nil {
-		panic(err) // only for lengths that cannot be
+		panic(err) // cannot happen: the length is valid
 	}
 	return hex.EncodeToString(id)
 }
@@ -53,13 +52,13 @@ func aead(secret []byte) cipher.AEAD {
 	return a
 }
 
-// Seal seals key with a secret, as text.
+// Seal returns key sealed with a secret, as text.
 func Seal(secret, key []byte) string {
 	return hex.EncodeToString(aead(secret).Seal(nil, nil, key, []byte(ID(secret))))
 }
 
-// Open returns the key in one of the seals, which are by the ID of their secret.
-// The error is ErrSealed, or says that a seal was changed.
+// Open returns the key from one of the seals, which are indexed by the ID of their secret.
+// The error is ErrSealed, or says that a seal is damaged.
 func Open(secrets [][]byte, seals map[string]string) ([]byte, error) {
 	for _, secret := range secrets {
 		text, is := seals[ID(secret)]

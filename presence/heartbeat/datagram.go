@@ -5,14 +5,14 @@ import (
 	"headcount/presence/seal"
 )
 
-// The datagram format, version 1. Numbers are little-endian; a varint is that
-// of encoding/binary, unsigned. A datagram has at most MaxDatagram bytes:
+// The datagram format, version 1. Numbers are little-endian; a varint is an unsigned one of
+// encoding/binary. A datagram has at most MaxDatagram bytes:
 //
 //	offset size
 //	     0    2  magic: 0xC7 'h'
 //	     2    1  version: 1
-//	     3    1  what the records are: 1 of a gateway (beats), 2 of a node (replies),
-//	             3 of whoever probes, 4 the answer to a probe
+//	     3    1  type of the datagram: 1 of a gateway (beats), 2 of a node (replies),
+//	             3 a probe, 4 the answer to a probe
 //	     4    2  length of the whole datagram
 //	     6    1  length of the header: where the records begin
 //	     7    4  id of the key that signs; 0: not signed
@@ -27,8 +27,8 @@ import (
 //
 //	record: kind (1), length of the body (2), body
 //
-//	kind 1, alive: users, 8 bytes each, to the end of the record. They may be of
-//	any partitions; the receiver finds out which.
+//	kind 1, alive: users, 8 bytes each, to the end of the record. They may be of any
+//	partitions.
 //
 //	kind 2, ops of one stream:
 //	  varint partition, stream, number of the first op in the stream
@@ -52,11 +52,10 @@ import (
 //
 //	kind 4, probe, and its answer: 8 bytes that the prober chose
 //
-// The format only grows. A receiver skips kinds of records and of datagrams that
-// it does not know. It also skips whatever follows the fields that it knows in the
-// header, in a record (except alive), in an op or in a count. Ops are applied in
-// order, so the receiver takes only the ops of a record that come before an op of an
-// unknown kind.
+// The format only grows. A receiver skips unknown kinds of records and types of datagrams,
+// and everything after the fields that it knows in the header, in a record (except alive),
+// in an op or in a count. Ops are applied in order, so from the first op of an unknown kind
+// on, the receiver ignores the ops of a record.
 const (
 	MaxDatagram = 1200 // fits every path of IPv6's least MTU, in a tunnel too
 	MaxName     = 128
@@ -81,28 +80,28 @@ const (
 	flagTime    = 2
 	flagWithout = 4
 
-	maxWithout = 400 // bytes of the names of regions left out
+	maxWithout = 400 // bytes of presence.Count.Without
 
-	offLength   = 4
-	offHeader   = 6
-	offKey      = 7
-	offTime     = 11
-	offSequence = 19
-	offLife     = 27
-	offReceiver = 35
-	offTable    = 43
-	offName     = 51
-	recordHead  = 3
+	offLength      = 4
+	offHeader      = 6
+	offKey         = 7
+	offTime        = 11
+	offSequence    = 19
+	offIncarnation = 27
+	offReceiver    = 35
+	offTable       = 43
+	offName        = 51
+	recordHead     = 3
 )
 
 // Reasons to refuse a datagram. Further reasons are seal.ErrKey, ErrForged, ErrOld,
 // ErrFuture, ErrReplayed and ErrSenders.
 var (
 	ErrOversized   = seal.NewRefusal("oversized", "datagram: too long")
-	ErrMagic       = seal.NewRefusal("magic", "datagram: not one of ours")
+	ErrMagic       = seal.NewRefusal("magic", "datagram: not a datagram of Headcount")
 	ErrVersion     = seal.NewRefusal("version", "datagram: of another version")
-	ErrTruncated   = seal.NewRefusal("truncated", "datagram: cut short")
-	ErrMalformed   = seal.NewRefusal("malformed", "datagram: not what its format says")
-	ErrMisdirected = seal.NewRefusal("misdirected", "datagram: meant for another process")
-	ErrPartitions  = seal.NewRefusal("partitions", "datagram: its sender has another number of partitions")
+	ErrTruncated   = seal.NewRefusal("truncated", "datagram: truncated")
+	ErrMalformed   = seal.NewRefusal("malformed", "datagram: malformed")
+	ErrMisdirected = seal.NewRefusal("misdirected", "datagram: sent to another process")
+	ErrPartitions  = seal.NewRefusal("partitions", "datagram: the sender has another number of partitions")
 )

@@ -12,27 +12,26 @@ import (
 	"headcount/presence/seal"
 )
 
-// DecoderConfig names the receiver and the callbacks that get the messages. The
-// callbacks own the messages that they get.
+// DecoderConfig tunes a Decoder. The callbacks own the messages that they get.
 type DecoderConfig struct {
-	Name       string           // the receiver's, as its senders know it; required
+	Name       string           // of the receiver, as its senders know it; required
 	Partitions int              // P; default presence.DefaultPartitions
 	Keys       *seal.Keys       // nil: nothing is signed
 	Guard      *seal.Guard      // nil: the Decoder makes one with the defaults
 	Now        func() time.Time // default time.Now
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
-	OnTable    Tables           // called for every datagram whose sender has a ring
+	OnTable    Tables           // called for every datagram whose sender has a ring; may be nil
 	OnProbe    Probes           // nil: probes and answers are ignored
 }
 
-// Decoder takes datagrams apart. One goroutine at a time may use it.
+// Decoder parses datagrams. One goroutine at a time may use it.
 type Decoder struct {
 	cfg    DecoderConfig
 	self   uint64
 	sealer *seal.Sealer
 
-	// These describe the datagram that is read now; its size bounds them.
+	// The messages of the current datagram, whose size bounds them.
 	beats   []*Beat
 	replies []*Reply
 	alive   []presence.User
@@ -64,20 +63,20 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 			return nil, err
 		}
 	}
-	const most = MaxDatagram / 8
+	const maxUsers = MaxDatagram / 8
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
 		sealer: cfg.Keys.Sealer(),
-		alive:  make([]presence.User, 0, most),
-		parts:  make([]int32, 0, most),
+		alive:  make([]presence.User, 0, maxUsers),
+		parts:  make([]int32, 0, maxUsers),
 		number: make([]int32, cfg.Partitions),
-		seen:   make([]int32, 0, most),
+		seen:   make([]int32, 0, maxUsers),
 	}, nil
 }
 
-// Decode calls the callbacks with the messages in the datagram, or returns why it
-// refused the datagram. It does not keep the datagram's memory.
+// Decode calls the callbacks with the messages in the datagram, or returns the reason for
+// refusing it. It does not retain the datagram.
 func (d *Decoder) Decode(datagram []byte) error {
 	body, what, source, err := d.open(datagram)
 	if err != nil {
@@ -109,7 +108,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 	return err
 }
 
-// open checks everything about a datagram except its records.
+// open checks the header and the signature of a datagram, and returns its records.
 func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err error) {
 	switch {
 	case len(p) > MaxDatagram:
@@ -136,14 +135,14 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	case le.Uint64(p[offReceiver:]) != d.self:
 		return nil, 0, source, ErrMisdirected
 	}
-	source.Incarnation = le.Uint64(p[offLife:])
+	source.Incarnation = le.Uint64(p[offIncarnation:])
 	source.Gateway, err = d.cfg.Guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
 		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
 	return signed[header:], p[3], source, err
 }
 
-// records reads all records of a datagram. It skips records that do not belong in a
-// datagram of that kind.
+// records parses all records. It skips those that do not belong in a datagram of that
+// type.
 func (d *Decoder) records(p []byte, what byte, source Source) error {
 	for len(p) > 0 {
 		if len(p) < recordHead {
@@ -187,7 +186,7 @@ func (d *Decoder) readAlive(p []byte) error {
 	return nil
 }
 
-// split makes beats of the alive users, one for each partition.
+// split delivers the alive users as beats, one for each partition.
 func (d *Decoder) split(source Source) {
 	if len(d.alive) == 0 {
 		return
@@ -206,7 +205,7 @@ func (d *Decoder) split(source Source) {
 	for i, part := range d.seen {
 		n := d.number[part]
 		beats[i] = Beat{Source: source, Partition: int(part), Alive: users[at : at+n : at+n]}
-		d.number[part] = at // from now on: where its next user goes
+		d.number[part] = at // from here on the index of the partition's next user
 		at += n
 	}
 	for i, u := range d.alive {
@@ -220,13 +219,13 @@ func (d *Decoder) split(source Source) {
 	}
 }
 
-// leastOp is the fewest bytes of an op: its length, kind, user, page and grace.
-const leastOp = 1 + 1 + 8 + 1 + 1
+// minOpSize is the fewest bytes of an op: its length, kind, user, page and grace.
+const minOpSize = 1 + 1 + 8 + 1 + 1
 
 func (d *Decoder) readOps(r *reader, source Source) error {
 	partition, stream, first, n := r.uvarint(), r.uvarint(), r.uvarint(), int(r.uint16())
 	switch {
-	case r.bad || n > len(r.p)/leastOp:
+	case r.bad || n > len(r.p)/minOpSize:
 		return ErrMalformed
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions
@@ -250,7 +249,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 		case op.User.Partition(d.cfg.Partitions) != b.Partition:
 			return ErrPartitions
 		case op.Kind != Join && op.Kind != Leave:
-			// The ops after it must wait until this process knows its kind.
+			// Later ops must wait until this process knows the kind.
 			if len(b.Ops) > 0 {
 				d.beats = append(d.beats, b)
 			}
@@ -269,13 +268,13 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 	return nil
 }
 
-// leastCount is the fewest bytes of a count: its length, flags and five varints.
-const leastCount = 1 + 1 + 5
+// minCountSize is the fewest bytes of a count: its length, flags and five varints.
+const minCountSize = 1 + 1 + 5
 
 func (d *Decoder) readReply(r *reader) error {
 	partition, stream, acked, flags, n := r.uvarint(), r.uvarint(), r.uvarint(), r.byte(), int(r.uint16())
 	switch {
-	case r.bad || n > len(r.p)/leastCount:
+	case r.bad || n > len(r.p)/minCountSize:
 		return ErrMalformed
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions
@@ -323,8 +322,8 @@ func readCount(r *reader, c *presence.Count) bool {
 	return !o.bad && c.Users >= 0
 }
 
-// reader reads fields from the front of p. Reading past the end makes it bad
-// and gives zeros from then on.
+// reader reads fields from the front of p. Reading past the end makes it bad, and from
+// then on it returns zeros.
 type reader struct {
 	p   []byte
 	bad bool

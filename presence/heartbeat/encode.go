@@ -14,8 +14,8 @@ import (
 
 var le = binary.LittleEndian
 
-// ErrPageTooLong says that a page id does not fit into a datagram. CheckPage refuses
-// such a page, so the sender has a defect.
+// ErrPageTooLong says that a page id does not fit into a datagram. It is a defect, since
+// CheckPage refuses such a page.
 var ErrPageTooLong = errors.New("heartbeat: page id is too long")
 
 // Encoder packs messages for one receiver into datagrams, as few as possible.
@@ -27,14 +27,14 @@ type Encoder struct {
 	emit     func([]byte)
 	now      func() time.Time
 
-	buf    []byte // the datagram being made
+	buf    []byte // the current datagram
 	record int    // where the open record begins; 0: no record is open
 	kind   byte   // of the open record
 }
 
-// NewEncoder returns an Encoder for datagrams from one life of a sender to the
-// receiver named to. The first datagram has the number after sequence. A second
-// Encoder for the same sender and receiver must get the Sequence of the first one.
+// NewEncoder returns an Encoder for datagrams from one incarnation of a sender to the
+// receiver named to. The first datagram has the number after sequence. A second Encoder
+// for the same sender and receiver must get the Sequence of the first one.
 func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Encoder, error) {
 	if len(from.Gateway) > MaxName {
 		return nil, fmt.Errorf("heartbeat: name %q is longer than %d bytes", from.Gateway, MaxName)
@@ -44,7 +44,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 	h[0], h[1], h[2] = magic0, magic1, version
 	id := e.sealer.ID()
 	copy(h[offKey:], id[:])
-	le.PutUint64(h[offLife:], from.Incarnation)
+	le.PutUint64(h[offIncarnation:], from.Incarnation)
 	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
 	h = append(h, byte(len(from.Gateway)))
 	h = append(h, from.Gateway...)
@@ -53,14 +53,13 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 	return e, nil
 }
 
-// Sequence is the number of the last datagram.
+// Sequence returns the number of the last datagram.
 func (e *Encoder) Sequence() uint64 { return e.sequence }
 
-// Beats packs beats and calls emit with every datagram. emit may use the datagram
-// only until it returns. table is the hash of the sender's ring. Joins and leaves
-// come first. The receiver gets the same ops and users, split into as many beats as
-// needed; a beat with users has no stream at the receiver. When Beats returns an
-// error it has left out the rest of one beat's ops and sent everything else.
+// Beats packs beats and calls emit with every datagram, which emit must not retain. table
+// is the hash of the sender's ring. Joins and leaves come first. The receiver gets the same
+// ops and users in as many beats as needed; its beats with users have no stream. After an
+// error the rest of one beat's ops is missing, and everything else was sent.
 func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) error {
 	e.begin(ofGateway, table, emit)
 	var failed error
@@ -72,7 +71,7 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 	for _, b := range beats {
 		for _, u := range b.Alive {
 			if e.kind != recordAlive || e.room() < 8 {
-				e.need(recordHead + 8)
+				e.makeRoom(recordHead + 8)
 				e.open(recordAlive)
 			}
 			e.buf = le.AppendUint64(e.buf, uint64(u))
@@ -85,10 +84,10 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 // ops packs the beat's ops into as many records as needed.
 func (e *Encoder) ops(b *Beat) error {
 	var scratch [2 * MaxPage]byte
-	count := 0 // where the number of the record's ops is
+	count := 0 // offset of the number of ops in the open record; 0: no record is open
 	page := ""
 	begin := func(first uint64, size int) {
-		e.need(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
+		e.makeRoom(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
 		e.open(recordOps)
 		e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
 		e.buf = binary.AppendUvarint(e.buf, b.Stream)
@@ -136,8 +135,8 @@ func (e *Encoder) ops(b *Beat) error {
 	return nil
 }
 
-// appendOp appends an op without its length. before is the page of the previous op
-// in the record, or empty.
+// appendOp appends an op without its length. before is the page of the op before it in
+// the record, or empty.
 func appendOp(b []byte, op *Op, before string) []byte {
 	b = append(b, byte(op.Kind))
 	b = le.AppendUint64(b, uint64(op.User))
@@ -156,8 +155,8 @@ func appendOp(b []byte, op *Op, before string) []byte {
 	return b
 }
 
-// Replies packs replies as Beats packs beats. When a reply takes several datagrams,
-// the last one carries the acknowledgement.
+// Replies packs replies as Beats packs beats. If a reply takes several datagrams, the last
+// one has the acknowledgement.
 func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []byte)) error {
 	e.begin(ofNode, table, emit)
 	var failed error
@@ -170,7 +169,7 @@ func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []b
 	return failed
 }
 
-// replyHead is the most bytes of a reply without its counts and users.
+// replyHead bounds the bytes of a reply without its counts and users.
 const replyHead = recordHead + 3*binary.MaxVarintLen64 + 1 + 2 + 2
 
 func (e *Encoder) reply(r *Reply) error {
@@ -182,17 +181,17 @@ func (e *Encoder) reply(r *Reply) error {
 		}
 		size += countSize(&counts[i])
 	}
-	if size <= e.most() {
-		e.need(size) // a reply that fits into one datagram is not split
+	if size <= e.capacity() {
+		e.makeRoom(size) // do not split a reply that fits into one datagram
 	}
 	for {
-		least := replyHead
+		minSize := replyHead
 		if len(counts) > 0 {
-			least += countSize(&counts[0])
+			minSize += countSize(&counts[0])
 		} else if len(unknown) > 0 {
-			least += 8
+			minSize += 8
 		}
-		e.need(least)
+		e.makeRoom(minSize)
 		room := e.room() - replyHead
 		n, m := 0, 0
 		for n < len(counts) && countSize(&counts[n]) <= room {
@@ -237,7 +236,7 @@ func (e *Encoder) reply(r *Reply) error {
 	}
 }
 
-// countSize is the number of bytes of a count.
+// countSize returns the size of a count with its length.
 func countSize(c *presence.Count) int {
 	var scratch [2 * MaxPage]byte
 	n := len(appendCount(scratch[:0], c))
@@ -255,7 +254,7 @@ func appendCount(b []byte, c *presence.Count) []byte {
 	}
 	without := c.Without
 	if len(without) > maxWithout {
-		without = "" // a datagram need not name so many silent regions
+		without = "" // too many silent regions for a datagram
 	}
 	if without != "" {
 		flags |= flagWithout
@@ -274,7 +273,7 @@ func appendCount(b []byte, c *presence.Count) []byte {
 	return b
 }
 
-// begin prepares for datagrams of one kind.
+// begin starts datagrams of one type.
 func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.emit = emit
 	e.header[3] = what
@@ -282,20 +281,20 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.buf, e.record, e.kind = append(e.buf[:0], e.header...), 0, 0
 }
 
-// room is how many bytes still fit into the datagram being made.
+// room returns how many bytes still fit into the current datagram.
 func (e *Encoder) room() int { return MaxDatagram - seal.Size - len(e.buf) }
 
-// most is how many bytes fit into an empty datagram.
-func (e *Encoder) most() int { return MaxDatagram - seal.Size - len(e.header) }
+// capacity returns how many bytes fit into an empty datagram.
+func (e *Encoder) capacity() int { return MaxDatagram - seal.Size - len(e.header) }
 
-// need makes room for n bytes, in a new datagram if necessary.
-func (e *Encoder) need(n int) {
+// makeRoom begins a new datagram unless n bytes fit into the current one.
+func (e *Encoder) makeRoom(n int) {
 	if e.room() < n {
 		e.flush()
 	}
 }
 
-// open begins a record, after ending the one that is open.
+// open ends the open record and begins another.
 func (e *Encoder) open(kind byte) {
 	e.close()
 	e.record, e.kind = len(e.buf), kind

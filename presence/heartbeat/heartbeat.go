@@ -1,20 +1,19 @@
-// Package heartbeat holds the messages between a gateway and the presence node
-// that owns a partition. Within one process messages go through memory, between
-// processes as datagrams. Every message may be lost, repeated, delayed or
-// overtaken, and the receiver still reaches the same state.
+// Package heartbeat has the messages between a gateway and the presence node that owns a
+// partition. They travel through memory within a process, and as datagrams between
+// processes. Every message may be lost, repeated, delayed or reordered, and the receiver
+// still reaches the same state.
 //
 // For each partition a gateway numbers its joins and leaves in a stream: 1, 2, 3, …
 // The node applies them strictly in order, and acknowledges a number when all ops up
 // to it are in the store. The gateway repeats ops that are not acknowledged. A node
-// that does not know a stream (it took the partition over, or forgot a gateway that
-// was silent for long) asks for a new stream, which begins at 1 again. A heartbeat
-// itself is the list of live users. It is not acknowledged; a node that does not know
-// a listed user asks for the user's joins.
+// that does not know a stream, because it took the partition over or forgot a gateway
+// that was silent for long, asks for a new stream, which begins at 1 again. The heartbeat
+// proper is the list of live users. It is not acknowledged; a node that does not know a
+// listed user asks for the user's joins.
 //
-// A stream begins with the joins of all users that the gateway has, and says where
-// these joins end. So a node that took over a partition without knowing its users
-// finds out when it knows all of them. A gateway without users in the partition says
-// so too.
+// A stream begins with the joins of all users that the gateway has, and says where these
+// joins end. So a node that took over a partition without its users finds out when it
+// knows all of them. A gateway without users in the partition says so too.
 package heartbeat
 
 import (
@@ -23,7 +22,7 @@ import (
 	"headcount/presence"
 )
 
-// Source is one life of one gateway: a gateway that restarts is another source.
+// Source is one incarnation of a gateway: a gateway that restarts is another source.
 type Source struct {
 	Gateway     string
 	Incarnation uint64 // see presence.NewIncarnation
@@ -34,33 +33,33 @@ type Source struct {
 type Kind uint8
 
 const (
-	Join  Kind = 1 // the user has at least one live connection on the page here
-	Leave Kind = 2 // the user has no connection any more and stays for Grace; 0: leaves at once
+	Join  Kind = 1 // the user has at least one live connection on the page at this gateway
+	Leave Kind = 2 // the user's last connection there has ended, and the user stays for Grace
 )
 
-// Op is one join or leave. It is absolute for (source, user, page): repeating
-// it changes nothing.
+// Op is one join or leave. It sets the state of (source, user, page), so repeating it
+// changes nothing.
 type Op struct {
 	Kind  Kind
 	User  presence.User
 	Page  string
-	Grace time.Duration // Leave only: the stay lasts this much longer
+	Grace time.Duration // of a Leave: how much longer the user counts as present
 }
 
-// Beat is what a gateway tells the owner of one partition.
+// Beat is a message of a gateway to the owner of one partition.
 type Beat struct {
 	Source    Source
 	Partition int
 	Stream    uint64 // grows with every new stream of this source and partition
 	First     uint64 // number of Ops[0] in the stream, or of the next op when Ops is empty; 0: the beat does not belong to the stream
-	// Whole is 1 + the number of the last op that tells of what the gateway had when
-	// the stream began; 0: the stream has not told of all of that yet.
+	// Whole is 1 + the number of the last op that reports the users whom the gateway had
+	// when the stream began; 0: that op is not known yet.
 	Whole uint64
 	Ops   []Op            // at most MaxOps
 	Alive []presence.User // users with a live connection here
 }
 
-// Reply is what the owner of a partition answers a gateway.
+// Reply is the reply of a partition's owner to a gateway.
 type Reply struct {
 	Partition int
 	Stream    uint64
@@ -73,7 +72,6 @@ type Reply struct {
 	Ask bool
 }
 
-// MaxOps is the most ops in flight on one stream, and so in one Beat. Further ops
-// wait in the gateway, where joins and leaves of one user and page replace each
-// other.
+// MaxOps bounds the ops in flight on one stream, and so in one Beat. Further ops wait in
+// the gateway, where joins and leaves of one user and page replace each other.
 const MaxOps = 256

@@ -12,8 +12,8 @@ import (
 	"headcount/presence/seal"
 )
 
-// prober answers probes, once each, to where they came from. A probe is signed like
-// any datagram, and its answer is no longer than it is.
+// prober answers each probe once, to the address that it came from. A probe is signed like
+// any datagram, and its answer is not longer than the probe.
 type prober struct{ *Transport }
 
 // ReceiveProbe implements Probes.
@@ -24,7 +24,7 @@ func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
 	}
 	e, err := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
 	if err != nil {
-		return // the name of this process is too long, so New has failed
+		return // cannot happen: New refuses a name that is too long
 	}
 	e.probe(ofAnswer, number, func(datagram []byte) {
 		if _, err := udp.WriteToUDPAddrPort(datagram, t.from); err != nil {
@@ -47,7 +47,7 @@ func (e *Encoder) probe(what byte, number uint64, emit func(datagram []byte)) {
 // probeAgain is the time between two probes of one process.
 const probeAgain = 300 * time.Millisecond
 
-// answered notes the answer to a probe.
+// answered waits for the answer to a probe.
 type answered struct {
 	number uint64
 	ok     bool
@@ -58,8 +58,9 @@ func (a *answered) ReceiveProbe(_ string, answer bool, number uint64) {
 	a.ok = a.ok || answer && number == a.number
 }
 
-// Probe returns nil when datagrams with these secrets reach the process called to, and its answers
-// come back. It asks until ctx ends. Processes older than probes do not answer.
+// Probe returns nil once a datagram with these secrets has reached the process called to,
+// and the answer has come back. It repeats the probe until ctx ends. Releases without
+// probes do not answer.
 func Probe(ctx context.Context, to string, secrets [][]byte) error {
 	keys, err := seal.NewKeys(secrets, "heartbeat")
 	if err != nil {
@@ -102,11 +103,11 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 		}
 		switch {
 		case err == nil:
-			_ = decoder.Decode(buf[:n]) // what is no answer is nothing
+			_ = decoder.Decode(buf[:n]) // anything but the answer is ignored
 		case errors.Is(err, syscall.ECONNREFUSED):
-			return err // nobody listens there
+			return err // no process listens there
 		default:
-			err = nil // nothing came until then; or the network is away for a moment
+			err = nil // a timeout, or the network is down for a moment
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Until(next)):
@@ -116,5 +117,5 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 			return nil
 		}
 	}
-	return errors.New("nothing answers")
+	return errors.New("no answer")
 }

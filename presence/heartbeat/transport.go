@@ -36,31 +36,30 @@ type Probes interface {
 
 // Resolver finds the addresses of processes.
 type Resolver interface {
-	// Resolve finds a name's address, which is used for 30 s. While it takes its
-	// time, only the datagrams to that name wait.
+	// Resolve finds the address of a name, which is then used for 30 s. A slow Resolve
+	// delays only the datagrams to that name.
 	Resolve(ctx context.Context, name string) (net.Addr, error)
 }
 
 // Config tunes a Transport. A zero field takes its default.
 type Config struct {
 	Conn net.PacketConn // required; Run closes it
-	// Keys are the cluster's secrets: the first signs, all verify. Without keys
-	// datagrams are not signed, and only addresses of this machine are allowed.
+	// Keys are the cluster's secrets: the first signs, all verify. Without keys datagrams
+	// are not signed, and only addresses of this machine are allowed.
 	Keys [][]byte
-	// Name is the address, "host:port", that other processes send to. Datagrams to
-	// another name are refused, so all processes must spell it the same way.
+	// Name is the address, "host:port", that other processes send to. Datagrams to another
+	// name are refused, so all processes must spell it the same way.
 	Name        string
-	Incarnation uint64           // of this life of the process; each life has a higher one
+	Incarnation uint64           // of this process, see presence.NewIncarnation
 	Partitions  int              // P; default presence.DefaultPartitions
 	Window      time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
 	Now         func() time.Time // default time.Now
 
 	Resolver Resolver // default: DNS
 
-	// Run's one reading goroutine calls the callbacks, and so does any goroutine that
-	// sends to this process itself, so they must not block. The callbacks own the
-	// messages that they get. OnTable is called for every datagram whose sender has
-	// another ring than this process, see SetTable.
+	// The reading goroutine calls these, and so does any goroutine that sends to this
+	// process itself, so they must not block. They own the messages that they get. OnTable
+	// is called for every datagram whose sender has another ring, see SetTable.
 	OnBeat  Beats
 	OnReply Replies
 	OnTable Tables
@@ -70,19 +69,19 @@ type Config struct {
 }
 
 const (
-	// maxQueued bounds the messages that wait for one destination, in approximate
-	// bytes. Further messages are dropped, and their sender repeats what matters.
+	// maxQueued bounds the messages that wait for one destination, in approximate bytes.
+	// Further messages are dropped; their sender repeats what matters.
 	maxQueued = 4 << 20
-	// maxDestinations bounds the destinations, each with a goroutine and a cached
-	// address. Messages to further destinations are dropped until others were idle.
+	// maxDestinations bounds the destinations, each of which has a goroutine. Messages to
+	// further destinations are dropped until idle ones were forgotten.
 	maxDestinations = 1024
 
 	resolveEvery   = 30 * time.Second // until an address is looked up again
 	resolvePause   = time.Second      // pause after a lookup that failed
 	resolveTimeout = 2 * time.Second
 	idleAfter      = time.Minute // until an idle destination is forgotten
-	lastWords      = time.Second // time to send what is queued when Run ends
-	socketBuffer   = 4 << 20     // bytes requested; the system may give less
+	drainTimeout   = time.Second // to send what is queued when Run ends
+	socketBuffer   = 4 << 20     // bytes requested; the system may grant less
 )
 
 // Transport sends and receives messages as datagrams. Its methods may be
@@ -94,16 +93,16 @@ type Transport struct {
 	table   atomic.Uint64
 
 	mu       sync.Mutex
-	running  context.Context // nil: Run has not begun, or is ending
+	running  context.Context // of the senders; nil: Run has not begun, or is ending
 	senders  sync.WaitGroup
 	to       map[string]*destination
-	sequence uint64 // the highest sequence of the destinations that were forgotten
+	sequence uint64 // the highest sequence number of the forgotten destinations
 
 	datagrams, bytes, drops *prometheus.CounterVec
 	in, inBytes             prometheus.Counter
 	out, outBytes           prometheus.Counter
 	wrongSource             sync.Once
-	from                    netip.AddrPort // who sent what is read now, over UDP; the reader's
+	from                    netip.AddrPort // sender of the datagram being read, over UDP; the reader's
 }
 
 // destination is one receiver. Only its run touches encoder and address.
@@ -179,7 +178,7 @@ func New(cfg Config) (*Transport, error) {
 	return t, nil
 }
 
-// comparison makes a Transport the Tables of its Decoder.
+// comparison is the Tables of a Transport's Decoder.
 type comparison struct{ *Transport }
 
 // SetTable sets the hash of this process's ring; 0: it has no ring.
@@ -198,7 +197,7 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 	if b.Source.Gateway != t.cfg.Name || b.Source.Incarnation != t.cfg.Incarnation {
 		t.dropped("out", "source")
 		t.wrongSource.Do(func() {
-			t.cfg.Log.Error().Str("source", b.Source.Gateway).Msg("a beat of another source cannot be sent: a defect")
+			t.cfg.Log.Error().Str("source", b.Source.Gateway).Msg("a beat has another process as its source: a defect")
 		})
 		return
 	}
@@ -215,7 +214,7 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 	t.send(to, size, b, nil)
 }
 
-// SendReply sends r as SendBeat sends a beat.
+// SendReply sends r, as SendBeat sends a beat.
 func (t *Transport) SendReply(to string, r *Reply) {
 	if to == t.cfg.Name {
 		if t.cfg.OnReply != nil {
@@ -256,8 +255,8 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	}
 }
 
-// destination returns the destination of that name and creates it when there is
-// none, or returns the reason why it cannot. The caller holds mu.
+// destination returns the destination of that name, which it creates if necessary. If it
+// cannot, it returns the reason. The caller holds mu.
 func (t *Transport) destination(name string) (d *destination, reason string) {
 	d = t.to[name]
 	switch {
@@ -284,14 +283,14 @@ func (t *Transport) dropped(direction, reason string) {
 	t.drops.WithLabelValues(direction, reason).Inc()
 }
 
-// Run owns the transport's goroutines: one reads, and each destination has one
-// that writes. Run returns when ctx has ended, the queued messages have been sent
-// (for lastWords at most) and all goroutines have returned.
+// Run owns the transport's goroutines: one that reads, and one for each destination that
+// writes. It returns when ctx has ended, the queued messages have been sent (for at most
+// drainTimeout) and all goroutines have returned.
 func (t *Transport) Run(ctx context.Context) error {
 	if c, ok := t.cfg.Conn.(interface {
 		SetReadBuffer(int) error
 		SetWriteBuffer(int) error
-	}); ok { // as large as the system allows: datagrams that do not fit are lost, and repeated
+	}); ok { // datagrams that do not fit into the buffers are lost
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
 	}
@@ -310,10 +309,10 @@ func (t *Transport) Run(ctx context.Context) error {
 	case err = <-broken:
 	}
 	t.mu.Lock()
-	t.running = nil // from now on nothing is queued and no sender starts
+	t.running = nil // from here on nothing is queued and no sender starts
 	t.mu.Unlock()
 	stop()
-	t.cfg.Conn.SetWriteDeadline(time.Now().Add(lastWords))
+	t.cfg.Conn.SetWriteDeadline(time.Now().Add(drainTimeout))
 	t.senders.Wait()
 	t.cfg.Conn.Close() // ends the reader
 	reader.Wait()
@@ -322,12 +321,12 @@ func (t *Transport) Run(ctx context.Context) error {
 
 // read takes datagrams until ctx ends or the connection breaks.
 func (t *Transport) read(ctx context.Context) error {
-	buf := make([]byte, MaxDatagram+1) // one byte more, so that a longer datagram is noticed
+	buf := make([]byte, MaxDatagram+1) // one more byte shows that a datagram is too long
 	receive := func() (int, error) {
 		n, _, err := t.cfg.Conn.ReadFrom(buf)
 		return n, err
 	}
-	if udp, ok := t.cfg.Conn.(*net.UDPConn); ok { // the same without an address to allocate
+	if udp, ok := t.cfg.Conn.(*net.UDPConn); ok { // this method does not allocate the address
 		receive = func() (int, error) {
 			n, from, err := udp.ReadFromUDPAddrPort(buf)
 			t.from = from
@@ -342,7 +341,7 @@ func (t *Transport) read(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("heartbeat: read: %w", err)
-		default: // for instance, the system reports that an earlier datagram could not be sent
+		default: // for instance the report that an earlier datagram could not be sent
 			t.dropped("in", "error")
 			select {
 			case <-ctx.Done():
@@ -353,7 +352,7 @@ func (t *Transport) read(ctx context.Context) error {
 		if err := t.decoder.Decode(buf[:n]); err != nil {
 			t.dropped("in", seal.ReasonOf(err))
 			if errors.Is(err, ErrVersion) && !warned {
-				warned = true // warn once: the two processes cannot talk until one is replaced
+				warned = true // log once: it goes on until one of the processes is replaced
 				t.cfg.Log.Error().Uint8("format", buf[2]).Uint8("ours", version).
 					Msg("a process of another version sends heartbeats in a format that this one does not know; run the same version everywhere")
 			}
@@ -364,8 +363,8 @@ func (t *Transport) read(ctx context.Context) error {
 	}
 }
 
-// run sends the messages that are queued for the destination, until it has been idle
-// for idleAfter, or ctx has ended and nothing is left.
+// run sends the messages that are queued for the destination, until it was idle for
+// idleAfter, or until ctx ends.
 func (d *destination) run(ctx context.Context) {
 	idle := time.NewTimer(idleAfter)
 	defer idle.Stop()
@@ -386,7 +385,7 @@ func (d *destination) run(ctx context.Context) {
 	}
 }
 
-// retire forgets the destination, unless something is queued.
+// retire forgets the destination unless something is queued.
 func (d *destination) retire() bool {
 	t := d.t
 	t.mu.Lock()
@@ -401,8 +400,8 @@ func (d *destination) retire() bool {
 	return true
 }
 
-// flush sends all queued messages at once. Messages that are queued meanwhile are
-// packed together next time, so a slower network gets larger batches.
+// flush sends all queued messages. Messages that are queued meanwhile are packed together
+// next time, so a slow network gets large batches.
 func (d *destination) flush(ctx context.Context) {
 	d.mu.Lock()
 	beats, replies := d.beats, d.replies
@@ -428,12 +427,12 @@ func (d *destination) flush(ctx context.Context) {
 	err := d.encoder.Beats(beats, table, write)
 	if err = cmp.Or(err, d.encoder.Replies(replies, table, write)); err != nil {
 		t.dropped("out", "page")
-		t.cfg.Log.Error().Err(err).Msg("a message cannot be sent: a defect")
+		t.cfg.Log.Error().Err(err).Msg("a message cannot be encoded: a defect")
 	}
 }
 
-// resolve makes sure that the address is known. When a lookup fails, it keeps an old
-// address.
+// resolve looks the address up if it is due, and reports whether an address is known. If
+// the lookup fails, the old address stays.
 func (d *destination) resolve(ctx context.Context) bool {
 	now := time.Now()
 	if now.Before(d.resolved) {
@@ -447,7 +446,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 		}
 	}
 	if err != nil {
-		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).Msg("the address for heartbeats is not known")
+		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).Msg("the address of a process could not be looked up; trying again")
 		d.resolved = time.Now().Add(resolvePause)
 		return d.addr != nil
 	}
@@ -455,7 +454,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 	return true
 }
 
-// dns is the Resolver of the system.
+// dns is the system's Resolver.
 type dns struct{}
 
 func (dns) Resolve(ctx context.Context, name string) (net.Addr, error) {

@@ -7,9 +7,9 @@ import (
 	"headcount/presence/ring"
 )
 
-// handOver is how long a leaving process goes on working, so that the others take
-// over its partitions and buckets before it ends.
-const handOver = 2*renewEvery + 500*time.Millisecond
+// handOverTime is how long a leaving process goes on working, so that the others can
+// take over its partitions and buckets first.
+const handOverTime = 2*renewEvery + 500*time.Millisecond
 
 // Leave hands over what the process owns and ends its lease. Run must go on
 // until Leave returns.
@@ -19,13 +19,13 @@ func (m *Member) Leave(ctx context.Context) {
 		if m.parts.Node != nil {
 			m.parts.Node.HandOver()
 		}
-		signal(m.now)
-		sleep(ctx, handOver)
+		signal(m.renewNow)
+		sleep(ctx, handOverTime)
 	}
 	m.end(ctx)
 }
 
-// last reports whether no other process could take over.
+// last reports whether there is no other process that could take over.
 func (m *Member) last(t *ring.Table) bool {
 	return len(t.PartitionsOf(m.self.Name)) == m.partitions && len(t.BucketsOf(m.self.Name)) == m.buckets ||
 		m.parts.Node == nil && m.parts.Dispatcher == nil

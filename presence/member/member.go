@@ -16,7 +16,7 @@ import (
 	"headcount/presence/ring"
 )
 
-// Store is what a member itself needs of the store that its region shares.
+// Store is the part of the region's store that a member itself needs.
 type Store interface {
 	presence.Processes
 	presence.Counters
@@ -47,7 +47,7 @@ type Node interface {
 	Run(ctx context.Context) error
 }
 
-// Dispatcher is the dispatcher of this process, or the part that shares the
+// Dispatcher is the dispatcher of this process, or the replicator that shares the
 // dispatcher's buckets with other regions.
 type Dispatcher interface {
 	Own(buckets []int)
@@ -73,20 +73,20 @@ type Config struct {
 	Self       presence.Process // required
 	Partitions int              // P; default presence.DefaultPartitions
 	Buckets    int              // B; default presence.DefaultBuckets
-	// Loopback says that nothing is signed: only processes of this machine count as
+	// Loopback says that nothing is signed, so only processes of this machine count as
 	// members.
 	Loopback   bool
-	Tick       func()                // called before every look whether the process stood still; nil: not called
+	Tick       func()                // called before every check for a suspension; may be nil
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
 
-// Parts are the parts of the process that a member connects. A role's part is nil
-// when the process does not have the role.
+// Parts are what a member connects. The part of a role that the process does not have
+// is nil.
 type Parts struct {
 	Store Store
-	// Datagrams and Calls reach the other processes. When both are nil there are no
-	// other processes: the store belongs to this process and is always available.
+	// Datagrams and Calls reach the other processes. Both are nil when the store belongs
+	// to this process alone, and so is always available.
 	Datagrams Datagrams
 	Calls     Calls
 
@@ -96,9 +96,8 @@ type Parts struct {
 	Regions    Dispatcher // has the same buckets as Dispatcher
 }
 
-// Member is one process of a cluster, with any of the roles. Messages to its own
-// parts go through memory, all others through datagrams and calls. Any goroutine
-// may call its methods, except Join.
+// Member is one process of a cluster. Messages to its own parts go through memory, all
+// others through datagrams and calls. Any goroutine may call its methods, except Join.
 type Member struct {
 	self       presence.Process
 	partitions int
@@ -107,26 +106,26 @@ type Member struct {
 	tick       func()
 	log        zerolog.Logger
 	parts      Parts
-	alone      bool // there cannot be other processes
+	alone      bool // there can be no other processes
 
-	table   atomic.Pointer[ring.Table]
-	members atomic.Pointer[[]presence.Process] // the live processes, sorted by name
-	view    atomic.Pointer[view]               // nil: not known yet
-	up      atomic.Bool                        // the store answers
-	read    atomic.Bool                        // complete counts have been read once
-	leaving atomic.Bool
-	turned  chan struct{} // holds one: up has changed
-	now     chan struct{} // holds one: the store has come back, or the process leaves, so renew at once
-	hurry   chan struct{} // holds one: another process has another table, so renew soon
+	table        atomic.Pointer[ring.Table]
+	members      atomic.Pointer[[]presence.Process] // the live processes, sorted by name
+	view         atomic.Pointer[view]               // nil: not known yet
+	up           atomic.Bool                        // the store answers
+	read         atomic.Bool                        // complete counts have been read once
+	leaving      atomic.Bool
+	storeChanged chan struct{} // holds one: up has changed
+	renewNow     chan struct{} // holds one: the store is back, or the process leaves
+	renewSoon    chan struct{} // holds one: another process has another table
 
 	tableChanges, disagreements prometheus.Counter
 
-	still stillness
-	lease lease // only membership's goroutine uses it
+	suspension suspensionWatch
+	lease      lease // only membership's goroutine uses it
 }
 
-// New returns a member without its parts: the parts need the member to reach each
-// other, so the member is made first.
+// New returns a member without its parts. The parts need the member to reach each
+// other, so the member comes first.
 func New(cfg Config) *Member {
 	if cfg.Partitions == 0 {
 		cfg.Partitions = presence.DefaultPartitions
@@ -136,10 +135,10 @@ func New(cfg Config) *Member {
 	}
 	m := &Member{
 		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
-		turned: make(chan struct{}, 1),
-		now:    make(chan struct{}, 1),
-		hurry:  make(chan struct{}, 1),
-		lease:  lease{seen: map[string]*sighting{}},
+		storeChanged: make(chan struct{}, 1),
+		renewNow:     make(chan struct{}, 1),
+		renewSoon:    make(chan struct{}, 1),
+		lease:        lease{members: map[string]*sighting{}},
 		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_ring_changes_total", Help: "Times the owners of partitions or buckets changed.",
 		}),
@@ -164,8 +163,8 @@ func (m *Member) Join(parts Parts) {
 	}
 }
 
-// Run owns the goroutines of the member and its parts until ctx ends. An error
-// says that the process cannot take part.
+// Run owns the goroutines of the member and its parts until ctx ends. It returns an
+// error when the process cannot take part in the cluster.
 func (m *Member) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -181,7 +180,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.parts.Datagrams.Run)
 	}
 	start(m.membership)
-	wg.Go(func() { m.still.run(ctx, m.tick) })
+	wg.Go(func() { m.suspension.run(ctx, m.tick) })
 	if m.parts.Node != nil {
 		start(m.parts.Node.Run)
 	}
@@ -207,7 +206,7 @@ func (m *Member) Run(ctx context.Context) error {
 // Has reports whether the process has the role.
 func (m *Member) Has(role string) bool { return slices.Contains(m.self.Roles, role) }
 
-// signal wakes whoever waits at c, which holds one.
+// signal puts a signal into c, which holds one.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

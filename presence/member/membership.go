@@ -18,70 +18,67 @@ const (
 	renewEvery = 900 * time.Millisecond
 	leaseTTL   = 2700 * time.Millisecond
 	renewLimit = 2 * time.Second // for one renewal
-	// absentFor is how long a process must be missing, while the store answered
-	// all the time, until it counts as gone. After an outage of the store, a live
-	// process may not have renewed its lease yet.
+	// absentFor is how long a process must be missing, while the store answered all the
+	// time, before it counts as gone.
 	absentFor = 1500 * time.Millisecond
-	// settling is how long a starting process only watches. After an outage of the
-	// store or a loss of data, the other processes may not have renewed their leases
-	// yet. They have after this time, so the starting process does not take what
-	// they own.
+	// settling is how long a starting process only watches, so that it does not take
+	// what others own: after an outage of the store or a loss of data they need this
+	// time to renew their leases.
 	settling = 2*renewEvery - 100*time.Millisecond
-	// factsPoll is how often a starting process looks for the cluster facts. company
-	// is how long it has its lease before it takes part: by then all processes that
-	// waited for the same facts have their leases.
+	// factsPoll is how often a starting process looks for the cluster facts.
 	factsPoll = 200 * time.Millisecond
-	company   = 2 * factsPoll
-	// nameWait is how long a starting process waits for its own former lease.
+	// factsSettling is how long a starting process has its lease before it takes part:
+	// by then all processes that waited for the same facts have theirs.
+	factsSettling = 2 * factsPoll
+	// nameWait is how long a restarted process waits for its own former lease to end.
 	nameWait = leaseTTL + 2*time.Second
 	// generationEvery is how often a gateway's process checks whether the store lost
 	// the endpoints.
 	generationEvery = 2 * renewEvery
 
-	// A presence node proves all its claims checkAfter after the owners changed or
-	// its lease was late: by then the new owners have made their claims. It also
-	// proves a share at every renewal, and so all of them in five minutes, which
-	// costs a few commands a second.
+	// A presence node proves all its claims checkAfter after the owners changed or its
+	// lease was late: by then new owners have made their claims. With every renewal it
+	// also proves one of checkRounds parts, for a few commands a second.
 	checkAfter  = 3 * time.Second
 	checkRounds = int(5 * time.Minute / renewEvery)
 )
 
-// lease is what membership's goroutine knows about its own lease and those of the
-// other processes. No other goroutine uses it.
+// lease is the state of membership: this process's lease and those of the others. Only
+// membership's goroutine uses it.
 type lease struct {
-	seen               map[string]*sighting
+	members            map[string]*sighting
 	renewed            time.Time // last renewal that succeeded
 	missed             bool      // the last renewal failed
-	since              time.Time // since then the store has answered every call
+	since              time.Time // since when the store has answered every call
 	leased             time.Time // first renewal that succeeded
-	waits              bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
-	returns            bool      // the process waited for the lease of its own former life to end
-	newborn            bool      // the process waited for either, and no call has failed since
+	waiting            bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
+	restarted          bool      // the process waited for the lease of its former run to end
+	newborn            bool      // the process waited for facts or that lease, and no call has failed since
 	settled            bool      // the process takes part
 	nodes, dispatchers []string  // the members of the table
-	check              time.Time // when the node must prove all its claims; zero: no time is set
-	round              int       // of proving a share of the claims
-	attach             time.Time // when the gateway must attach its pages once more; zero: it need not
+	check              time.Time // when the node must prove all its claims; zero: not scheduled
+	round              int       // of proving a part of the claims
+	attach             time.Time // when the gateway must attach its topics again; zero: not scheduled
 }
 
-// sighting is a process as this one last saw it alive.
+// sighting is a process as its lease last showed it.
 type sighting struct {
 	presence.Process
 	at     time.Time
-	joined bool // it has told its roles; a starting process does so when it takes part
+	joined bool // its lease has had roles, which a starting process adds when it takes part
 }
 
-// membership keeps the lease and follows the leases of the other processes, until
-// ctx ends.
+// membership renews the lease and follows the leases of the other processes, until ctx
+// ends.
 func (m *Member) membership(ctx context.Context) error {
 	begun := time.Now()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
-	soon := time.NewTimer(time.Hour) // while the process starts: sooner than the next tick
+	soon := time.NewTimer(time.Hour) // while the process starts: before the next tick
 	soon.Stop()
 	defer soon.Stop()
-	hurry := m.hurry // nil: the lease was hurried since the last tick, so however many datagrams disagree, it waits
-	failed := 0      // 1 after a failure in a row of failures was logged
+	hurry := m.renewSoon // nil after one early renewal, until the next tick: disagreeing datagrams may be many
+	failed := 0          // 1 once the first of a series of failures was logged
 	for {
 		err := m.renew(ctx)
 		if err == nil {
@@ -93,7 +90,7 @@ func (m *Member) membership(ctx context.Context) error {
 			return nil
 		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
-		case m.lease.waits:
+		case m.lease.waiting:
 			soon.Reset(factsPoll)
 		case err == nil && !m.lease.settled:
 			soon.Reset(time.Until(m.lease.settles()))
@@ -110,9 +107,9 @@ func (m *Member) membership(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			hurry = m.hurry
+			hurry = m.renewSoon
 		case <-soon.C:
-		case <-m.now:
+		case <-m.renewNow:
 		case <-hurry:
 			hurry = nil
 		}
@@ -127,24 +124,24 @@ func (m *Member) renew(ctx context.Context) error {
 	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
 	if m.leaving.Load() && !m.alone || !l.settled && !l.newborn {
 		// A starting or leaving process has a lease but owns nothing. In a new cluster
-		// (newborn) all processes announce their roles at once, so that their first
-		// tables are the same. So does one that was killed and is back before its lease
-		// ended: nobody else takes its partitions, so they change hands only once.
+		// (newborn) all processes announce their roles at once, so that their first tables
+		// are the same. So does a process that is back before its former lease ended:
+		// nobody else takes its partitions, so they change hands only once.
 		self.Roles = nil
 	}
 	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
-	if l.returns = l.returns || taken; taken || errors.Is(err, presence.ErrNoFacts) {
-		if !l.waits {
-			l.waits, l.newborn, l.since = true, true, now
+	if l.restarted = l.restarted || taken; taken || errors.Is(err, presence.ErrNoFacts) {
+		if !l.waiting {
+			l.waiting, l.newborn, l.since = true, true, now
 			if taken {
 				m.log.Info().Err(err).Msg("waiting for the cluster")
 			}
 		}
 		return err
 	}
-	l.waits = false
+	l.waiting = false
 	if err != nil {
 		l.missed, l.newborn = true, false
 		return err
@@ -165,12 +162,12 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	if l.leased.IsZero() {
 		l.leased = now
-		if l.returns {
+		if l.restarted {
 			m.died(&sighting{Process: presence.Process{Name: self.Name}, at: now})
 		}
 	}
 	m.sight(processes, now, late)
-	m.showMembers()
+	m.publishMembers()
 	l.renewed = now
 	if !l.settled {
 		return nil
@@ -179,17 +176,17 @@ func (m *Member) renew(ctx context.Context) error {
 	return m.adopt(now)
 }
 
-// settles returns when a process that has its lease takes part.
+// settles returns when this process, which has its lease, takes part.
 func (l *lease) settles() time.Time {
 	at := l.since.Add(settling)
-	if company := l.leased.Add(company); company.After(at) {
+	if company := l.leased.Add(factsSettling); company.After(at) {
 		return company
 	}
 	return at
 }
 
-// proveClaims has the node prove a share of its claims, or all of them when the
-// lease was late or l.check has come.
+// proveClaims makes the node prove some of its claims, or all of them when the lease
+// was late or l.check has come.
 func (m *Member) proveClaims(now time.Time, late bool) {
 	if m.parts.Node == nil {
 		return
@@ -208,10 +205,10 @@ func (m *Member) proveClaims(now time.Time, late bool) {
 	}
 }
 
-// sight notes which processes have leases. After a gap in the answers no process
-// counts as missing at once.
+// sight records which processes have leases. After a gap in the store's answers no
+// process counts as missing at once.
 func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
-	seen := m.lease.seen
+	seen := m.lease.members
 	if gap {
 		for _, s := range seen {
 			s.at = now
@@ -232,26 +229,26 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 	}
 }
 
-// view says which lives of processes had leases at a time.
+// view says which incarnations of processes had leases at a time.
 type view struct {
-	lives map[string]bool
-	at    time.Time
+	incarnations map[string]bool
+	at           time.Time
 }
 
-// adopt makes the table of the processes that are live now. It makes no slow call,
+// adopt derives the table from the processes that are live now. It makes no slow call,
 // so that it judges all processes at the same moment.
 func (m *Member) adopt(now time.Time) error {
 	l := &m.lease
 	var nodes, dispatchers []string
-	lives := map[string]bool{}
+	incarnations := map[string]bool{}
 	gateways := []heartbeat.Source{}
-	for name, s := range l.seen {
+	for name, s := range l.members {
 		if now.Sub(s.at) >= absentFor {
-			delete(l.seen, name)
+			delete(l.members, name)
 			m.gone(s)
 			continue
 		}
-		lives[presence.LifeName(name, s.Incarnation)] = true
+		incarnations[presence.IncarnationName(name, s.Incarnation)] = true
 		if slices.Contains(s.Roles, presence.RoleGateway) {
 			gateways = append(gateways, heartbeat.Source{Gateway: name, Incarnation: s.Incarnation})
 		}
@@ -265,7 +262,7 @@ func (m *Member) adopt(now time.Time) error {
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
-	m.view.Store(&view{lives, now})
+	m.view.Store(&view{incarnations, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
 	old := m.table.Load()
@@ -281,7 +278,7 @@ func (m *Member) adopt(now time.Time) error {
 		return nil
 	}
 	l.check = now.Add(checkAfter)
-	m.follow(old, t)
+	m.applyTable(old, t)
 	if !m.alone {
 		m.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
@@ -290,8 +287,8 @@ func (m *Member) adopt(now time.Time) error {
 	return nil
 }
 
-// gone notes that a process is no longer there. The dispatchers drop its endpoints
-// after they asked Ended.
+// gone handles that a process has left or died. The dispatchers drop its endpoints by
+// themselves, see Ended.
 func (m *Member) gone(dead *sighting) {
 	switch {
 	case len(dead.Roles) > 0:
@@ -302,15 +299,15 @@ func (m *Member) gone(dead *sighting) {
 	}
 }
 
-// died tells the node that a process ended without leaving the cluster.
+// died notifies the node that a process ended without leaving the cluster.
 func (m *Member) died(dead *sighting) {
 	if m.parts.Node != nil {
 		m.parts.Node.Died(dead.Process, dead.at)
 	}
 }
 
-// followGeneration has the gateway attach again when the store lost data, until
-// ctx ends. It has a goroutine of its own, so that a slow store does not delay the
+// followGeneration makes the gateway attach its topics again when the store lost data,
+// until ctx ends. It has its own goroutine, so that a slow store does not delay the
 // lease.
 func (m *Member) followGeneration(ctx context.Context) error {
 	var known uint64 // 0: no generation was read yet
@@ -336,10 +333,10 @@ func (m *Member) followGeneration(ctx context.Context) error {
 	return nil
 }
 
-// showMembers puts the processes that have joined where Members finds them.
-func (m *Member) showMembers() {
-	members := make([]presence.Process, 0, len(m.lease.seen))
-	for _, s := range m.lease.seen {
+// publishMembers stores the processes that have joined, for Members.
+func (m *Member) publishMembers() {
+	members := make([]presence.Process, 0, len(m.lease.members))
+	for _, s := range m.lease.members {
 		if s.joined {
 			members = append(members, s.Process)
 		}
@@ -348,8 +345,9 @@ func (m *Member) showMembers() {
 	m.members.Store(&members)
 }
 
-// Members returns the live processes that have joined, sorted by name; one without roles is leaving. This process is
-// among them once it takes part. Callers must not change the slice.
+// Members returns the live processes that have joined, sorted by name. A process without
+// roles is leaving. This process is among them once it takes part. Callers must not
+// change the slice.
 func (m *Member) Members() []presence.Process {
 	if members := m.members.Load(); members != nil {
 		return *members
@@ -357,11 +355,10 @@ func (m *Member) Members() []presence.Process {
 	return nil
 }
 
-// Ended reports whether the life of a gateway is over as far as this process knows:
-// it has no lease, and the leases were read less than two renewals ago. A gateway
-// that could not renew its lease in time may still run: it must find out that its
-// endpoints are missing.
-func (m *Member) Ended(life string) bool {
+// Ended reports whether an incarnation of a gateway seems to be over: it has no lease,
+// and the leases were read less than two renewals ago. A gateway that could not renew
+// its lease in time may still run; it attaches its topics again, see renew.
+func (m *Member) Ended(incarnation string) bool {
 	v := m.view.Load()
-	return v != nil && !v.lives[life] && time.Since(v.at) < 2*renewEvery
+	return v != nil && !v.incarnations[incarnation] && time.Since(v.at) < 2*renewEvery
 }

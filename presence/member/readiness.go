@@ -11,11 +11,11 @@ import (
 	"headcount/presence"
 )
 
-// firstLook is how soon a starting member looks whether the counts are complete.
-// After each look it doubles the pause, up to lastLook.
+// A starting member checks whether the counts are complete, first after minLookPause.
+// After each check it doubles the pause, up to maxLookPause.
 const (
-	firstLook = time.Millisecond
-	lastLook  = 200 * time.Millisecond
+	minLookPause = time.Millisecond
+	maxLookPause = 200 * time.Millisecond
 )
 
 // Ready says why the process cannot do its roles now, or returns nil.
@@ -51,23 +51,22 @@ func (m *Member) Ready() error {
 	return nil
 }
 
-// StoreState tells the member that the store has come (up) or gone. It does not
-// block.
+// StoreState tells the member whether the store is available. It does not block.
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
-		signal(m.now)
+		signal(m.renewNow)
 	}
-	signal(m.turned)
+	signal(m.storeChanged)
 }
 
-// followStore tells the gateway when the store comes and goes, until ctx ends.
+// followStore tells the gateway when the store's availability changes, until ctx ends.
 func (m *Member) followStore(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.turned:
+		case <-m.storeChanged:
 		}
 		if m.up.Load() {
 			m.parts.Gateway.StoreBack()
@@ -77,11 +76,12 @@ func (m *Member) followStore(ctx context.Context) error {
 	}
 }
 
-// awaitCounts waits until complete counts of all pages can be read for the first time. Each look reads one page of
-// every bucket, also of those that were complete before: while partitions change hands a bucket may lack users again.
+// awaitCounts waits until complete counts of all pages can be read for the first time.
+// Each check reads one page of every bucket, including those that were complete before:
+// while partitions change hands, a bucket may lack users again.
 func (m *Member) awaitCounts(ctx context.Context) error {
 	pages := pagePerBucket(m.buckets)
-	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {
+	for pause := minLookPause; ctx.Err() == nil; pause = min(2*pause, maxLookPause) {
 		if m.up.Load() && m.table.Load() != nil && m.complete(ctx, pages) {
 			m.read.Store(true)
 			return nil
@@ -91,8 +91,7 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 	return nil
 }
 
-// complete reports whether the counts of pages lack no users. Owners and other regions complete
-// one bucket after the other.
+// complete reports whether none of the counts of pages is stale.
 func (m *Member) complete(ctx context.Context, pages []string) bool {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()

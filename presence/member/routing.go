@@ -8,16 +8,14 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/node"
 	"headcount/presence/ring"
-	"headcount/presence/rpc"
 )
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
 
-// follow makes t the table. It tells the parts which partitions and buckets they own
-// now, and tells the gateway which partitions moved.
-func (m *Member) follow(old, t *ring.Table) {
+// applyTable makes t the table. It tells the parts what they own now, and the gateway
+// which partitions have moved.
+func (m *Member) applyTable(old, t *ring.Table) {
 	m.table.Store(t)
 	m.tableChanges.Inc()
 	if m.parts.Datagrams != nil {
@@ -39,8 +37,7 @@ func (m *Member) follow(old, t *ring.Table) {
 	}
 }
 
-// moved returns the partitions that have another owner in t than in old. old may
-// be nil.
+// moved returns the partitions whose owner in t is not the one in old. old may be nil.
 func (m *Member) moved(old, t *ring.Table) (partitions []int) {
 	for id := range m.partitions {
 		was, had := "", false
@@ -93,18 +90,17 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 	}
 }
 
-// Disagree notes that another process has another table, and has the lease renewed
-// soon. Usually one of the two processes does not know yet that a process came or
-// went.
+// Disagree handles that another process has another table: it renews the lease soon.
+// Usually one of the two does not know yet that a process has joined or left.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
-	signal(m.hurry)
+	signal(m.renewSoon)
 }
 
-// PushUpdates sends updates to a life of a gateway. When that life is over, another
-// life of the same process may get the updates, which does no harm.
-func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) error {
-	switch to := presence.ProcessOf(life); {
+// PushUpdates sends updates to an incarnation of a gateway. If that one has ended, the
+// next incarnation of the same process may get the updates, which does no harm.
+func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []presence.Update) error {
+	switch to := presence.ProcessOf(incarnation); {
 	case to == m.self.Name && m.parts.Gateway != nil:
 		m.parts.Gateway.Push(updates)
 		return nil
@@ -122,19 +118,19 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
 	}
 }
 
-// errWaking says that the process has just stood still, see stillness.
-var errWaking = fmt.Errorf("hold: %w: the process has just stood still", presence.ErrUnavailable)
+// errResumed refuses a hold after a suspension, see suspensionWatch.
+var errResumed = fmt.Errorf("hold: %w: the process was suspended a moment ago", presence.ErrUnavailable)
 
-// Hold has the owner of the user's partition take or end a hold. While the
-// partition changes its owner, Hold asks again until ctx ends. When the process has just
-// stood still, Hold refuses.
+// Hold asks the owner of the user's partition to take or end a hold. It asks again
+// until ctx ends while the partition changes its owner. It refuses a hold when the
+// process was suspended a moment ago.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
-	if m.still.waking() {
-		return errWaking
+	if m.suspension.resumed() {
+		return errResumed
 	}
 	for {
 		err := m.holdOnce(ctx, u, page, on)
-		if !errors.Is(err, node.ErrNotOwner) && !errors.Is(err, rpc.ErrNotOwner) {
+		if !errors.Is(err, presence.ErrNotOwner) {
 			return err
 		}
 		if sleep(ctx, holdRetry); ctx.Err() != nil {
@@ -146,11 +142,11 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on bool) error {
 	t := m.table.Load()
 	if t == nil {
-		return node.ErrNotOwner
+		return presence.ErrNotOwner
 	}
 	switch owner, ok := t.Node(u.Partition(m.partitions)); {
 	case !ok:
-		return node.ErrNotOwner
+		return presence.ErrNotOwner
 	case owner == m.self.Name:
 		return m.parts.Node.Hold(ctx, u, page, on)
 	default:
@@ -158,16 +154,16 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 	}
 }
 
-// ReceiveHold takes or ends a hold that another process asks for, which waits no longer than
-// presence.HoldPatience. When this process has just stood still, ReceiveHold refuses.
+// ReceiveHold takes or ends a hold for another process, which waits no longer than
+// presence.HoldTimeout. It refuses when this process was suspended a moment ago.
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
 	switch {
 	case m.parts.Node == nil:
-		return node.ErrNotOwner
-	case m.still.waking():
-		return errWaking
+		return presence.ErrNotOwner
+	case m.suspension.resumed():
+		return errResumed
 	}
-	ctx, cancel := context.WithTimeout(ctx, presence.HoldPatience)
+	ctx, cancel := context.WithTimeout(ctx, presence.HoldTimeout)
 	defer cancel()
 	return m.parts.Node.Hold(ctx, u, page, on)
 }

@@ -133,7 +133,7 @@ func (s *simulation) fail() {
 // takeForDead removes endpoints of a gateway, as a process does that wrongly believes
 // the gateway is dead.
 func (s *simulation) takeForDead(m *member) {
-	life := presence.LifeName(m.name, m.process.self.Incarnation)
+	life := presence.IncarnationName(m.name, m.process.self.Incarnation)
 	s.store.mu.Lock()
 	for b := range simBuckets {
 		ends, err := s.store.inner.Attached(context.Background(), b)

@@ -444,7 +444,7 @@ func (s *simulation) checkEndpoints() {
 		must(err)
 		for _, e := range ends {
 			if !slices.ContainsFunc(s.members, func(m *member) bool {
-				return presence.LifeName(m.name, m.process.self.Incarnation) == e.Gateway
+				return presence.IncarnationName(m.name, m.process.self.Incarnation) == e.Gateway
 			}) {
 				s.broken("%s is still attached to %s", e.Gateway, e.Topic)
 			}
@@ -659,7 +659,7 @@ func (s *simulation) start(m *member) {
 	must(err)
 	l.calls, err = rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: m.name, Now: clock, Log: log,
-		Updates: p, Holds: p, NotOwner: node.ErrNotOwner,
+		Updates: p, Holds: p,
 	})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())

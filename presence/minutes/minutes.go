@@ -1,10 +1,10 @@
-// Package minutes has the words, the contract and the arithmetic of what pages
-// remember: per page and minute the greatest count, how many users arrived, and
-// registers of who they were.
+// Package minutes has the types, the contract and the arithmetic of page statistics: for
+// each page and minute the greatest count, the number of arrivals, and a HyperLogLog of
+// the users who arrived.
 //
-// A store remembers a minute only if something changed in it. The other minutes
-// follow from the count with which the minute before them ended. So a page where
-// nothing happens costs nothing, however many users it has.
+// A store keeps only minutes in which something changed. The others follow from the last
+// count of the minute before them. So a page where nothing happens costs nothing, however
+// many users it has.
 package minutes
 
 import (
@@ -25,68 +25,68 @@ var ErrTime = errors.New("bad time")
 // MaxPoints bounds the points of one Answer.
 const MaxPoints = 1500
 
-// Of is the number of the minute that has t, counted from the Unix epoch.
+// Of returns the minute of t, counted from the Unix epoch.
 func Of(t time.Time) int64 { return t.Unix() / 60 }
 
-// Minute is what a page, or presence.Site, remembers of one minute.
+// Minute has the statistics of a page, or of a whole site, for one minute.
 type Minute struct {
 	At int64 // see Of
-	// Max is the greatest count in the minute, also the one with which it began. Last
-	// is the count with which it ended. They are known only if Counted: one store
-	// keeps counts apart from arrivals.
+	// Max is the greatest count in the minute, including the one at its beginning. Last is
+	// the count at its end. They are known only if Counted: the store in Redis keeps counts
+	// and arrivals apart.
 	Counted   bool
 	Max, Last int64
 	Joins     int64 // users who arrived
 	Visitors  hyperloglog.Registers
 }
 
-// Store is a store that remembers minutes.
+// Store is a store that keeps minutes.
 type Store interface {
-	// Minutes returns what is kept of a page since the minute from, oldest first, the
-	// running minute included. Before that it has the last minute with a count that
-	// is kept from earlier, if there is one. Several elements may be about the same
-	// minute: their joins add up.
+	// Minutes returns the minutes of a page since from, oldest first, including the running
+	// minute. They begin with the last earlier minute that has a count, if there is one.
+	// Several elements may be about the same minute; their joins add up.
 	Minutes(ctx context.Context, page string, from int64) ([]Minute, error)
 }
 
-// Visits are the arrivals of one minute. The zero Visits are none.
+// Visits are the arrivals of one minute. The zero value has none.
 type Visits struct {
 	Joins     int64
 	registers hyperloglog.Registers
-	waiting   []string // users who are not in registers yet; at most maxWaiting
+	pending   []string // users that are not in registers yet; at most maxPending
 }
 
-// maxWaiting users are added to the registers together, since to add one takes as long.
-const maxWaiting = 64
+// maxPending users are added to the registers together: one alone takes as long.
+const maxPending = 64
 
 // Add counts an arrival.
 func (v *Visits) Add(u presence.User) {
 	v.Joins++
-	v.waiting = append(v.waiting, string(binary.BigEndian.AppendUint64(nil, uint64(u))))
-	if len(v.waiting) == maxWaiting {
-		v.settle()
+	v.pending = append(v.pending, string(binary.BigEndian.AppendUint64(nil, uint64(u))))
+	if len(v.pending) == maxPending {
+		v.addPending()
 	}
 }
 
-func (v *Visits) settle() {
-	if len(v.waiting) > 0 {
-		v.registers.Add(v.waiting...)
-		v.waiting = nil
+func (v *Visits) addPending() {
+	if len(v.pending) > 0 {
+		v.registers.Add(v.pending...)
+		v.pending = nil
 	}
 }
 
-// Registers are those of the users who arrived, not to be changed.
+// Registers returns the registers of the users who arrived. The caller must not change
+// them.
 func (v *Visits) Registers() hyperloglog.Registers {
-	v.settle()
+	v.addPending()
 	return v.registers
 }
 
-// AppendVisits appends the form in which stores keep arrivals; ParseVisits reads it.
+// AppendVisits appends the form in which stores keep arrivals; ParseVisits parses it.
 func AppendVisits(b []byte, joins int64, visitors hyperloglog.Registers) []byte {
 	return append(binary.AppendUvarint(b, uint64(joins)), visitors.Bytes()...)
 }
 
-// ParseVisits takes b over.
+// ParseVisits parses what AppendVisits appended. It takes ownership of b.
 func ParseVisits(b []byte) (joins int64, visitors hyperloglog.Registers, err error) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 {
@@ -96,8 +96,8 @@ func ParseVisits(b []byte) (joins int64, visitors hyperloglog.Registers, err err
 	return int64(n), visitors, err
 }
 
-// Question is about the minutes from From to before To, in steps. From and To are
-// multiples of Step since the Unix epoch, and To is after the running minute.
+// Question asks for the minutes from From up to, not including, To, in steps. From and To
+// are multiples of Step since the Unix epoch, and To is after the running minute.
 type Question struct{ From, To, Step int64 }
 
 // Defaults of Ask.
@@ -106,18 +106,18 @@ const (
 	defaultStep = 5 * time.Minute
 )
 
-// Ask checks what somebody asks for: the time before now, in steps; 0 stands for the
-// default of both. Kept is how long minutes are kept; the default is never longer.
-func Ask(last, step, kept time.Duration, now time.Time) (Question, error) {
+// Ask returns the question for the last time before now in steps, if it is valid. 0 stands
+// for the default of both. Minutes are kept for retention, which bounds the default too.
+func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	if last == 0 {
-		last = min(defaultLast, kept)
+		last = min(defaultLast, retention)
 	}
 	if step == 0 {
 		step = defaultStep
 	}
 	switch {
-	case last > kept:
-		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, kept)
+	case last > retention:
+		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, retention)
 	case step < time.Minute || step%time.Minute != 0:
 		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes", ErrTime)
 	}
@@ -133,28 +133,28 @@ func Ask(last, step, kept time.Duration, now time.Time) (Question, error) {
 // Point is one step of an Answer. At is its first minute.
 type Point struct{ At, Max, Joins int64 }
 
-// Answer is what a page remembers.
+// Answer has the statistics of a page.
 type Answer struct {
 	Page     string
 	Now      int64
-	Peak     Point // the first minute with the greatest count; At 0: there was nobody
+	Peak     Point // the first minute with the greatest count; At 0: there was no user
 	Joins    int64
 	Visitors int64
 	Points   []Point
 }
 
-// Answer answers the question from what a Store returned, with the count of now.
+// Answer answers the question from what a Store returned and the current count.
 //
-// Visitors are the distinct users who arrived, but not fewer than were there at once:
-// those who came before the time asked and stayed did not arrive in it.
+// Visitors are the distinct users who arrived, but at least as many as were present at
+// once: users who came earlier and stayed did not arrive in the time asked for.
 func (q Question) Answer(page string, list []Minute, count int64, now time.Time) Answer {
 	a := Answer{Page: page, Now: count, Points: make([]Point, (q.To-q.From)/q.Step)}
 	for i := range a.Points {
 		a.Points[i].At = q.From + int64(i)*q.Step
 	}
 	running := Of(now)
-	carried, at := int64(0), q.From // every minute before at is in the points
-	hold := func(until int64) {     // carried is the count up to then
+	carried, at := int64(0), q.From // the points are done up to, not including, the minute at
+	hold := func(until int64) {     // the count was carried until then
 		for ; at < until; at++ {
 			q.raise(&a, at, carried)
 		}
@@ -181,7 +181,7 @@ func (q Question) Answer(page string, list []Minute, count int64, now time.Time)
 	return a
 }
 
-// raise notes that there were so many users in a minute.
+// raise records that a minute had that many users.
 func (q Question) raise(a *Answer, minute, users int64) {
 	p := &a.Points[(minute-q.From)/q.Step]
 	p.Max = max(p.Max, users)
@@ -190,7 +190,7 @@ func (q Question) raise(a *Answer, minute, users int64) {
 	}
 }
 
-// AppendJSON appends the outside form.
+// AppendJSON appends the external form.
 func (a *Answer) AppendJSON(b []byte) []byte {
 	moment := func(minute int64) { b = presence.AppendTime(b, time.Unix(minute*60, 0)) }
 	number := func(name string, n int64) {

@@ -8,23 +8,23 @@ import (
 
 const (
 	clockTick = 50 * time.Millisecond
-	// clockStep is how far the clock goes without a tick. When the process stood
-	// still for longer, the clock leaves that time out: the node could not hear
-	// anybody, so no deadline may pass. A suspension of any length thus takes at most
-	// clockStep from a session, whatever runs first when the process wakes up.
+	// clockStep is how far the clock advances without a tick. It leaves out the rest of
+	// a longer suspension, in which the node could receive nothing, so no deadline may
+	// pass. Thus a suspension takes at most clockStep from a session, whatever goroutine
+	// runs first when the process resumes.
 	clockStep = 4 * clockTick
 )
 
-// standstill is how long a process may stand still until another one may have taken its
-// partitions over; noticing a death takes longer.
-const standstill = 2 * time.Second
+// takeoverPossible is how long a suspension must last before another node may have
+// claimed partitions of this one. Noticing a death takes longer.
+const takeoverPossible = 2 * time.Second
 
-// clock is the node's time. It stands still while the process stands still. Any
-// goroutine may read the clock; only run moves it.
-type clock struct{ last atomic.Pointer[reading] }
+// clock is the node's time, which stops while the process is suspended. Any goroutine
+// may read the clock; only run moves it.
+type clock struct{ last atomic.Pointer[clockReading] }
 
-// reading is what the clock showed at a tick.
-type reading struct {
+// clockReading is what the clock showed at a tick.
+type clockReading struct {
 	real time.Time
 	at   time.Duration
 }
@@ -34,12 +34,12 @@ func (c *clock) now() time.Duration {
 	return l.at + min(time.Since(l.real), clockStep)
 }
 
-// behind returns how long ago the last tick was: long, while the process has not yet
-// noticed that it stood still.
+// behind returns how long ago the last tick was. After a suspension it is long until
+// run ticks.
 func (c *clock) behind() time.Duration { return time.Since(c.last.Load().real) }
 
-// run ticks until ctx ends. It calls ticked, unless that is nil, at every tick, and
-// suspended with the time that it left out.
+// run ticks until ctx ends. It calls ticked, unless nil, at every tick, and suspended
+// with the time that it left out.
 func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
@@ -55,7 +55,7 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 		l := c.last.Load()
 		now := time.Now()
 		step := now.Sub(l.real)
-		c.last.Store(&reading{now, l.at + min(step, clockStep)})
+		c.last.Store(&clockReading{now, l.at + min(step, clockStep)})
 		if step > 2*clockStep {
 			suspended(step - clockStep)
 		}

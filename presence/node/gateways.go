@@ -10,51 +10,52 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// listGap is how long the node may hear nothing of the leases before it no longer
-// knows that the gateways could reach it all the time: the store was away.
-const listGap = 3 * time.Second
+const (
+	// leaseGap is how long the leases may go unread before the node can no longer
+	// assume that the gateways could reach it all the time.
+	leaseGap = 3 * time.Second
+	// lastRenewal is the longest time for which a gateway kept its lease after it was
+	// last seen with one.
+	lastRenewal = time.Second
+)
 
-// renewal is how long, at most, a gateway still had a lease after it was last seen
-// with one.
-const renewal = time.Second
-
-// waited is which gateways may have users of a partition. Its writers hold mu; the
-// actors read known.
-type waited struct {
+// gatewayList knows which gateways may have users of a partition. Writers of known
+// hold mu; the actors only load it.
+type gatewayList struct {
 	mu    sync.Mutex
-	known atomic.Pointer[gateways] // nil: not known yet
+	known atomic.Pointer[gatewayView] // nil: not known yet
 }
 
-// gateways is what was known of them at one time. Nobody changes it.
-type gateways struct {
-	at   time.Duration // when the live gateways were last told, on the node's clock
+// gatewayView is one immutable state of a gatewayList. Times are the node's clock.
+type gatewayView struct {
+	at   time.Duration // when the leases were last read
 	live []*gateway
-	gone []*gateway // died less than a timeout ago; so they are bounded by the deaths in that time
+	gone []*gateway // died less than a presence timeout ago, which bounds them
 }
 
-// gateway is one life of a gateway.
+// gateway is one incarnation of a gateway.
 type gateway struct {
 	heartbeat.Source
-	since time.Duration // it could reach this node since, as far as is known
-	until time.Duration // when it has died: its users may be there until
-	named atomic.Bool   // the log names it as one that tells nothing
+	since  time.Duration // of a live one: since when it could reach this node
+	until  time.Duration // of a dead one: when its users time out
+	logged atomic.Bool   // its silence was logged
 }
 
-// Gateways says which gateways are live now. Until all of these gateways have
-// reported their users, the node completes no partition that it knows only in part,
-// and removes no user that an earlier owner left. A gateway that has told nothing
-// for a presence timeout is no longer waited for. Gateways is called before the
-// first Own, and again with every renewal of the lease: time in which nothing was
-// heard of the leases does not count as a gateway's silence.
+// Gateways sets the gateways that have a lease. Until all of them have reported their
+// users, the node completes no partition of which the store lacked users, and removes
+// no user that an earlier owner stored. It stops waiting for a gateway that has sent
+// nothing for a presence timeout. Gateways is called before the first Own and after
+// every renewal of the lease; while the leases were not read, a gateway does not count
+// as silent.
 func (n *Node) Gateways(live []heartbeat.Source) {
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	next := &gateways{at: n.clock.now()}
+	next := &gatewayView{at: n.clock.now()}
 	old := w.known.Load()
 	for _, src := range live {
 		g := &gateway{Source: src, since: next.at}
-		if old != nil && next.at-old.at <= listGap {
+		if old != nil && next.at-old.at <= leaseGap {
 			if i := slices.IndexFunc(old.live, func(o *gateway) bool { return o.Source == src }); i >= 0 {
 				g = old.live[i]
 			}
@@ -71,10 +72,10 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 	w.known.Store(next)
 }
 
-// Died says that a process, which was last seen at that time, ended without leaving
-// the cluster, or stands still. Had the store lost nothing, the users of a gateway
-// that died would stay until the presence timeout. So the node completes no partition
-// that it knows only in part until then: the gateway may come back.
+// Died says that a process that was last seen at the given time ended without leaving
+// the cluster, or is suspended. The users of a gateway that died stay until the
+// presence timeout, since it may come back. A store that lost data has forgotten them;
+// so until then the node completes no partition of which the store lacked users.
 func (n *Node) Died(p presence.Process, seen time.Time) {
 	now := n.clock.now()
 	n.death.Store(max(int64(now), 1))
@@ -84,20 +85,20 @@ func (n *Node) Died(p presence.Process, seen time.Time) {
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	next := &gateways{}
+	next := &gatewayView{}
 	if old := w.known.Load(); old != nil {
 		*next = *old
 	}
 	next.gone = append(slices.Clone(next.gone), &gateway{
 		Source: heartbeat.Source{Gateway: p.Name, Incarnation: p.Incarnation},
-		until:  now - time.Since(seen) + n.cfg.PresenceTimeout - renewal,
+		until:  now - time.Since(seen) + n.cfg.PresenceTimeout - lastRenewal,
 	})
 	w.known.Store(next)
 }
 
-// named logs, once in its life, that a live gateway tells nothing.
-func (n *Node) named(g *gateway) {
-	if g.named.CompareAndSwap(false, true) {
+// logSilent logs, once, that a live gateway sends nothing.
+func (n *Node) logSilent(g *gateway) {
+	if g.logged.CompareAndSwap(false, true) {
 		n.cfg.Log.Warn().Str("gateway", g.Gateway).
 			Msg("a gateway has a lease but does not tell this node of its users; going on without them. Do UDP datagrams pass both ways?")
 	}

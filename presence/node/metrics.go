@@ -34,13 +34,13 @@ func (n *Node) collectors() []prometheus.Collector {
 		gauge("headcount_users", "Users present on any page, of the partitions owned here.", n.users.Load),
 		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", n.owned),
 		counter("headcount_beats_dropped_total", "Beats dropped because a mailbox was full; their senders repeat them.", n.dropped.Load),
-		counter("headcount_suspensions_total", "Times the process stood still for so long that sessions were given the time back.", n.gaps.Load),
+		counter("headcount_suspensions_total", "Times the process stood still for so long that sessions were given the time back.", n.suspensions.Load),
 		counter("headcount_store_changes_total", "Partition changes written to the store.", n.written.Load),
 		counter("headcount_counts_published_total", "Counts of pages that the store took from here, and published where the total changed.", n.counts.Load),
 		counter("headcount_takeovers_total", "Partitions that this node took over, those of its start among them.", n.claimed.Load),
 		counter("headcount_fenced_writes_total", "Partition changes that the store refused since another node owns the partition.", n.fenced.Load),
-		counter("headcount_heartbeats_missing_total", "Questions to gateways about users whose heartbeats were missing.", n.missing.Load),
-		counter("headcount_sessions_silent_total", "Sessions that ended because no heartbeat came, and no leave.", n.silent.Load),
+		counter("headcount_heartbeats_missing_total", "Questions to gateways about users whose heartbeats were missing.", n.asked.Load),
+		counter("headcount_sessions_silent_total", "Sessions that ended because no heartbeat came, and no leave.", n.endedSilent.Load),
 		counter("headcount_store_failures_total", "Partition changes that could not be written at once.", n.failures.Load),
 	}
 }

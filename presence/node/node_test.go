@@ -473,9 +473,9 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 		next.op(gw("a"), join(1, "p"))
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
-		time.Sleep(othersConfirm * time.Millisecond / 2)
+		time.Sleep(confirmTimeout * time.Millisecond / 2)
 		next.op(gw("b"), join(1, "p"))
-		time.Sleep(othersConfirm * time.Millisecond)
+		time.Sleep(confirmTimeout * time.Millisecond)
 		next.want("p", 1)
 		next.op(gw("b"), leave(1, "p", 0))
 		next.want("p", 0)
@@ -538,8 +538,8 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 		if err := owner.node.Hold(t.Context(), 1, "p", true); err != nil {
 			t.Fatal(err)
 		}
-		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, ErrNotOwner) {
-			t.Fatalf("the zombie's answer = %v, want ErrNotOwner", err)
+		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, presence.ErrNotOwner) {
+			t.Fatalf("the zombie's answer = %v, want presence.ErrNotOwner", err)
 		}
 		owner.want("p", 1)
 	})
@@ -647,7 +647,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		r.want("p", 2)
 		r.wantStale(true)
 		before := r.count("b")
-		time.Sleep(askEvery * 3 * time.Millisecond)
+		time.Sleep(askInterval * 3 * time.Millisecond)
 		if got := r.count("b"); got < before+2 {
 			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
 		}
@@ -659,7 +659,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		if before = r.count("b"); before == 0 {
 			t.Fatal("nobody was answered")
 		}
-		time.Sleep(3 * askEvery * time.Millisecond)
+		time.Sleep(3 * askInterval * time.Millisecond)
 		if got := r.count("b"); got != before {
 			t.Fatalf("gateway b got %d more replies though it has told everything", got-before)
 		}
@@ -698,7 +698,7 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 		time.Sleep(time.Minute)
 		r.wantStale(true)
 		r.node.Gateways(nil)
-		time.Sleep(askEvery*time.Millisecond + wheelTick)
+		time.Sleep(askInterval*time.Millisecond + wheelTick)
 		r.wantStale(false)
 	})
 }
@@ -712,9 +712,9 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 			n.Died(presence.Process{Name: "no gateway", Roles: []string{presence.RolePresence}}, time.Now())
 		}
 		r, _ := startBeside(t, "n", newStore(), nil, died)
-		time.Sleep(timeout - 2*time.Second - renewal)
+		time.Sleep(timeout - 2*time.Second - lastRenewal)
 		r.wantStale(true)
-		time.Sleep(time.Second + askEvery*time.Millisecond + wheelTick)
+		time.Sleep(time.Second + askInterval*time.Millisecond + wheelTick)
 		r.wantStale(false)
 	})
 	synctest.Test(t, func(t *testing.T) { // it was not dead
@@ -799,7 +799,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	for name, tc := range map[string]struct {
 		died bool
 		stay time.Duration
-	}{"after a handover": {false, timeout * 2 / 3}, "after a death": {true, timeout - noticed*time.Millisecond}} {
+	}{"after a handover": {false, timeout * 2 / 3}, "after a death": {true, timeout - deathDetection*time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newStore()
@@ -816,7 +816,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 				time.Sleep(time.Minute)
 				r.want("p", 2)
 				r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(4, "p")}, Whole: 2})
-				time.Sleep(askEvery*time.Millisecond + wheelTick)
+				time.Sleep(askInterval*time.Millisecond + wheelTick)
 				r.want("p", 1)
 
 				stopped, stop2 := startBeside(t, "last", store, []heartbeat.Source{gw("b")}, func(n *Node) {
@@ -1034,7 +1034,7 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 func TestClockStandsStillWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clock{}
-		c.last.Store(&reading{real: time.Now()})
+		c.last.Store(&clockReading{real: time.Now()})
 		time.Sleep(20 * time.Second) // nothing ticks, as when the process is stopped
 		if got := c.now(); got != clockStep {
 			t.Fatalf("after a suspension the clock shows %s, want %s", got, clockStep)
@@ -1059,7 +1059,7 @@ func TestALongStartIsNoSuspension(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), nil, func(*Node) { time.Sleep(20 * time.Second) })
 		time.Sleep(time.Second)
-		if n := r.node.gaps.Load(); n != 0 {
+		if n := r.node.suspensions.Load(); n != 0 {
 			t.Errorf("%d suspensions", n)
 		}
 	})
@@ -1146,8 +1146,8 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
 			t.Fatal("a beat was taken for a partition that is not owned")
 		}
-		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, ErrNotOwner) {
-			t.Fatalf("Hold = %v, want ErrNotOwner", err)
+		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, presence.ErrNotOwner) {
+			t.Fatalf("Hold = %v, want presence.ErrNotOwner", err)
 		}
 		r.want("p", 1) // it is the next owner's to say
 		r.node.Own([]int{0, 1, 2})

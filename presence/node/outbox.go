@@ -11,34 +11,42 @@ type memberKey struct {
 	page string
 }
 
-// outbox collects the changes that the store must get. A newer value of a key
-// replaces the older one, so a slow or absent store delays changes but never costs
-// more memory than one entry per member and page. The actor fills the outbox and
-// the writer empties it; mu guards it.
+// outbox collects the changes that the store must get, in numbered batches. A newer
+// value of a key replaces the older one, so a slow or absent store delays changes, but
+// costs at most one entry per member and page. The actor fills the outbox and the
+// writer empties it; mu guards it.
 type outbox struct {
 	mu      sync.Mutex
-	claim   presence.Claim // the next change is written under this claim
+	claim   presence.Claim // of the next change
 	members map[memberKey]presence.MemberChange
 	counts  map[string]int64
-	// arrivals has at most one entry per entry of members that there was since the last
-	// write, and one per user for the user's site.
+	// arrivals is bounded like members: one entry for each member that was added since
+	// the last write, and one per user for the user's site.
 	arrivals map[memberKey]struct{}
 	// reset and complete are those of the next change, see presence.Change.
 	reset, complete bool
-	check           bool   // the next change must prove the claim to the store
-	gen             uint64 // generation of the changes that are collected now
-	flying          bool   // generation gen-1 is being written
-	queued          bool   // the writer knows that the outbox has something
-	blocked         bool   // the claim is not valid: nothing is written until there is a new one
-	// next is the newest claim in the mailbox. While blocked, an epoch of 0 says
-	// that the manager is making a claim: earlier claims are fenced already.
+	check           bool   // the next change is written even if it is empty, to prove the claim
+	batch           uint64 // number of the batch that is being collected
+	state           writeState
+	blocked         bool // the claim is invalid: nothing is written until the actor has a new one
+	// next is the newest claim in the mailbox. While blocked, an epoch of 0 says that
+	// the manager is about to make one, which fences all earlier claims.
 	next presence.Claim
 }
 
-// lost reports whether the manager must claim the partition again: the claim is of
-// another generation, or a write has found it invalid, and the mailbox has no newer
+// writeState says what the writer does with an outbox.
+type writeState uint8
+
+const (
+	idle     writeState = iota
+	queued              // the outbox is in Node.ready, or the writer is about to put it there
+	inFlight            // the batch before the current one is being written
+)
+
+// needsClaim reports whether the manager must claim the partition again: the claim is
+// of another generation, or a write found it invalid, and the mailbox has no newer
 // claim of this generation. Nothing is written until the actor has the new claim.
-func (o *outbox) lost(generation uint64) bool {
+func (o *outbox) needsClaim(generation uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.blocked = o.blocked || o.claim.Generation != generation
@@ -49,19 +57,19 @@ func (o *outbox) lost(generation uint64) bool {
 	return true
 }
 
-// expect notes that the claim is about to be put into the mailbox.
+// expect records that the claim is about to be put into the mailbox.
 func (o *outbox) expect(c presence.Claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.next = c
 }
 
-// take empties the outbox into a change and marks the change as under way. It
-// returns false while the partition must be claimed again.
+// take empties the outbox into a change, which is in flight from then on. It returns
+// false while the claim is invalid.
 func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.queued = false
+	o.state = idle
 	if o.blocked {
 		return presence.Change{}, false
 	}
@@ -86,32 +94,31 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	clear(o.counts)
 	clear(o.arrivals)
 	o.reset, o.complete, o.check = false, false, false
-	o.gen++
-	o.flying = true
+	o.batch++
+	o.state = inFlight
 	return c, true
 }
 
-// landed notes that the change under way is in the store, and returns its generation.
-func (o *outbox) landed() uint64 {
+// written records that the change in flight is in the store, and returns its batch.
+func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.flying = false
-	return o.gen - 1
+	o.state = idle
+	return o.batch - 1
 }
 
-// superseded reports whether c's claim is a former claim of this node, so that
-// this node's newer claim has fenced c.
+// superseded reports whether it was this node's own newer claim that fenced c.
 func (o *outbox) superseded(c presence.Change) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.blocked || o.claim != c.Claim
 }
 
-// restore puts back a change that could not be written, except where the outbox has
-// newer values. If the partition was claimed again meanwhile, the outbox has everything:
-// who is in the change and not there has left since. Unless lost, the outbox counts as
-// queued: the writer repeats the change.
-func (o *outbox) restore(c presence.Change, lost bool) {
+// restore puts back a change that was not written, except where the outbox has newer
+// values. If the partition was claimed again meanwhile, the outbox has every member
+// already, and those in the change alone have left since. invalid says that the store
+// refused the claim; otherwise the writer queues the outbox again.
+func (o *outbox) restore(c presence.Change, invalid bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.claim == c.Claim {
@@ -126,12 +133,15 @@ func (o *outbox) restore(c presence.Change, lost bool) {
 			}
 		}
 		o.reset, o.complete = o.reset || c.Reset, o.complete || c.Complete
-		o.blocked = o.blocked || lost
+		o.blocked = o.blocked || invalid
 	}
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
-	o.queued, o.flying = !lost, false
+	o.state = queued
+	if invalid {
+		o.state = idle
+	}
 }
 
 // empty reports whether there is nothing to write. The caller holds mu.

@@ -98,10 +98,10 @@ func newInterleaving(t *testing.T) *interleaving {
 	h.node.Gateways(nil)
 	h.actor = newPartition(h.node, claims[0])
 	h.actor.adopt(presence.Snapshot{})
-	h.actor.learn()
+	h.actor.checkReports()
 	h.actor.flush()
 	h.node.actors[0].Store(h.actor)
-	h.manager = manager{n: h.node, want: []int{0}, owned: map[int]*ownership{0: {h.actor, func() {}}}, fenced: map[int]fence{}, unseen: map[int]bool{}}
+	h.manager = manager{n: h.node, want: []int{0}, owned: map[int]*ownership{0: {h.actor, func() {}}}, fenced: map[int]fence{}, unverified: map[int]bool{}}
 	return h
 }
 
@@ -128,7 +128,7 @@ func (h *interleaving) step(name byte) bool {
 			return false
 		}
 		h.actor.handle(<-h.actor.mail)
-		h.actor.learn()
+		h.actor.checkReports()
 		h.actor.flush()
 	case 'w', 'u': // the writer takes what is ready, and the store does it; u: it does not answer
 		if h.batch != nil || len(h.node.ready) == 0 {
@@ -245,7 +245,7 @@ func TestASecondJoinWaitsForTheWriteUnderWay(t *testing.T) {
 			Source: heartbeat.Source{Gateway: gateway, Incarnation: 1}, Stream: 1, First: 1, Ops: []heartbeat.Op{{Kind: heartbeat.Join, User: 1, Page: "p"}},
 		})
 		h.actor.flush()
-		h.actor.pay()
+		h.actor.sendDue()
 	}
 	join("first")
 	h.step('w')

@@ -43,9 +43,9 @@ func (w *wheel) put(s *session, ms int64) {
 	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
 	i := t % wheelSlots
 	s.slot = int16(i)
-	s.later, s.sooner = w.slots[i], nil
-	if s.later != nil {
-		s.later.sooner = s
+	s.slotNext, s.slotPrev = w.slots[i], nil
+	if s.slotNext != nil {
+		s.slotNext.slotPrev = s
 	}
 	w.slots[i] = s
 	w.occupied[i/64] |= 1 << (i % 64)
@@ -56,18 +56,18 @@ func (w *wheel) drop(s *session) {
 	if s.slot < 0 {
 		return
 	}
-	if s.sooner != nil {
-		s.sooner.later = s.later
+	if s.slotPrev != nil {
+		s.slotPrev.slotNext = s.slotNext
 	} else {
-		w.slots[s.slot] = s.later
-		if s.later == nil {
+		w.slots[s.slot] = s.slotNext
+		if s.slotNext == nil {
 			w.occupied[s.slot/64] &^= 1 << (s.slot % 64)
 		}
 	}
-	if s.later != nil {
-		s.later.sooner = s.sooner
+	if s.slotNext != nil {
+		s.slotNext.slotPrev = s.slotPrev
 	}
-	s.later, s.sooner, s.slot = nil, nil, -1
+	s.slotNext, s.slotPrev, s.slot = nil, nil, -1
 }
 
 // next is the time, in milliseconds, at which due has something to look at.

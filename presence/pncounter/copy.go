@@ -15,38 +15,38 @@ var ErrRefused = errors.New("the peer is refused")
 // Regions is what a region knows about itself and the other regions.
 type Regions struct {
 	Identity string            // of this region; empty: it has none yet
-	Heard    map[string]string // by region: the region's last word; a new word means that the region was heard
-	Out      []string          // the regions that this region has decided to leave out of totals
+	Heard    map[string]string // the last word of each region, which changes with every greeting
+	Out      []string          // the regions that totals leave out
 }
 
 // Position is how far a peer has one bucket of a region's log.
 type Position struct {
 	Bucket      int
 	Log, Cursor uint64
-	Done        bool // the peer has received the log up to an end of it
+	Done        bool // the peer has had the log up to its end once
 }
 
-// Batch is what a region sends to another region about one bucket. A region logs
-// which of a bucket's pages changed, each page at its last change. A batch has the
-// pages that changed after From, up to To, with their current pairs. Batches may be
-// lost, repeated and overtaken.
+// Batch is what a region sends to another region about one bucket. The region's log has
+// every page of the bucket at the position of its last change. A batch has the pages that
+// changed after From, up to To, with their current pairs. Batches may be lost, repeated
+// and reordered.
 type Batch struct {
 	Region string // the region that the pairs belong to
 	Bucket int
-	// Log is the number of the bucket's log. A region that lost data begins another
-	// log at place 0, with a number above all incarnations that it has used.
+	// Log is the number of the bucket's log. A region that lost data begins another log at
+	// position 0, whose number is above all incarnations that the region has used.
 	Log      uint64
 	From, To uint64
-	// Floor is the lowest incarnation of the log's pairs. A pair with a lower
-	// incarnation that the log does not name again belongs to a page without users.
+	// Floor is the lowest incarnation of the log's pairs. A pair with a lower incarnation
+	// that the log does not name again belongs to a page without users.
 	Floor uint64
 	// Complete says that To is the end of the log, and that the log has all of
 	// the region's pages.
 	Complete bool
-	// Only the sender uses these. More: the log goes on after To. Forgotten: the log
-	// has forgotten a page after From; the batch is empty, and the region must begin a
-	// new log, which voids the pairs that it does not name. Partial: the region has not
-	// written all its users yet, so its pairs would replace better ones.
+	// These are for the sender. More: the log goes on after To. Forgotten: the log has
+	// forgotten a page after From; the batch is empty, and the region must begin a new log,
+	// which voids the pairs that it does not name. Partial: the region has not written all
+	// its users yet, and its pairs would replace better ones.
 	More, Forgotten, Partial bool
 	Pages                    []PagePair
 }
@@ -62,7 +62,7 @@ const (
 	Failed                // the receiver's bucket cannot be used; Ack.Err says why
 )
 
-// Ack is the answer to a batch. It says where the receiver is now.
+// Ack is the reply to a batch. It says what the receiver has now.
 type Ack struct {
 	Status Status
 	Log    uint64 // the log that the receiver has, or the batch's
@@ -70,20 +70,20 @@ type Ack struct {
 	// High is the highest incarnation of the region that the receiver knows. A log that
 	// the region begins must have a number above it.
 	High uint64
-	// Done says that the log has been received up to an end of it.
+	// Done says that the receiver has had the log up to its end once.
 	Done bool
 	// Changed is the number of pages whose pair was new to the receiver. Malformed is
 	// the number of pages whose data at the receiver could not be read; the receiver
 	// has written them again.
 	Changed, Malformed int
-	// Refused has the places in Batch.Pages of pairs whose incarnation is lower than
-	// the receiver's for the page: their region must give them a higher incarnation.
+	// Refused has the indexes in Batch.Pages of pairs whose incarnation is below the
+	// receiver's for the page: their region must give them a higher incarnation.
 	Refused []int
 	Err     error
 }
 
-// Copy is one region's copy of another region's bucket. It defines what merge.lua
-// must do. The zero Copy is empty. Only one goroutine at a time may use a Copy.
+// Copy is one region's copy of another region's bucket. Only tests use it: it defines what
+// merge.lua must do. The zero Copy is empty. One goroutine at a time may use a Copy.
 type Copy struct {
 	Log, Cursor uint64
 	Floor, High uint64
@@ -91,7 +91,7 @@ type Copy struct {
 	Pairs       map[string]Pair
 }
 
-// Merge merges a batch and returns the answer to it.
+// Merge merges a batch and returns the reply to it.
 func (c *Copy) Merge(b Batch) Ack {
 	switch {
 	case b.Log < c.Log, b.Log > c.Log && b.Log <= max(c.High, c.Floor):
@@ -105,7 +105,7 @@ func (c *Copy) Merge(b Batch) Ack {
 		return c.ack(Gap)
 	}
 	var refused []int
-	if b.To > c.Cursor { // otherwise the copy has all of the batch, or has forgotten it since
+	if b.To > c.Cursor { // otherwise the copy has had all of the batch
 		if c.Pairs == nil {
 			c.Pairs = map[string]Pair{}
 		}

@@ -28,23 +28,23 @@ func TestCrashes(t *testing.T) {
 		defer os.RemoveAll(root)
 		dir := filepath.Join(root, "data")
 		s := New(Config{})
-		d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
+		d, _, err := openDisk(dir, &s.unread, &s.history, zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}
 		d.db.NoSync = true // the tests below check what was written, not whether it is on the disk
-		s.notices.disk = d
+		s.unread.disk = d
 		defer d.db.Close()
-		before := fingerprint(&s.notices)
+		before := fingerprint(&s.unread)
 		page := rapid.SampledFrom([]string{"p", "q", "r"})
 		user := rapid.Custom(func(t *rapid.T) unread.User { return unread.User{rapid.Byte().Draw(t, "user") % 4} })
-		operation := rapid.Custom(func(t *rapid.T) func(*draft) error {
+		operation := rapid.Custom(func(t *rapid.T) func(*transaction) error {
 			p, u := page.Draw(t, "page"), user.Draw(t, "user")
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0: // follow or unfollow
-				return func(d *draft) error {
+				return func(d *transaction) error {
 					old := unread.Record{}
-					if r := s.notices.records[u]; r != nil {
+					if r := s.unread.records[u]; r != nil {
 						old = *r
 					}
 					r := old.Clone()
@@ -57,10 +57,10 @@ func TestCrashes(t *testing.T) {
 					return err
 				}
 			case 1:
-				return func(d *draft) error { d.change(p, unread.Change{By: &u}); return nil }
+				return func(d *transaction) error { d.change(p, unread.Change{By: &u}); return nil }
 			default:
 				key := fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "key"))
-				return func(d *draft) error { d.change(p, unread.Change{Key: key, By: &u}); return nil }
+				return func(d *transaction) error { d.change(p, unread.Change{Key: key, By: &u}); return nil }
 			}
 		})
 		for range rapid.IntRange(1, 8).Draw(t, "transactions") {
@@ -78,7 +78,7 @@ func TestCrashes(t *testing.T) {
 			mend()
 			now := d.db.Stats()
 			wrote := now.TxStats.GetWrite() > stats.TxStats.GetWrite()
-			after := fingerprint(&s.notices)
+			after := fingerprint(&s.unread)
 			file, err := os.ReadFile(filepath.Join(dir, dataFile))
 			if err != nil {
 				t.Fatal(err)
@@ -132,9 +132,9 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	if err := os.WriteFile(filepath.Join(dir, dataFile), file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n := newNotices()
+	n := newUnreadState()
 	var log bytes.Buffer
-	d, _, err := openDisk(dir, &n, &book{}, zerolog.New(&log))
+	d, _, err := openDisk(dir, &n, &pageHistory{}, zerolog.New(&log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +147,8 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	return fingerprint(&n)
 }
 
-// fingerprint is everything that notices contain and a file must have, as text.
-func fingerprint(n *notices) string {
+// fingerprint is everything of the unread state that a file must have, as text.
+func fingerprint(n *unreadState) string {
 	var b bytes.Buffer
 	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}
 	for page, p := range n.pages {

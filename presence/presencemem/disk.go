@@ -63,21 +63,20 @@ const (
 	maxWaiting = 4096
 )
 
-// disk is the file. Its goroutine is the writer of the notices: it takes all waiting
-// operations and commits them in one transaction with one fsync. When the commit
-// fails, disk refuses these operations, and all later ones at once, until it has
-// written a probe.
+// disk is the data file. Its goroutine is the writer of the unread state: it commits
+// all waiting operations in one transaction with one fsync. When a commit fails, disk
+// refuses its operations, and all later ones at once, until it could write a probe.
 type disk struct {
 	db      *bbolt.DB
 	log     zerolog.Logger
 	waiting chan *op
 	closing chan struct{}         // closed by close
 	ended   chan struct{}         // closed when run has returned
-	trouble atomic.Pointer[error] // why the file cannot be written; nil: it can
+	failure atomic.Pointer[error] // why the file cannot be written; nil: it can
 
-	// owed are the entries that the next probe also writes, so that the file has what
-	// memory has. The writer owns owed.
-	owed []put
+	// undo are entries that the next probe also writes, so that the file matches the
+	// memory again. Only the writer uses it.
+	undo []put
 }
 
 // put sets or deletes one entry of the file.
@@ -85,9 +84,9 @@ type put struct {
 	bucket, key, value []byte // value nil: the key is deleted
 }
 
-// openDisk opens the file in dir, creates it when it is missing, and fills n and b from it.
-// secret is the secret of anonymous ids. No operation is written before run.
-func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, secret string, err error) {
+// openDisk opens the file in dir, or creates it, and fills n and b from it. secret is
+// the secret of anonymous ids. No operation is written before run.
+func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
@@ -104,13 +103,13 @@ func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, sec
 	return d, secret, nil
 }
 
-// load reads the whole file into n and b, and repairs entries that do not fit together.
-// When a repair cannot be written, the file counts as not writable.
-func (d *disk) load(n *notices, b *book) (secret string, err error) {
+// load reads the whole file into n and b, and repairs inconsistent entries. When the
+// repairs cannot be written, the file counts as not writable.
+func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
 	if secret, err = d.secret(); err != nil {
 		return "", err
 	}
-	l := loader{n: n, book: b, now: time.Now()}
+	l := loader{unread: n, history: b, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
@@ -119,7 +118,7 @@ func (d *disk) load(n *notices, b *book) (secret string, err error) {
 	}
 	if len(l.puts) > 0 {
 		if err := d.update(l.puts, nil); err != nil {
-			d.owed = l.puts
+			d.undo = l.puts
 			d.fail(err)
 		}
 	}
@@ -132,21 +131,22 @@ func (d *disk) secret() (secret string, err error) {
 		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))
 		return nil
 	}
-	if err = d.db.View(read); err != nil || secret != "" { // a disk that is full can be read
+	if err = d.db.View(read); err != nil || secret != "" { // reading works on a full disk too
 		return secret, err
 	}
 	secret = rand.Text()
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
 
-// loader fills n and book from a file, and notes the repairs that must be written.
+// loader fills the unread state and the history from a file, and collects the repairs
+// that must be written.
 type loader struct {
-	n        *notices
-	book     *book
+	unread   *unreadState
+	history  *pageHistory
 	now      time.Time
 	puts     []put
-	repaired int    // entries that did not fit
-	first    string // how the first of them was repaired
+	repaired int    // inconsistent entries
+	first    string // what was wrong with the first of them
 }
 
 func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
@@ -167,11 +167,11 @@ func (l *loader) load(tx *bbolt.Tx) error {
 			return err
 		}
 	}
-	if l.book.kept > 0 {
+	if l.history.retention > 0 {
 		l.loadMinutes(tx)
 	}
-	l.raise()
-	slices.SortFunc(l.n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })
+	l.repairLevels()
+	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })
 	return nil
 }
 
@@ -181,15 +181,15 @@ func (l *loader) page(k, v []byte) {
 		l.repair(pagesBucket, k, nil, "the changes of %q cannot be read and are dropped: %v", k, err)
 		return
 	}
-	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
-	l.n.pages[string(k)] = &changed{
-		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
+	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
+	l.unread.pages[string(k)] = &changedPage{
+		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: timeOf(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
 }
 
 func (l *loader) note(k, v []byte) {
-	p := l.n.pages[string(k)]
+	p := l.unread.pages[string(k)]
 	if p == nil {
 		l.repair(notesBucket, k, nil, "a note of %q is without page, and is dropped: %q", k, v)
 		return
@@ -200,18 +200,18 @@ func (l *loader) note(k, v []byte) {
 func (l *loader) own(k, v []byte) {
 	page, user, _ := strings.Cut(string(k), "\x00")
 	f, err := numbers(string(v), 3)
-	p := l.n.pages[page]
+	p := l.unread.pages[page]
 	if err != nil || len(user) != len(unread.User{}) || p == nil {
 		l.repair(ownsBucket, k, nil, "own changes of %q are without page or cannot be read, and are dropped: %q", page, v)
 		return
 	}
-	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: atTime(f[2])}
+	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
 }
 
-// raise counts own changes that a page's level lacks: the own changes had been
-// written, their level had not.
-func (l *loader) raise() {
-	for page, p := range l.n.pages {
+// repairLevels counts own changes that a page's level lacks: they were written, and
+// their level was not.
+func (l *loader) repairLevels() {
+	for page, p := range l.unread.pages {
 		by, last := int64(0), int64(0)
 		for _, own := range p.owns {
 			by, last = by+own.Changes, max(last, own.Last)
@@ -232,9 +232,9 @@ func (l *loader) record(k, v []byte) {
 		l.repair(recordsBucket, k, nil, "a record cannot be read and is dropped: %q", v)
 		return
 	}
-	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
-	l.n.records[unread.User(k)] = &unread.Record{
-		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: atTime(f[2]),
+	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
+	l.unread.records[unread.User(k)] = &unread.Record{
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: timeOf(f[2]),
 	}
 }
 
@@ -251,11 +251,11 @@ func (l *loader) follow(k, v []byte) {
 		l.repair(followsBucket, k, nil, "a follow cannot be read and is dropped: %v", err)
 		return
 	}
-	r := l.n.records[user]
+	r := l.unread.records[user]
 	if r == nil {
-		l.n.incarnation = max(l.n.incarnation+1, uint64(l.now.UnixMilli()))
-		r = &unread.Record{Version: presence.Version{Incarnation: l.n.incarnation, Sequence: 1}}
-		l.n.records[user] = r
+		l.unread.incarnation = max(l.unread.incarnation+1, uint64(l.now.UnixMilli()))
+		r = &unread.Record{Version: presence.Version{Incarnation: l.unread.incarnation, Sequence: 1}}
+		l.unread.records[user] = r
 		l.repair(recordsBucket, user[:], recordValue(*r), "a follow of %q was without its record, which is made", f.Page)
 	}
 	r.Follows = append(r.Follows, f)
@@ -266,19 +266,19 @@ func (l *loader) key(k, v []byte) {
 		l.repair(keysBucket, k, nil, "an idempotency key cannot be read and is dropped: %q", k)
 		return
 	}
-	key := rememberedKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
+	key := idempotencyKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
 	if key.until <= l.now.Unix() {
 		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
 		return
 	}
-	l.n.keys[key.hash] = struct{}{}
-	l.n.oldest = append(l.n.oldest, key)
+	l.unread.keys[key.hash] = struct{}{}
+	l.unread.oldest = append(l.unread.oldest, key)
 }
 
-// hashKey returns the key that is kept, or keeps one: former where there are
-// records, or changes with an author, else a new one.
+// hashKey returns the stored key. If there is none, it stores one: former if the file
+// has records, or changes with an author; otherwise a new one.
 func (d *disk) hashKey(former []byte) (key []byte, err error) {
-	err = d.db.View(func(tx *bbolt.Tx) error { // a disk that is full can be read
+	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
 		return nil
 	})
@@ -296,7 +296,7 @@ func (d *disk) hashKey(former []byte) (key []byte, err error) {
 	})
 }
 
-// numbers reads n whole numbers, none of them negative.
+// numbers parses n whole numbers, none of them negative.
 func numbers(text string, n int) ([]int64, error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != n {
@@ -313,8 +313,8 @@ func numbers(text string, n int) ([]int64, error) {
 	return out, nil
 }
 
-// atTime is the time of unix seconds; 0 is none.
-func atTime(seconds int64) time.Time {
+// timeOf returns the time of unix seconds, and the zero time for 0.
+func timeOf(seconds int64) time.Time {
 	if seconds == 0 {
 		return time.Time{}
 	}
@@ -336,9 +336,9 @@ func recordValue(r unread.Record) []byte {
 	return fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
 }
 
-// puts returns the draft's changes of the file. They are sorted, since neighbours
+// puts returns the transaction's changes of the file. They are sorted, since neighbours
 // share pages of the file.
-func (d *draft) puts() []put {
+func (d *transaction) puts() []put {
 	var all []put
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
 	for page, p := range d.pages {
@@ -353,11 +353,11 @@ func (d *draft) puts() []put {
 	for user, r := range d.records {
 		value := recordValue(*r)
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
-			value = nil // it says nothing but who it was; its version ends with this process, and the next one is greater
+			value = nil // an empty record: only its version is lost, and the next process gives greater ones
 		}
 		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
-		if is := d.was.records[user]; is != nil {
+		if is := d.base.records[user]; is != nil {
 			old = *is
 		}
 		set, gone := r.Differences(old)
@@ -371,7 +371,7 @@ func (d *draft) puts() []put {
 	for _, k := range d.newest {
 		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
 	}
-	for _, k := range d.was.oldest[:d.forgotten] {
+	for _, k := range d.base.oldest[:d.forgotten] {
 		add(keysBucket, string(k.hash[:]), nil)
 	}
 	slices.SortFunc(all, func(a, b put) int {
@@ -383,7 +383,7 @@ func (d *draft) puts() []put {
 	return all
 }
 
-// submit hands o to the writer and returns its outcome.
+// submit passes o to the writer and waits for its outcome.
 func (d *disk) submit(ctx context.Context, o *op) error {
 	select {
 	case <-d.closing:
@@ -402,20 +402,20 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 	case <-o.done:
 		return o.err
 	case <-d.ended:
-		if o.take() {
+		if o.claim() {
 			return errClosed
 		}
 		<-o.done
 		return o.err
 	case <-ctx.Done():
-		if o.take() {
-			return refused(fmt.Errorf("it was not carried out: %w", ctx.Err()))
+		if o.claim() {
+			return refused(fmt.Errorf("the operation was not carried out: %w", ctx.Err()))
 		}
-		return refused(fmt.Errorf("it is being written, and may be kept: %w", ctx.Err()))
+		return refused(fmt.Errorf("the operation is being written and may succeed: %w", ctx.Err()))
 	}
 }
 
-var errClosed = refused(errors.New("it is closed"))
+var errClosed = refused(errors.New("the data directory is closed"))
 
 // writable says why the file cannot be written, or returns nil. A nil disk is always
 // writable.
@@ -423,13 +423,13 @@ func (d *disk) writable() error {
 	if d == nil {
 		return nil
 	}
-	if err := d.trouble.Load(); err != nil {
+	if err := d.failure.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-// run is the writer, until close. It carries out the operations that wait by then.
+// run is the writer. It ends with close, after the operations that wait by then.
 func (d *disk) run(commit func([]*op)) {
 	defer close(d.ended)
 	for {
@@ -464,22 +464,22 @@ func (d *disk) batch(ops ...*op) []*op {
 	return ops
 }
 
-// write writes the draft to the file in one transaction, or returns
-// presence.ErrUnavailable and leaves the file as it was. A nil disk does nothing.
-func (d *disk) write(draft *draft) error {
+// write writes tx to the file, all of it or nothing. Its error is
+// presence.ErrUnavailable. A nil disk does nothing.
+func (d *disk) write(tx *transaction) error {
 	if d == nil {
 		return nil
 	}
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
-	puts := draft.puts()
+	puts := tx.puts()
 	if len(puts) == 0 {
 		return nil
 	}
 	var before []put
 	if err := d.update(puts, &before); err != nil {
-		d.owed = before
+		d.undo = before
 		d.fail(err)
 		return refused(err)
 	}
@@ -488,32 +488,32 @@ func (d *disk) write(draft *draft) error {
 
 func refused(err error) error { return fmt.Errorf("presencemem: %w: %w", presence.ErrUnavailable, err) }
 
-// fail notes that the file cannot be written.
+// fail records that the file cannot be written.
 func (d *disk) fail(err error) {
 	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
 	err = fmt.Errorf("the data directory cannot be written: %w", err)
-	d.trouble.Store(&err)
+	d.failure.Store(&err)
 }
 
-// probe tries whether the file can be written again, with room for further
+// probe tests whether the file can be written again, with room for further
 // transactions. A transaction that failed at its very end may be in the file all the
-// same, so the probe also writes the entries from before it (owed).
+// same, so the probe also restores the entries from before it (undo).
 func (d *disk) probe() {
 	filler := put{boltfile.Meta, probeKey, make([]byte, probeBytes)}
-	if d.update(append([]put{filler}, d.owed...), nil) != nil {
+	if d.update(append([]put{filler}, d.undo...), nil) != nil {
 		return
 	}
 	filler.value = nil
 	if d.update([]put{filler}, nil) != nil {
 		return
 	}
-	d.owed = nil
-	d.trouble.Store(nil)
+	d.undo = nil
+	d.failure.Store(nil)
 	d.log.Info().Msg("the data directory can be written again")
 }
 
-// update writes puts in one transaction. It appends the former entries to before,
-// unless before is nil.
+// update writes puts in one transaction. Unless before is nil, it appends the former
+// entries to before.
 func (d *disk) update(puts []put, before *[]put) error {
 	return d.db.Update(func(tx *bbolt.Tx) error {
 		for _, p := range puts {

@@ -273,14 +273,14 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = New(Config{})
-	d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
+	d, _, err := openDisk(dir, &s.unread, &s.history, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	draft := newDraft(&s.notices, time.Now())
-	draft.change("p", unread.Change{Key: "k", By: &unread.User{1}})
-	draft.change("q", unread.Change{})
-	if err := d.update(draft.puts(), &d.owed); err != nil {
+	tx := newTransaction(&s.unread, time.Now())
+	tx.change("p", unread.Change{Key: "k", By: &unread.User{1}})
+	tx.change("q", unread.Change{})
+	if err := d.update(tx.puts(), &d.undo); err != nil {
 		t.Fatal(err)
 	}
 	d.fail(errors.New("the last step"))
@@ -291,8 +291,8 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	s = reopen(t, dir)
 	defer s.Close()
 	levels, owns, _ := s.Levels(t.Context(), unread.User{1}, []string{"p", "q"})
-	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) || len(s.notices.keys) != 1 {
-		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.notices.keys))
+	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) || len(s.unread.keys) != 1 {
+		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.unread.keys))
 	}
 }
 
@@ -301,7 +301,7 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	if s.notices.disk, _, err = openDisk(t.TempDir(), &s.notices, &s.book, zerolog.Nop()); err != nil {
+	if s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -312,10 +312,10 @@ func TestGivingUp(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "it was not carried out") {
+	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "was not carried out") {
 		t.Errorf("gave up: %v", err)
 	}
-	go s.notices.disk.run(s.commit)
+	go s.unread.disk.run(s.commit)
 	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func TestWaitingIsBounded(t *testing.T) {
 			t.Errorf("beyond the bound: %v", err)
 		}
 	}
-	go s.notices.disk.run(s.commit)
+	go s.unread.disk.run(s.commit)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -360,7 +360,7 @@ func TestCallsShareTransactions(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer s.Close()
 	transactions := func() (n int) {
-		if err := s.notices.disk.db.View(func(tx *bbolt.Tx) error { n = tx.ID(); return nil }); err != nil {
+		if err := s.unread.disk.db.View(func(tx *bbolt.Tx) error { n = tx.ID(); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -412,8 +412,8 @@ func TestKeysAreForgottenAfterADay(t *testing.T) {
 		if n := count(); n != 2 {
 			t.Errorf("remembered after its day: %d changes", n)
 		}
-		if len(s.notices.keys) != 3 || len(s.notices.oldest) != 3 {
-			t.Errorf("%d keys", len(s.notices.keys))
+		if len(s.unread.keys) != 3 || len(s.unread.oldest) != 3 {
+			t.Errorf("%d keys", len(s.unread.keys))
 		}
 	})
 }

@@ -45,7 +45,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		todo := w.backlog
 		w.backlog = nil
 		s.mu.Unlock()
-		for _, p := range todo { // these are older than the dropped ones
+		for _, p := range todo { // before the Losts: these are older than what was dropped
 			fn(p)
 		}
 		for _, b := range lost {
@@ -54,7 +54,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	}
 }
 
-// publish tells the watchers the new counts, one publication a bucket.
+// publish notifies the watchers of the new counts, with one publication per bucket.
 func (s *Store) publish(touched map[*page]struct{}) {
 	if len(touched) == 0 || len(s.watchers) == 0 {
 		return
@@ -66,13 +66,13 @@ func (s *Store) publish(touched map[*page]struct{}) {
 		buckets[b] = append(buckets[b], u)
 	}
 	for b, updates := range buckets {
-		s.tell(presence.Publication{Bucket: b, Updates: updates})
+		s.notify(presence.Publication{Bucket: b, Updates: updates})
 	}
 }
 
-// tell hands p to the watchers of its bucket. A watcher that does not keep up loses p
-// and gets a Lost for the bucket.
-func (s *Store) tell(p presence.Publication) {
+// notify queues p for the watchers of its bucket. A watcher that does not keep up loses
+// p, and gets a Lost for the bucket.
+func (s *Store) notify(p presence.Publication) {
 	for w := range s.watchers {
 		dropped, watched := w.buckets[p.Bucket]
 		switch {

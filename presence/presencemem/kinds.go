@@ -35,9 +35,9 @@ func (s *Store) countUpdate(page string) presence.Update {
 }
 
 func (s *Store) levelUpdate(page string) presence.Update {
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
-	if p := s.notices.pages[page]; p != nil {
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
+	if p := s.unread.pages[page]; p != nil {
 		return p.level.Update(page)
 	}
 	return presence.Update{Topic: unread.LevelTopic(page)}
@@ -49,9 +49,9 @@ func (s *Store) recordUpdate(key string) presence.Update {
 	if !ok {
 		return topic
 	}
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
-	if r := s.notices.records[user]; r != nil {
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
+	if r := s.unread.records[user]; r != nil {
 		return r.Update(user)
 	}
 	return topic

@@ -17,52 +17,50 @@ import (
 )
 
 const (
-	// minuteBytes is about what a remembered minute takes beside its registers, and
-	// pageBytes what a page takes beside its name and its minutes.
-	minuteBytes = 96
-	pageBytes   = 256
+	minuteBytes = 96  // approximate memory of a minute without its registers
+	pageBytes   = 256 // approximate memory of a page without its name and minutes
 
-	rememberBatch = 4096 // entries in one transaction of the data directory
+	minuteBatch = 4096 // entries in one transaction of the data directory
 )
 
-// book is what pages remember; Store.mu guards it. Its size is bounded in bytes: beyond
-// that, the page that has not changed for the longest time is forgotten. (The registers
-// of the running minute are not counted yet.)
-type book struct {
-	kept  int64 // minutes; 0: nothing is remembered
-	most  int   // bytes
-	bytes int
-	pages map[string]*remembered
-	order *list.List // of *remembered; the one that has not changed for the longest time comes first
-	disk  bool       // there is a data directory
+// pageHistory keeps the minutes of pages. Store.mu guards it. Its size is bounded: beyond
+// maxBytes it forgets the page that has not changed for the longest time. (The registers
+// of the running minute do not count.)
+type pageHistory struct {
+	retention int64 // minutes; 0: nothing is kept
+	maxBytes  int
+	bytes     int
+	pages     map[string]*pageMinutes
+	order     *list.List // of *pageMinutes; the least recently changed comes first
+	disk      bool       // there is a data directory
 
-	// Of a data directory: pages with minutes that it lacks, and entries that it still
-	// has. They are bounded like the pages and their minutes.
-	dirty map[*remembered]struct{}
-	gone  [][]byte
+	// With a data directory: the pages with minutes that it lacks, and the keys that it
+	// must still delete. They are bounded like the pages and their minutes.
+	dirty  map[*pageMinutes]struct{}
+	erased [][]byte
 }
 
-// remembered is what one page remembers. The last minute may be the running one; its
-// arrivals are in running.
-type remembered struct {
+// pageMinutes are the minutes of one page. The last one may be the running minute,
+// whose arrivals are still in running.
+type pageMinutes struct {
 	page    string
-	minutes []minutes.Minute // never empty outside of book.minute
+	minutes []minutes.Minute // empty only within pageHistory.minute
 	running minutes.Visits
 	bytes   int
 	written int64 // minutes up to this one are in the data directory
 	element *list.Element
 }
 
-func newBook(cfg Config) book {
-	return book{
-		kept: int64(cfg.PageStats / time.Minute), most: cfg.PageStatsBytes,
-		pages: map[string]*remembered{}, order: list.New(), dirty: map[*remembered]struct{}{},
+func newPageHistory(cfg Config) pageHistory {
+	return pageHistory{
+		retention: int64(cfg.PageStats / time.Minute), maxBytes: cfg.PageStatsBytes,
+		pages: map[string]*pageMinutes{}, order: list.New(), dirty: map[*pageMinutes]struct{}{},
 	}
 }
 
-// remember notes the counts that a Write changed, and who arrived with it.
-func (b *book) remember(touched map[*page]struct{}, arrivals []presence.Arrival, now time.Time) {
-	if b.kept == 0 {
+// remember records the counts that a Write changed, and its arrivals.
+func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.Arrival, now time.Time) {
+	if b.retention == 0 {
 		return
 	}
 	at := minutes.Of(now)
@@ -76,57 +74,57 @@ func (b *book) remember(touched map[*page]struct{}, arrivals []presence.Arrival,
 	b.bound(at)
 }
 
-func (r *remembered) last() *minutes.Minute { return &r.minutes[len(r.minutes)-1] }
+func (r *pageMinutes) last() *minutes.Minute { return &r.minutes[len(r.minutes)-1] }
 
-// minute returns the page with its running minute, which begins now if need be.
-func (b *book) minute(page string, at int64) *remembered {
+// minute returns the minutes of a page, and begins the running minute if necessary.
+func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	r := b.pages[page]
 	if r == nil {
 		r = b.add(page)
 	}
 	b.order.MoveToBack(r.element)
-	b.soil(r)
+	b.markDirty(r)
 	users := int64(0)
 	if len(r.minutes) > 0 {
 		if r.last().At >= at { // greater if the clock was set back
 			return r
 		}
-		b.weigh(r, r.close())
+		b.addBytes(r, r.close())
 		users = r.last().Last
 	}
 	b.append(r, minutes.Minute{At: at, Counted: true, Max: users, Last: users})
-	b.trim(r, at-b.kept)
+	b.trim(r, at-b.retention)
 	return r
 }
 
-func (b *book) add(page string) *remembered {
-	r := &remembered{page: page}
+func (b *pageHistory) add(page string) *pageMinutes {
+	r := &pageMinutes{page: page}
 	r.element = b.order.PushBack(r)
 	b.pages[page] = r
-	b.weigh(r, pageBytes+len(page))
+	b.addBytes(r, pageBytes+len(page))
 	return r
 }
 
-// soil notes that the data directory lacks a minute of the page.
-func (b *book) soil(r *remembered) {
+// markDirty records that the data directory lacks a minute of the page.
+func (b *pageHistory) markDirty(r *pageMinutes) {
 	if b.disk {
 		b.dirty[r] = struct{}{}
 	}
 }
 
-func (b *book) append(r *remembered, m minutes.Minute) {
+func (b *pageHistory) append(r *pageMinutes, m minutes.Minute) {
 	r.minutes = append(r.minutes, m)
-	b.weigh(r, minuteBytes+len(m.Visitors.Bytes()))
+	b.addBytes(r, minuteBytes+len(m.Visitors.Bytes()))
 }
 
-func (b *book) weigh(r *remembered, bytes int) {
+func (b *pageHistory) addBytes(r *pageMinutes, bytes int) {
 	r.bytes += bytes
 	b.bytes += bytes
 }
 
-// close puts the arrivals of the last minute into it, and returns by how many bytes it
-// has grown.
-func (r *remembered) close() int {
+// close moves the running arrivals into the last minute, and returns by how many bytes
+// it has grown.
+func (r *pageMinutes) close() int {
 	last := r.last()
 	before := len(last.Visitors.Bytes())
 	last.Joins, last.Visitors = last.Joins+r.running.Joins, r.visitors()
@@ -134,17 +132,17 @@ func (r *remembered) close() int {
 	return len(last.Visitors.Bytes()) - before
 }
 
-// visitors are registers of the last minute that nobody changes.
-func (r *remembered) visitors() hyperloglog.Registers {
+// visitors returns a copy of the last minute's registers, running arrivals included.
+func (r *pageMinutes) visitors() hyperloglog.Registers {
 	fresh := r.running.Registers()
 	all := fresh.Clone()
 	all.Merge(r.last().Visitors)
 	return all
 }
 
-// trim forgets the minutes before oldest, but not the last one of them: the time after
-// it begins with its count.
-func (b *book) trim(r *remembered, oldest int64) {
+// trim forgets the minutes before oldest, except the last of them: its final count
+// holds until the next minute that was kept.
+func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 	n := 0
 	for n+1 < len(r.minutes) && r.minutes[n+1].At <= oldest {
 		b.erase(r, n)
@@ -153,21 +151,21 @@ func (b *book) trim(r *remembered, oldest int64) {
 	r.minutes = slices.Delete(r.minutes, 0, n)
 }
 
-// erase takes note that a minute is forgotten.
-func (b *book) erase(r *remembered, i int) {
+// erase accounts for a minute that is about to be forgotten.
+func (b *pageHistory) erase(r *pageMinutes, i int) {
 	m := &r.minutes[i]
-	b.weigh(r, -minuteBytes-len(m.Visitors.Bytes()))
+	b.addBytes(r, -minuteBytes-len(m.Visitors.Bytes()))
 	if b.disk && m.At <= r.written {
-		b.gone = append(b.gone, minuteKey(r.page, m.At))
+		b.erased = append(b.erased, minuteKey(r.page, m.At))
 	}
 }
 
-// bound forgets pages without users that have not changed as long as minutes are kept,
-// and those beyond the bound.
-func (b *book) bound(at int64) {
+// bound forgets pages without users whose last minute has expired, and those beyond
+// maxBytes.
+func (b *pageHistory) bound(at int64) {
 	for front := b.order.Front(); front != nil; front = b.order.Front() {
-		r := front.Value.(*remembered)
-		if b.bytes <= b.most && (r.last().Last > 0 || r.last().At > at-b.kept) {
+		r := front.Value.(*pageMinutes)
+		if b.bytes <= b.maxBytes && (r.last().Last > 0 || r.last().At > at-b.retention) {
 			return
 		}
 		for i := range r.minutes {
@@ -186,7 +184,7 @@ var _ minutes.Store = (*Store)(nil)
 func (s *Store) Minutes(_ context.Context, page string, from int64) ([]minutes.Minute, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.book.pages[page]
+	r := s.history.pages[page]
 	if r == nil {
 		return nil, nil
 	}
@@ -243,7 +241,7 @@ func (l *loader) minute(k, v []byte) {
 		l.repair(minutesBucket, k, nil, "a minute of a page cannot be read and is dropped: %v", err)
 		return
 	}
-	b := l.book
+	b := l.history
 	r := b.pages[page]
 	if r == nil {
 		r = b.add(page)
@@ -252,12 +250,12 @@ func (l *loader) minute(k, v []byte) {
 	r.written = m.At
 }
 
-// reopen ends what pages remember of an earlier process: nobody is there any more, since
-// the minute up to which it has written.
-func (b *book) reopen(until int64, now time.Time) {
+// endOfRun completes the minutes of an earlier process: its users are gone since
+// until, the last minute that it wrote.
+func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	b.disk = true
 	at := minutes.Of(now)
-	all := make([]*remembered, 0, len(b.pages))
+	all := make([]*pageMinutes, 0, len(b.pages))
 	for _, r := range b.pages {
 		if last := r.last(); last.Last > 0 {
 			if end := min(max(until, last.At), at); end > last.At {
@@ -265,30 +263,30 @@ func (b *book) reopen(until int64, now time.Time) {
 			} else {
 				last.Last, r.written = 0, min(r.written, last.At-1)
 			}
-			b.soil(r)
+			b.markDirty(r)
 		}
-		b.trim(r, at-b.kept)
+		b.trim(r, at-b.retention)
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(a, b *remembered) int { return int(a.last().At - b.last().At) })
+	slices.SortFunc(all, func(a, b *pageMinutes) int { return int(a.last().At - b.last().At) })
 	for _, r := range all {
 		b.order.MoveToBack(r.element)
 	}
 	b.bound(at)
 }
 
-// unwritten returns the entries that the data directory lacks, the running minute's only
-// at the end. done says that they are written.
-func (b *book) unwritten(at int64, end bool) (puts []put, done func()) {
+// unwritten returns the entries that the data directory lacks: of finished minutes, and
+// with end also of the running one. The caller calls done once they are written.
+func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	before := at
 	if end {
 		before++
 	}
-	for _, key := range b.gone {
+	for _, key := range b.erased {
 		puts = append(puts, put{minutesBucket, key, nil})
 	}
-	erased := len(b.gone)
-	written := map[*remembered]int64{}
+	erased := len(b.erased)
+	written := map[*pageMinutes]int64{}
 	for r := range b.dirty {
 		for i := len(r.minutes) - 1; i >= 0 && r.minutes[i].At > r.written; i-- {
 			m := r.minutes[i]
@@ -305,7 +303,7 @@ func (b *book) unwritten(at int64, end bool) (puts []put, done func()) {
 	slices.SortStableFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) })
 	puts = append(puts, put{minutesBucket, untilKey, binary.BigEndian.AppendUint32(nil, uint32(at))})
 	return puts, func() {
-		b.gone = b.gone[erased:]
+		b.erased = b.erased[erased:]
 		for r, at := range written {
 			if r.written = at; r.written >= r.last().At {
 				delete(b.dirty, r)
@@ -314,8 +312,8 @@ func (b *book) unwritten(at int64, end bool) (puts []put, done func()) {
 	}
 }
 
-// remembering writes finished minutes, once a minute, until Close.
-func (s *Store) remembering() {
+// keepMinutes writes finished minutes once a minute, until Close.
+func (s *Store) keepMinutes() {
 	for {
 		now := time.Now()
 		next := time.NewTimer(now.Truncate(time.Minute).Add(time.Minute + time.Second).Sub(now))
@@ -330,14 +328,14 @@ func (s *Store) remembering() {
 	}
 }
 
-// writeMinutes writes the minutes that the data directory lacks. What cannot be written
-// now is written with the next minute.
+// writeMinutes writes the minutes that the data directory lacks. After a failure they
+// are written with the next minute.
 func (s *Store) writeMinutes(end bool) {
 	s.mu.Lock()
-	puts, done := s.book.unwritten(minutes.Of(time.Now()), end)
+	puts, done := s.history.unwritten(minutes.Of(time.Now()), end)
 	s.mu.Unlock()
-	for part := range slices.Chunk(puts, rememberBatch) {
-		if err := s.notices.disk.update(part, nil); err != nil {
+	for part := range slices.Chunk(puts, minuteBatch) {
+		if err := s.unread.disk.update(part, nil); err != nil {
 			s.cfg.Log.Warn().Err(err).Msg("what pages remember could not be written to the data directory; trying again with the next minute")
 			return
 		}
@@ -347,7 +345,7 @@ func (s *Store) writeMinutes(end bool) {
 	s.mu.Unlock()
 }
 
-// loadMinutes fills the book from the file.
+// loadMinutes fills the history from the file.
 func (l *loader) loadMinutes(tx *bbolt.Tx) {
 	bucket := tx.Bucket(minutesBucket)
 	_ = bucket.ForEach(func(k, v []byte) error { l.minute(k, v); return nil }) // minute has no error
@@ -355,5 +353,5 @@ func (l *loader) loadMinutes(tx *bbolt.Tx) {
 	if v := bucket.Get(untilKey); len(v) == 4 {
 		until = int64(binary.BigEndian.Uint32(v))
 	}
-	l.book.reopen(until, l.now)
+	l.history.endOfRun(until, l.now)
 }

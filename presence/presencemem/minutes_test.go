@@ -78,13 +78,13 @@ func TestMinutesFollowEachOther(t *testing.T) {
 			time.Sleep(time.Minute)
 			c.set("p", int64(1+minute%2))
 		}
-		if n := len(s.book.pages["p"].minutes); n > 62 {
+		if n := len(s.history.pages["p"].minutes); n > 62 {
 			t.Errorf("%d minutes are kept of an hour", n)
 		}
 		c.set("p", 0)
 		time.Sleep(2 * time.Hour)
 		c.set("q", 1)
-		if s.book.pages["p"] != nil {
+		if s.history.pages["p"] != nil {
 			t.Error("a page that was left two hours ago still remembers")
 		}
 	})
@@ -99,15 +99,15 @@ func TestMinutesAreBounded(t *testing.T) {
 			c.set(fmt.Sprint(i), 1, presence.User(i))
 			time.Sleep(time.Second)
 		}
-		if s.book.bytes > most || len(s.book.pages) < 200 || s.book.pages["999"] == nil || s.book.pages["0"] != nil {
-			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes", s.book.bytes, len(s.book.pages), most)
+		if s.history.bytes > most || len(s.history.pages) < 200 || s.history.pages["999"] == nil || s.history.pages["0"] != nil {
+			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes", s.history.bytes, len(s.history.pages), most)
 		}
 		sum := 0
-		for _, r := range s.book.pages {
+		for _, r := range s.history.pages {
 			sum += r.bytes
 		}
-		if sum != s.book.bytes || s.book.order.Len() != len(s.book.pages) {
-			t.Errorf("the pages have %d bytes, the book says %d", sum, s.book.bytes)
+		if sum != s.history.bytes || s.history.order.Len() != len(s.history.pages) {
+			t.Errorf("the pages have %d bytes, the history says %d", sum, s.history.bytes)
 		}
 	})
 }
@@ -146,7 +146,7 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 		// A process that is killed has written the minutes before the running one.
 		time.Sleep(2 * time.Second)
 		s.writeMinutes(false)
-		s.notices.disk.db.Close() // nothing is written any more
+		s.unread.disk.db.Close() // nothing is written any more
 		defer s.Close()
 		time.Sleep(time.Minute)
 		s = open()
@@ -161,8 +161,8 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 			t.Fatal(err)
 		}
 		s = open()
-		if len(s.book.pages) != 1 || s.book.pages["r"] == nil {
-			t.Errorf("%d pages are kept, want the one that changed within an hour", len(s.book.pages))
+		if len(s.history.pages) != 1 || s.history.pages["r"] == nil {
+			t.Errorf("%d pages are kept, want the one that changed within an hour", len(s.history.pages))
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)

@@ -1,8 +1,7 @@
-// Package presencemem is the embedded store: all of presence.Store and unread.Store
-// in the memory of one process. It is the default. It keeps every promise of the
-// contracts except durability: its data ends with the process. With a data directory
-// changes and follows (unread.Store) survive, and who was present is remembered over a
-// restart.
+// Package presencemem is the embedded store, which is the default: presence.Store and
+// unread.Store in the memory of one process. It keeps every promise of the contracts
+// except durability. With a data directory, changes and follows (unread.Store) are
+// durable, and the users who are present survive a restart.
 package presencemem
 
 import (
@@ -24,60 +23,60 @@ type Config struct {
 	Partitions int    // P; default presence.DefaultPartitions
 	Buckets    int    // B; default presence.DefaultBuckets
 	Region     string // this region's name, for Parts
-	// The store remembers a page without users, with the time of its last change, for
-	// RememberFor (default 24h). It remembers at most Remember such pages (default
-	// 100,000) and forgets the page first that was left longest ago. A forgotten page
-	// looks like one nobody ever joined, and comes back under a new incarnation.
+	// The store keeps a page without users, with the time of its last change, for
+	// RememberFor (default 24h). It keeps at most Remember such pages (default 100,000)
+	// and forgets those first that have been empty longest. A forgotten page looks like
+	// one that nobody ever joined, and comes back under a new incarnation.
 	RememberFor time.Duration
 	Remember    int
-	// PageStats is how long minutes of pages are remembered; 0: not at all. They take at
-	// most PageStatsBytes (default 64 MiB, which is 600,000 quiet minutes of pages);
-	// beyond, the page that has not changed for the longest time is forgotten.
+	// PageStats is how long minutes of pages are kept; 0: not at all. They take at most
+	// PageStatsBytes (default 64 MiB, or 600,000 quiet minutes); beyond that, the page
+	// that has not changed for the longest time is forgotten.
 	PageStats      time.Duration
 	PageStatsBytes int
-	// Backlog is how many publications wait for one watcher (default 4,096).
-	// Further ones are dropped, and the watcher gets a Lost.
+	// Backlog bounds the publications that wait for one watcher (default 4,096). Further
+	// ones are dropped, and the watcher gets a Lost.
 	Backlog int
-	// With a data directory, who is present is remembered over a restart for
-	// PresenceTimeout; 0: not at all.
+	// PresenceTimeout is how long a data directory keeps the users who are present over
+	// a restart; 0: not at all.
 	PresenceTimeout time.Duration
 	Log             zerolog.Logger
 }
 
 // Store is the embedded store. Its methods may be called from any goroutine.
 type Store struct {
-	cfg     Config
-	notices notices
-	secret  string
+	cfg    Config
+	unread unreadState
+	secret string
 
 	mu          sync.Mutex // guards all below
 	epoch       uint64
 	incarnation uint64 // highest given to a page
-	incomplete  int    // partitions whose owner has not written all of them
+	incomplete  int    // partitions that their owner has not written completely
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List                          // of each *page without users; the page left longest ago comes first
-	endpoints   []map[presence.Topic]presence.Lives // by bucket: topic -> gateways
+	empty       *list.List                                 // of every *page without users; the longest empty comes first
+	endpoints   []map[presence.Topic]presence.Incarnations // by bucket: topic -> gateways
 	watchers    map[*watcher]struct{}
 	leases      map[string]lease // by process
-	book        book
+	history     pageHistory
 
-	moved bool // somebody came or went since who is present was written
+	membersChanged bool // since the file of present users was written
 
 	dir      string         // the data directory; "": none
 	closing  chan struct{}  // closed by Close
-	writers  sync.WaitGroup // of minutes, and of who is present
+	writers  sync.WaitGroup // of minutes and of present users
 	recalled bool           // see Recalled; set by Open
 }
 
 type partition struct {
 	owner    string
 	epoch    uint64
-	claimed  time.Time // when epoch was given out; zero: in a former life, or never
+	claimed  time.Time // when epoch was given out; zero: by an earlier process, or never
 	sequence uint64
 	complete bool
-	// members have the end of the hold in unix milliseconds, or 0. It is negative when only
-	// the hold keeps the user there.
+	// members has the end of each member's hold in unix milliseconds, or 0. It is negative
+	// when the user is present by the hold alone.
 	members map[member]int64
 }
 
@@ -89,7 +88,7 @@ type member struct {
 type page struct {
 	count presence.Count
 	users map[int]int64 // by partition; partitions without users are not in it
-	empty *list.Element // in Store.empty while nobody is on it
+	empty *list.Element // in Store.empty; nil while the page has users
 	left  time.Time
 }
 
@@ -112,35 +111,35 @@ func New(cfg Config) *Store {
 		pages:      map[string]*page{},
 		empty:      list.New(),
 		incomplete: cfg.Partitions,
-		endpoints:  make([]map[presence.Topic]presence.Lives, cfg.Buckets),
+		endpoints:  make([]map[presence.Topic]presence.Incarnations, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
 		leases:     map[string]lease{},
-		notices:    newNotices(),
-		book:       newBook(cfg),
+		unread:     newUnreadState(),
+		history:    newPageHistory(cfg),
 		closing:    make(chan struct{}),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
-		s.endpoints[i] = map[presence.Topic]presence.Lives{}
+		s.endpoints[i] = map[presence.Topic]presence.Incarnations{}
 	}
 	return s
 }
 
-// Open returns a store that keeps its changes, idempotency keys and follows in the
-// directory dir, and remembers who is present there; it creates dir when it is missing. One process at a time may use a
-// directory. The caller must Close the store.
+// Open returns a store that keeps changes, idempotency keys, follows and present users
+// in the directory dir, which it creates if necessary. Only one process at a time may
+// use a directory. The caller must Close the store.
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, &s.book, cfg.Log); err != nil {
+	if s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, cfg.Log); err != nil {
 		return nil, err
 	}
 	s.dir = dir
-	go s.notices.disk.run(s.commit) // ends with Close
-	if s.book.kept > 0 {
-		s.writers.Go(s.remembering)
+	go s.unread.disk.run(s.commit) // ends with Close
+	if s.history.retention > 0 {
+		s.writers.Go(s.keepMinutes)
 	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
@@ -151,32 +150,32 @@ func Open(dir string, cfg Config) (*Store, error) {
 
 // Writable says why changes and follows cannot be written to the data directory
 // now, or returns nil. Without a directory it returns nil.
-func (s *Store) Writable() error { return s.notices.disk.writable() }
+func (s *Store) Writable() error { return s.unread.disk.writable() }
 
-// Secret is a random text that lasts as long as the data directory; without one
-// it is empty.
+// Secret returns a random text that lasts as long as the data directory. Without a
+// directory it is empty.
 func (s *Store) Secret() string { return s.secret }
 
-// HashKey is the key of the user hashes in the data directory, made when it is
-// used for the first time. A directory of a version that kept none has former as
-// its key, under which it knows its users. Without a directory it is random.
+// HashKey returns the key of user hashes, which is made when the data directory is used
+// for the first time. In a directory of an older version, which kept no key, it is
+// former, with which the users there were hashed. Without a directory it is random.
 func (s *Store) HashKey(former []byte) ([]byte, error) {
-	if s.notices.disk == nil {
+	if s.unread.disk == nil {
 		return hashkey.New(), nil
 	}
-	key, err := s.notices.disk.hashKey(former)
+	key, err := s.unread.disk.hashKey(former)
 	if err != nil {
 		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
 	}
 	return key, nil
 }
 
-// Close carries out the waiting operations and closes the data directory. It is
-// called once; after it changes and follows are refused.
+// Close carries out the waiting operations and closes the data directory. It is called
+// once; later changes and follows are refused.
 func (s *Store) Close() error {
 	close(s.closing)
 	s.writers.Wait()
-	return s.notices.disk.close()
+	return s.unread.disk.close()
 }
 
 // Generation implements presence.Partitions: memory loses nothing.
@@ -245,7 +244,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		}
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
-		s.moved = s.moved || c.Reset || len(c.Members) > 0
+		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
 		if c.Reset {
 			clear(p.members)
 		}
@@ -270,11 +269,11 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	}
 	if s.complete(changes, outcomes) {
 		for b := range s.cfg.Buckets {
-			s.tell(presence.Publication{Bucket: b, Lost: true})
+			s.notify(presence.Publication{Bucket: b, Lost: true})
 		}
 	}
 	s.publish(touched)
-	s.book.remember(touched, arrivals, now)
+	s.history.remember(touched, arrivals, now)
 	for i, c := range changes {
 		if outcomes[i].Err == nil {
 			outcomes[i].Counts = make([]presence.Count, len(c.Counts))
@@ -299,8 +298,8 @@ func (s *Store) Incomplete(_ context.Context, partitions []int, _ bool) (missing
 	return missing, nil
 }
 
-// complete notes which partitions are complete, and reports whether the changes made
-// the last one complete.
+// complete records which partitions the changes complete, and reports whether the last
+// one is among them.
 func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome) bool {
 	before := s.incomplete
 	for i, c := range changes {
@@ -349,7 +348,7 @@ func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 	return pg
 }
 
-// forget drops the pages that were left too long ago, and those beyond the bound.
+// forget drops pages that have been empty for too long, and those beyond the bound.
 func (s *Store) forget(now time.Time) {
 	for front := s.empty.Front(); front != nil; front = s.empty.Front() {
 		pg := front.Value.(*page)
@@ -402,7 +401,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway})
 	}
 	s.mu.Unlock()
-	return s.Updates(ctx, topics) // read last: the watchers know the endpoint before any later change
+	return s.Updates(ctx, topics) // after the endpoints, so that watchers know them before any later change
 }
 
 // Detach implements presence.Endpoints.
@@ -428,7 +427,7 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 	return missing, nil
 }
 
-// endpoint adds or removes the endpoint and tells the bucket's watchers.
+// endpoint adds or removes the endpoint and notifies the bucket's watchers.
 func (s *Store) endpoint(e presence.Endpoint) {
 	b := e.Topic.Bucket(s.cfg.Buckets)
 	gateways := s.endpoints[b][e.Topic]
@@ -437,12 +436,12 @@ func (s *Store) endpoint(e presence.Endpoint) {
 	}
 	if !e.Gone {
 		s.endpoints[b][e.Topic] = gateways.With(e.Gateway)
-	} else if rest := gateways.Without(e.Gateway); rest != (presence.Lives{}) {
+	} else if rest := gateways.Without(e.Gateway); rest != (presence.Incarnations{}) {
 		s.endpoints[b][e.Topic] = rest
 	} else {
 		delete(s.endpoints[b], e.Topic)
 	}
-	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
+	s.notify(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
 
 // Attached implements presence.Endpoints.

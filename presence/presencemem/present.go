@@ -14,24 +14,23 @@ import (
 	"headcount/presence"
 )
 
-// A data directory also remembers who was on which page, so that the counts of a process
-// that was started again are right from the first moment on: whoever does not come back
-// is gone after the presence timeout, as with any node that takes a partition over. All
-// of it is in one file, which is replaced as a whole. It is not synced to the disk: it
-// matters for the length of a presence timeout, and a file that a power failure has torn
-// has a wrong sum and counts as none.
+// A data directory also keeps who is on which page, in one file that is replaced as a
+// whole. So the counts of a restarted process are right from the start; users who do
+// not come back are removed after the presence timeout, as at any takeover. The file is
+// not synced to the disk: it is of use only for a presence timeout, and its checksum
+// detects a file torn by a power failure.
 const (
 	presentFile  = "present"
 	presentMagic = "headcount present 1\n"
-	// The file is written when somebody came or went, at most once per presentEvery, and
-	// so rarely that writing takes at most one part in presentShare of the time. While
-	// nobody moves only its time is set anew: it says until when the file held.
+	// The file is written when a member has come or gone, at most once per presentEvery,
+	// and so rarely that writing takes at most 1/presentShare of the time. Otherwise only
+	// its modification time is renewed: it says until when the file was right.
 	presentEvery = time.Second
 	presentShare = 20
 	presentHold  = 3 // presence timeouts that a hold lasts at most
 )
 
-// keepPresent writes who is present, until Close.
+// keepPresent keeps the file of present users up to date, until Close.
 func (s *Store) keepPresent() {
 	wait := time.NewTimer(presentEvery)
 	defer wait.Stop()
@@ -60,11 +59,11 @@ func (s *Store) keepPresent() {
 	}
 }
 
-// writePresent replaces the file if somebody came or went since it was written, and else
-// notes in its time of modification that it still holds.
+// writePresent replaces the file if a member has changed since it was written, and
+// otherwise renews its modification time.
 func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
-	moved := s.moved
+	moved := s.membersChanged
 	s.mu.Unlock()
 	path := filepath.Join(s.dir, presentFile)
 	if !moved && os.Chtimes(path, now, now) == nil {
@@ -74,10 +73,10 @@ func (s *Store) writePresent(now time.Time) error {
 	b = binary.AppendVarint(b, now.UnixMilli())
 	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
 	s.mu.Lock()
-	s.moved = false // what moves while this is written is written again
+	s.membersChanged = false // a member that changes from now on is written again
 	s.mu.Unlock()
 	for id := range s.partitions {
-		s.mu.Lock() // one at a time: joins wait no longer than that
+		s.mu.Lock() // for one partition at a time, so that joins do not wait for the whole file
 		b = appendPresent(b, id, s.partitions[id].members)
 		s.mu.Unlock()
 	}
@@ -88,14 +87,14 @@ func (s *Store) writePresent(now time.Time) error {
 	}
 	if err != nil {
 		s.mu.Lock()
-		s.moved = true
+		s.membersChanged = true
 		s.mu.Unlock()
 		return err
 	}
 	return nil
 }
 
-// appendPresent appends a partition: its number, how many members it has, and these.
+// appendPresent appends a partition: its number, the number of its members, and these.
 func appendPresent(b []byte, id int, members map[member]int64) []byte {
 	b = binary.AppendUvarint(b, uint64(id))
 	b = binary.AppendUvarint(b, uint64(len(members)))
@@ -108,14 +107,14 @@ func appendPresent(b []byte, id int, members map[member]int64) []byte {
 	return b
 }
 
-// Recalled reports whether the store began with everybody who was present before: counts
-// lack nobody who stays.
+// Recalled reports whether the store began with all users who were present before the
+// restart.
 func (s *Store) Recalled() bool { return s.recalled }
 
-// loadPresent fills the partitions from the file, if it is young enough that those who
-// were present may still be. Holds last until their own end.
+// loadPresent fills the partitions from the file, if it is so recent that its users may
+// still be present. Holds last until their own end.
 func (s *Store) loadPresent(now time.Time) {
-	s.moved = true // the file is of another life, and must not look as if it still held
+	s.membersChanged = true // the file is of an earlier process: replace it instead of renewing its time
 	path := filepath.Join(s.dir, presentFile)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -136,8 +135,8 @@ func (s *Store) loadPresent(now time.Time) {
 		s.cfg.Log.Warn().Err(err).Msg("who was present cannot be read from the data directory; counts begin at zero")
 		return
 	}
-	// A clock that was set back makes the file look as if it came from the future, and holds as if
-	// they lasted longer than any does.
+	// After the clock was set back, the file seems to come from the future, and holds seem
+	// to last longer than any hold can.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
@@ -152,7 +151,7 @@ func (s *Store) loadPresent(now time.Time) {
 
 var errTorn = errors.New("the file is torn or damaged")
 
-// parsePresent is the opposite of writePresent.
+// parsePresent parses what writePresent wrote.
 func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, err error) {
 	b, ok := bytes.CutPrefix(b, []byte(presentMagic))
 	if !ok || len(b) < 4 || binary.BigEndian.Uint32(b) != crc32.ChecksumIEEE(b[4:]) {
@@ -164,7 +163,7 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 		return written, nil, errTorn
 	}
 	count, err := binary.ReadUvarint(r)
-	if err != nil || count > uint64(r.Len()) { // each takes two bytes at least
+	if err != nil || count > uint64(r.Len()) { // a partition takes at least two bytes
 		return written, nil, errTorn
 	}
 	partitions = make([]map[member]int64, count)
@@ -183,13 +182,13 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 	return time.UnixMilli(millis), partitions, nil
 }
 
-// leastPresent is how many bytes a member takes at least: a user, a hold, a length and a page.
-const leastPresent = 8 + 1 + 1 + 1
+// minMember is the fewest bytes of a member: a user, a hold, a length and a page.
+const minMember = 8 + 1 + 1 + 1
 
 // readPresent reads the members of a partition.
 func readPresent(r *bytes.Reader) (map[member]int64, error) {
 	n, err := binary.ReadUvarint(r)
-	if err != nil || n > uint64(r.Len())/leastPresent {
+	if err != nil || n > uint64(r.Len())/minMember {
 		return nil, errTorn
 	}
 	members := make(map[member]int64, n)
@@ -207,7 +206,7 @@ func readPresent(r *bytes.Reader) (map[member]int64, error) {
 			return nil, errTorn
 		}
 		page := make([]byte, size)
-		_, _ = r.Read(page) // they are there
+		_, _ = r.Read(page) // cannot fail: size was checked
 		if presence.CheckName(string(page)) != nil {
 			return nil, errTorn
 		}

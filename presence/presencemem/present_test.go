@@ -28,7 +28,7 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 				s.partitions[id].members[m] = rapid.Int64().Draw(rt, "hold")
 			}
 		}
-		s.moved = true
+		s.membersChanged = true
 		now := time.UnixMilli(rapid.Int64Range(0, 1<<42).Draw(rt, "now"))
 		if err := s.writePresent(now); err != nil {
 			rt.Fatal(err)
@@ -125,7 +125,7 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 		if got := len(s.partitions[3].members); got != tc.want {
 			t.Errorf("%s: %d members, want %d", name, got, tc.want)
 		}
-		if !s.moved {
+		if !s.membersChanged {
 			t.Errorf("%s: the file of another life would seem to hold", name)
 		}
 		if s.Recalled() != tc.recalled {
@@ -175,7 +175,7 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 // While the file cannot be written nothing else is worse, and it is written when it can be.
 func TestPresentThatCannotBeWritten(t *testing.T) {
 	s := New(Config{})
-	s.dir, s.moved = t.TempDir(), true
+	s.dir, s.membersChanged = t.TempDir(), true
 	inTheWay := filepath.Join(s.dir, presentFile+".new")
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)

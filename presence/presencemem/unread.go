@@ -10,96 +10,94 @@ import (
 	"headcount/unread"
 )
 
-// maxKeys is how many idempotency keys are remembered. When there are more, the
-// oldest is forgotten before its day is over. A key takes 24 bytes, and as much again
-// in the map, so all of them take some 50 MB.
+// maxKeys bounds the idempotency keys. Beyond it, the oldest is forgotten before its day
+// is over. A key takes 24 bytes, and as much again in the map: 50 MB in all.
 const maxKeys = 1_000_000
 
-// notices are changes and follows: unread.Store in memory. Memory follows the
-// disk: a writer applies operations to a draft, has the draft written, and only then
-// installs the draft in memory, tells the watchers and answers. So a refused
+// unreadState has all changes and follows: unread.Store in memory. The memory follows
+// the disk: the writer applies operations to a transaction, writes it to the file, and
+// only then installs it in memory, notifies the watchers and replies. So a refused
 // operation leaves no trace, and a reader never waits for the disk.
 //
-// There is one writer at a time: with a data directory the goroutine of disk,
-// without one the goroutine that holds turn.
-type notices struct {
+// There is one writer at a time: the goroutine of disk, or without a disk the goroutine
+// that holds turn.
+type unreadState struct {
 	disk *disk      // nil: nothing survives
 	turn sync.Mutex // for writers without a disk
 
-	// mu guards all below. The writer holds mu to install a draft, and other
-	// goroutines hold mu to read. The writer reads without mu, since only it writes.
+	// mu guards all below. The writer holds it to install a transaction, and other
+	// goroutines to read. The writer reads without it, since nobody else writes.
 	mu          sync.RWMutex
-	pages       map[string]*changed
+	pages       map[string]*changedPage
 	records     map[unread.User]*unread.Record // replaced, never written to
 	keys        map[[16]byte]struct{}
-	oldest      []rememberedKey // the keys, in the order in which they are forgotten
-	incarnation uint64          // highest given to anything
+	oldest      []idempotencyKey // the keys, in the order in which they are forgotten
+	incarnation uint64           // highest given to anything
 }
 
-// changed is a page that has changed, with the own changes of its authors.
-type changed struct {
+// changedPage is a page that has changed, with the own changes of its authors.
+type changedPage struct {
 	level unread.Level
 	owns  map[unread.User]unread.Own // at most unread.MaxAuthors
 	note  unread.Note
 }
 
-type rememberedKey struct {
+type idempotencyKey struct {
 	hash  [16]byte
 	until int64 // unix seconds
 }
 
 var _ unread.Store = (*Store)(nil)
 
-func newNotices() notices {
-	return notices{
-		pages:   map[string]*changed{},
+func newUnreadState() unreadState {
+	return unreadState{
+		pages:   map[string]*changedPage{},
 		records: map[unread.User]*unread.Record{},
 		keys:    map[[16]byte]struct{}{},
 	}
 }
 
-// draft is the result of one transaction's operations on the notices. It has only
-// what they change; the rest is in was. The writer owns the draft.
-type draft struct {
-	was         *notices
+// transaction is what a group of operations changes in base. The writer owns it.
+type transaction struct {
+	base        *unreadState
 	now         time.Time
-	pages       map[string]*draftPage
+	pages       map[string]*transactionPage
 	records     map[unread.User]*unread.Record
 	keys        map[[16]byte]struct{}
-	newest      []rememberedKey // keys, in their order
-	forgotten   int             // number of keys forgotten from the front of was.oldest
+	newest      []idempotencyKey // keys, in their order
+	forgotten   int              // number of keys forgotten from the front of base.oldest
 	incarnation uint64
 }
 
-type draftPage struct {
+type transactionPage struct {
 	level   unread.Level
 	owns    map[unread.User]unread.Own // of the authors whose own changes change
-	authors int                        // number of all authors, with those in memory
+	authors int                        // number of all authors, including those in base
 	note    unread.Note                // zero: it does not change
 }
 
-func newDraft(was *notices, now time.Time) *draft {
-	return &draft{
-		was: was, now: now, incarnation: was.incarnation,
-		pages:   map[string]*draftPage{},
+func newTransaction(was *unreadState, now time.Time) *transaction {
+	return &transaction{
+		base: was, now: now, incarnation: was.incarnation,
+		pages:   map[string]*transactionPage{},
 		records: map[unread.User]*unread.Record{},
 		keys:    map[[16]byte]struct{}{},
 	}
 }
 
-func (d *draft) newIncarnation() uint64 {
+func (d *transaction) newIncarnation() uint64 {
 	d.incarnation = max(d.incarnation+1, uint64(d.now.UnixMilli()))
 	return d.incarnation
 }
 
 // change counts a change of the page, unless its key is known.
-func (d *draft) change(page string, c unread.Change) {
+func (d *transaction) change(page string, c unread.Change) {
 	if c.Key != "" && !d.remember(unread.KeyHash(page, c.Key)) {
 		return
 	}
-	was, p := d.was.pages[page], d.pages[page]
+	was, p := d.base.pages[page], d.pages[page]
 	if p == nil {
-		p = &draftPage{owns: map[unread.User]unread.Own{}}
+		p = &transactionPage{owns: map[unread.User]unread.Own{}}
 		if was != nil {
 			p.level, p.authors = was.level, len(was.owns)
 		} else {
@@ -130,19 +128,18 @@ func (d *draft) change(page string, c unread.Change) {
 	p.owns[*c.By] = own.Next(old)
 }
 
-// remember notes the key and reports whether it is new. It forgets only keys that
-// were in memory before: a transaction has fewer keys than maxKeys, and lasts less
-// than KeyFor.
-func (d *draft) remember(key [16]byte) bool {
-	if _, known := d.was.keys[key]; known {
+// remember adds the key and reports whether it is new. It forgets keys of base only: a
+// transaction has fewer keys than maxKeys, and lasts less than KeyFor.
+func (d *transaction) remember(key [16]byte) bool {
+	if _, known := d.base.keys[key]; known {
 		return false
 	}
 	if _, known := d.keys[key]; known {
 		return false
 	}
 	d.keys[key] = struct{}{}
-	d.newest = append(d.newest, rememberedKey{key, d.now.Add(unread.KeyFor).Unix()})
-	for oldest := d.was.oldest[d.forgotten:]; len(oldest) > 0; oldest = oldest[1:] {
+	d.newest = append(d.newest, idempotencyKey{key, d.now.Add(unread.KeyFor).Unix()})
+	for oldest := d.base.oldest[d.forgotten:]; len(oldest) > 0; oldest = oldest[1:] {
 		if len(oldest)+len(d.newest) <= maxKeys && oldest[0].until > d.now.Unix() {
 			break
 		}
@@ -151,11 +148,11 @@ func (d *draft) remember(key [16]byte) bool {
 	return true
 }
 
-// save replaces old by r and returns r's new version.
-func (d *draft) save(user unread.User, old, r unread.Record) (presence.Version, error) {
+// save replaces old with r and returns r's new version.
+func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Version, error) {
 	is := d.records[user]
 	if is == nil {
-		is = d.was.records[user]
+		is = d.base.records[user]
 	}
 	version := presence.Version{}
 	if is != nil {
@@ -174,14 +171,14 @@ func (d *draft) save(user unread.User, old, r unread.Record) (presence.Version, 
 	return version, nil
 }
 
-// install puts the draft into memory.
-func (n *notices) install(d *draft) {
+// install applies a transaction that is in the file.
+func (n *unreadState) install(d *transaction) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for page, p := range d.pages {
 		is := n.pages[page]
 		if is == nil {
-			is = &changed{owns: p.owns}
+			is = &changedPage{owns: p.owns}
 			n.pages[page] = is
 		}
 		is.level = p.level
@@ -205,8 +202,8 @@ func (n *notices) install(d *draft) {
 	n.incarnation = d.incarnation
 }
 
-// updates returns the newest update of each topic that the draft changes, by bucket.
-func (d *draft) updates(buckets int) map[int][]presence.Update {
+// updates returns the newest update of each topic that the transaction changes, by bucket.
+func (d *transaction) updates(buckets int) map[int][]presence.Update {
 	all := map[int][]presence.Update{}
 	add := func(u presence.Update) {
 		b := u.Topic.Bucket(buckets)
@@ -221,21 +218,21 @@ func (d *draft) updates(buckets int) map[int][]presence.Update {
 	return all
 }
 
-// op is one call that changes something.
+// op is one operation that changes something.
 type op struct {
-	do    func(*draft) error // leaves the draft unchanged when it fails
-	taken atomic.Bool        // taken by the writer, which carries it out, or by the caller, which gave up
-	done  chan struct{}      // closed when err is set; only if the writer took the op
+	do    func(*transaction) error // leaves the transaction unchanged when it fails
+	taken atomic.Bool              // by the writer, which carries it out, or by the caller, who gives up
+	done  chan struct{}            // closed when err is set; only if the writer took the op
 	err   error
 }
 
-// take reports whether the caller has taken op, to carry it out or to give it up.
-func (o *op) take() bool { return o.taken.CompareAndSwap(false, true) }
+// claim reports whether this call takes o: only the first one does.
+func (o *op) claim() bool { return o.taken.CompareAndSwap(false, true) }
 
-// carryOut has the writer run do, and returns nil when the result is kept. A refused
+// apply makes the writer run do, and returns nil when its result is stored. A refused
 // operation leaves no trace.
-func (s *Store) carryOut(ctx context.Context, do func(*draft) error) error {
-	n := &s.notices
+func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
+	n := &s.unread
 	o := &op{do: do, done: make(chan struct{})}
 	if n.disk != nil {
 		return n.disk.submit(ctx, o)
@@ -246,14 +243,13 @@ func (s *Store) carryOut(ctx context.Context, do func(*draft) error) error {
 	return o.err
 }
 
-// commit carries out ops in one transaction, all of them or none. Only the
-// writer calls it.
+// commit carries out ops in one transaction. Only the writer calls it.
 func (s *Store) commit(ops []*op) {
-	n := &s.notices
-	d := newDraft(n, time.Now())
+	n := &s.unread
+	d := newTransaction(n, time.Now())
 	taken := ops[:0]
 	for _, o := range ops {
-		if o.take() {
+		if o.claim() {
 			o.err = o.do(d)
 			taken = append(taken, o)
 		}
@@ -263,7 +259,7 @@ func (s *Store) commit(ops []*op) {
 		n.install(d)
 		s.mu.Lock()
 		for b, updates := range d.updates(s.cfg.Buckets) {
-			s.tell(presence.Publication{Bucket: b, Updates: updates})
+			s.notify(presence.Publication{Bucket: b, Updates: updates})
 		}
 		s.mu.Unlock()
 	}
@@ -275,10 +271,10 @@ func (s *Store) commit(ops []*op) {
 	}
 }
 
-// Change implements unread.Store. When two calls have one key, both return after the
-// change is kept.
+// Change implements unread.Store. Of two calls with one key, both return after the
+// change is stored.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
-	return s.carryOut(ctx, func(d *draft) error {
+	return s.apply(ctx, func(d *transaction) error {
 		d.change(page, c)
 		return nil
 	})
@@ -287,7 +283,7 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 // Save implements unread.Store.
 func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record) (presence.Version, error) {
 	saved := make(chan presence.Version, 1) // the writer may go on when the caller has given up
-	err := s.carryOut(ctx, func(d *draft) error {
+	err := s.apply(ctx, func(d *transaction) error {
 		version, err := d.save(user, old, r)
 		saved <- version
 		return err
@@ -300,11 +296,11 @@ func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record
 
 // Levels implements unread.Store.
 func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
 	levels, owns := make([]unread.Level, len(pages)), make([]unread.Own, len(pages))
 	for i, page := range pages {
-		if p := s.notices.pages[page]; p != nil {
+		if p := s.unread.pages[page]; p != nil {
 			levels[i], owns[i] = p.level, p.owns[user]
 		}
 	}
@@ -313,11 +309,11 @@ func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]u
 
 // Notes implements unread.Store.
 func (s *Store) Notes(_ context.Context, pages []string) ([]unread.Note, error) {
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
 	notes := make([]unread.Note, len(pages))
 	for i, page := range pages {
-		if p := s.notices.pages[page]; p != nil {
+		if p := s.unread.pages[page]; p != nil {
 			notes[i] = p.note
 		}
 	}
@@ -326,9 +322,9 @@ func (s *Store) Notes(_ context.Context, pages []string) ([]unread.Note, error) 
 
 // Authors implements unread.Store.
 func (s *Store) Authors(_ context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
-	p := s.notices.pages[page]
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
+	p := s.unread.pages[page]
 	if p == nil {
 		return unread.Level{}, nil, nil
 	}
@@ -345,11 +341,11 @@ func (s *Store) Authors(_ context.Context, page string, since int64, users []unr
 
 // Records implements unread.Store.
 func (s *Store) Records(_ context.Context, users []unread.User) ([]unread.Record, error) {
-	s.notices.mu.RLock()
-	defer s.notices.mu.RUnlock()
+	s.unread.mu.RLock()
+	defer s.unread.mu.RUnlock()
 	records := make([]unread.Record, len(users))
 	for i, u := range users {
-		if r := s.notices.records[u]; r != nil {
+		if r := s.unread.records[u]; r != nil {
 			records[i] = *r
 		}
 	}

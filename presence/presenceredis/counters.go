@@ -15,7 +15,7 @@ import (
 
 const (
 	readBatch = 500  // topics in one run of a script that reads or detaches them
-	scanBatch = 1000 // endpoints looked at in one step
+	scanBatch = 1000 // endpoints, or keys, in one step of a scan
 )
 
 // Counts implements presence.Counters.
@@ -59,7 +59,7 @@ type batch struct {
 	kind   presence.Kind // when read
 }
 
-// batches calls fn with the places of topics, by bucket and, to be read, by site
+// batches calls fn with indexes into topics, grouped by bucket and, for reading, by site
 // and kind, at most readBatch at a time.
 func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, places []int)) {
 	all := map[batch][]int{}
@@ -77,9 +77,9 @@ func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, pla
 	}
 }
 
-// read returns the updates of topics and, when gateway is not empty, attaches it
-// to them. A kind that is not known here reads as never published: a newer process
-// may have attached a gateway to it.
+// read returns the updates of topics and, unless gateway is empty, attaches it to them.
+// A topic of an unknown kind reads as never published: a newer process may have attached
+// a gateway to it.
 func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
 	if len(topics) == 0 {
 		return nil, nil
@@ -120,19 +120,19 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	return updates, nil
 }
 
-// update reads "incarnation sequence value".
+// update parses "incarnation sequence value".
 func (s *Store) update(t presence.Topic, text string, stale bool) presence.Update {
 	inc, rest, _ := strings.Cut(text, " ")
 	seq, value, _ := strings.Cut(rest, " ")
 	u := presence.Update{Topic: t, Stale: stale, Value: value}
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
-	s.seen(u.Version.Incarnation)
+	s.raiseFloor(u.Version.Incarnation)
 	return u
 }
 
-// Parts is the count of a page and each region's share of it: this one's first,
-// without those that are left out, the others by name.
+// Parts returns the count of a page and what each region contributes: this region first,
+// the others by name, without those that are left out.
 func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
 	topic := presence.CountTopic(page)
 	c, err := s.known(ctx)
@@ -154,7 +154,7 @@ func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []prese
 	return count, s.parts(reply[3].(string)), nil
 }
 
-// parts reads what read.lua says of the regions: "users name=users …".
+// parts parses what read.lua says of the regions: "users name=users …".
 func (s *Store) parts(text string) []presence.Part {
 	fields := strings.Fields(text)
 	if len(fields) == 0 {
@@ -231,15 +231,15 @@ func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.T
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("presenceredis: whether %s is attached to %d topics: %w", gateway, len(topics), err)
+		return nil, fmt.Errorf("presenceredis: check %d endpoints of %s: %w", len(topics), gateway, err)
 	}
 	return missing, nil
 }
 
-// Attached implements presence.Endpoints. An endpoint that comes or goes while
-// the set is read is published, so it may be in the answer or not.
+// Attached implements presence.Endpoints. An endpoint that changes during the scan may
+// be in the result or not: its change is published.
 func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, error) {
-	seen := map[string]struct{}{} // SSCAN may say one twice
+	seen := map[string]struct{}{} // SSCAN may return an element twice
 	var all []presence.Endpoint
 	for cursor := uint64(0); ; {
 		var members []string

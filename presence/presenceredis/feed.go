@@ -18,7 +18,7 @@ import (
 // watcher is one call of Watch. Its readers fill it, Watch's goroutine empties it.
 type watcher struct {
 	s    *Store
-	wake chan struct{} // holds one: there is something
+	wake chan struct{} // holds one: there is something to read
 
 	mu      sync.Mutex
 	feeds   map[int]*feed
@@ -26,11 +26,11 @@ type watcher struct {
 	bytes   int // of backlog
 }
 
-// feed is what a watcher knows of one bucket; under its mutex.
+// feed is what a watcher knows of one bucket. The watcher's mutex guards it.
 type feed struct {
-	lost       bool   // the bucket must be read again; what comes before that is not worth keeping
+	lost       bool   // the bucket must be read again, so publications before that are dropped
 	last       uint64 // sequence of the last publication; 0: none since the subscription
-	subscribed bool   // the bucket was heard before
+	subscribed bool   // the bucket has been subscribed before
 }
 
 type message struct {
@@ -38,11 +38,10 @@ type message struct {
 	payload string
 }
 
-// Watch implements presence.Feed. On a single server, with Sentinel and on a
-// Cluster older than 7 one subscription hears all buckets, on a newer Cluster
-// one per master. A subscription that fails, or that hears nothing although it
-// asks, is made anew, and its buckets are to be read again: at each attempt, so that
-// counts go on while Redis answers and takes no subscription.
+// Watch implements presence.Feed. One subscription covers all buckets, or on a Cluster
+// of version 7 and later one per master. A subscription that fails, or whose pings are
+// not answered, is replaced. Every attempt has its buckets read again, so that counts go
+// on while Redis answers but takes no subscription.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
 	channels := make(map[string]int, len(buckets))
@@ -70,18 +69,18 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		for _, m := range todo {
 			p, err := parsePublication(m.bucket, m.payload)
 			if err != nil {
-				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).Msg("publication cannot be read")
+				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).Msg("a publication is malformed; reading its bucket again")
 				p = presence.Publication{Bucket: m.bucket, Lost: true}
 			}
 			for _, u := range p.Updates {
-				s.seen(u.Version.Incarnation)
+				s.raiseFloor(u.Version.Incarnation)
 			}
 			fn(p)
 		}
 	}
 }
 
-// take empties the watcher: the buckets to read again, then what came since.
+// take empties the watcher: it returns the buckets to read again, and then the backlog.
 func (w *watcher) take() (lost []int, todo []message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,9 +102,9 @@ func (w *watcher) signal() {
 	}
 }
 
-// lose has the bucket read again. What waits of it is dropped: after that it
-// would bring back endpoints that are gone.
-func (w *watcher) lose(bucket int) {
+// markLost marks the bucket to be read again, and drops its backlog, which would bring
+// back endpoints that have gone by then. The caller holds mu.
+func (w *watcher) markLost(bucket int) {
 	kept := w.backlog[:0]
 	w.bytes = 0
 	for _, m := range w.backlog {
@@ -118,13 +117,13 @@ func (w *watcher) lose(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// Begin implements redisconn.Listener: what was heard before is read until it is heard again.
+// Begin implements redisconn.Listener: a new attempt to subscribe begins.
 func (w *watcher) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for b, f := range w.feeds {
 		if f.subscribed {
-			w.lose(b)
+			w.markLost(b)
 		}
 	}
 	w.signal()
@@ -133,19 +132,19 @@ func (w *watcher) Begin() {
 // Pong implements redisconn.Listener.
 func (w *watcher) Pong(string) {}
 
-// Subscribed notes that the bucket is heard from now on.
+// Subscribed implements redisconn.Listener.
 func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
 		f.last, f.subscribed = 0, true
-		w.lose(bucket)
+		w.markLost(bucket)
 		w.signal()
 	}
 }
 
-// Heard takes a publication. At the bound, and after a gap, the bucket is to be
-// read again instead.
+// Heard implements redisconn.Listener. Beyond the bound, and after a gap, it marks the
+// bucket to be read again instead of keeping the publication.
 func (w *watcher) Heard(bucket int, payload string) {
 	head, _, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
@@ -153,7 +152,7 @@ func (w *watcher) Heard(bucket int, payload string) {
 	defer w.mu.Unlock()
 	f := w.feeds[bucket]
 	if f == nil || err != nil {
-		return // not ours
+		return // not a publication of ours
 	}
 	gap := f.last != 0 && sequence != f.last+1
 	f.last = sequence
@@ -162,9 +161,9 @@ func (w *watcher) Heard(bucket int, payload string) {
 	}
 	switch {
 	case f.lost:
-		return // it will be read again anyway
+		return // the bucket will be read again anyway
 	case gap || w.bytes+len(payload) > w.s.cfg.Backlog:
-		w.lose(bucket)
+		w.markLost(bucket)
 	default:
 		w.backlog = append(w.backlog, message{bucket, payload})
 		w.bytes += len(payload)
@@ -174,7 +173,7 @@ func (w *watcher) Heard(bucket int, payload string) {
 
 var errPublication = errors.New("not a publication")
 
-// parsePublication reads what publish.lua writes.
+// parsePublication parses what publish.lua writes.
 func parsePublication(bucket int, payload string) (presence.Publication, error) {
 	p := presence.Publication{Bucket: bucket}
 	head, rest, ok := strings.Cut(payload, "\n")
@@ -216,7 +215,7 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 	return p, nil
 }
 
-// cutCount reads the first of some records, which is that of a count.
+// cutCount parses the first of records, which must be a count, and returns the others.
 func cutCount(records string) (c presence.Count, rest string, err error) {
 	const head, tail = 3, 23 // bytes before and after the page
 	if len(records) < head || records[0] != 'c' || len(records) < head+tail+int(records[1])<<8+int(records[2]) {
@@ -239,8 +238,8 @@ func cutCount(records string) (c presence.Count, rest string, err error) {
 	return c, records[end:], nil
 }
 
-// record is another record of a publication: the update of a topic ("u"), or an
-// endpoint that has come ("+") or gone ("-").
+// record is any other record of a publication: the update of a topic ("u"), or an
+// endpoint that was attached ("+") or detached ("-").
 type record struct {
 	what, topic, text string // text is the update's value, or the gateway
 	version           presence.Version
@@ -250,14 +249,14 @@ func (r record) update(t presence.Topic, stale bool) presence.Update {
 	return presence.Update{Topic: t, Version: r.version, Stale: stale, Value: r.text}
 }
 
-// cutRecord reads the first of some records.
+// cutRecord parses the first of records, and returns the others.
 func cutRecord(records string) (r record, rest string, err error) {
 	line, rest, ok := strings.Cut(records, "\n")
 	if !ok {
 		return r, "", errPublication
 	}
 	what, numbers, _ := strings.Cut(line, " ")
-	var n [4]uint64 // two lengths; of an update then its version
+	var n [4]uint64 // two lengths, and the version of an update
 	count := 0
 	for ; numbers != "" && count < len(n); count++ {
 		var field string

@@ -11,18 +11,19 @@ import (
 	"headcount/presence"
 )
 
-// known is the generation of Redis as this process last read it. A connection to another run of
-// a server makes it unknown: what that server answers may be older than what was read before.
-type known struct {
+// generationCache has the generation of Redis as this process last read it. A connection
+// to another run of a server clears it: that server may have older data.
+type generationCache struct {
 	reading singleflight.Group // of generations
 
 	mu         sync.Mutex
-	runs       map[string]struct{} // of the servers that connections have reached; bounded by maxRuns
+	runs       map[string]struct{} // run ids of the servers reached so far; at most maxRuns
 	reached    uint64              // how many runs were new
 	generation uint64              // 0: not known
 }
 
-// maxRuns bounds known.runs. Beyond, all are forgotten: a run that is reached again counts as new.
+// maxRuns bounds generationCache.runs. Beyond it all are forgotten, and count as new when
+// they are reached again.
 const maxRuns = 1000
 
 // Reached implements redisconn.Runs.
@@ -32,8 +33,8 @@ func (s *Store) Reached(run string) {
 	}
 }
 
-// isNew notes a run, and reports whether it had not been reached.
-func (k *known) isNew(run string) bool {
+// isNew records a run, and reports whether it was reached for the first time.
+func (k *generationCache) isNew(run string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, old := k.runs[run]; old {
@@ -48,14 +49,15 @@ func (k *known) isNew(run string) bool {
 	return true
 }
 
-func (k *known) now() (generation, reached uint64) {
+func (k *generationCache) get() (generation, reached uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.generation, k.reached
 }
 
-// is notes a generation. It began to be read when so many runs had been reached.
-func (k *known) is(generation, reached uint64) {
+// set stores a generation that was read, unless a new run was reached since the reading
+// began.
+func (k *generationCache) set(generation, reached uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.reached == reached {
@@ -63,18 +65,18 @@ func (k *known) is(generation, reached uint64) {
 	}
 }
 
-// current is the generation of Redis. It reads the generation when it is not known.
+// current returns the generation of Redis, which it reads only if it is not known.
 func (s *Store) current(ctx context.Context) (uint64, error) {
-	if generation, _ := s.generations.now(); generation != 0 {
+	if generation, _ := s.generations.get(); generation != 0 {
 		return generation, nil
 	}
 	return s.Generation(ctx)
 }
 
-// repaired reports for each bucket whether its counts, and the versions of all else it keeps,
-// belong to the present generation of Redis. These are the generations that the buckets said, and
-// an empty one is of a bucket that nobody has written since Redis was empty. Call it after they
-// were read: then no restart of Redis before that is overlooked.
+// repaired reports for each bucket whether its counts and all its versions belong to the
+// current generation of Redis. buckets are the generations that the buckets have; an
+// empty one belongs to a bucket that was never written. The caller reads them first, so
+// that no restart before the reading goes unnoticed.
 func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error) {
 	is := make([]bool, len(buckets))
 	compare := func(generation uint64) (all bool) {
@@ -86,11 +88,11 @@ func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error)
 		}
 		return all
 	}
-	generation, _ := s.generations.now()
+	generation, _ := s.generations.get()
 	if generation != 0 && compare(generation) {
 		return is, nil
 	}
-	// This process may be the one that is late.
+	// The cached generation may be outdated.
 	v, err, _ := s.generations.reading.Do("", func() (any, error) { return s.Generation(context.WithoutCancel(ctx)) })
 	if err != nil {
 		return nil, err
@@ -99,6 +101,6 @@ func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error)
 	return is, nil
 }
 
-// errRestored says that Redis came back, and the versions in some bucket are not above those that it
-// may have lost yet.
-var errRestored = fmt.Errorf("%w: it has come back, and presence nodes have not written its buckets yet", presence.ErrUnavailable)
+// errRestored says that Redis is back, but that some bucket may still give versions again
+// that Redis has lost.
+var errRestored = fmt.Errorf("%w: Redis is back, and presence nodes have not written its buckets yet", presence.ErrUnavailable)

@@ -138,7 +138,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
 	}
-	members := memberCalls(c, pageList{}, sharesFor(len(c.Members)), 0)
+	members := memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
 	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}

@@ -6,9 +6,9 @@ import (
 	"headcount/presence"
 )
 
-// All names in Redis. Braces are the hash tag that puts all keys of a partition,
-// of a bucket or of the cluster into one slot, so that one script may touch them.
-// PAGE is a presence.Name.
+// All keys in Redis. The hash tag in braces puts all keys of a partition, of a bucket or
+// of the cluster into one slot, so that one script may use them. PAGE is a qualified name
+// (presence.Site.Qualify).
 //
 //	hc:{p17}:o       hash: owner, epoch, generation, last change (claim.lua)
 //	hc:{p17}:d       string: pages whose count may not have been written yet (members.lua)
@@ -41,26 +41,26 @@ const (
 	regionsKey = prefix + "{c}:regions"
 )
 
-// perShare is how many members one of a partition's hashes has on average, at most.
-// Small hashes take a third of the memory of large ones, and a key for each member
-// would take as much as five members in a hash. A hash counts as small up to 512
-// fields by default, up to 128 where somebody chose that; with 48 on average one
-// that waits for its division has 96, and hardly ever more than 128.
-const perShare = 48
+// perShard is the greatest average number of members in a shard, which is one of a
+// partition's hashes. Small hashes take a third of the memory of large ones, and a key
+// for each member would take as much as five members in a hash. Redis stores a hash
+// compactly up to 512 fields by default, and up to 128 in some installations. With 48 on
+// average, a shard that is due to be split has 96, and hardly ever more than 128.
+const perShard = 48
 
-// sharesFor is how many hashes suit so many members.
-func sharesFor(members int) int { return max(1, (members+perShare-1)/perShare) }
+// shardsFor returns how many shards that many members need.
+func shardsFor(members int) int { return max(1, (members+perShard-1)/perShard) }
 
 func partitionKey(p int) string { return prefix + "{p" + strconv.Itoa(p) + "}:" }
 
 func ownerKey(p int) string { return partitionKey(p) + "o" }
 func dirtyKey(p int) string { return partitionKey(p) + "d" }
 
-func memberKey(p, share int) string { return partitionKey(p) + "m:" + strconv.Itoa(share) }
+func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
-// share is the hash that has the user, of n. It is what shares.lua says: from n to
-// n+1 only users of one hash move, and only to the new one.
-func share(u presence.User, n int) int {
+// shardOf returns which of n shards has the user, as shares.lua does. From n to n+1
+// shards only users of one shard move, and only to the new one (linear hashing).
+func shardOf(u presence.User, n int) int {
 	size := 1
 	for size < n {
 		size *= 2
@@ -72,7 +72,7 @@ func share(u presence.User, n int) int {
 	return i
 }
 
-// neighbour is the hash that the last of n is divided from.
+// neighbour returns the shard from which the last of n shards was split.
 func neighbour(n int) int {
 	size := 1
 	for size < n {
@@ -114,5 +114,6 @@ const (
 	peerField   = "peer:"  // of stateKey, and a region
 )
 
-// channel has the database in its name, because pub-sub knows no databases.
+// channel returns the bucket's channel. Its name has the number of the database, because
+// pub/sub does not know databases.
 func channel(b, db int) string { return bucketKey(b) + "n/" + strconv.Itoa(db) }

@@ -6,31 +6,31 @@ import (
 	"headcount/unread"
 )
 
-// reading is one run of a script that reads the updates of topics of one kind
-// and bucket and, unless gateway is empty, attaches it to them.
+// reading is one run of a script that reads the updates of topics of one kind, site and
+// bucket and, unless gateway is empty, attaches it to them.
 type reading struct {
 	bucket  int
 	publish string // PUBLISH or SPUBLISH
 	gateway string
 	topics  []presence.Topic
-	at      []int // places in topics
-	parts   bool  // the regions' shares, too: of counts only
+	at      []int // indexes into topics
+	parts   bool  // for counts: also read what each region contributes
 }
 
-// kinds has, per kind of topic, the call that reads its updates. The reply is a
-// list: "1" when the updates are stale, or "0"; the bucket's generation; then "incarnation
-// sequence value" per topic, empty when there is none.
+// kinds has, for each kind of topic, the call that reads its updates. The reply is a
+// list: "1" if the updates are stale, otherwise "0"; the bucket's generation; then for
+// each topic "incarnation sequence value", or nothing.
 var kinds = map[presence.Kind]func(s *Store, r reading) *call{
 	presence.KindCount: countsRead,
-	unread.KindLevel:   kept(historyKey, levelField),
-	unread.KindRecord:  kept(recordKey, recordField),
+	unread.KindLevel:   storedField(historyKey, levelField),
+	unread.KindRecord:  storedField(recordKey, recordField),
 }
 
-// countsRead reads counts, which are sums. All topics are of one site.
+// countsRead reads counts, which are sums.
 func countsRead(s *Store, r reading) *call {
 	site := r.topics[r.at[0]].Site
 	prefix := pagePrefix(r.bucket) + site.Qualify("")
-	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // what the topics begin with; the page follows
+	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // a topic without its page
 	cl := &call{
 		Script: scripts.Read,
 		Keys:   append(make([]string, 0, 3+len(r.at)), stateKey(r.bucket), readyKey(r.bucket), endpointsKey(r.bucket)),
@@ -42,8 +42,8 @@ func countsRead(s *Store, r reading) *call {
 	return cl
 }
 
-// kept reads updates that are kept as they are published: in a field of a hash.
-func kept(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
+// storedField reads updates that are stored as they are published, in a field of a hash.
+func storedField(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
 	return func(s *Store, r reading) *call {
 		cl := &call{
 			Script: scripts.Values,

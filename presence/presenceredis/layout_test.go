@@ -25,7 +25,7 @@ func TestSharesMoveOneAtATime(t *testing.T) {
 	for n := 1; n < 300; n++ {
 		used := map[int]bool{}
 		for _, u := range users {
-			was, is := share(u, n), share(u, n+1)
+			was, is := shardOf(u, n), shardOf(u, n+1)
 			if was != is && (was != neighbour(n+1) || is != n) {
 				t.Fatalf("from %d to %d hashes user %d moves from %d to %d", n, n+1, u, was, is)
 			}
@@ -50,7 +50,7 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 		}
 		members[m] = true
 	}
-	return members, s.partitions[claim.Partition].shares
+	return members, s.partitions[claim.Partition].shards
 }
 
 // Whatever comes and goes, all members are found, by this owner and by the next one, in
@@ -117,14 +117,14 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 			if !maps.Equal(got, want) {
 				rt.Fatalf("%d members are found in %d hashes, %d are there", len(got), shares, len(want))
 			}
-			if most := len(want) / shares; most > perShare {
+			if most := len(want) / shares; most > perShard {
 				rt.Fatalf("%d members in %d hashes", len(want), shares)
 			}
 		}
 		for range 200 { // hashes that are not needed any more end, some with each change
 			write(presence.Change{})
 		}
-		if got, shares := lain(rt, owner, claims[0]); !maps.Equal(got, want) || shares > 3*sharesFor(len(want)) {
+		if got, shares := lain(rt, owner, claims[0]); !maps.Equal(got, want) || shares > 3*shardsFor(len(want)) {
 			rt.Fatalf("at rest %d of %d members are found in %d hashes", len(got), len(want), shares)
 		}
 	})
@@ -145,7 +145,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
-	from := s.partitions[1].shares
+	from := s.partitions[1].shards
 	for _, to := range []int{from + 100, 3} {
 		for _, cl := range resizeCalls(claims[0], from, to) {
 			cl.Args[0] = claims[0].Epoch
@@ -161,11 +161,11 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			}
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
-			if err := s.run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusShares-'0' {
+			if err := s.run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
 				t.Fatalf("again: %v, %v", late.Reply, err)
 			}
 		}
-		from = s.partitions[1].shares
+		from = s.partitions[1].shards
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// lookEvery is how soon a loss of data is found, however it came about.
+// lookEvery is how often the store looks for a loss of data.
 const lookEvery = time.Second
 
-// What Redis lost, as the metric names it.
+// The values of the metric's label.
 const (
 	lostWrites     = "writes" // the last ones
 	lostEverything = "everything"
@@ -32,8 +32,8 @@ func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 	return losses
 }
 
-// watchLosses says, once this process takes part, whether Redis kept its data when another run of a server answers,
-// and whatever else it loses. Nothing depends on that: presence nodes write everything again in any case. It runs until ctx ends.
+// watchLosses logs and counts what Redis loses, once this process takes part, until ctx
+// ends. Nothing depends on it: presence nodes write everything again in any case.
 func (s *Store) watchLosses(ctx context.Context) {
 	defer close(s.lossesEnded)
 	tick := time.NewTicker(lookEvery)
@@ -50,7 +50,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 		}
 		var found redisconn.Kept
 		emptied, what := false, "Redis"
-		_ = s.do(ctx, func(ctx context.Context, c *client) error { // the next look finds what this one does not
+		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
 			if c.Cluster != nil {
 				what = "a master of the Redis Cluster"
 			}
@@ -62,7 +62,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 			for i, was := range tokens {
 				emptied = emptied || err == nil && was != "" && was != is[i]
 			}
-			if err == nil && emptied == found.Missing { // otherwise it was emptied between the two
+			if err == nil && emptied == found.Missing { // otherwise Redis was emptied between the two reads
 				tokens = is
 			}
 			return err

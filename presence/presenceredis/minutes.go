@@ -14,34 +14,34 @@ import (
 )
 
 const (
-	// maxMemory bounds the minutes of pages that wait to be written, of counts and of
-	// arrivals each. Beyond it further ones are not remembered.
-	maxMemory = 65_536
+	// maxPendingMinutes bounds the minutes that wait to be written, of counts and of
+	// arrivals each. Further ones are dropped.
+	maxPendingMinutes = 65_536
 
-	memoryBatch = 200             // minutes in one run of remember.lua
-	memoryEvery = time.Second     // between two looks at what waits
-	memoryLast  = 2 * time.Second // for the last write, at Close
-	entryBytes  = 14              // of a minute, see remember.lua
+	minuteBatch     = 200             // minutes in one run of remember.lua
+	minuteInterval  = time.Second     // between two writes
+	minuteLastWrite = 2 * time.Second // for the last write, at Close
+	entryBytes      = 14              // of a minute, see remember.lua
 )
 
-// memory is what this process has to write of what pages remember. Scripts that change
-// counts keep the greatest count of a page's minute beside its count. They say when it is
-// over, so this process writes it, once. Arrivals are collected here, and written once a
-// minute for each page, as absolute numbers of this process.
-type memory struct {
-	store *Store
-	kept  int64         // minutes; 0: nothing is remembered
-	end   func()        // ends run
-	ended chan struct{} // closed when run has returned
+// minuteWriter writes minutes of pages. Scripts that change counts keep the greatest
+// count of the running minute beside the count, and report a minute that has ended; the
+// process that gets the report writes that minute. Arrivals are collected here, and
+// written once a minute for each page, as absolute numbers of this process.
+type minuteWriter struct {
+	store     *Store
+	retention int64         // minutes; 0: nothing is kept
+	end       func()        // ends run
+	ended     chan struct{} // closed when run has returned
 
 	mu     sync.Mutex
-	latest int64   // the last minute that arrivals were collected for
-	counts []ended // in the order in which they ended
+	latest int64         // the last minute that arrivals were collected for
+	counts []endedMinute // in the order in which they ended
 	visits map[visit]*minutes.Visits
 }
 
-// ended is a minute of a page that is over; entry is what Redis has of it.
-type ended struct {
+// endedMinute is a minute of a page that has ended; entry is its form in Redis.
+type endedMinute struct {
 	bucket      int
 	page, entry string
 }
@@ -52,9 +52,9 @@ type visit struct {
 	at   int64
 }
 
-func (m *memory) start(s *Store) {
-	m.store, m.kept = s, int64(s.cfg.PageStats/time.Minute)
-	if m.kept == 0 {
+func (m *minuteWriter) start(s *Store) {
+	m.store, m.retention = s, int64(s.cfg.PageStats/time.Minute)
+	if m.retention == 0 {
 		return
 	}
 	m.visits = map[visit]*minutes.Visits{}
@@ -63,24 +63,24 @@ func (m *memory) start(s *Store) {
 	go m.run(ctx) // ends with stop
 }
 
-// stop writes everything, also of the running minute.
-func (m *memory) stop() {
-	if m.kept > 0 {
+// stop writes everything, including the running minute.
+func (m *minuteWriter) stop() {
+	if m.retention > 0 {
 		m.end()
 		<-m.ended
 	}
 }
 
-func (m *memory) run(ctx context.Context) {
+func (m *minuteWriter) run(ctx context.Context) {
 	defer close(m.ended)
-	look := time.NewTicker(memoryEvery)
+	look := time.NewTicker(minuteInterval)
 	defer look.Stop()
 	for {
 		select {
 		case <-look.C:
 			m.write(ctx, minutes.Of(time.Now()))
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.Background(), memoryLast)
+			last, cancel := context.WithTimeout(context.Background(), minuteLastWrite)
 			defer cancel()
 			m.write(last, minutes.Of(time.Now())+1)
 			return
@@ -88,23 +88,23 @@ func (m *memory) run(ctx context.Context) {
 	}
 }
 
-// over takes the minutes that are over, from a run of counts.lua.
-func (m *memory) over(cc *countsCall, text string) {
-	if text == "" || m.kept == 0 {
+// countsEnded takes the minutes that have ended according to a run of counts.lua.
+func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
+	if text == "" || m.retention == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for ; len(text) >= 2+entryBytes; text = text[2+entryBytes:] {
 		if page := int(text[0])<<8 | int(text[1]); page < len(cc.names) {
-			m.note(ended{cc.bucket, cc.names[page], text[2 : 2+entryBytes]})
+			m.note(endedMinute{cc.bucket, cc.names[page], text[2 : 2+entryBytes]})
 		}
 	}
 }
 
-// overElsewhere takes the minutes that are over, from a run of merge.lua.
-func (m *memory) overElsewhere(bucket int, text string) {
-	if m.kept == 0 {
+// endedByMerge takes the minutes that have ended according to a run of merge.lua.
+func (m *minuteWriter) endedByMerge(bucket int, text string) {
+	if m.retention == 0 {
 		return
 	}
 	m.mu.Lock()
@@ -114,30 +114,30 @@ func (m *memory) overElsewhere(bucket int, text string) {
 		if len(text) < end+entryBytes {
 			return
 		}
-		m.note(ended{bucket, text[2:end], text[end : end+entryBytes]})
+		m.note(endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
 		text = text[end+entryBytes:]
 	}
 }
 
-func (m *memory) note(e ended) {
-	if len(m.counts) < maxMemory {
+func (m *minuteWriter) note(e endedMinute) {
+	if len(m.counts) < maxPendingMinutes {
 		m.counts = append(m.counts, e)
 	}
 }
 
-// arrived collects arrivals that are written.
-func (m *memory) arrived(arrivals []presence.Arrival) {
-	if len(arrivals) == 0 || m.kept == 0 {
+// arrived collects the arrivals of a change that is written.
+func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
+	if len(arrivals) == 0 || m.retention == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.latest = max(m.latest, minutes.Of(time.Now())) // never one that is written already
+	m.latest = max(m.latest, minutes.Of(time.Now())) // never a minute that is written already
 	for _, a := range arrivals {
 		key := visit{a.Page, m.latest}
 		v := m.visits[key]
 		if v == nil {
-			if len(m.visits) == maxMemory {
+			if len(m.visits) == maxPendingMinutes {
 				continue
 			}
 			v = &minutes.Visits{}
@@ -147,28 +147,28 @@ func (m *memory) arrived(arrivals []presence.Arrival) {
 	}
 }
 
-// pageMemory is what one page has to write.
-type pageMemory struct {
+// pageWrite is what has to be written for one page.
+type pageWrite struct {
 	entries []byte
 	visits  []visit
 }
 
-// write writes the counts that wait, and the arrivals of the minutes before the minute
-// before. What cannot be written waits for the next time, as long as it is kept.
-func (m *memory) write(ctx context.Context, before int64) {
+// write writes the counts that wait, and the arrivals before the minute before. What
+// cannot be written is tried again, as long as it is within the retention.
+func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
 	counts := m.counts
 	m.counts = nil
-	buckets := map[int]map[string]*pageMemory{}
-	of := func(bucket int, page string) *pageMemory {
+	buckets := map[int]map[string]*pageWrite{}
+	of := func(bucket int, page string) *pageWrite {
 		pages := buckets[bucket]
 		if pages == nil {
-			pages = map[string]*pageMemory{}
+			pages = map[string]*pageWrite{}
 			buckets[bucket] = pages
 		}
 		if pages[page] == nil {
-			pages[page] = &pageMemory{}
+			pages[page] = &pageWrite{}
 		}
 		return pages[page]
 	}
@@ -179,7 +179,7 @@ func (m *memory) write(ctx context.Context, before int64) {
 	written := map[visit]*minutes.Visits{}
 	for key, v := range m.visits {
 		switch {
-		case key.at < before-m.kept:
+		case key.at < before-m.retention:
 			delete(m.visits, key)
 		case key.at < before:
 			p := of(presence.Bucket(key.page, m.store.cfg.Buckets), key.page)
@@ -189,7 +189,7 @@ func (m *memory) write(ctx context.Context, before int64) {
 	}
 	var calls []*call
 	for b, pages := range buckets {
-		for names := range slices.Chunk(sorted(pages), memoryBatch) {
+		for names := range slices.Chunk(sorted(pages), minuteBatch) {
 			calls = append(calls, m.call(b, names, pages, written))
 		}
 	}
@@ -202,7 +202,7 @@ func (m *memory) write(ctx context.Context, before int64) {
 	defer m.mu.Unlock()
 	if err != nil {
 		m.store.cfg.Log.Debug().Err(err).Msg("what pages remember could not be written; trying again")
-		m.counts = append(counts[:min(len(counts), maxMemory-len(m.counts))], m.counts...)
+		m.counts = append(counts[:min(len(counts), maxPendingMinutes-len(m.counts))], m.counts...)
 		return
 	}
 	for key := range written {
@@ -210,7 +210,7 @@ func (m *memory) write(ctx context.Context, before int64) {
 	}
 }
 
-func sorted(pages map[string]*pageMemory) []string {
+func sorted(pages map[string]*pageWrite) []string {
 	names := make([]string, 0, len(pages))
 	for page := range pages {
 		names = append(names, page)
@@ -219,8 +219,8 @@ func sorted(pages map[string]*pageMemory) []string {
 	return names
 }
 
-// call is a run of remember.lua for pages of one bucket.
-func (m *memory) call(bucket int, names []string, pages map[string]*pageMemory, visits map[visit]*minutes.Visits) *call {
+// call returns the run of remember.lua for pages of one bucket.
+func (m *minuteWriter) call(bucket int, names []string, pages map[string]*pageWrite, visits map[visit]*minutes.Visits) *call {
 	cl := &call{Script: scripts.Remember}
 	var entries, fields []any
 	for _, page := range names {
@@ -236,18 +236,18 @@ func (m *memory) call(bucket int, names []string, pages map[string]*pageMemory, 
 			fields = append(fields, field, minutes.AppendVisits(nil, visits[v].Joins, visits[v].Registers()))
 		}
 	}
-	cl.Args = append([]any{m.kept*60 + 3600, m.kept * entryBytes, len(entries)}, entries...)
+	cl.Args = append([]any{m.retention*60 + 3600, m.retention * entryBytes, len(entries)}, entries...)
 	cl.Args = append(cl.Args, fields...)
 	return cl
 }
 
 var _ minutes.Store = (*Store)(nil)
 
-// Minutes implements minutes.Store. Arrivals that this process has not written yet are in
-// it; those of other processes come once a minute.
+// Minutes implements minutes.Store. It includes the arrivals that this process has not
+// written yet; those of other processes are up to a minute old.
 func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes.Minute, error) {
 	bucket := presence.Bucket(page, s.cfg.Buckets)
-	running := s.memory.unwritten(page, from) // before Redis is read: what is in both is the same
+	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
 	cl := &call{Script: scripts.Minutes, Keys: []string{stateKey(bucket), pagePrefix(bucket) + page, minutesKey(bucket, page)}}
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		cl.Keys = append(cl.Keys, visitsKey(bucket, hour, page))
@@ -284,7 +284,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	return list, nil
 }
 
-// countedMinutes are the minutes with counts since from, and the last one before.
+// countedMinutes returns the minutes with counts since from, and the last one before.
 func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) {
 	text := []byte(reply[3].(string))
 	if len(text)%entryBytes != 0 {
@@ -307,12 +307,12 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 	return list[first:], nil
 }
 
-// unwritten are the arrivals on a page that wait, by minute.
-func (m *memory) unwritten(page string, from int64) map[int64]minutes.Minute {
+// unwritten returns the arrivals on a page that wait to be written, by minute.
+func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minute {
 	waiting := map[int64]minutes.Minute{}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for at := max(from, m.latest-m.kept); at <= m.latest; at++ {
+	for at := max(from, m.latest-m.retention); at <= m.latest; at++ {
 		if v := m.visits[visit{page, at}]; v != nil {
 			registers := v.Registers()
 			waiting[at] = minutes.Minute{At: at, Joins: v.Joins, Visitors: registers.Clone()}

@@ -13,15 +13,15 @@ import (
 	"headcount/scripts"
 )
 
-// seed tells hashes of pages apart: processes with another would look for a page
-// in another bucket.
+// seed is a sample of the hash of pages. Processes with another sample would look for a
+// page in another bucket.
 var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
-// format is the number of the format of what is in Redis: keys, fields, values
-// and publications. 1, of which the facts said nothing, had other fields; 2 had a
-// field for each partition of a page, and 64 hashes of members for each partition; 3
-// had a hash for each page, and a set of pages that are not written; 4 had in the
-// fences of a bucket how far each partition's last change was written.
+// format is the number of the format of the data in Redis: keys, fields, values and
+// publications. Format 1 was not in the facts. Format 2 had a field for each partition
+// of a page, and 64 shards in each partition; format 3 a hash for each page, and a set of
+// unwritten pages; format 4 had the progress of each partition's last change in the
+// fences of a bucket.
 const format = 5
 
 const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
@@ -37,7 +37,7 @@ func postgresMend(theirs, ours string) string {
 	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"
 }
 
-// facts are what renew.lua compares, in pairs.
+// facts returns the names and values that renew.lua compares.
 func (s *Store) facts() []any {
 	facts := []any{
 		"format", format,
@@ -56,13 +56,12 @@ func (s *Store) facts() []any {
 	return facts
 }
 
-// Renew implements presence.Processes. The facts are in the memory of every
-// running process: when they are missing from Redis, because it was emptied, the
-// running ones write them again. A starting one gives them Config.FactsWait to do
-// so, from its first call on, without a lease.
+// Renew implements presence.Processes. Every running process has the facts in memory,
+// and writes them again when Redis was emptied. A starting process without facts waits
+// for that without a lease, for Config.FactsWait from its first call on.
 func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
 	if p.Name == "" || strings.ContainsAny(strings.Join(p.Roles, ""), ", ") {
-		return nil, fmt.Errorf("presenceredis: renew: %q with roles %q is no process", p.Name, p.Roles)
+		return nil, fmt.Errorf("presenceredis: renew: %q with the roles %q is not a valid process", p.Name, p.Roles)
 	}
 	processes, err := s.renew(ctx, p, ttl)
 	if err != nil {
@@ -71,11 +70,11 @@ func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration
 	return processes, nil
 }
 
-// What renew.lua may do with facts that are missing.
+// What renew.lua may do with missing facts.
 const (
 	mayNotWrite = "0"
 	mayWrite    = "1"
-	wasAccepted = "2" // it may write, and need not compare
+	wasAccepted = "2" // write them, and skip the comparison
 )
 
 func (s *Store) factsMode() string {
@@ -156,7 +155,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 	return processes, nil
 }
 
-// parseLease reads "end incarnation roles".
+// parseLease parses "end incarnation roles".
 func parseLease(name, lease string) (presence.Process, error) {
 	fields := strings.SplitN(lease, " ", 3)
 	if len(fields) != 3 {

@@ -20,16 +20,15 @@ const (
 	selfField = ".self" // in regionsKey: the region's identity
 	outField  = ".out"  // in regionsKey: peers left out of totals
 
-	// nameHeld is how long a region must be silent until another one may have its
-	// name: its own next life, after its Redis lost data.
+	// nameHeld is how long a region must be silent before another identity may use its
+	// name, usually that region itself after its Redis lost data.
 	nameHeld = 3 * time.Second
 
 	relogBatch = 500 // pages in one run of relog.lua
 )
 
-// Outgoing reads, for each position, what this region has to tell after it: at
-// most limit pages. A batch whose Log is 0 says that the bucket has no log that
-// has all pages; BeginLogs makes one.
+// Outgoing returns, for each position, the batch that follows it: at most limit pages. A
+// batch with Log 0 says that the bucket has no log with all pages; BeginLogs makes one.
 func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
 	calls := make([]*call, len(positions))
 	for i, p := range positions {
@@ -43,7 +42,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	var owns []*call
 	var of []int // -> batches
 	for i, cl := range calls {
-		if cl.Err != nil { // a bucket that cannot be read holds up no other
+		if cl.Err != nil { // a bucket that cannot be read must not hold up the others
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
 			continue
 		}
@@ -61,7 +60,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		if b.Partial {
 			continue
 		}
-		if len(pages) == 2*limit { // perhaps there is more
+		if len(pages) == 2*limit { // there may be more
 			b.To, b.Complete, b.More = numbers(pages[len(pages)-1:])[0], false, true
 		}
 		if len(pages) == 0 {
@@ -92,8 +91,8 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	return batches, nil
 }
 
-// aboutTheKey reports whether err says nothing of the server, only that the key
-// is not there, or another program's.
+// aboutTheKey reports whether err is about one key, which is missing or of another type,
+// and not about the server.
 func aboutTheKey(err error) bool {
 	return errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE")
 }
@@ -110,7 +109,7 @@ func numbers(texts []any) []uint64 {
 	return n
 }
 
-// parsePair reads "incarnation increments decrements".
+// parsePair parses "incarnation increments decrements".
 func parsePair(text string) (p pncounter.Pair, ok bool) {
 	f := strings.Fields(text)
 	if len(f) != 3 {
@@ -123,8 +122,8 @@ func parsePair(text string) (p pncounter.Pair, ok bool) {
 	return p, errors.Join(errs[:]...) == nil
 }
 
-// BeginLogs makes logs of buckets that have none, because a process without
-// peers wrote to them: all pages there are go into them.
+// BeginLogs makes logs with all pages, for buckets to which a process without peers has
+// written.
 func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 	for _, b := range buckets {
 		if err := s.relog(ctx, b, 0, nil, "1"); err != nil {
@@ -171,18 +170,18 @@ func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []stri
 	return nil
 }
 
-// Raise gives the pages' pairs, or when there are no pages the bucket's log, a
-// number above high, and above what this process has seen.
+// Raise gives the pages' pairs, or without pages the bucket's log, a number above high
+// and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
-	s.seen(high)
+	s.raiseFloor(high)
 	return s.relog(ctx, bucket, s.floor.Load(), pages, "")
 }
 
 // sweepPages is how many pages of a log one call of Sweep looks at.
 const sweepPages = 200
 
-// Sweep takes pages that have been forgotten out of a bucket's log. It looks at
-// some from a rank on and returns the next rank, 0 after the last.
+// Sweep removes forgotten pages from a bucket's log. It looks at some pages from a rank
+// on, and returns the next rank, which is 0 after the last page.
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
@@ -212,8 +211,8 @@ func ownCall(bucket int, pages []string) *call {
 	return cl
 }
 
-// ApplyPeers makes buckets count the peers that are in, and leave out those that
-// are out. Peers in neither are forgotten.
+// ApplyPeers makes the buckets' totals include the peers in, and leave out the peers in
+// out. It forgets all other peers.
 func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string) error {
 	c, err := s.known(ctx)
 	if err != nil {
@@ -236,7 +235,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	return nil
 }
 
-// Regions reads what is known of other regions.
+// Regions returns what this region's Redis knows about the regions.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	r := pncounter.Regions{Heard: map[string]string{}}
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
@@ -260,8 +259,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	return r, nil
 }
 
-// Identify gives the region its identity, unless it has one, and returns the one
-// it has.
+// Identify gives the region an identity unless it has one, and returns its identity.
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Add(2)
@@ -278,33 +276,31 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	return identity, nil
 }
 
-// DecideOut notes the region's decision which peers are left out.
+// DecideOut stores the region's decision about which peers are left out.
 func (s *Store) DecideOut(ctx context.Context, out []string) error {
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.HSet(ctx, regionsKey, outField, strings.Join(out, ",")).Err()
 	})
 	if err != nil {
-		return fmt.Errorf("presenceredis: decide about regions: %w", err)
+		return fmt.Errorf("presenceredis: store which regions are left out: %w", err)
 	}
 	return nil
 }
 
-// Peer is the Redis of another region as this one sees it. Its methods may be
-// called from any goroutine.
+// Peer is the Redis of another region. Any goroutine may call its methods.
 type Peer struct {
 	s *Store
 	// self is this region, name the other one.
 	self, name string
 }
 
-// NewPeer returns the region of that name, whose Redis s is; self is this
-// region's. s must have the same partitions and buckets as this region's store.
+// NewPeer returns the region called name, whose Redis is s. self is the name of this
+// region. s must have the same numbers of partitions and buckets as this region's store.
 func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
 
-// Hello says that this region is there, and checks that the other one is what
-// the settings say: else pncounter.ErrRefused is in the error. presence.ErrUnavailable:
-// again later.
+// Hello greets the peer, and checks that it is the region of the settings. Its errors are
+// pncounter.ErrRefused, and presence.ErrUnavailable, after which the caller tries again.
 func (p *Peer) Hello(ctx context.Context, identity string) error {
 	cl := &call{Script: scripts.Hello, Keys: []string{factsKey, regionsKey}, Args: []any{p.self, identity, nameHeld.Milliseconds()}}
 	if err := p.s.run(ctx, []*call{cl}); err != nil {
@@ -313,9 +309,9 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 	reply := cl.Reply.([]any)
 	switch reply[0].(string) {
 	case "missing":
-		return fmt.Errorf("%w: none of its processes has been there yet", presence.ErrUnavailable)
+		return fmt.Errorf("%w: no process of that region has started yet", presence.ErrUnavailable)
 	case "taken":
-		return fmt.Errorf("%w: another region called %q writes there; give each region a --region of its own", pncounter.ErrRefused, p.self)
+		return fmt.Errorf("%w: another region called %q writes there; give each region its own --region", pncounter.ErrRefused, p.self)
 	}
 	facts := map[string]string{}
 	for i := 1; i+1 < len(reply); i += 2 {
@@ -334,8 +330,8 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 	return nil
 }
 
-// Positions is how far the peer has this region's logs of buckets. A bucket of
-// which it has nothing is at 0.
+// Positions returns how far the peer has received this region's logs of buckets: 0 for a
+// bucket of which it has nothing.
 func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Position, error) {
 	positions := make([]pncounter.Position, len(buckets))
 	err := p.s.do(ctx, func(ctx context.Context, c *client) error {
@@ -366,8 +362,7 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 	return positions, nil
 }
 
-// Merge hands batches, of different buckets each, to the peer. An error is about
-// all of them.
+// Merge sends batches, at most one per bucket, to the peer. An error concerns all of them.
 func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
 	c, err := p.s.known(ctx)
 	if err != nil {
@@ -403,7 +398,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
-		p.s.memory.overElsewhere(batches[i].Bucket, reply[7].(string))
+		p.s.minutes.endedByMerge(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
 		}

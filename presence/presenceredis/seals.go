@@ -8,13 +8,13 @@ import (
 	"headcount/presence/hashkey"
 )
 
-// The key of user hashes is in the facts, sealed with the id secrets. Every
-// process keeps the seals in memory, so that those who run write them again when
-// Redis has lost them. Who needs the key opens one, adds one for its own first
-// secret, and when there are none for long enough makes the key.
+// The key of user hashes is in the facts, sealed with the id secrets. Every process
+// keeps the seals in memory, to write them again when Redis has lost them. A process
+// that needs the key opens one of the seals, and adds a seal for its own first secret.
+// If there have been no seals for long enough, it makes the key.
 
-// ourSeals are the seals that renew.lua is to write when there are none, and those
-// to add when there are some: id, seal, ….
+// ourSeals returns the seals (id, seal, …) that renew.lua writes if there are none, and
+// those that it adds if there are some.
 func (s *Store) ourSeals() (restore, add []any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,8 @@ func (s *Store) ourSeals() (restore, add []any) {
 	return restore, add
 }
 
-// takeSeals takes the seals that are in Redis, and the key from one of them; under mu.
+// takeSeals stores the seals that are in Redis, and opens one to get the key. The caller
+// holds mu.
 func (s *Store) takeSeals(pairs []string) error {
 	if len(pairs) > 0 {
 		s.seals = map[string]string{}

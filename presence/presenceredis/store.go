@@ -1,6 +1,6 @@
-// Package presenceredis is presence.Store and unread.Store in Redis: single, Sentinel or Cluster,
-// 6.2 or newer, without modules. All changes are made by the scripts of package
-// scripts, each of which may run twice or late.
+// Package presenceredis is presence.Store and unread.Store in Redis: a single server,
+// Sentinel or Cluster, of version 6.2 or later, without modules. The scripts of package
+// scripts make all changes. Each of them may run twice or late.
 package presenceredis
 
 import (
@@ -25,15 +25,15 @@ import (
 var (
 	// ErrConfig is in every error about settings that cannot work.
 	ErrConfig = redisconn.ErrConfig
-	// ErrForeign says that a key of ours holds data of another type: another
-	// program uses this Redis under our prefix. presence.ErrUnavailable is in the
-	// same errors: nothing can be read or written until it is put right.
+	// ErrForeign says that a key with our prefix holds data of another type: another
+	// program uses this Redis. Such errors are presence.ErrUnavailable too: the key can
+	// be neither read nor written until somebody removes it.
 	ErrForeign = errors.New("a key that begins with " + prefix + " holds data of another program")
 )
 
 const maxPipeline = 1024 // reads in one pipeline; longer lists go in several
 
-// HashKeys get the key of user hashes, before the first Renew succeeds.
+// HashKeys receives the key of user hashes, before the first Renew succeeds.
 type HashKeys interface {
 	SetHashKey(key []byte) // it must not block
 }
@@ -47,30 +47,28 @@ type Config struct {
 	Partitions int // P; default presence.DefaultPartitions
 	Buckets    int // B; default presence.DefaultBuckets
 	Facts      Facts
-	// RememberFor is how long pages with nobody on them are remembered; default
-	// 24h, whole seconds.
+	// RememberFor is how long pages without users are kept; default 24h, in whole seconds.
 	RememberFor time.Duration
-	// EmptyPages is how many pages with nobody on them are remembered; default
-	// 100,000. Beyond, those that have been empty longest are forgotten and come
-	// back under a new incarnation.
+	// EmptyPages bounds the pages without users; default 100,000. Beyond it, those that
+	// have been empty longest are forgotten, and come back under a new incarnation.
 	EmptyPages int
-	// PageStats is how long minutes of pages are remembered; 0: not at all.
+	// PageStats is how long minutes of pages are kept; 0: not at all.
 	PageStats time.Duration
-	// FactsWait is how long a process that finds no cluster facts waits for a
-	// running one to write them again, before it writes its own; default 1.6s. It
-	// must be longer than running processes take to notice that Redis is back, half
-	// a second, and to renew their leases.
+	// FactsWait is how long a process that finds no cluster facts waits for a running
+	// process to write them again, before it writes its own; default 1.6s. It must be
+	// longer than running processes take to notice that Redis is back (half a second)
+	// and to renew their leases.
 	FactsWait time.Duration
-	// IDSecrets seal and open the key of user hashes, which HashKeys get. Without
-	// HashKeys they are not looked at.
+	// IDSecrets seal and open the key of user hashes. They are not used without HashKeys,
+	// which receives that key.
 	IDSecrets [][]byte
 	HashKeys  HashKeys
-	// Backlog is how many bytes of publications wait for one watcher; default
-	// 8 MiB. Beyond, they are dropped and the watcher is told to read again.
+	// Backlog bounds the bytes of publications that wait for one watcher; default 8 MiB.
+	// Beyond it they are dropped, and the watcher gets a Lost.
 	Backlog int
-	// Peers are the names of the regions that this one shares its counts with.
+	// Peers are the names of the other regions.
 	Peers []string
-	// Dial is how long it may take to connect; default 1s.
+	// Dial is the timeout for connecting; default 1s.
 	Dial       time.Duration
 	OnBytes    redisconn.Traffic     // optional
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
@@ -78,19 +76,19 @@ type Config struct {
 	OnState    redisconn.States // optional
 }
 
-// Facts are what all processes of a region must agree on beside P and B.
+// Facts are what all processes of a region must agree on, in addition to P and B.
 type Facts struct {
 	Region string
-	// Secret is the keyed check value of the cluster secret, never the secret; of
-	// several, a,b,c, while they rotate: then any is right, and the first is the
-	// next process's to match.
+	// Secret is the keyed check value of the cluster secret, never the secret itself. While
+	// secrets rotate it has several values, "a,b,c": one of them must match.
 	Secret string
-	// Counters is the number of the format of the counters that are in the same Redis. 0:
-	// nobody knows it, and nobody compares it.
+	// Counters is the format of the counters in the same Redis; 0: it is not compared.
 	Counters int
-	// Postgres says where PostgreSQL is for counters: none, behind or beside. Empty: this process has no counters.
+	// Postgres says how counters use PostgreSQL: none, behind or beside. Empty: this
+	// process has no counters.
 	Postgres string
-	// Webhooks is that of what is kept of webhooks there, likewise.
+	// Webhooks is the format of the webhooks' data in the same Redis; 0: it is not
+	// compared.
 	Webhooks int
 }
 
@@ -105,7 +103,7 @@ type Store struct {
 	looks  atomic.Uint64 // of Incomplete, at one bucket each
 	floor  atomic.Uint64 // highest incarnation seen in any count
 
-	generations known
+	generations generationCache
 	marks       *redisconn.Marks
 	losses      *prometheus.CounterVec // see losses.go
 
@@ -113,18 +111,18 @@ type Store struct {
 	stopChores  context.CancelFunc
 	choresEnded chan struct{}
 	lossesEnded chan struct{}
-	memory      memory
+	minutes     minuteWriter
 
-	counting sync.Mutex // held while counts are written, so that runs come in the order of their numbers
+	counting sync.Mutex // held while counts are written, so that runs arrive in the order of their numbers
 
 	mu           sync.Mutex // guards all below
 	partitions   []partition
 	fences       []fences          // by bucket
-	seals        map[string]string // of the key of user hashes, as last seen, by hashkey.ID
-	sealsMissing time.Time         // since when there are none; zero: they are there
+	seals        map[string]string // of the key of user hashes, as last read, by hashkey.ID
+	sealsMissing time.Time         // since when Redis has none; zero: it has some
 	hashKey      []byte            // nil: not known, or not needed
-	factsMissing time.Time         // since when there are none; zero: they are there
-	factsHeld    bool              // this process has been accepted with its facts
+	factsMissing time.Time         // since when Redis has none; zero: it has some
+	factsHeld    bool              // this process's facts were accepted
 }
 
 type (
@@ -137,9 +135,9 @@ var (
 	_ presence.Processes = (*Store)(nil)
 )
 
-// Open returns a store over the Redis of that URL. It fails when settings
-// cannot work, not when Redis does not answer: then calls return
-// presence.ErrUnavailable until it does. Close ends it.
+// Open returns a store in the Redis of cfg.URL. It fails only when settings cannot work.
+// While Redis does not answer, calls return presence.ErrUnavailable. The caller must
+// Close the store.
 func Open(cfg Config) (*Store, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
@@ -156,7 +154,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{
 		cfg:         cfg,
 		self:        rand.Text(),
-		chores:      chores{wake: make(chan struct{}, 1), over: map[int]bool{}, sweep: map[int]bool{}},
+		chores:      chores{wake: make(chan struct{}, 1), overfull: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),
 		lossesEnded: make(chan struct{}),
 		marks:       redisconn.NewMarks(),
@@ -176,19 +174,19 @@ func Open(cfg Config) (*Store, error) {
 	s.losses = newLosses(cfg.Registerer)
 	go s.doChores(ctx)    // ends with Close
 	go s.watchLosses(ctx) // likewise
-	s.memory.start(s)
+	s.minutes.start(s)
 	return s, nil
 }
 
-// Marks are those of this process, for the other stores that it has in this Redis.
+// Marks returns the marks of this process, for its other stores in this Redis.
 func (s *Store) Marks() *redisconn.Marks { return s.marks }
 
-// Cause is why Redis cannot be used; nil: it can.
+// Cause returns why Redis cannot be used, or nil.
 func (s *Store) Cause() error { return s.conn.Cause() }
 
 // Close ends the store's connections. Calls under way may fail.
 func (s *Store) Close() error {
-	s.memory.stop()
+	s.minutes.stop()
 	s.stopChores()
 	<-s.choresEnded
 	<-s.lossesEnded
@@ -203,8 +201,8 @@ func (s *Store) run(ctx context.Context, calls []*call) error { return s.conn.Ru
 
 func (s *Store) known(ctx context.Context) (*client, error) { return s.conn.Known(ctx) }
 
-// probeWrite has every master carry out a write that changes nothing: the token
-// of a bucket is there, or is made as Generation makes it.
+// probeWrite makes every master execute a write that changes nothing, since the token of
+// a bucket exists already, or is made as Generation makes it.
 func (s *Store) probeWrite(ctx context.Context, c *client) (commands int, err error) {
 	pipe := c.Pipeline()
 	tokens := s.tokens(c)
@@ -215,7 +213,7 @@ func (s *Store) probeWrite(ctx context.Context, c *client) (commands int, err er
 	return tokens, err
 }
 
-// classify gives err the meaning that the contract has for it.
+// classify wraps err in the error that the contract has for it.
 func classify(err error) error {
 	switch {
 	case err == nil:
@@ -229,8 +227,8 @@ func classify(err error) error {
 	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 }
 
-// seen remembers the highest incarnation of any count.
-func (s *Store) seen(incarnation uint64) {
+// raiseFloor raises floor to the incarnation of a count.
+func (s *Store) raiseFloor(incarnation uint64) {
 	for {
 		old := s.floor.Load()
 		if incarnation <= old || s.floor.CompareAndSwap(old, incarnation) {

@@ -17,29 +17,29 @@ import (
 
 const (
 	tidyBatch = 500         // pages in one run of sweep.lua
-	tidyPause = time.Second // at most, before a sweep: of several processes one may do it for all
+	tidyPause = time.Second // upper bound of a random pause before a sweep: one process may do it for all
 )
 
-// chores are the buckets where pages that nobody is on have work to be done. Scripts
-// that change counts say so; one goroutine of the Store does it. A bucket is in each
-// set once, so they are bounded.
+// chores are the buckets whose empty pages need attention. Scripts that change counts
+// report them, and one goroutine of the Store works them off. The sets have each bucket at
+// most once.
 type chores struct {
 	wake chan struct{} // holds one
 
-	mu    sync.Mutex
-	over  map[int]bool // there are too many: those that are empty longest are forgotten
-	sweep map[int]bool // some may have been left without an end: all pages are looked at
+	mu       sync.Mutex
+	overfull map[int]bool // too many empty pages: forget those that have been empty longest
+	sweep    map[int]bool // some empty pages may lack an expiry: look at all pages
 }
 
-// tidy notes what a script said of a bucket.
-func (s *Store) tidy(bucket, empties int, sweep bool) {
-	over := empties > s.mostEmpty()
+// noteEmptyPages takes what a script reported about the empty pages of a bucket.
+func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
+	over := empties > s.maxEmpty()
 	if !over && !sweep {
 		return
 	}
 	s.chores.mu.Lock()
 	if over {
-		s.chores.over[bucket] = true
+		s.chores.overfull[bucket] = true
 	}
 	if sweep {
 		s.chores.sweep[bucket] = true
@@ -51,11 +51,11 @@ func (s *Store) tidy(bucket, empties int, sweep bool) {
 	}
 }
 
-// mostEmpty is how many pages that nobody is on a bucket may have.
-func (s *Store) mostEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
+// maxEmpty returns how many empty pages a bucket may have.
+func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 
-// doChores forgets pages and sweeps until ctx ends. What fails waits for a second, and
-// is then tried again.
+// doChores works off the chores until ctx ends. It tries a failed one again after
+// tidyPause.
 func (s *Store) doChores(ctx context.Context) {
 	defer close(s.choresEnded)
 	retry := time.NewTimer(time.Hour)
@@ -65,7 +65,7 @@ func (s *Store) doChores(ctx context.Context) {
 		defer s.chores.mu.Unlock()
 		chore[bucket] = true
 		retry.Reset(tidyPause)
-		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("pages that nobody is on could not be looked after; trying again")
+		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("empty pages could not be forgotten; trying again")
 	}
 	for {
 		select {
@@ -75,12 +75,12 @@ func (s *Store) doChores(ctx context.Context) {
 		case <-retry.C:
 		}
 		s.chores.mu.Lock()
-		over, sweep := s.chores.over, s.chores.sweep
-		s.chores.over, s.chores.sweep = map[int]bool{}, map[int]bool{}
+		overfull, sweep := s.chores.overfull, s.chores.sweep
+		s.chores.overfull, s.chores.sweep = map[int]bool{}, map[int]bool{}
 		s.chores.mu.Unlock()
-		for b := range over {
+		for b := range overfull {
 			if err := s.forget(ctx, b); err != nil {
-				failed(s.chores.over, b, err)
+				failed(s.chores.overfull, b, err)
 			}
 		}
 		if len(sweep) == 0 {
@@ -99,16 +99,16 @@ func (s *Store) doChores(ctx context.Context) {
 	}
 }
 
-// forget drops those pages of a bucket that nobody has been on for longest, so that
-// there are a tenth fewer than there may be.
+// forget drops the pages of a bucket that have been empty longest, until their number is
+// a tenth below maxEmpty.
 func (s *Store) forget(ctx context.Context, bucket int) error {
 	for {
 		var pages []string
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			s.conn.Metrics.Commands.Add(2)
 			n, err := c.ZCard(ctx, emptiesKey(bucket)).Result()
-			most := int64(s.mostEmpty())
-			if excess := n - (most - most/10); err == nil && excess > 0 {
+			maxPages := int64(s.maxEmpty())
+			if excess := n - (maxPages - maxPages/10); err == nil && excess > 0 {
 				pages, err = c.ZRange(ctx, emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
 			}
 			return err
@@ -122,7 +122,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 	}
 }
 
-// sweep looks at all pages of the buckets that still want it.
+// sweep looks at all pages of those buckets that no other process has swept meanwhile.
 func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
@@ -162,7 +162,8 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	return s.run(ctx, calls)
 }
 
-// sweepCall is a run of sweep.lua; done is the number of the sweep that ends with it.
+// sweepCall returns a run of sweep.lua. done is the number of the sweep that ends with
+// it, or empty.
 func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) *call {
 	prefix := pagePrefix(bucket)
 	cl := &call{Script: scripts.Sweep, Keys: []string{stateKey(bucket), emptiesKey(bucket)},
@@ -173,13 +174,13 @@ func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) 
 	return cl
 }
 
-// Pages implements presence.Lister: it looks through all keys.
+// Pages implements presence.Lister. It scans all keys.
 func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
 	c, err := s.known(ctx)
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex // masters are read at once
+	var mu sync.Mutex // masters are scanned in parallel
 	if err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		return s.eachPage(ctx, m, func(_ int, pages []string) error {
 			mu.Lock()
@@ -193,7 +194,7 @@ func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
 	return nil
 }
 
-// eachPage calls fn with all pages of one master, some of a bucket at a time.
+// eachPage calls fn with all pages of one master, some pages of one bucket at a time.
 func (s *Store) eachPage(ctx context.Context, m redis.Cmdable, fn func(bucket int, pages []string) error) error {
 	for cursor := uint64(0); ; {
 		s.conn.Metrics.Commands.Inc()

@@ -18,14 +18,14 @@ import (
 
 const (
 	authorBatch = 1000
-	ringSize    = 8              // newest changes by authors that change.lua keeps
+	ringSize    = 8              // newest authored changes that change.lua keeps
 	emptyFor    = 24 * time.Hour // how long a record without follows is kept
 )
 
 var _ unread.Store = (*Store)(nil)
 
-// Change implements unread.Store. What it costs Redis does not depend on how
-// many users follow the page.
+// Change implements unread.Store. Its cost does not depend on how many users follow the
+// page.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
 	cn, err := s.known(ctx)
 	if err == nil {
@@ -48,14 +48,14 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 	return nil
 }
 
-// Levels implements unread.Store. Plain reads in pipelines take half the time of
-// a script that makes them.
+// Levels implements unread.Store. Plain reads in a pipeline take half the time of a
+// script.
 func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
 	levels, owns := make([]unread.Level, 0, len(pages)), make([]unread.Own, 0, len(pages))
 	own := byField + user.String()
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
-		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, page := range batch {
 				b := presence.Bucket(page, s.cfg.Buckets)
 				cmds[i] = pipe.HMGet(ctx, historyKey(b, page), levelField, beforeField, own)
@@ -67,7 +67,7 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 		}
 		for i, cmd := range cmds {
 			v := texts(cmd.Val())
-			levels = append(levels, parseLevel(v[0], v[1], voids.of(presence.Bucket(batch[i], s.cfg.Buckets))))
+			levels = append(levels, parseLevel(v[0], v[1], voids.lowest(presence.Bucket(batch[i], s.cfg.Buckets))))
 			owns = append(owns, parseOwn(v[2]))
 		}
 	}
@@ -99,13 +99,15 @@ func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error
 	return notes, nil
 }
 
-// voids reads what the buckets of other reads say of their generation, see void.lua.
+// voids reads the generation of buckets, and the lowest incarnation that is valid in
+// them, together with other reads. See void.lua.
 type voids struct {
 	commands int
 	cmds     map[int]*redis.SliceCmd
 }
 
-// ask has the pipeline read the state of a bucket, once, after something in the bucket.
+// ask adds a read of the bucket's state to the pipeline, once per bucket. The caller has
+// added a read of something else in the bucket.
 func (v *voids) ask(ctx context.Context, pipe redis.Pipeliner, bucket int) {
 	v.commands++
 	if v.cmds[bucket] == nil {
@@ -114,15 +116,15 @@ func (v *voids) ask(ctx context.Context, pipe redis.Pipeliner, bucket int) {
 	}
 }
 
-// of is the lowest incarnation in the bucket.
-func (v *voids) of(bucket int) uint64 {
+// lowest returns the lowest valid incarnation in the bucket.
+func (v *voids) lowest(bucket int) uint64 {
 	void, _ := strconv.ParseUint(texts(v.cmds[bucket].Val())[1], 10, 64)
 	return void
 }
 
-// readKept runs reads of what users follow and of changes of pages in one pipeline. It returns
-// errRestored while versions that Redis may have lost can be given again.
-func (s *Store) readKept(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
+// readUnread runs reads of records and histories in one pipeline. It returns errRestored
+// while Redis could still give lost versions again.
+func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
 	var v *voids
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
@@ -146,7 +148,7 @@ func (s *Store) readKept(ctx context.Context, read func(context.Context, redis.P
 	return v, err
 }
 
-// texts are the values of an answer, empty where there is none.
+// texts returns the values of a reply as strings, empty for missing ones.
 func texts(values []any) []string {
 	all := make([]string, len(values))
 	for i, v := range values {
@@ -155,8 +157,8 @@ func texts(values []any) []string {
 	return all
 }
 
-// parseLevel reads "incarnation changes authored time", which change.lua wrote, and how many of the
-// changes came before that incarnation. void is the lowest incarnation in the bucket.
+// parseLevel parses "incarnation changes authored time" of change.lua, and how many of the
+// changes came before that incarnation. void is the lowest valid incarnation.
 func parseLevel(text, before string, void uint64) (l unread.Level) {
 	if text == "" {
 		return l // it never changed
@@ -170,7 +172,7 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 	l.By, _ = strconv.ParseInt(f[2], 10, 64)
 	l.At = parseTime(f[3])
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
-	if l.Incarnation < void { // the next change says so
+	if l.Incarnation < void { // as the next change will write it
 		l.Incarnation, l.Before = void, l.All
 	}
 	return l
@@ -188,7 +190,7 @@ func parseOwn(text string) unread.Own {
 	return o
 }
 
-// parseTime reads unix seconds; 0 is none.
+// parseTime parses unix seconds; 0 is the zero time.
 func parseTime(text string) time.Time {
 	if sec, _ := strconv.ParseInt(text, 10, 64); sec > 0 {
 		return time.Unix(sec, 0).UTC()
@@ -196,9 +198,9 @@ func parseTime(text string) time.Time {
 	return time.Time{}
 }
 
-// Authors implements unread.Store. When few changed the page since, the level
-// has them; else those of users are looked up, in batches: what a later batch
-// says may be newer than the level, which is the first one's.
+// Authors implements unread.Store. If few authors changed the page since, the history
+// has them at hand. Otherwise it looks up users in batches; the level is that of the
+// first batch, so a later batch may be newer.
 func (s *Store) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
 	fields := make([]string, 0, ringSize)
 	for i := range ringSize {
@@ -257,7 +259,7 @@ func cutLast(s string) (before, after string, ok bool) {
 func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
 	b := presence.Bucket(page, s.cfg.Buckets)
 	var cmd *redis.SliceCmd
-	voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+	voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 		cmd = pipe.HMGet(ctx, historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
 		v.ask(ctx, pipe, b)
 	})
@@ -265,7 +267,7 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 		return l, nil, fmt.Errorf("presenceredis: history of a page: %w", err)
 	}
 	values = texts(cmd.Val())
-	return parseLevel(values[0], values[1], voids.of(b)), values[2:], nil
+	return parseLevel(values[0], values[1], voids.lowest(b)), values[2:], nil
 }
 
 func (s *Store) userBucket(u unread.User) int {
@@ -277,7 +279,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	records := make([]unread.Record, 0, len(users))
 	for batch := range slices.Chunk(users, maxPipeline) {
 		cmds := make([]*redis.MapStringStringCmd, len(batch))
-		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, u := range batch {
 				cmds[i] = pipe.HGetAll(ctx, recordKey(s.userBucket(u), u.String()))
 				v.ask(ctx, pipe, s.userBucket(u))
@@ -288,7 +290,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 				break
 			}
 			var r unread.Record
-			r, err = parseRecord(cmd.Val(), voids.of(s.userBucket(batch[i])))
+			r, err = parseRecord(cmd.Val(), voids.lowest(s.userBucket(batch[i])))
 			records = append(records, r)
 		}
 		if err != nil {
@@ -298,7 +300,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	return records, nil
 }
 
-// parseRecord reads the hash of save.lua. void is the lowest incarnation in the bucket.
+// parseRecord parses the hash of save.lua. void is the lowest valid incarnation.
 func parseRecord(fields map[string]string, void uint64) (r unread.Record, err error) {
 	head, ok := fields[recordField]
 	if !ok {

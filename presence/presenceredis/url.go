@@ -10,10 +10,9 @@ import (
 	"headcount/internal/setting"
 )
 
-// CheckURL says what is wrong with a Redis URL and what to do about it, or
-// nothing. It dials nobody. It repeats
-// nothing of the URL but the names of its options: a password may be anywhere
-// in one that does not parse.
+// CheckURL says what is wrong with a Redis URL and what to do about it, or returns an
+// empty string. It dials nothing. It repeats only names of options: a URL that does not
+// parse may have a password anywhere.
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {

@@ -1,11 +1,11 @@
-// Package region shares this region's part of all counts with its peers, the
-// other regions, and decides which of them are silent.
+// Package region replicates this region's part of all counts to its peers, the other
+// regions, and decides which of them are silent.
 //
-// Every region counts its own users in its own Redis and keeps a copy of what
-// the other regions count. A region is the only one that writes its own part,
-// and no region passes on the part of a third one. Package pncounter says what a
-// copy makes of what it is told, scripts/merge.lua does the same in Redis, and a
-// differential test on real servers compares the two.
+// Every region counts its own users in its own Redis, and keeps a copy of the parts of
+// the other regions. Only the region itself writes its part, and no region passes on
+// the part of a third one. Package pncounter defines how a copy merges batches,
+// scripts/merge.lua does the same in Redis, and a differential test on real servers
+// compares the two.
 //
 // # Pairs
 //
@@ -16,58 +16,56 @@
 //
 // # The log and the cursor
 //
-// Every script that changes a page also puts the page into the log of its
-// bucket: a sorted set that has each page once, at the place of its last change.
-// So the pages bound what waits for a peer, however long the peer is away, and a
-// link costs as much as pages changed, not as often as they changed. The log
-// costs about 110 bytes a page, and nothing without peers. A region that had no
-// peers begins its log with one walk over its keys.
+// Every script that changes a page also puts the page into the log of its bucket: a
+// sorted set that has each page once, at the position of its last change. So the number
+// of pages bounds what waits for a peer, however long the peer is away, and a link
+// sends each changed page once, however often it changed. The log costs about 110 bytes
+// a page, and nothing without peers. A region that had no peers begins its log with one
+// scan of its keys.
 //
-// The peer's Redis keeps the cursor: for each bucket, the number of the log and
-// the place up to which the peer has it. One script moves the cursor together
-// with the pairs, so the two cannot disagree and no digest is needed. A lost
-// batch, a peer that was restored or emptied, and a replicator that died look
-// alike: the cursor is where it is, and the log goes on from there. Comparing all
-// cursors every 2 s costs 3 KB a second, whatever the number of pages.
+// The peer's Redis keeps the cursor: for each bucket, the number of the log and the
+// position up to which the peer has it. One script moves the cursor together with the
+// pairs, so the two always agree. After a lost batch, a peer that was restored or
+// emptied, or a replicator that died, replication goes on from the cursor. Comparing
+// all cursors every 2 s costs 3 KB a second, whatever the number of pages.
 //
 // # Links
 //
-// A process has one link to each peer. It serves the buckets whose dispatcher
-// the process is, so a link fails over together with its buckets. The dispatcher
-// tells the link of changes through memory. The first change goes at once; then a
-// round goes every 200 ms, as one pipeline with a script per bucket and at most
-// 500 pages each. A round that fails is halved. Greetings and comparisons run in
-// a goroutine of their own, so no change waits for them. Each peer has its own
-// link and its own connections, so one peer's trouble stays its own.
+// A process has one link to each peer. It serves the buckets of the process's
+// dispatcher, so a link fails over together with its buckets. The dispatcher reports
+// changes to the link through memory. The first change is sent at once; after that the
+// link sends a round every 200 ms, as one pipeline with a script per bucket and at most
+// 500 pages each. After a failure the rounds become smaller. Greetings and comparisons
+// have their own goroutine, so that no change waits for them. Each peer has its own link
+// and connections, so that a failing peer does not affect the others.
 //
 // # Loss of data
 //
-// A bucket that is rebuilt begins a new log with a number above all incarnations
-// before. The log is told only when the bucket is complete. When a peer has all
-// of it, pairs below the log's floor are void at that peer: users who left
-// meanwhile do not stay for ever, and no user who stayed is missed in between. A
-// peer that knows higher incarnations says so (clocks were set back, or
-// everything was lost); then the log and its pairs are raised above them. A
-// region that lost its own data marks its counts stale until the peers have told
-// theirs again, for 5 s at most.
+// A bucket that is rebuilt begins a new log, whose number is above all earlier
+// incarnations. The log is sent only when the bucket is complete. When a peer has all of
+// it, pairs below the log's floor are void at that peer: users who left meanwhile do not
+// stay for ever, and users who stayed are never missing. A peer that knows higher
+// incarnations says so (clocks were set back, or everything was lost); then the log and
+// its pairs are raised above them. A region that lost its own data marks its counts stale
+// until the peers have sent theirs again, for 5 s at most.
 //
 // # Forgetting
 //
-// A page that is empty in all regions is forgotten with its pairs after the
-// store's RememberFor. Its entry in the log is swept later, and the place of the
-// entry is remembered: a peer whose cursor is before that place may have missed
-// that the page was empty, so the log is raised, which voids whatever it does not
-// name. Pages of a region that never comes back stay in Redis and do not count.
+// A page that is empty in all regions is forgotten with its pairs after the store's
+// RememberFor. Its entry is swept from the log later, and its position is remembered: a
+// peer whose cursor is before that position may have missed that the page was empty, so
+// the log is raised, which voids all pairs that it does not name. Pages of a region that
+// never comes back stay in Redis and do not count.
 //
 // # Silence
 //
-// Every process greets every peer once a second by writing a word into the
-// peer's Redis. A region looks whether the words in its own Redis changed, by its
-// own monotonic clock; the clocks of two regions are never compared. The process
-// that dispatches bucket 0 decides which regions are left out and writes the
-// decision to Redis; the owners of the buckets apply it. Because totals are
-// summed when they are read, that is one field per bucket: the versions of all
-// its pages grow by the same step and the bucket is read again.
+// Every process greets every peer once a second by writing a new word into the peer's
+// Redis. A region watches whether the words in its own Redis change, by its own
+// monotonic clock; the clocks of two regions are never compared. The process that
+// dispatches bucket 0 decides which regions are left out and writes the decision to
+// Redis; the owners of the buckets apply it. Because totals are summed when they are
+// read, that changes one field per bucket: the versions of all its pages grow by the
+// same step, and the bucket is read again.
 //
 // A greeting also compares the region's name, the number of partitions and
 // buckets, the seed of the hash and the format with the facts of the peer's

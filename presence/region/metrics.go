@@ -16,7 +16,7 @@ func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Unlock()
 	stats := make([]presence.PeerStats, len(r.links))
 	for i, l := range r.links {
-		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.lag(), Heard: r.heardFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
+		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.lag(), Heard: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
 	}
 	return stats
 }
@@ -66,12 +66,12 @@ func (m *metrics) peer(l *link) {
 		}, func() float64 { return l.lag().Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_region_heard_seconds", Help: "Time since the peer was heard.", ConstLabels: labels,
-		}, func() float64 { return m.r.heardFor(l.Name).Seconds() }),
+		}, func() float64 { return m.r.silentFor(l.Name).Seconds() }),
 	)
 }
 
-// leave shows which peers are left out.
-func (m *metrics) leave(out []string) {
+// setLeftOut shows which peers are left out.
+func (m *metrics) setLeftOut(out []string) {
 	for _, p := range m.r.cfg.Peers {
 		value := 0.0
 		if slices.Contains(out, p.Name) {

@@ -3,9 +3,6 @@ package region
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,28 +11,27 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"headcount/internal/outage"
 	"headcount/presence/pncounter"
 )
 
 const (
-	helloEvery = time.Second            // between two greetings of a peer
-	pollEvery  = 2 * time.Second        // between two comparisons of the peer's positions
-	lookEvery  = 500 * time.Millisecond // between two looks at which peers were heard
-	lookAgain  = 5                      // every fifth comparison has all buckets looked at
-	applyEvery = 10 * time.Second       // until the decision about silent peers is written again
-	aloneEvery = time.Minute            // the same, in a region without peers
-	unreadyFor = 200 * time.Millisecond // until a bucket without an owner is tried again
-	retryAfter = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
-	refusedFor = 2 * time.Second        // until a peer that was refused is tried again
-	// When this region's own Redis did not answer for longer than awayAfter, that time
-	// does not count as silence of the peers.
+	helloEvery      = time.Second            // between two greetings of a peer
+	pollEvery       = 2 * time.Second        // between two comparisons of the peer's positions
+	lookEvery       = 500 * time.Millisecond // between two looks for words of the peers
+	fullPollEvery   = 5                      // every fifth comparison marks all buckets dirty
+	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
+	applyAloneEvery = time.Minute            // the same, in a region without peers
+	unreadyFor      = 200 * time.Millisecond // pause after a bucket without an owner
+	retryAfter      = 500 * time.Millisecond // longest pause after a failure
+	refusedFor      = 2 * time.Second        // pause after a refusal
+	// While this region's own Redis did not answer for longer than awayAfter, the peers
+	// do not count as silent.
 	awayAfter = 3 * time.Second
 
 	bucketPages = 500 // of one bucket in one round
-	// A round has at most room pages: room grows while rounds succeed, and is halved
-	// when a round fails. These are its bounds.
-	leastPages, mostPages = 256, 32768
+	// A round has at most link.room pages, which grows while rounds succeed and is halved
+	// when one fails, within these bounds.
+	minPages, maxPages = 256, 32768
 )
 
 // Local is the store of this region.
@@ -63,7 +59,7 @@ type Peer struct {
 	Remote Remote
 }
 
-// Config tunes a Replicator. A zero duration takes its default, but for StaleAfter.
+// Config tunes a Replicator. A zero duration takes its default, except StaleAfter.
 type Config struct {
 	Local Local
 	Peers []Peer
@@ -85,7 +81,7 @@ type Replicator struct {
 
 	mu      sync.Mutex // guards all below
 	buckets []int
-	heard   map[string]time.Time // by peer; the begin of Run when the peer was never heard
+	heard   map[string]time.Time // when a peer was last heard, or Run began
 	out     []string             // peers that totals leave out, as last decided or read
 }
 
@@ -97,16 +93,16 @@ func New(cfg Config) *Replicator {
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
-			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{},
+			wake: make(chan struct{}, 1), greetNow: make(chan struct{}, 1), room: maxPages / 4,
+			dirty: map[int]bool{}, touched: map[int]bool{}, positions: map[int]pncounter.Position{}, broken: map[int]bool{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
 	return r
 }
 
-// Own says which buckets this process shares from now on. Two processes may share
-// the same bucket for a while: a peer takes every change once.
+// Own sets the buckets that this process shares. Two processes may share the same bucket
+// for a while: a peer merges every change once.
 func (r *Replicator) Own(buckets []int) {
 	r.mu.Lock()
 	r.buckets = slices.Clone(buckets)
@@ -116,7 +112,7 @@ func (r *Replicator) Own(buckets []int) {
 	}
 }
 
-// Changed says that counts of the bucket may have changed. It does not block.
+// Changed marks a bucket whose counts may have changed. It does not block.
 func (r *Replicator) Changed(bucket int) {
 	for _, l := range r.links {
 		l.changed(bucket)
@@ -129,574 +125,16 @@ func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {
 		wg.Go(func() { l.run(ctx) })
-		wg.Go(func() { l.pulse(ctx) })
+		wg.Go(func() { l.greet(ctx) })
 	}
 	wg.Go(func() { r.watch(ctx) })
 	wg.Wait()
 	return nil
 }
 
-// watch follows when peers were heard, until ctx ends.
-func (r *Replicator) watch(ctx context.Context) {
-	w := &watcher{r: r, last: time.Now(), seen: map[string]string{}, fresh: map[string]bool{}}
-	r.mu.Lock()
-	for _, p := range r.cfg.Peers {
-		r.heard[p.Name] = w.last
-	}
-	r.mu.Unlock()
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for failed := false; ; {
-		err := w.look(ctx, time.Now())
-		if err != nil && !failed && ctx.Err() == nil {
-			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
-		}
-		failed = err != nil
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// watcher is the state of watch. Only watch's goroutine uses it.
-type watcher struct {
-	r     *Replicator
-	last  time.Time         // of the last look that succeeded
-	seen  map[string]string // by peer: the word that the peer had left at the last look
-	fresh map[string]bool   // peers that were heard in this life of the process
-	done  string            // the decision last applied, and its buckets
-	at    time.Time         // when it was applied
-	// bucket is the place, among the owned buckets, of the log that is swept now, and
-	// rank is how far the sweep has come in it.
-	bucket, rank int
-}
-
-// look reads which peers were heard. The process that owns bucket 0 decides which
-// peers are left out, so that the region has one decision; every process applies the
-// decision to its own buckets. now is this process's own clock: the clocks of other
-// regions may be wrong.
-func (w *watcher) look(ctx context.Context, now time.Time) error {
-	r := w.r
-	if len(r.cfg.Peers) == 0 { // former peers must not stay in totals
-		r.mu.Lock()
-		buckets := r.buckets
-		r.mu.Unlock()
-		return w.apply(ctx, now, buckets, nil, nil, aloneEvery)
-	}
-	regions, err := r.cfg.Local.Regions(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.identify(ctx, regions.Identity); err != nil {
-		return err
-	}
-	gap := now.Sub(w.last)
-	w.last = now
-	r.mu.Lock()
-	buckets := r.buckets
-	leads := slices.Contains(buckets, 0)
-	var in, out []string
-	for _, p := range r.cfg.Peers {
-		word := regions.Heard[p.Name]
-		was, known := w.seen[p.Name]
-		w.seen[p.Name] = word
-		switch {
-		case known && word != was && word != "":
-			r.heard[p.Name] = now
-			w.fresh[p.Name] = true
-		case !w.fresh[p.Name] && len(buckets) == 0: // this process has nothing to say yet
-			r.heard[p.Name] = now
-		case gap > awayAfter: // the peer may have called, and could not leave a word
-			r.heard[p.Name] = r.heard[p.Name].Add(gap)
-		}
-		silent := slices.Contains(regions.Out, p.Name)
-		if leads {
-			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.fresh[p.Name])
-		}
-		if silent {
-			out = append(out, p.Name)
-		} else {
-			in = append(in, p.Name)
-		}
-	}
-	r.mu.Unlock()
-	slices.Sort(in)
-	slices.Sort(out)
-	if leads && !slices.Equal(out, regions.Out) {
-		if err := r.cfg.Local.DecideOut(ctx, out); err != nil {
-			return err
-		}
-		for _, name := range out {
-			if !slices.Contains(regions.Out, name) {
-				r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
-			}
-		}
-		for _, name := range regions.Out {
-			if !slices.Contains(out, name) {
-				r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
-			}
-		}
-	}
-	r.mu.Lock()
-	r.out = slices.Clone(out)
-	r.mu.Unlock()
-	r.metrics.leave(out)
-	if err := w.apply(ctx, now, buckets, in, out, applyEvery); err != nil {
-		return err
-	}
-	return w.sweep(ctx, buckets)
-}
-
-// sweep takes some forgotten pages out of the logs, of one bucket after the other.
-func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
-	if w.rank == 0 {
-		w.bucket++
-	}
-	if len(buckets) > 0 {
-		w.rank, err = w.r.cfg.Local.Sweep(ctx, buckets[w.bucket%len(buckets)], w.rank)
-	}
-	return err
-}
-
-// apply writes the decision to the buckets: totals leave out the regions in out.
-func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration) error {
-	what := fmt.Sprint(buckets, in, out)
-	if len(buckets) == 0 || what == w.done && now.Sub(w.at) < every {
-		return nil
-	}
-	if err := w.r.cfg.Local.ApplyPeers(ctx, buckets, in, out); err != nil {
-		return err
-	}
-	w.done, w.at = what, now
-	return nil
-}
-
-// identify keeps the region's identity in its Redis. All processes remember the
-// identity and write it again when Redis lost it.
-func (r *Replicator) identify(ctx context.Context, found string) error {
-	if found == "" {
-		mine := rand.Text()
-		if old := r.identity.Load(); old != nil {
-			mine = *old
-		}
-		var err error
-		if found, err = r.cfg.Local.Identify(ctx, mine); err != nil {
-			return err
-		}
-	}
-	if old := r.identity.Swap(&found); old == nil {
-		for _, l := range r.links {
-			signal(l.beat)
-		}
-	}
-	return nil
-}
-
-// heardFor returns how long ago the peer was last heard.
-func (r *Replicator) heardFor(peer string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	at, ok := r.heard[peer]
-	if !ok {
-		return 0
-	}
-	return time.Since(at)
-}
-
-// link carries this region's changes to one peer. It has two goroutines, so that a
-// change never waits for the answer to a greeting: pulse greets the peer and reads
-// the peer's positions, run sends the changes.
-type link struct {
-	Peer
-	r    *Replicator
-	log  zerolog.Logger
-	wake chan struct{} // holds one: run may have something to do
-	beat chan struct{} // holds one: pulse has something to do
-
-	mu       sync.Mutex // guards all down to polled
-	owned    []int
-	dirty    map[int]bool // buckets that may have changes; as many as are owned at most
-	since    time.Time    // of the oldest change in dirty; zero: none
-	flight   time.Time    // of the oldest change under way; zero: none
-	greeted  bool         // the peer has answered a greeting and was not refused
-	inflight []int        // buckets of the batches under way
-	touched  map[int]bool // buckets sent since pulse last read the peer's positions
-	polled   map[int]pncounter.Position
-
-	at      map[int]pncounter.Position // only run: the peer's position by bucket
-	room    int                        // only run: most pages in one round
-	told    bool                       // only run: the last round sent something
-	broken  map[int]bool               // only run: buckets that the peer cannot take
-	refused string                     // only pulse: why the peer is refused; empty: it is not refused
-}
-
-func (l *link) own(buckets []int) {
-	l.mu.Lock()
-	l.owned = slices.Clone(buckets)
-	l.mu.Unlock()
-	signal(l.beat)
-}
-
-func (l *link) changed(bucket int) {
-	l.mu.Lock()
-	mine := slices.Contains(l.owned, bucket)
-	if mine {
-		l.dirty[bucket] = true
-		if l.since.IsZero() {
-			l.since = time.Now()
-		}
-	}
-	l.mu.Unlock()
-	if mine {
-		signal(l.wake)
-	}
-}
-
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// lag returns how long the oldest change of this region has waited, or 0 when none
-// waits.
-func (l *link) lag() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	oldest := l.flight
-	if oldest.IsZero() {
-		oldest = l.since
-	}
-	if oldest.IsZero() {
-		return 0
-	}
-	return time.Since(oldest)
-}
-
-// pulse greets the peer every helloEvery and compares the peer's positions with the
-// known ones every pollEvery, until ctx ends.
-func (l *link) pulse(ctx context.Context) {
-	var polled time.Time // the last time
-	var asked []int      // and for which buckets
-	n := 0               // polls
-	tick := time.NewTimer(0)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		case <-l.beat:
-		}
-		start := time.Now()
-		l.mu.Lock()
-		owned := l.owned
-		l.mu.Unlock()
-		id := l.r.identity.Load()
-		if len(owned) == 0 || id == nil { // there are no buckets to share, or no identity yet
-			tick.Reset(lookEvery)
-			continue
-		}
-		err := l.Remote.Hello(ctx, *id)
-		if err == nil && (start.Sub(polled) >= pollEvery || !slices.Equal(owned, asked)) {
-			if !slices.Equal(owned, asked) {
-				n = 0
-			}
-			if err = l.poll(ctx, owned, n%lookAgain == 0); err == nil {
-				polled, asked = start, owned
-				n++
-			}
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		l.note(err)
-		pause := helloEvery - time.Since(start)
-		switch {
-		case l.refused != "":
-			pause = refusedFor
-		case err != nil:
-			pause = outage.Jitter(retryAfter)
-		}
-		tick.Reset(max(pause, 0))
-	}
-}
-
-// poll reads the peer's positions, with which run compares its own, and may have run
-// look at all buckets. It ignores buckets that run is sending meanwhile: their
-// positions may be old, and the peer's ack brings a newer one.
-func (l *link) poll(ctx context.Context, owned []int, all bool) error {
-	l.mu.Lock()
-	l.touched = map[int]bool{}
-	for _, b := range l.inflight {
-		l.touched[b] = true
-	}
-	l.mu.Unlock()
-	positions, err := l.Remote.Positions(ctx, owned)
-	if err != nil {
-		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.polled == nil {
-		l.polled = map[int]pncounter.Position{}
-	}
-	for _, p := range positions {
-		if !l.touched[p.Bucket] {
-			l.polled[p.Bucket] = p
-		}
-		if all {
-			l.dirty[p.Bucket] = true
-		}
-	}
-	return nil
-}
-
-// note takes the outcome of a greeting, and shows it in the log and the metrics.
-func (l *link) note(err error) {
-	reason := ""
-	if errors.Is(err, pncounter.ErrRefused) {
-		reason = err.Error()
-	} else if err != nil {
-		reason = l.refused // a refused peer that does not answer stays refused
-		l.failed(err)
-	}
-	switch {
-	case reason != "" && l.refused != reason:
-		l.log.Warn().Err(err).Msg("counts are not shared with this region")
-	case reason == "" && l.refused != "":
-		l.log.Info().Msg("counts are shared with this region again")
-	}
-	l.refused = reason
-	value := 0.0
-	if reason != "" {
-		value = 1
-	}
-	l.r.metrics.refused.WithLabelValues(l.Name).Set(value)
-	l.mu.Lock()
-	l.greeted = err == nil
-	l.mu.Unlock()
-	if err == nil {
-		signal(l.wake)
-	}
-}
-
-func (l *link) failed(err error) {
-	l.r.metrics.failures.WithLabelValues(l.Name).Inc()
-	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; trying again")
-}
-
-// run sends changes to the peer until ctx ends. It sends the first change after a
-// pause at once, and then at most one round in each Every. While a round leaves more
-// to send, the next one follows without a pause.
-func (l *link) run(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-l.wake:
-		}
-		start := time.Now()
-		more, later, err := l.round(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		rest := time.Duration(0)
-		switch {
-		case err != nil:
-			l.failed(err)
-			rest = outage.Jitter(retryAfter)
-		case later:
-			rest = unreadyFor
-		case l.told && !more:
-			rest = l.r.cfg.Every - time.Since(start)
-		}
-		if rest > 0 && !outage.Sleep(ctx, rest) {
-			return
-		}
-		if more || later || err != nil {
-			signal(l.wake)
-		}
-	}
-}
-
-// take returns the buckets that may have changes, for the next round.
-func (l *link) take() (dirty map[int]bool, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.greeted {
-		return nil, false
-	}
-	for b, p := range l.polled {
-		old, known := l.at[b]
-		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
-			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
-		}
-		if !p.Done || p != old { // a replica that became the master may lack what was acknowledged
-			l.dirty[b] = true
-		}
-		l.at[b] = p
-	}
-	for b := range l.dirty {
-		if !slices.Contains(l.owned, b) {
-			delete(l.dirty, b)
-			delete(l.at, b)
-		}
-	}
-	dirty = l.dirty
-	l.dirty, l.polled, l.flight, l.since = map[int]bool{}, nil, l.since, time.Time{}
-	return dirty, true
-}
-
-// settle gives back the buckets that a round did not finish.
-func (l *link) settle(rest map[int]bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for b := range rest {
-		l.dirty[b] = true
-	}
-	if len(rest) > 0 && !l.flight.IsZero() {
-		l.since = l.flight
-	}
-	l.flight, l.inflight = time.Time{}, nil
-}
-
-// round sends changes to the peer. more says that another round must follow at once,
-// later says that the peer was not ready for some of the changes.
-func (l *link) round(ctx context.Context) (more, later bool, err error) {
-	l.told = false
-	dirty, ok := l.take()
-	if !ok || len(dirty) == 0 {
-		return false, false, nil
-	}
-	defer func() { l.settle(dirty) }()
-	positions := make([]pncounter.Position, 0, len(dirty))
-	for b := range dirty {
-		at := l.at[b]
-		at.Bucket = b
-		positions = append(positions, at)
-	}
-	all, err := l.r.cfg.Local.Outgoing(ctx, positions, min(bucketPages, l.room))
-	if err != nil {
-		return false, false, err
-	}
-	batches, begin, more, err := l.choose(ctx, all, dirty)
-	if err != nil {
-		return false, false, err
-	}
-	if len(begin) > 0 {
-		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
-			return false, false, err
-		}
-		more = true
-	}
-	if len(batches) == 0 {
-		return more, false, nil
-	}
-	l.told = true
-	acks, err := l.Remote.Merge(ctx, batches)
-	if err != nil {
-		l.room = max(l.room/2, leastPages)
-		return false, false, err
-	}
-	l.room = min(l.room+l.room/4, mostPages)
-	behind, refused := 0, 0
-	for i, ack := range acks {
-		again, err := l.acked(ctx, batches[i], ack, dirty)
-		if err != nil {
-			return false, false, err
-		}
-		more = more || again
-		later = later || ack.Status == pncounter.Unready || ack.Status == pncounter.Failed
-		refused += len(ack.Refused)
-		if ack.Status == pncounter.Behind {
-			behind++
-		}
-	}
-	if behind+refused > 0 {
-		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
-	}
-	return more, later, nil
-}
-
-// choose returns the batches to send now, and the buckets that must begin a new log.
-// It removes buckets without changes from dirty.
-func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]bool) (batches []pncounter.Batch, begin []int, more bool, err error) {
-	pages := 0
-	var inflight []int
-	for _, b := range all {
-		at := l.at[b.Bucket]
-		switch {
-		case b.Partial: // the bucket is reported again when it is complete
-			delete(dirty, b.Bucket)
-		case b.Log == 0:
-			begin = append(begin, b.Bucket)
-		case b.Forgotten:
-			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
-			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {
-				return nil, nil, false, err
-			}
-			more = true
-		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete):
-			delete(dirty, b.Bucket)
-		case pages >= l.room: // in the next round
-			more = true
-		default:
-			pages += len(b.Pages)
-			batches, inflight = append(batches, b), append(inflight, b.Bucket)
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.inflight = inflight
-	for _, b := range inflight {
-		l.touched[b] = true
-		delete(l.polled, b)
-	}
-	return batches, begin, more, nil
-}
-
-// acked takes the answer to a batch.
-func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, dirty map[int]bool) (more bool, err error) {
-	m := l.r.metrics
-	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))
-	if ack.Malformed > 0 {
-		m.malformed.WithLabelValues(l.Name).Add(float64(ack.Malformed))
-		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis holds counts that cannot be read; this region's counts among them are written again")
-	}
-	switch ack.Status {
-	case pncounter.Merged:
-		delete(l.broken, b.Bucket)
-		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor, Done: ack.Done}
-		if len(ack.Refused) > 0 {
-			pages := make([]string, len(ack.Refused))
-			for i, at := range ack.Refused {
-				pages[i] = b.Pages[at].Page
-			}
-			return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, pages)
-		}
-		if !b.More {
-			delete(dirty, b.Bucket)
-		}
-		return b.More, nil
-	case pncounter.Behind:
-		m.repairs.WithLabelValues(l.Name).Inc()
-		return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, nil)
-	case pncounter.Gap:
-		m.repairs.WithLabelValues(l.Name).Inc()
-		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
-		return true, nil
-	case pncounter.Failed:
-		l.failed(ack.Err)
-		if !l.broken[b.Bucket] {
-			l.broken[b.Bucket] = true
-			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot take changes; the other buckets go on")
-		}
-		return false, nil
-	default: // the bucket has no owner at the peer yet
-		return false, nil
 	}
 }

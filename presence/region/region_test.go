@@ -312,7 +312,7 @@ func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(pollEvery)
-		for n := range uint64(lookAgain) { // at least once no comparison looks at all buckets
+		for n := range uint64(fullPollEvery) { // at least once no comparison looks at all buckets
 			eu.mu.Lock()
 			before := eu.copy
 			eu.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 
 const (
 	replicas = 100  // of each member on the ring
-	load     = 1.25 // most that one member owns, as a multiple of the mean, rounded up
+	load     = 1.25 // bound of what one member owns, as a multiple of the mean, rounded up
 )
 
 // ErrConfig is in every error about settings that cannot work.
@@ -33,9 +33,9 @@ type owners struct {
 	parts map[string][]int // in order
 }
 
-// New returns the Table of the live presence nodes and dispatchers, given by name in
-// any order. Without presence nodes no partition has an owner, and without
-// dispatchers no bucket.
+// New returns the Table of the presence nodes and dispatchers with these names, in any
+// order. Without presence nodes no partition has an owner, and without dispatchers no
+// bucket.
 func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
 	t := &Table{}
 	h := xxhash.New()
@@ -55,7 +55,7 @@ func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
 		if *kind.to, err = distribute(members, kind.parts); err != nil {
 			return nil, fmt.Errorf("ring: %s: %w", kind.name, err)
 		}
-		// The hash covers the owners too: two builds could distribute differently.
+		// The hash includes the owners: two builds could distribute differently.
 		fmt.Fprintf(h, "%s %d %q %q\n", kind.name, kind.parts, members, kind.to.of)
 	}
 	t.hash = max(h.Sum64(), 1)
@@ -76,7 +76,7 @@ func (t *Table) BucketsOf(dispatcher string) []int {
 	return slices.Clone(t.dispatchers.parts[dispatcher])
 }
 
-// Hash is the same in every process for the same members and owners. It is never 0.
+// Hash returns a hash of the members and owners, the same in every process, never 0.
 func (t *Table) Hash() uint64 { return t.hash }
 
 func (o *owners) owner(part int) (string, bool) {
@@ -86,18 +86,18 @@ func (o *owners) owner(part int) (string, bool) {
 	return o.of[part], true
 }
 
-// distribute gives every part an owner. Members are in order and distinct.
+// distribute gives every part an owner. members is sorted, without duplicates.
 func distribute(members []string, parts int) (o owners, err error) {
 	switch {
 	case parts < 1:
-		return o, fmt.Errorf("%w: there are %d", ErrConfig, parts)
+		return o, fmt.Errorf("%w: %d is not a valid number", ErrConfig, parts)
 	case slices.Contains(members, ""):
 		return o, fmt.Errorf("%w: a member has no name", ErrConfig)
 	case len(members) == 0:
 		return o, nil
 	}
-	// The library panics when the members cannot hold all parts. They always can, as
-	// load is over 1; if that changes, the process must get an error instead.
+	// The library panics if the members cannot own all parts. They can, since load is over
+	// 1; if that ever changes, the caller must get an error instead.
 	defer func() {
 		if r := recover(); r != nil {
 			o, err = owners{}, fmt.Errorf("%w: %d among %d members: %v", ErrConfig, parts, len(members), r)
@@ -114,7 +114,7 @@ func distribute(members []string, parts int) (o owners, err error) {
 	for part := range parts {
 		owner := c.GetPartitionOwner(part)
 		if owner == nil {
-			return owners{}, fmt.Errorf("%w: nobody owns number %d", ErrConfig, part)
+			return owners{}, fmt.Errorf("%w: number %d has no owner", ErrConfig, part)
 		}
 		name := owner.String()
 		o.of[part] = name

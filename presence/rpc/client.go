@@ -27,11 +27,10 @@ type ClientConfig struct {
 	Keys    [][]byte      // the cluster's secrets; the first signs
 	Name    string        // this process's name; required
 	Timeout time.Duration // of a request, in addition to its context; default 5s
-	// MaxConns bounds the connections to one address; further requests wait for a
-	// free connection. Default 32.
+	// MaxConns bounds the connections to one address; further requests wait. Default 32.
 	MaxConns int
 	Dial     func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
-	// Transport replaces the Client's own connections: MaxConns and Dial then have no
+	// Transport replaces the Client's own connections, so that MaxConns and Dial have no
 	// effect.
 	Transport  http.RoundTripper
 	Now        func() time.Time      // default time.Now
@@ -40,12 +39,12 @@ type ClientConfig struct {
 
 // Client sends requests to other processes. Any goroutine may use it.
 type Client struct {
-	cfg      ClientConfig
-	keys     *seal.Keys
-	http     *http.Client
-	life     uint64
-	number   atomic.Uint64
-	requests *prometheus.CounterVec
+	cfg         ClientConfig
+	keys        *seal.Keys
+	http        *http.Client
+	incarnation uint64
+	number      atomic.Uint64
+	requests    *prometheus.CounterVec
 }
 
 // NewClient returns a Client.
@@ -79,7 +78,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		}
 	}
 	c := &Client{
-		cfg: cfg, keys: keys, life: rand.Uint64(),
+		cfg: cfg, keys: keys, incarnation: rand.Uint64(),
 		http: &http.Client{
 			Transport:     cfg.Transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -97,9 +96,9 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// PushUpdates sends updates to the process at addr. It splits many updates into
-// several requests; when a request fails, the earlier ones have arrived. It leaves
-// out invalid updates, and returns an error about them after it sent all others.
+// PushUpdates sends updates to the process at addr, in several requests if they are many;
+// when a request fails, the earlier ones have arrived. It skips invalid updates, and
+// returns an error about them after it has sent all others.
 func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
 	for len(updates) > 0 {
 		body, rest, err := batch(updates)
@@ -118,9 +117,9 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 }
 
 // Hold has the presence node at addr take, renew or end the user's hold on the
-// page. Its errors are presence.ErrTooMany, ErrNotOwner, and
-// presence.ErrUnavailable when the node or the node's store cannot be reached:
-// then the hold may have changed all the same.
+// page. Its errors are presence.ErrTooMany, presence.ErrNotOwner, and
+// presence.ErrUnavailable when the node or its store cannot be reached: then the hold
+// may have changed all the same.
 func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
 	if err := presence.CheckName(page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
@@ -135,15 +134,15 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 	return nil
 }
 
-// ask makes a request, and repeats it once when its connection broke: the other
-// side may just have closed a connection that was kept alive. All requests are safe
-// to repeat. The status of the answer must be ok.
+// ask makes a request, and repeats it once if its connection broke: the server may have
+// just closed an idle connection. All requests are safe to repeat. It returns the body of
+// an answer with the status ok.
 func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	said, err := c.try(within, addr, path, body, ok)
+	answer, err := c.try(within, addr, path, body, ok)
 	if dropped(err) && within.Err() == nil {
-		said, err = c.try(within, addr, path, body, ok)
+		answer, err = c.try(within, addr, path, body, ok)
 	}
 	code := "ok"
 	refusal := (*Error)(nil)
@@ -157,7 +156,7 @@ func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int
 		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	c.requests.WithLabelValues(path, code).Inc()
-	return said, err
+	return answer, err
 }
 
 // dropped reports whether an established connection broke.
@@ -172,7 +171,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 	if err != nil {
 		return nil, err
 	}
-	// Every attempt has a number of its own, so the transport must not repeat it.
+	// The transport must not repeat a request: every attempt needs its own number.
 	req.GetBody = nil
 	c.sign(req, body)
 	resp, err := c.http.Do(req)
@@ -183,15 +182,15 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		return nil, err
 	}
 	defer resp.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // to the end, so that the connection can be reused
 	switch {
 	case err != nil && resp.StatusCode != http.StatusNoContent:
 		return nil, err
 	case resp.StatusCode == ok:
-		return said, nil
+		return answer, nil
 	}
 	var p problem
-	if json.Unmarshal(said, &p) != nil || p.Code == "" {
+	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
 	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
@@ -200,16 +199,15 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 func (c *Client) sign(req *http.Request, body []byte) {
 	s := c.keys.Sealer()
 	digest := digestOf(body)
-	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
+	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.incarnation, c.number.Add(1)}.header()
 	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Content-Digest", digest)
 	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))
 }
 
-// Error is the answer of another process that did not do what it was asked. For
-// errors.Is it is presence.ErrTooMany, presence.ErrUnavailable, ErrNotOwner or the
-// Refusal of the other process.
+// Error is the error answer of another process. It wraps presence.ErrTooMany,
+// presence.ErrUnavailable, presence.ErrNotOwner or the Refusal of the other process.
 type Error struct {
 	Status int
 	Code   string // empty when the answer is not one that a Handler writes
@@ -220,11 +218,11 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("answered %d: %s", e.Status, presence.Excerpt(e.Detail))
 }
 
-// errorOf maps codes to the errors that they stand for.
+// errorOf maps the codes of problems to errors.
 var errorOf = map[string]error{
 	codeTooMany:     presence.ErrTooMany,
 	codeUnavailable: presence.ErrUnavailable,
-	codeNotOwner:    ErrNotOwner,
+	codeNotOwner:    presence.ErrNotOwner,
 }
 
 func init() {
@@ -236,11 +234,11 @@ func init() {
 	}
 }
 
-// Unwrap returns what the answer stands for, or nil.
+// Unwrap returns the error that the code stands for, or nil.
 func (e *Error) Unwrap() error { return errorOf[e.Code] }
 
-// label returns the code when this package knows it, and another word otherwise: text
-// from outside must not become a label.
+// label returns the code if it is known, and otherwise "other": foreign text must not
+// become a label.
 func (e *Error) label() string {
 	if errorOf[e.Code] != nil || e.Code == codeInternal {
 		return e.Code

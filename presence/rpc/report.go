@@ -11,12 +11,12 @@ import (
 	"headcount/presence"
 )
 
-// maxAnswer bounds the body of an answer that is read; a report with as many pages of as
-// many sites as there may be is below.
+// maxAnswer bounds the body of an answer. The largest report, with TopPages pages of
+// MaxSites sites, is below it.
 const maxAnswer = 8 << 20
 
-// wireReport is a presence.Report as JSON. The part about a role is left out when
-// the process does not have the role:
+// wireReport is a presence.Report as JSON. The part about a role that the process does not
+// have is left out:
 //
 //	{"process":{"memory":1048576,"cpu":1.5},"gateway":{"connections":12,"watched":3,"deliveries":40,"messages":9},
 //	 "node":{"users":12,"partitions":271,"changes":30},"peers":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}],
@@ -61,7 +61,7 @@ type wirePage struct {
 	Users int64  `json:"users"`
 }
 
-// duration returns the duration of a number of seconds in a report.
+// duration converts the seconds of a report.
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
 func writeReport(w http.ResponseWriter, r presence.Report) {
@@ -78,7 +78,7 @@ func writeReport(w http.ResponseWriter, r presence.Report) {
 	}
 	body, err := json.Marshal(wire)
 	if err != nil {
-		panic(err) // plain members
+		panic(err) // cannot happen: all fields are plain
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -89,11 +89,11 @@ func writeReport(w http.ResponseWriter, r presence.Report) {
 // Report asks the process at addr for its report. Its errors are those of Hold. The
 // answer is not signed, so only people may rely on it, on a dashboard.
 func (c *Client) Report(ctx context.Context, addr string) (presence.Report, error) {
-	said, err := c.ask(ctx, addr, reportPath, []byte("{}"), http.StatusOK)
+	answer, err := c.ask(ctx, addr, reportPath, []byte("{}"), http.StatusOK)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
-	r, err := parseReport(said)
+	r, err := parseReport(answer)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
@@ -106,7 +106,7 @@ func parseReport(body []byte) (presence.Report, error) {
 		return presence.Report{}, err
 	}
 	if len(wire.Peers) > presence.MaxPeers {
-		return presence.Report{}, errors.New("it has too many peers")
+		return presence.Report{}, errors.New("too many peers")
 	}
 	r := presence.Report{Top: make([]presence.PageUsers, len(wire.Top))}
 	r.Process = presence.ProcessStats{Memory: wire.Process.Memory, CPU: duration(wire.Process.CPU)}
@@ -121,7 +121,7 @@ func parseReport(body []byte) (presence.Report, error) {
 		}
 		site, _ := presence.SplitName(p.Page)
 		if pages[site]++; pages[site] > presence.TopPages || len(pages) > presence.MaxSites {
-			return presence.Report{}, errors.New("it has too many pages")
+			return presence.Report{}, errors.New("too many pages")
 		}
 		r.Top[i] = presence.PageUsers(p)
 	}

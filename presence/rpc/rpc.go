@@ -6,9 +6,9 @@
 //	PUT /hold     {"user":"00000000000000ff","page":"p","on":true}
 //	PUT /report   {}
 //
-// The answer is 204, for /report 200 and a report, or a problem of RFC 9457 with a
-// member "code". Unknown members are ignored. A change that is more than an addition
-// changes the number of the format: a process refuses requests of another format.
+// The answer is 204, for /report 200 and a report, or a problem (RFC 9457) with a member
+// "code". Unknown members are ignored. Any change other than an addition needs a new number
+// of the format: a process refuses requests of another format.
 //
 // A request is signed with the cluster's secret by two headers:
 //
@@ -16,11 +16,11 @@
 //	Authorization: Headcount format=2, key=8 hex digits, from="name", time=unix ms,
 //	               life=hex digits, number=1, mac=32 hex digits
 //
-// mac is HMAC-SHA256, truncated to 16 bytes, over lines: "headcount-request-1",
-// method, host, request target, the Content-Digest and the Authorization up to
-// ", mac". life is a random number of this life of the client, and number counts
-// its requests: the server takes each number once, within the time window. Answers
-// are not signed. Without secrets key and mac are zeros.
+// mac is HMAC-SHA256, truncated to 16 bytes, over lines: "headcount-request-1", method,
+// host, request target, the Content-Digest and the Authorization up to ", mac". life is a
+// random number that the client chooses at its start, and number counts its requests: the
+// server accepts each number once, within the time window. Answers are not signed. Without
+// secrets, key and mac are zeros.
 package rpc
 
 import (
@@ -40,7 +40,7 @@ const (
 	holdPath    = "/hold"
 	reportPath  = "/report"
 
-	maxBody = 4 << 20 // bytes of a request's body; a longer one is answered with 413
+	maxBody = 4 << 20 // bytes of a request's body; a longer body gets status 413
 	// batchBody is the size, in bytes, at which a client begins another request.
 	batchBody = 1 << 20
 	maxName   = 128
@@ -51,25 +51,21 @@ const (
 	purpose = "cluster"
 )
 
-var (
-	// ErrConfig is in every error about settings that cannot work.
-	ErrConfig = seal.ErrConfig
-	// ErrNotOwner says that the node does not own the user's partition now.
-	ErrNotOwner = errors.New("the node does not own the partition")
-)
+// ErrConfig is in every error about settings that cannot work.
+var ErrConfig = seal.ErrConfig
 
 // Reasons to refuse a request. Package seal has further reasons.
 var (
 	ErrFormat      = seal.NewRefusal("format", "the request is of another format than this version's; run the same version everywhere")
 	ErrUnsigned    = seal.NewRefusal("unsigned", "the Authorization header is missing or malformed")
-	ErrMisdirected = seal.NewRefusal("misdirected", "meant for another process")
+	ErrMisdirected = seal.NewRefusal("misdirected", "the request was sent to another process")
 	ErrDigest      = seal.NewRefusal("digest", "the body is not the one that was signed")
 	ErrOversized   = seal.NewRefusal("oversized", "the body is too long")
-	ErrTruncated   = seal.NewRefusal("truncated", "the body was cut short")
-	ErrMalformed   = seal.NewRefusal("malformed", "the body is not what it must be")
+	ErrTruncated   = seal.NewRefusal("truncated", "the body is truncated")
+	ErrMalformed   = seal.NewRefusal("malformed", "the body is malformed")
 )
 
-// Codes of problems. They tell a client what a problem is about.
+// Codes of problems.
 const (
 	codeTooMany     = "too_many"
 	codeUnavailable = "unavailable"
@@ -77,18 +73,18 @@ const (
 	codeInternal    = "internal"
 )
 
-// credentials are the Authorization header, taken apart.
+// credentials are the parsed Authorization header.
 type credentials struct {
-	key    seal.ID
-	from   string
-	at     int64
-	life   uint64
-	number uint64
+	key         seal.ID
+	from        string
+	at          int64
+	incarnation uint64
+	number      uint64
 }
 
-// header is the Authorization header without the mac.
+// header returns the Authorization header without the mac.
 func (c credentials) header() string {
-	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.life, c.number)
+	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.incarnation, c.number)
 }
 
 const (
@@ -96,20 +92,19 @@ const (
 	macPart    = ", mac="
 )
 
-// otherFormat reports whether an Authorization header comes from a process that
-// uses another format.
+// otherFormat reports whether an Authorization header is of another format.
 func otherFormat(header string) bool {
 	ours, _, _ := strings.Cut(header, ", ")
 	return strings.HasPrefix(header, scheme+" ") && ours != formatPart+strconv.Itoa(format)
 }
 
-// signed is the text that the mac signs.
+// signed returns the text that the mac signs.
 func signed(method, host, target, digest, header string) []byte {
 	return []byte(strings.Join([]string{"headcount-request-1", method, host, target, digest, header}, "\n"))
 }
 
-// parseCredentials reads the Authorization header. It takes only the exact form
-// that header writes: another form would have another mac.
+// parseCredentials parses the Authorization header. It accepts only the exact form that
+// header writes: any other form would have another mac.
 func parseCredentials(s string) (c credentials, header string, mac []byte, ok bool) {
 	header, hexMac, found := strings.Cut(s, macPart)
 	if !found || len(s) > 1024 {
@@ -137,7 +132,7 @@ func parseCredentials(s string) (c credentials, header string, mac []byte, ok bo
 	var errs [4]error
 	c.from, errs[0] = strconv.Unquote(parts[1])
 	c.at, errs[1] = strconv.ParseInt(parts[2], 10, 64)
-	c.life, errs[2] = strconv.ParseUint(parts[3], 16, 64)
+	c.incarnation, errs[2] = strconv.ParseUint(parts[3], 16, 64)
 	c.number, errs[3] = strconv.ParseUint(parts[4], 10, 64)
 	if errors.Join(errs[:]...) != nil || checkName(c.from) != nil {
 		return c, "", nil, false
@@ -188,8 +183,8 @@ const (
 	updatesTail = `]}`
 )
 
-// batch makes the body of one request from as many of the first updates as fit, and
-// returns the rest. It leaves out invalid updates and notes them in err.
+// batch returns the body of a request with as many of the first updates as fit, and the
+// rest. It skips invalid updates, and returns an error about them.
 func batch(updates []presence.Update) (body []byte, rest []presence.Update, err error) {
 	body = append(make([]byte, 0, min(128*len(updates)+64, batchBody+1024)), updatesHead...)
 	for len(updates) > 0 && len(body) < batchBody {

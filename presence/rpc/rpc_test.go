@@ -165,22 +165,21 @@ func TestAnotherFormat(t *testing.T) {
 }
 
 func TestHold(t *testing.T) {
-	notMine := errors.New("not mine")
 	for name, tc := range map[string]struct {
 		remote error
 		want   error
 		status int
 		says   string
 	}{
-		"done":              {nil, nil, 204, ""},
-		"too many":          {fmt.Errorf("%w holds: at most 100", presence.ErrTooMany), presence.ErrTooMany, 429, "too many holds: at most 100"},
-		"store away":        {presence.ErrUnavailable, presence.ErrUnavailable, 503, ""},
-		"too slow":          {context.DeadlineExceeded, presence.ErrUnavailable, 503, ""},
-		"not the owner":     {rpc.ErrNotOwner, rpc.ErrNotOwner, 409, ""},
-		"not, in its words": {fmt.Errorf("hold: %w", notMine), rpc.ErrNotOwner, 409, ""},
+		"done":          {nil, nil, 204, ""},
+		"too many":      {fmt.Errorf("%w holds: at most 100", presence.ErrTooMany), presence.ErrTooMany, 429, "too many holds: at most 100"},
+		"store away":    {presence.ErrUnavailable, presence.ErrUnavailable, 503, ""},
+		"too slow":      {context.DeadlineExceeded, presence.ErrUnavailable, 503, ""},
+		"not the owner": {presence.ErrNotOwner, presence.ErrNotOwner, 409, ""},
+		"not, wrapped":  {fmt.Errorf("hold: %w", presence.ErrNotOwner), presence.ErrNotOwner, 409, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandler(t, rpc.Config{Keys: secret, NotOwner: notMine, Holds: onHold(func(_ context.Context, u presence.User, page string, on bool) error {
+			h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, u presence.User, page string, on bool) error {
 				if u != 1<<63+5 || page != `a"é` || !on {
 					t.Errorf("user %d, page %q, %t", u, page, on)
 				}

@@ -19,8 +19,8 @@ import (
 	"headcount/presence/seal"
 )
 
-// replayWidth is how many later requests of one client may overtake a request. It
-// is far more than a client has under way.
+// replayWidth is how many later requests of one client may overtake a request: far more
+// than a client has in flight.
 const replayWidth = 1 << 14
 
 // Updates takes updates for the gateway of this process.
@@ -38,21 +38,17 @@ type Reports interface{ Report() presence.Report }
 
 // Config tunes a Handler. A zero field takes its default.
 type Config struct {
-	// Keys are the cluster's secrets: the first signs, all verify. Without keys the
-	// Handler takes only unsigned requests.
+	// Keys are the cluster's secrets: the first signs, all verify. Without keys the Handler
+	// accepts only unsigned requests.
 	Keys   [][]byte
 	Name   string           // requests for other names are refused; default: no name is refused
 	Window time.Duration    // how far clocks may differ; default 30s
 	Now    func() time.Time // default time.Now
 
-	// The server's goroutines call Updates, Holds and Reports, several at a time. When
-	// one of them is nil, its requests are answered with 404.
+	// Several goroutines at a time call these. Requests for one that is nil get status 404.
 	Updates Updates
 	Holds   Holds
 	Reports Reports
-	// NotOwner is a second error by which Holds says that the node does not own the
-	// partition, beside ErrNotOwner. The Handler compares it with errors.Is.
-	NotOwner error
 
 	Registerer prometheus.Registerer // registers the handler's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -138,8 +134,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refuseFormat refuses a request of another format, and logs the first one: the two
-// processes cannot talk to each other until one is replaced.
+// refuseFormat refuses a request of another format. It logs only the first one: they go on
+// until one of the two processes is replaced.
 func (h *Handler) refuseFormat(w http.ResponseWriter, r *http.Request) {
 	h.refused.WithLabelValues(ErrFormat.Reason).Inc()
 	h.formats.Do(func() {
@@ -166,7 +162,7 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, bod
 	if r.ContentLength > maxBody {
 		return "", nil, ErrOversized
 	}
-	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.life, c.at, c.number); err != nil {
+	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.incarnation, c.at, c.number); err != nil {
 		return "", nil, err
 	}
 	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -197,7 +193,7 @@ func (h *Handler) call(ctx context.Context, path, from string, body []byte) erro
 	return h.cfg.Holds.ReceiveHold(ctx, user, page, on)
 }
 
-// statusOf returns how an error is answered.
+// statusOf returns the status and the code of the answer to an error.
 func (h *Handler) statusOf(err error) (status int, code string) {
 	refusal := (*seal.Refusal)(nil)
 	switch {
@@ -213,7 +209,7 @@ func (h *Handler) statusOf(err error) (status int, code string) {
 			return http.StatusMisdirectedRequest, refusal.Reason
 		}
 		return http.StatusUnauthorized, refusal.Reason
-	case errors.Is(err, ErrNotOwner), h.cfg.NotOwner != nil && errors.Is(err, h.cfg.NotOwner):
+	case errors.Is(err, presence.ErrNotOwner):
 		return http.StatusConflict, codeNotOwner
 	case errors.Is(err, presence.ErrTooMany):
 		return http.StatusTooManyRequests, codeTooMany
@@ -240,7 +236,7 @@ type problem struct {
 func writeProblem(w http.ResponseWriter, status int, code, detail string) {
 	body, err := json.Marshal(problem{"about:blank", http.StatusText(status), status, code, detail})
 	if err != nil {
-		panic(err) // plain members
+		panic(err) // cannot happen: all fields are plain
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
@@ -250,5 +246,5 @@ func writeProblem(w http.ResponseWriter, status int, code, detail string) {
 		h.Set("WWW-Authenticate", scheme)
 	}
 	w.WriteHeader(status)
-	w.Write(body) // an error says that the client is gone; nobody else needs it
+	_, _ = w.Write(body) // the client may be gone
 }

@@ -9,33 +9,33 @@ import (
 
 // GuardConfig tunes a Guard. A zero field takes its default.
 type GuardConfig struct {
-	Window  time.Duration // how far a sender's clock may be from ours, either way; default 30s, at least 1s
-	Width   int           // how many later messages may overtake one message; default 1024, rounded up to a multiple of 64
-	Senders int           // most senders known at once; default 1024
-	// Skew is how far behind a sender's clock may be when this process has just
-	// started: a message that was sent longer ago may have been meant for the
-	// process before this one. When a sender's clock is further behind, the Guard
-	// only listens to the sender for Skew, and then takes its messages that are
-	// newer than all it has heard. Default 2s.
-	Skew time.Duration
-	Now  func() time.Time // default time.Now
+	Window  time.Duration    // how far a sender's clock may be from ours, either way; default 30s, at least 1s
+	Width   int              // how many later messages may overtake one message; default 1024, rounded up to a multiple of 64
+	Senders int              // most senders known at once; default 1024
+	Now     func() time.Time // default time.Now
 }
 
-// Guard takes every message once. Senders number their messages, and each life
-// of a sender (name and incarnation) has a window of numbers as in RFC 4303. The
-// Guard forgets a sender only when everything that the sender sent is too old, so
-// it takes no message twice. While it knows too many senders it refuses new ones.
-// Any goroutine may use a Guard, after it has verified the message's signature.
+// maxSkew is how far behind a sender's clock may be when this process has just started: a
+// message that seems older may be a recorded one, meant for the process before this one.
+// If a sender's clock is further behind, the Guard first refuses all its messages for
+// maxSkew, and then accepts those that are newer than all it has seen.
+const maxSkew = 2 * time.Second
+
+// Guard accepts every message once. Senders number their messages, and each sender (name
+// and incarnation) has a window of numbers as in RFC 4303. The Guard forgets a sender only
+// when all its messages are too old, so it accepts no message twice. While it knows too
+// many senders it refuses new ones. Any goroutine may use a Guard, after it has verified
+// the message's signature.
 type Guard struct {
-	window  int64 // ms
-	words   int
-	most    int
-	mu      sync.Mutex
-	senders map[sender]*history
-	skew    int64                // ms
-	behind  map[sender]*lateness // unknown senders that sent before floor; at most as many as senders
-	floor   int64                // an unknown sender must have sent after this; all that a forgotten sender sent is before it
-	swept   int64                // when senders were last forgotten
+	window     int64 // ms
+	words      int
+	maxSenders int
+	mu         sync.Mutex
+	senders    map[sender]*history
+	skew       int64                // ms
+	behind     map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
+	floor      int64                // messages of an unknown sender must be newer; those of forgotten senders are not
+	swept      int64                // when senders were last forgotten
 }
 
 type sender struct {
@@ -43,15 +43,15 @@ type sender struct {
 	incarnation uint64
 }
 
-// lateness describes an unknown sender whose messages are too old: either they were
-// recorded and are sent again, or the sender's clock is behind.
+// lateness describes an unknown sender whose messages seem too old: either they are
+// recordings, or the sender's clock is behind.
 type lateness struct {
 	since  int64 // our time, unix ms
-	newest int64 // greatest timestamp heard
+	newest int64 // greatest timestamp seen
 }
 
-// history notes which messages one sender has sent: bit n of the ring stands for
-// number n modulo its size. The ring has only the numbers (newest - size, newest].
+// history records which messages of one sender were accepted: number n is bit n modulo
+// the size of the ring, which covers the numbers (newest - size, newest].
 type history struct {
 	name   string
 	newest uint64
@@ -60,35 +60,34 @@ type history struct {
 	ring   []uint64
 }
 
-// NewGuard returns a Guard that takes messages that are sent from now on.
+// NewGuard returns a Guard that accepts messages sent from now on.
 func NewGuard(cfg GuardConfig) (*Guard, error) {
 	cfg.Window = cmp.Or(cfg.Window, 30*time.Second)
 	cfg.Width = cmp.Or(cfg.Width, 1024)
 	cfg.Senders = cmp.Or(cfg.Senders, 1024)
-	cfg.Skew = cmp.Or(cfg.Skew, 2*time.Second)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
 	switch {
 	case cfg.Window < time.Second:
 		return nil, fmt.Errorf("seal: %w: a window of %s", ErrConfig, cfg.Window)
-	case cfg.Width < 0 || cfg.Senders < 0 || cfg.Skew < 0:
-		return nil, fmt.Errorf("seal: %w: a width, number of senders or skew below zero", ErrConfig)
+	case cfg.Width < 0 || cfg.Senders < 0:
+		return nil, fmt.Errorf("seal: %w: a negative width or number of senders", ErrConfig)
 	}
 	return &Guard{
-		window:  cfg.Window.Milliseconds(),
-		words:   (cfg.Width+63)/64 + 1, // one is shared between the newest and the oldest numbers
-		most:    cfg.Senders,
-		senders: map[sender]*history{},
-		behind:  map[sender]*lateness{},
-		skew:    min(cfg.Skew, cfg.Window).Milliseconds(),
-		floor:   cfg.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
+		window:     cfg.Window.Milliseconds(),
+		words:      (cfg.Width+63)/64 + 1, // one word has both the newest and the oldest numbers
+		maxSenders: cfg.Senders,
+		senders:    map[sender]*history{},
+		behind:     map[sender]*lateness{},
+		skew:       min(maxSkew, cfg.Window).Milliseconds(),
+		floor:      cfg.Now().Add(-min(maxSkew, cfg.Window)).UnixMilli(),
 	}, nil
 }
 
-// Admit takes message number seq, sent at time at (unix ms) by the life of the
-// sender that name and incarnation say, or returns ErrOld, ErrFuture, ErrReplayed or
-// ErrSenders. It returns name as a string that does not share memory with name.
+// Admit accepts message number seq, sent at time at (unix ms) by the sender with that name
+// and incarnation, or returns ErrOld, ErrFuture, ErrReplayed or ErrSenders. The string that
+// it returns is name, and does not share its memory.
 func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, seq uint64) (string, error) {
 	ms := now.UnixMilli()
 	switch {
@@ -113,10 +112,10 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 				return "", ErrOld
 			}
 		}
-		if len(g.senders) >= g.most || ms-g.swept > g.window {
+		if len(g.senders) >= g.maxSenders || ms-g.swept > g.window {
 			g.sweep(ms)
 		}
-		if len(g.senders) >= g.most {
+		if len(g.senders) >= g.maxSenders {
 			return "", ErrSenders
 		}
 		delete(g.behind, sender{string(name), incarnation})
@@ -130,18 +129,17 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 	return h.name, nil
 }
 
-// catchUp decides about a message of a sender whose clock seems to be behind. fresh
-// says that the Guard has heard the sender for as long as Skew and that the message
-// is newer than all it heard; floor is when the newest of these was sent. A message
-// that was recorded before this process began is not fresh: its sender has been
-// heard since.
+// catchUp judges a message of a sender whose clock seems to be behind. fresh says that the
+// Guard has seen messages of the sender for as long as maxSkew, and that this one is newer
+// than all of them; floor is when the newest of them was sent. A message that was recorded
+// before this process began is not fresh, since its sender has sent newer ones.
 func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 	l := g.behind[s]
 	if l == nil {
-		if len(g.behind) >= g.most {
+		if len(g.behind) >= g.maxSenders {
 			g.sweep(ms)
 		}
-		if len(g.behind) < g.most {
+		if len(g.behind) < g.maxSenders {
 			g.behind[s] = &lateness{since: ms, newest: at}
 		}
 		return 0, false
@@ -153,8 +151,8 @@ func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 	return 0, false
 }
 
-// sweep forgets senders when all their messages are too old by now. If this
-// process's clock goes back, the floor keeps those messages out.
+// sweep forgets senders whose messages are all too old. If this process's clock is set
+// back, the floor still refuses those messages.
 func (g *Guard) sweep(ms int64) {
 	g.swept = ms
 	for s, h := range g.senders {
@@ -170,13 +168,13 @@ func (g *Guard) sweep(ms int64) {
 	}
 }
 
-// take marks seq as taken, and returns false when seq is already marked or has left
+// take marks seq as accepted. It returns false if seq is marked already, or too old for
 // the ring.
 func (h *history) take(seq uint64) bool {
 	size := uint64(len(h.ring)) * 64
 	bit := uint64(1) << (seq % 64)
 	if seq > h.newest {
-		// The words between those of newest and seq hold numbers that have left the ring.
+		// The words between those of newest and seq have numbers that are too old now.
 		from, to := h.newest/64, seq/64
 		for i := range min(to-from, uint64(len(h.ring))) {
 			h.ring[(to-i)%uint64(len(h.ring))] = 0
@@ -185,7 +183,7 @@ func (h *history) take(seq uint64) bool {
 		h.ring[to%uint64(len(h.ring))] |= bit
 		return true
 	}
-	// The rest of newest's word was cleared, so it says nothing about the oldest numbers.
+	// The word of newest was cleared, so it does not cover the oldest numbers any more.
 	if h.newest-seq >= size-64 {
 		return false
 	}

@@ -1,5 +1,5 @@
-// Package seal signs the messages between the processes of a cluster, and refuses
-// messages that are forged, too old, from the future or sent again.
+// Package seal signs the messages between the processes of a cluster, and refuses messages
+// that are forged, too old, from the future or replayed.
 package seal
 
 import (
@@ -18,22 +18,22 @@ const (
 // ErrConfig is in every error about settings that cannot work.
 var ErrConfig = errors.New("bad setting")
 
-// Refusal is why a message was refused. There are few reasons and they are short,
-// so that a metric can have them as a label.
+// Refusal is the reason for refusing a message. Reasons are few and short, to be used as
+// the label of a metric.
 type Refusal struct{ Reason, text string }
 
 func (r *Refusal) Error() string { return r.text }
 
-// NewRefusal returns a Refusal with a reason that another package defines.
+// NewRefusal returns a Refusal for a reason that another package defines.
 func NewRefusal(reason, text string) *Refusal { return &Refusal{reason, text} }
 
-// Refusals, to be compared with errors.Is.
+// Refusals of this package.
 var (
-	ErrKey      = NewRefusal("key", "signed with a key that is not known here, or not signed as it must be")
+	ErrKey      = NewRefusal("key", "signed with an unknown key, or not signed")
 	ErrForged   = NewRefusal("forged", "the signature is wrong")
 	ErrOld      = NewRefusal("old", "sent too long ago")
 	ErrFuture   = NewRefusal("future", "sent in the future: the clocks differ too much")
-	ErrReplayed = NewRefusal("replayed", "taken before, or overtaken by too many others")
+	ErrReplayed = NewRefusal("replayed", "received before, or overtaken by too many others")
 	ErrSenders  = NewRefusal("senders", "too many senders")
 )
 
@@ -59,9 +59,9 @@ type key struct {
 	secret []byte
 }
 
-// NewKeys derives keys from the cluster's secrets. Each purpose has other keys, so
-// a signature for one purpose does not verify for another. Without secrets nothing
-// is signed, and only unsigned messages verify.
+// NewKeys derives keys from the cluster's secrets. Every purpose has its own keys, so a
+// signature for one purpose does not verify for another. Without secrets nothing is
+// signed, and only unsigned messages verify.
 func NewKeys(secrets [][]byte, purpose string) (*Keys, error) {
 	k := &Keys{}
 	for i, s := range secrets {
@@ -93,8 +93,7 @@ func (k *Keys) Sealer() *Sealer {
 	return s
 }
 
-// Sealer signs and verifies without allocating. One goroutine at a time may use
-// it.
+// Sealer signs and verifies without allocating. One goroutine at a time may use it.
 type Sealer struct {
 	macs []mac
 	sum  [sha256.Size]byte
@@ -121,7 +120,7 @@ func (s *Sealer) Sign(b, message []byte) []byte {
 	return append(b, s.of(s.macs[0], message)...)
 }
 
-// of returns the signature of message, good until the next call.
+// of returns the signature of message, which is valid until the next call.
 func (s *Sealer) of(m mac, message []byte) []byte {
 	m.hash.Reset()
 	m.hash.Write(message)

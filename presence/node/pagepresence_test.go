@@ -12,14 +12,14 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// Stays are what a map of pages to their ends is, whatever their number.
-func TestStaysAreAMap(t *testing.T) {
-	pages := make([]*page, 3*fewStays)
+// Page presences behave like a map of pages to their ends, however many there are.
+func TestPagePresencesAreAMap(t *testing.T) {
+	pages := make([]*page, 3*maxUnindexed)
 	for i := range pages {
 		pages[i] = &page{}
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		var s stays
+		var s pagePresences
 		model := map[*page]int64{}
 		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
 			pg := rapid.SampledFrom(pages).Draw(rt, "page")
@@ -47,23 +47,23 @@ func TestStaysAreAMap(t *testing.T) {
 					soonest = until
 				}
 			}
-			if s.live() != (lasting > 0) || len(s.list) != len(model) || soonest != 0 && (s.soonest == 0 || s.soonest > soonest) {
-				rt.Fatalf("live %t, %d stays, soonest %d; want %d lasting of %d, and %d or earlier", s.live(), len(s.list), s.soonest, lasting, len(model), soonest)
+			if s.live() != (lasting > 0) || len(s.list) != len(model) || soonest != 0 && (s.earliestEnd == 0 || s.earliestEnd > soonest) {
+				rt.Fatalf("live %t, %d stays, soonest %d; want %d lasting of %d, and %d or earlier", s.live(), len(s.list), s.earliestEnd, lasting, len(model), soonest)
 			}
 		}
 	})
 }
 
 // A user who was on thousands of pages and is on a few takes no more memory than others.
-func TestFewStaysTakeLittle(t *testing.T) {
-	var s stays
+func TestFewPagePresencesTakeLittle(t *testing.T) {
+	var s pagePresences
 	for range 1000 {
 		s.add(&page{}, 0)
 	}
 	for len(s.list) > 1 {
 		s.remove(&s.list[0])
 	}
-	if cap(s.list) > 2*fewStays || s.index != nil {
+	if cap(s.list) > 2*maxUnindexed || s.index != nil {
 		t.Errorf("room for %d stays, index %v", cap(s.list), s.index)
 	}
 }

@@ -16,10 +16,10 @@ import (
 // TestStillness: a process is waking for a second after it stood still for longer than
 // anybody waits for a hold, whoever asks first.
 func TestStillness(t *testing.T) {
-	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldPatience - stillEvery: false, presence.HoldPatience + stillEvery: true, time.Hour: true} {
+	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldTimeout - suspensionCheck: false, presence.HoldTimeout + suspensionCheck: true, time.Hour: true} {
 		synctest.Test(t, func(t *testing.T) {
-			s := stillness{}
-			if s.waking() {
+			s := suspensionWatch{}
+			if s.resumed() {
 				t.Fatal("it is waking before it looked for the first time")
 			}
 			ice := make(chan struct{}, 1)
@@ -31,20 +31,20 @@ func TestStillness(t *testing.T) {
 				synctest.Wait()
 			}
 			tick()
-			time.Sleep(stillEvery)
+			time.Sleep(suspensionCheck)
 			time.Sleep(lasts)
-			if got := s.waking(); got != want {
+			if got := s.resumed(); got != want {
 				t.Errorf("%s: before it looks: %t", lasts, got)
 			}
 			tick()
-			if got := s.waking(); got != want {
+			if got := s.resumed(); got != want {
 				t.Errorf("%s: when it has looked: %t", lasts, got)
 			}
-			for range wakingUp / stillEvery {
-				time.Sleep(stillEvery)
+			for range resumePeriod / suspensionCheck {
+				time.Sleep(suspensionCheck)
 				tick()
 			}
-			if s.waking() {
+			if s.resumed() {
 				t.Errorf("%s: it is waking for ever", lasts)
 			}
 			close(ice)

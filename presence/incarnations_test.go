@@ -12,10 +12,10 @@ import (
 // order the lives came and went.
 func TestLives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var l Lives
+		var l Incarnations
 		want := map[string]bool{}
 		for range rapid.IntRange(0, 20).Draw(t, "steps") {
-			life := LifeName(rapid.SampledFrom([]string{"a:1", "b:1", "c:2"}).Draw(t, "process"), 7)
+			life := IncarnationName(rapid.SampledFrom([]string{"a:1", "b:1", "c:2"}).Draw(t, "process"), 7)
 			if rapid.Bool().Draw(t, "comes") {
 				l, want[life] = l.With(life), true
 			} else {
@@ -30,7 +30,7 @@ func TestLives(t *testing.T) {
 		if got := slices.Sorted(l.All()); !slices.Equal(got, names) {
 			t.Fatalf("%q, want %q", got, names)
 		}
-		var again Lives
+		var again Incarnations
 		for _, life := range slices.Backward(names) {
 			again = again.With(life)
 		}

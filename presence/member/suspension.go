@@ -1,0 +1,63 @@
+package member
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"headcount/presence"
+)
+
+const (
+	suspensionCheck = 250 * time.Millisecond // between two readings of the clock
+	// resumePeriod is how long after a standstill the process may still find what came
+	// meanwhile.
+	resumePeriod = time.Second
+)
+
+// suspensionWatch notices that the process was suspended, by a signal or with its
+// machine, for longer than anybody waits for a hold. The first requests after that may
+// have waited in the system's buffers for any time. Their clients may have given up,
+// and asked for the opposite elsewhere. Any goroutine may call resumed.
+type suspensionWatch struct {
+	looked    atomic.Int64 // when run last read the clock, unix nanoseconds; 0: not yet
+	resumedAt atomic.Int64 // when run last found that the process had been suspended
+}
+
+// resumed reports whether the process was suspended until a moment ago, even before run
+// has found out. It compares wall clock times, since the monotonic clock may stop while
+// a machine sleeps; setting the clock at worst looks like a suspension.
+func (s *suspensionWatch) resumed() bool {
+	now := time.Now().UnixNano()
+	if s.suspended(now) {
+		return true
+	}
+	return time.Duration(now-s.resumedAt.Load()).Abs() < resumePeriod // read after looked: run sets it first
+}
+
+// suspended reports whether the process was suspended since run last read the clock.
+func (s *suspensionWatch) suspended(now int64) bool {
+	looked := s.looked.Load()
+	return looked != 0 && time.Duration(now-looked) > presence.HoldTimeout
+}
+
+// run reads the clock until ctx ends. It calls ticked, unless nil, before each reading.
+func (s *suspensionWatch) run(ctx context.Context, ticked func()) {
+	tick := time.NewTicker(suspensionCheck)
+	defer tick.Stop()
+	for {
+		if ticked != nil {
+			ticked()
+		}
+		now := time.Now().UnixNano()
+		if s.suspended(now) {
+			s.resumedAt.Store(now)
+		}
+		s.looked.Store(now)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,270 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/presence"
+)
+
+const (
+	// claimGroup is how many partitions are claimed and loaded in one step.
+	claimGroup = 16
+	// generationPoll is how often the node looks for a loss of data that no write has
+	// found.
+	generationPoll = 2 * time.Second
+	// fencedPause keeps two nodes that both believe they own a partition from taking it
+	// from each other in a loop: after the pause both see the same members.
+	fencedPause = time.Second
+)
+
+// manager owns the set of actors. Only Run's goroutine uses it.
+type manager struct {
+	n          *Node
+	wg         *sync.WaitGroup
+	want       []int
+	owned      map[int]*ownership
+	fenced     map[int]fence // partitions lost to another owner
+	unverified map[int]bool  // partitions not seen complete in the store since their claim
+	retryIn    time.Duration // when the wanted partitions that were left out can be claimed; 0: there are none
+}
+
+// fence says when a partition was last lost, and until when the node does not claim it.
+type fence struct{ at, until time.Time }
+
+// fence records that the partition was lost. After the first loss the pause is short:
+// usually the other node claimed the partition late, before it knew of this node.
+func (m *manager) fence(id int) {
+	now := time.Now()
+	pause := fencedPause / 5
+	if now.Sub(m.fenced[id].at) < 5*fencedPause {
+		pause = fencedPause
+	}
+	m.fenced[id] = fence{at: now, until: now.Add(pause)}
+}
+
+type ownership struct {
+	p    *partition
+	stop context.CancelFunc
+}
+
+func (m *manager) stopAll() {
+	for _, o := range m.owned {
+		o.stop()
+	}
+}
+
+// reconcile makes the actors match the wanted partitions: it stops fenced and unwanted
+// actors, claims again where the store lost data, and starts missing actors.
+func (m *manager) reconcile(ctx context.Context) error {
+	n := m.n
+	if n.clock.behind() > takeoverPossible {
+		return nil // the clock is about to notice the suspension, and alerts the manager
+	}
+	if n.wasSuspended.Swap(false) {
+		m.releaseAll()
+	}
+	wanted := make(map[int]bool, len(m.want))
+	for _, id := range m.want {
+		wanted[id] = true
+	}
+	taken := 0 // partitions wanted here that another node has claimed
+	for id, o := range m.owned {
+		fenced := n.actors[id].Load() != o.p
+		if fenced {
+			m.fence(id)
+		}
+		if fenced && wanted[id] {
+			taken++
+		}
+		if fenced || !wanted[id] {
+			n.actors[id].CompareAndSwap(o.p, nil)
+			o.stop()
+			delete(m.owned, id)
+		}
+	}
+	if taken > 0 {
+		n.cfg.Log.Warn().Int("partitions", taken).Msg("another node has claimed partitions of this one; giving them up until the owners are agreed")
+	}
+	if len(m.want) == 0 {
+		return nil
+	}
+	generation, err := n.store.Generation(ctx)
+	if err != nil {
+		return fmt.Errorf("node: store generation: %w", err)
+	}
+	if err := m.reclaim(ctx, generation); err != nil {
+		return err
+	}
+	if len(n.want) > 0 || n.handingOver.Load() {
+		return nil // the set is outdated: it must take nothing from other nodes
+	}
+	return m.startMissing(ctx)
+}
+
+// releaseAll stops all actors after a suspension. Another node may have owned their
+// partitions meanwhile, and actors that claimed again would overwrite what it wrote.
+func (m *manager) releaseAll() {
+	for id, o := range m.owned {
+		m.n.actors[id].CompareAndSwap(o.p, nil)
+		o.stop()
+		delete(m.owned, id)
+	}
+}
+
+// reclaim claims the partitions again whose claim is of another generation. Their
+// actors then write everything.
+func (m *manager) reclaim(ctx context.Context, generation uint64) error {
+	var ids []int
+	for id, o := range m.owned {
+		if o.p.out.needsClaim(generation) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all of presence again, whatever it kept")
+	for group := range slices.Chunk(ids, claimGroup) {
+		if err := m.reclaimGroup(ctx, group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
+	claims, err := m.n.store.Claim(ctx, m.n.cfg.Name, ids, true)
+	if err != nil {
+		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
+	}
+	claims = slices.DeleteFunc(claims, func(c presence.Claim) bool {
+		if c.Epoch == 0 { // another node claimed the partition while this one was cut off
+			m.n.actors[c.Partition].Store(nil)
+			m.n.alert()
+		}
+		return c.Epoch == 0
+	})
+	// Usually the store is empty. One that was restored from an old copy has pages that
+	// the actors do not know.
+	snaps, err := m.n.store.Load(ctx, claims)
+	if err != nil {
+		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
+	}
+	for i, c := range claims {
+		p := m.owned[c.Partition].p
+		m.unverified[c.Partition] = true
+		p.out.expect(c)
+		select {
+		case p.mail <- &reclaimed{c, snaps[i]}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// startMissing claims the wanted partitions that are not owned, and starts their
+// actors, a group at a time, so that the first actors serve while another node still
+// owns the last partitions. It returns after generationPoll, so that Run can notice a
+// loss of data or a newer set; Run then calls it again at once.
+func (m *manager) startMissing(ctx context.Context) error {
+	var ids []int
+	m.retryIn = 0
+	for _, id := range m.want {
+		if m.owned[id] != nil {
+			continue
+		}
+		if left := time.Until(m.fenced[id].until); left > 0 {
+			m.retryIn = max(m.retryIn, left)
+		} else {
+			ids = append(ids, id)
+		}
+	}
+	start := time.Now()
+	for group := range slices.Chunk(ids, claimGroup) {
+		if err := m.startGroup(ctx, group); err != nil {
+			return err
+		}
+		if ids = ids[len(group):]; len(ids) == 0 {
+			break
+		}
+		if took := time.Since(start); took > generationPoll {
+			m.n.cfg.Log.Info().Int("partitions", len(m.owned)).Int("of", len(m.want)).Int64("users", m.n.users.Load()).
+				Msg("partitions are being taken over")
+			m.retryIn = time.Millisecond
+			return nil
+		}
+		if len(m.n.want) > 0 || m.n.handingOver.Load() {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (m *manager) startGroup(ctx context.Context, ids []int) error {
+	claims, err := m.n.store.Claim(ctx, m.n.cfg.Name, ids, false)
+	if err != nil {
+		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
+	}
+	snaps, err := m.n.store.Load(ctx, claims)
+	if err != nil {
+		return fmt.Errorf("node: load %d partitions: %w", len(ids), err)
+	}
+	for i, c := range claims {
+		p := newPartition(m.n, c)
+		p.adopt(snaps[i])
+		actx, stop := context.WithCancel(ctx)
+		m.owned[c.Partition], m.unverified[c.Partition] = &ownership{p, stop}, true
+		m.n.actors[c.Partition].Store(p)
+		m.n.claimed.Add(1)
+		m.wg.Go(func() { p.run(actx) })
+	}
+	return nil
+}
+
+// checkComplete asks the store which partitions are not complete, and has their actors
+// complete them again. It looks through the whole store for a partition that was never
+// seen complete since its claim, and through a part of the store for the others.
+func (m *manager) checkComplete(ctx context.Context) error {
+	ask := func(ids []int, everywhere bool) (missing map[int]bool, err error) {
+		if len(ids) == 0 {
+			return nil, nil
+		}
+		list, err := m.n.store.Incomplete(ctx, ids, everywhere)
+		if err != nil {
+			return nil, fmt.Errorf("node: look for partitions that are not complete: %w", err)
+		}
+		missing = make(map[int]bool, len(list))
+		for _, id := range list {
+			missing[id] = true
+			select {
+			case m.owned[id].p.mail <- &incomplete{}:
+			default: // the actor is busy: the next check finds the partition again
+			}
+		}
+		return missing, nil
+	}
+	var fresh, known []int
+	for id := range m.owned {
+		if m.unverified[id] {
+			fresh = append(fresh, id)
+		} else {
+			known = append(known, id)
+		}
+	}
+	missing, err := ask(fresh, true)
+	if err != nil {
+		return err
+	}
+	for id := range m.unverified {
+		if m.owned[id] == nil || !missing[id] {
+			delete(m.unverified, id)
+		}
+	}
+	_, err = ask(known, false)
+	return err
+}

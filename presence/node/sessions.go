@@ -1,0 +1,274 @@
+package node
+
+import (
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+// askInterval is how often, in milliseconds, the actor asks a gateway about a user
+// without heartbeats. The gateway answers with a join, which it repeats until it is
+// acknowledged; so lost datagrams remove no user.
+const askInterval = 300
+
+// session is what one source says of one user. The sessions of a user form a chain.
+type session struct {
+	user     presence.User
+	from     *source
+	next     *session // the same user, from another source
+	deadline int64    // each heartbeat moves it; open-ended page presences end here
+	pagePresences
+
+	slotNext, slotPrev *session // neighbours in the wheel's slot
+	slot               int16    // the slot; -1: not in the wheel
+}
+
+// page is one page as this partition counts it.
+type page struct {
+	name   string
+	users  int64          // distinct users of this partition
+	latest presence.Count // the total after this partition's last write of the page
+}
+
+// page returns the page of that name. It creates a missing one.
+func (p *partition) page(name string) *page {
+	pg := p.pages[name]
+	if pg == nil {
+		pg = &page{name: name}
+		p.pages[name] = pg
+	}
+	return pg
+}
+
+// total returns the page that counts all users of pg's site. All pages of one user
+// are on the same site.
+func (p *partition) total(pg *page) *page {
+	name := presence.TotalOf(pg.name)
+	if name == p.site.name {
+		return p.site
+	}
+	return p.page(name)
+}
+
+// session returns the user's session of a source. It creates a missing one, for a
+// user who is about to be present on pg.
+func (p *partition) session(u presence.User, from *source, pg *page) *session {
+	if s := p.lookup(u, from); s != nil {
+		return s
+	}
+	head := p.users[u]
+	s := &session{user: u, from: from, next: head, slot: -1}
+	p.users[u] = s
+	from.sessions++
+	if head == nil {
+		all := p.total(pg)
+		all.users++
+		p.node.users.Add(1)
+		p.noteCount(all)
+	}
+	return s
+}
+
+// lookup returns the user's session of a source, or nil.
+func (p *partition) lookup(u presence.User, from *source) *session {
+	for s := p.users[u]; s != nil; s = s.next {
+		if s.from == from {
+			return s
+		}
+	}
+	return nil
+}
+
+// present reports whether any of the user's sessions is on the page.
+func (p *partition) present(u presence.User, pg *page) bool {
+	for s := p.users[u]; s != nil; s = s.next {
+		if s.find(pg) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// held reports whether the user has a hold on the page.
+func (p *partition) held(u presence.User, pg *page) bool {
+	h := p.lookup(u, p.holds)
+	return h != nil && h.find(pg) != nil
+}
+
+// join puts s on the page until the given time; 0 means as long as the session lasts.
+func (p *partition) join(s *session, pg *page, until int64) {
+	if pp := s.find(pg); pp != nil {
+		s.set(pp, until)
+		return
+	}
+	first := !p.present(s.user, pg)
+	s.add(pg, until)
+	if first {
+		pg.users++
+		p.noteCount(pg)
+	}
+	if first || p.held(s.user, pg) {
+		p.noteMember(s.user, pg)
+	}
+}
+
+// leave takes s off the page at once.
+func (p *partition) leave(s *session, pg *page) {
+	pp := s.find(pg)
+	if pp == nil {
+		return
+	}
+	s.remove(pp)
+	gone := !p.present(s.user, pg)
+	if gone {
+		pg.users--
+		p.noteCount(pg)
+	}
+	if gone || s.from == p.holds || p.held(s.user, pg) {
+		p.noteMember(s.user, pg)
+	}
+	if len(s.list) == 0 {
+		p.removeSession(s, pg)
+	}
+}
+
+// removeSession unlinks a session. pg is any page of the user, and says which site's
+// total the user leaves with the last session.
+func (p *partition) removeSession(s *session, pg *page) {
+	p.wheel.drop(s)
+	s.from.sessions--
+	head := p.users[s.user]
+	switch {
+	case head == s && s.next == nil:
+		delete(p.users, s.user)
+		all := p.total(pg)
+		all.users--
+		p.node.users.Add(-1)
+		p.noteCount(all)
+	case head == s:
+		p.users[s.user] = s.next
+	default:
+		for ; head.next != s; head = head.next {
+		}
+		head.next = s.next
+	}
+}
+
+// schedule puts s into the wheel at the earliest time at which something of it may
+// end, or at which the actor has to ask about it.
+func (p *partition) schedule(s *session) {
+	at := s.earliestEnd
+	if s.live() {
+		end := s.deadline
+		if left := end - p.now(); left > p.askBefore() {
+			end -= p.askBefore()
+		} else if s.from.Gateway != "" {
+			end = min(end, p.now()+askInterval)
+		}
+		if at == 0 || end < at {
+			at = end
+		}
+	}
+	if at != 0 {
+		p.wheel.idle(p.now())
+		p.wheel.put(s, at)
+	}
+}
+
+// expire ends the page presences of s whose time has come.
+func (p *partition) expire(s *session) {
+	now := p.now()
+	// A gateway that has the user may not know yet that this node is the owner, or may
+	// report to the next owner already.
+	if s.from == p.loaded && p.awaitsLive() || p.node.handingOver.Load() {
+		p.wheel.put(s, now+askInterval)
+		return
+	}
+	var ended []*page // rarely more than one
+	silent := false
+	s.earliestEnd = 0
+	for _, pp := range s.list {
+		if end := pp.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
+			ended = append(ended, pp.page)
+			s.from.mustReset = s.from.mustReset || end == 0
+			silent = silent || end == 0
+		} else {
+			s.noteEnd(end)
+		}
+	}
+	if silent {
+		p.node.endedSilent.Add(1)
+	}
+	for _, pg := range ended {
+		p.leave(s, pg)
+	}
+	if len(s.list) == 0 {
+		return
+	}
+	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.askBefore() {
+		p.asking[s.from] = append(p.asking[s.from], s.user)
+		p.node.asked.Add(1)
+	}
+	p.schedule(s)
+}
+
+// askBefore returns how long before a session's deadline, in milliseconds, the actor
+// begins to ask the gateway: by then two heartbeats are missing.
+func (p *partition) askBefore() int64 { return p.timeout() / 3 }
+
+// askGateways asks the gateways about the users whose heartbeats are missing.
+func (p *partition) askGateways() {
+	for src, users := range p.asking {
+		p.node.cfg.Reply.SendReply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
+	}
+	clear(p.asking)
+}
+
+// noteArrival records that the user is about to arrive on the page, unless the user is
+// present. While the partition is not complete nobody arrives: the gateways report
+// users who were present before.
+func (p *partition) noteArrival(u presence.User, pg *page) {
+	if !p.node.cfg.Arrivals || !p.complete() || p.present(u, pg) {
+		return
+	}
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	p.out.arrivals[memberKey{u, pg.name}] = struct{}{}
+	if p.users[u] == nil {
+		p.out.arrivals[memberKey{u, presence.TotalOf(pg.name)}] = struct{}{}
+	}
+}
+
+// noteCount puts the page's number of users into the outbox.
+func (p *partition) noteCount(pg *page) {
+	p.out.mu.Lock()
+	p.out.counts[pg.name] = pg.users
+	p.out.mu.Unlock()
+}
+
+// noteMember puts the user's presence on the page into the outbox.
+func (p *partition) noteMember(u presence.User, pg *page) {
+	m := p.memberChange(u, pg)
+	p.out.mu.Lock()
+	p.out.members[memberKey{u, pg.name}] = m
+	p.out.mu.Unlock()
+}
+
+// memberChange returns the user's presence on the page, as the store keeps it.
+func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChange {
+	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}}
+	connected := false
+	for s := p.users[u]; s != nil; s = s.next {
+		switch pp := s.find(pg); {
+		case pp == nil:
+		case s.from == p.holds:
+			m.Hold = time.Now().Add(time.Duration(pp.until-p.now()) * time.Millisecond)
+		default:
+			connected = true
+		}
+	}
+	m.Alone = !m.Hold.IsZero() && !connected
+	m.Gone = m.Hold.IsZero() && !connected
+	return m
+}

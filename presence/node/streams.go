@@ -1,0 +1,247 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+const (
+	// gapTimeout is how long, in milliseconds, ops may be missing before the actor asks
+	// for a new stream. A needless new stream costs one repetition.
+	gapTimeout = 500
+	// confirmTimeout is how long, in milliseconds, the user's other gateways have to
+	// confirm a loaded page presence after one gateway has confirmed it.
+	confirmTimeout = 1500
+)
+
+// source is where sessions come from: one incarnation of a gateway, or one of the
+// partition's own two sources, holds and loaded.
+type source struct {
+	heartbeat.Source
+	stream   uint64 // the gateway's current stream of ops
+	applied  uint64 // ops of the stream up to this one are applied
+	acked    uint64 // ops of the stream up to this one are in the store
+	gapSince int64  // when an op beyond the next one arrived, without progress since; 0: no gap
+	// mustReset says that the actor removed users whom the gateway may still have. The
+	// stream no longer describes all its users, so the actor asks for a new one.
+	mustReset    bool
+	snapshotEnd  uint64 // 1 + the last op of the gateway's initial users; 0: not announced yet
+	lastBeat     int64  // when the last beat arrived
+	lastProgress int64  // when the stream last said something new
+	sessions     int
+}
+
+// reported reports whether the source has reported all its users. A nil source is a
+// gateway that has sent nothing.
+func (s *source) reported() bool {
+	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
+}
+
+// holdCall takes or renews a hold, or ends it unless on.
+type holdCall struct {
+	ctx  context.Context // the caller's
+	user presence.User
+	page string
+	on   bool
+	done chan error // buffered, so that the actor never waits for a caller that gave up
+}
+
+// beat applies one message of a gateway.
+func (p *partition) beat(b *heartbeat.Beat) {
+	now := p.now()
+	src := p.sources[b.Source]
+	if src == nil {
+		p.sweep(now)
+		src = &source{Source: b.Source}
+		p.sources[b.Source] = src
+	}
+	src.lastBeat = now
+	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
+	if b.First > 0 {
+		p.ops(src, b, &reply)
+	}
+	for _, u := range b.Alive {
+		if s := p.lookup(u, src); s != nil && s.live() {
+			s.deadline = now + p.timeout()
+		} else {
+			reply.Unknown = append(reply.Unknown, u)
+		}
+	}
+	if reply.Reset || reply.Acked > 0 || len(reply.Unknown) > 0 {
+		p.node.cfg.Reply.SendReply(b.Source.Gateway, &reply)
+	}
+}
+
+// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
+// and ignores ops after a gap, which the gateway repeats.
+func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
+	switch {
+	case b.Stream > src.stream && b.First == 1:
+		p.putOnTrial(src)
+		src.lastProgress = p.now()
+		src.stream, src.applied, src.acked, src.gapSince, src.mustReset, src.snapshotEnd = b.Stream, 0, 0, 0, false, 0
+	case b.Stream != src.stream || src.mustReset:
+		reply.Reset = b.Stream >= src.stream
+		return
+	case b.First > src.applied+1:
+		// Usually the missing ops are on their way. If they never arrive, an earlier
+		// owner has acknowledged them, and this owner got to know the stream by a late
+		// copy of its beginning.
+		if src.gapSince == 0 {
+			src.gapSince = p.now()
+		}
+		reply.Reset = p.now()-src.gapSince > gapTimeout
+		return
+	}
+	src.gapSince = 0
+	if b.Whole > src.snapshotEnd {
+		src.snapshotEnd, src.lastProgress = b.Whole, p.now()
+	}
+	var joined []*page
+	fresh := false
+	for i, op := range b.Ops {
+		n := b.First + uint64(i)
+		if n > src.applied+1 {
+			break
+		}
+		if n == src.applied+1 {
+			src.applied, src.lastProgress, fresh = n, p.now(), true
+			if op.Kind == heartbeat.Join {
+				p.arrive(src, op.User, p.page(op.Page))
+			} else {
+				p.depart(src, op.User, op.Page, op.Grace)
+			}
+		}
+		if pg := p.pages[op.Page]; op.Kind == heartbeat.Join && pg != nil && !slices.Contains(joined, pg) {
+			joined = append(joined, pg)
+			if all := p.total(pg); !slices.Contains(joined, all) {
+				joined = append(joined, all)
+			}
+		}
+	}
+	if fresh {
+		p.queueReply(pendingReply{from: src, stream: src.stream, acked: src.applied, pages: joined})
+		return
+	}
+	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the acknowledgement was lost
+		reply.Acked = src.acked
+		reply.Counts = latest(joined)
+	}
+}
+
+// arrive applies a join. It ends the user's graces on the page: the user has returned.
+// It also confirms a loaded page presence, which then lasts only until the user's
+// other gateways have had time to confirm it too.
+func (p *partition) arrive(src *source, u presence.User, pg *page) {
+	p.noteArrival(u, pg)
+	s := p.session(u, src, pg)
+	p.join(s, pg, 0)
+	s.deadline = p.now() + p.timeout()
+	p.schedule(s)
+	for o := p.users[u]; o != nil; {
+		next := o.next
+		switch pp := o.find(pg); {
+		case pp == nil || o == s || o.from == p.holds:
+		case o.from == p.loaded:
+			if end := p.now() + confirmTimeout; pp.until == 0 && end < o.deadline || end < pp.until {
+				o.set(pp, end)
+				p.schedule(o)
+			}
+		case pp.until != 0:
+			p.leave(o, pg)
+		}
+		o = next
+	}
+}
+
+// depart applies a leave: at once, or after a grace in which the user may return.
+func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
+	s, pg := p.lookup(u, src), p.pages[name]
+	var pp *pagePresence
+	if s != nil && pg != nil {
+		pp = s.find(pg)
+	}
+	if pp == nil { // an earlier owner received the join
+		p.departUnknown(src, u, name, grace)
+		return
+	}
+	if grace <= 0 {
+		p.leave(s, pg)
+		return
+	}
+	s.set(pp, p.now()+grace.Milliseconds())
+	p.schedule(s)
+}
+
+// departUnknown applies a leave whose join an earlier owner received. The loaded page
+// presence ends with the grace, unless another gateway confirms it. If the store lost
+// the user, only this leave says that the user is in a grace.
+func (p *partition) departUnknown(src *source, u presence.User, name string, grace time.Duration) {
+	pg := p.pages[name]
+	if !p.complete() && grace > 0 && (pg == nil || !p.present(u, pg)) {
+		pg = p.page(name)
+		s := p.session(u, src, pg)
+		p.join(s, pg, p.now()+grace.Milliseconds())
+		p.schedule(s)
+		return
+	}
+	s := p.lookup(u, p.loaded)
+	if s == nil || pg == nil {
+		return
+	}
+	if pp := s.find(pg); pp != nil {
+		s.set(pp, max(pp.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
+		p.schedule(s)
+	}
+}
+
+// hold takes, renews or ends a hold.
+func (p *partition) hold(c *holdCall) {
+	if err := expired(c.ctx); err != nil {
+		c.done <- err
+		return
+	}
+	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
+	switch {
+	case c.on:
+		if s != nil && len(s.list) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
+			c.done <- ErrTooManyHolds
+			return
+		}
+		pg = p.page(c.page)
+		p.noteArrival(c.user, pg)
+		s = p.session(c.user, p.holds, pg)
+		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
+		p.noteMember(c.user, pg) // join does not, if only the end of the hold moved
+		p.schedule(s)
+	case s != nil && pg != nil && s.find(pg) != nil:
+		p.leave(s, pg)
+	default: // a newer owner may have the hold: reply once the store has confirmed this node's claim
+		p.out.mu.Lock()
+		p.out.check = true
+		p.out.mu.Unlock()
+	}
+	p.queueReply(pendingReply{done: c.done})
+}
+
+// expired returns ctx.Err, but compares the deadline with the clock: when a suspended
+// process resumes, goroutines may run before its timers fire.
+func expired(ctx context.Context) error {
+	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// sweep forgets gateways without sessions that have been silent for two timeouts.
+func (p *partition) sweep(now int64) {
+	for key, src := range p.sources {
+		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {
+			delete(p.sources, key)
+		}
+	}
+}

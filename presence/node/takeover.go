@@ -1,0 +1,267 @@
+package node
+
+import (
+	"slices"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+const (
+	// deathDetection is how long, in milliseconds, it takes to notice that a process
+	// died, give or take a second (see package member).
+	deathDetection = 3500
+	// recentDeath is how long after a death the partitions of the dead process change
+	// hands.
+	recentDeath = 5 * time.Second
+)
+
+// takeover is what an actor has to find out after it claimed its partition, or
+// claimed it again after the store lost data.
+type takeover struct {
+	state   takeoverState
+	since   int64 // when the state last began to depend on the gateways
+	nextAsk int64 // when the actor asks the gateways again
+}
+
+// takeoverState says what the actor knows about the users of its partition. From
+// confirming on, the partition is complete: no user is missing.
+type takeoverState uint8
+
+const (
+	// collecting: the store lacked users, and some live gateway has not reported all
+	// of its users yet.
+	collecting takeoverState = iota
+	// awaitingDead: the store lacked users. All live gateways have reported theirs,
+	// but a gateway that died may still come back with its users.
+	awaitingDead
+	// confirming: all users are known, but some live gateway has not reported yet, so
+	// a loaded user whom nobody confirms may still be connected to that gateway.
+	confirming
+	// settled: all users are known, and all live gateways have reported.
+	settled
+)
+
+// complete reports whether no user of the partition is missing.
+func (p *partition) complete() bool { return p.takeover.state >= confirming }
+
+// needsReports reports whether it still matters what the gateways have reported.
+func (p *partition) needsReports() bool { return !p.complete() || p.loaded.sessions > 0 }
+
+// awaitsLive reports whether some live gateway has not reported all its users.
+func (p *partition) awaitsLive() bool {
+	return p.takeover.state == collecting || p.takeover.state == confirming
+}
+
+// setReported notes whether all live gateways have reported.
+func (p *partition) setReported(all bool) {
+	switch complete := p.complete(); {
+	case complete && all:
+		p.takeover.state = settled
+	case complete:
+		p.takeover.state = confirming
+	case all:
+		p.takeover.state = awaitingDead
+	default:
+		p.takeover.state = collecting
+	}
+}
+
+// adopt takes over what the last owner stored: it counts every page anew, and puts
+// every member on trial until a gateway confirms it. If the store may lack members,
+// the partition becomes complete only when the gateways have reported all their users.
+func (p *partition) adopt(snap presence.Snapshot) {
+	for _, name := range snap.Pages {
+		p.out.counts[name] = 0
+	}
+	p.load(snap.Members)
+	clear(p.out.members) // the store has them: only the counts are new
+	p.out.counts[presence.AllPages] = p.site.users
+	if p.out.claim.Whole {
+		p.takeover.state, p.out.complete = confirming, true
+		p.takeover.nextAsk = p.now() + askInterval // the gateways learn of the new owner by themselves
+	}
+	p.flush()
+}
+
+// load puts the members that another owner stored on trial. Those who are present by
+// a hold alone stay until the hold ends.
+//
+// If the former owner had the partition for less than a trial, its trial of these
+// members goes on, so that two takeovers in a row keep nobody for twice as long. At
+// least a third of the timeout is left, for users whose gateway that owner knew and
+// who are now moving to another gateway.
+func (p *partition) load(members []presence.Member) {
+	now, trial := p.now(), p.trialPeriod()
+	if held := p.out.claim.Held.Milliseconds(); held < trial {
+		trial = max(trial-held, min(trial, p.timeout()/3))
+	}
+	for _, m := range members {
+		pg := p.page(m.Page)
+		if !m.Alone {
+			s := p.session(m.User, p.loaded, pg)
+			p.join(s, pg, 0)
+			s.deadline = now + trial
+			p.schedule(s)
+		}
+		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
+		if m.Alone || !m.Hold.IsZero() && left > 0 {
+			h := p.session(m.User, p.holds, pg)
+			p.join(h, pg, now+max(left, 1)) // a hold that is over already ends at the next tick
+			p.schedule(h)
+		}
+	}
+}
+
+// trialPeriod returns how long, in milliseconds, a user stays whom no gateway
+// confirms: long enough for a grace that an earlier owner granted, and for a user who
+// lost a gateway to come back through another one. After a death the trial is shorter:
+// the graces ended while the death went unnoticed, and a user who left must be gone
+// 3 s after the timeout, counted from the death.
+func (p *partition) trialPeriod() int64 {
+	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < recentDeath {
+		return max(p.timeout()-deathDetection, p.timeout()/6)
+	}
+	return p.timeout() * 2 / 3
+}
+
+// putOnTrial moves all sessions of the source to loaded, because the source is about
+// to report all its users again. A session that it does not report has ended: another
+// owner received the leave, or the leave was lost.
+func (p *partition) putOnTrial(src *source) {
+	if src.sessions == 0 {
+		return
+	}
+	deadline := p.now() + p.trialPeriod()
+	for u := range p.users {
+		s := p.lookup(u, src)
+		if s == nil {
+			continue
+		}
+		pg := s.list[0].page
+		l := p.session(u, p.loaded, pg)
+		for _, pp := range s.list {
+			switch have := l.find(pp.page); {
+			case have == nil:
+				l.add(pp.page, pp.until)
+			case pp.until == 0 || have.until != 0 && have.until < pp.until:
+				l.set(have, pp.until)
+			}
+		}
+		p.removeSession(s, pg)
+		l.deadline = deadline
+		p.schedule(l)
+	}
+}
+
+// checkReports finds out whether every live gateway has reported all its users, and
+// asks those that have not. When all have reported, and no dead gateway can come back
+// in time, the partition is complete.
+func (p *partition) checkReports() {
+	if !p.needsReports() {
+		return
+	}
+	now := p.now()
+	ask := now >= p.takeover.nextAsk
+	if ask {
+		p.takeover.nextAsk = now + askInterval
+	}
+	known := p.node.gateways.known.Load()
+	if known == nil {
+		p.setReported(false)
+		return
+	}
+	all := true
+	for _, g := range known.live {
+		src := p.sources[g.Source]
+		if src.reported() {
+			continue
+		}
+		if p.silent(g, src, known.at) {
+			p.node.logSilent(g)
+			continue
+		}
+		all = false
+		if ask {
+			r := &heartbeat.Reply{Partition: p.id, Ask: true}
+			if src != nil {
+				r.Stream, r.Reset = src.stream, src.mustReset
+			}
+			p.node.cfg.Reply.SendReply(g.Gateway, r)
+		}
+	}
+	p.setReported(all)
+	if p.takeover.state != awaitingDead || slices.ContainsFunc(known.gone, func(g *gateway) bool {
+		return p.node.clock.now() < g.until && !p.sources[g.Source].reported()
+	}) {
+		return
+	}
+	p.takeover.state = settled
+	p.out.mu.Lock()
+	p.out.complete = true
+	p.out.mu.Unlock()
+}
+
+// silent reports whether a live gateway had sent nothing new for a timeout when its
+// lease was last seen, at. A gateway that waits for an acknowledgement is not silent:
+// it waits for the store.
+func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
+	last := p.takeover.since
+	if src != nil {
+		if src.acked < src.applied {
+			return false
+		}
+		last = max(last, src.lastProgress)
+	}
+	since := max(g.since, p.start+time.Duration(last)*time.Millisecond)
+	return at-since > p.node.cfg.PresenceTimeout
+}
+
+// repeatComplete tells the store again that the partition is complete, unless a
+// change is in flight: that one may say so.
+func (p *partition) repeatComplete() {
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	if p.complete() && p.out.state != inFlight {
+		p.out.complete = true
+	}
+}
+
+// rewrite puts everything into the outbox, for a store that lost data. Another node
+// may have owned the partition meanwhile, with users whom this node does not know,
+// and the store may have lost every trace of that. Unless the store still has the
+// whole partition, the actor therefore asks all gateways to report again.
+func (p *partition) rewrite(r *reclaimed) {
+	p.takeover.state = confirming
+	if !r.claim.Whole {
+		p.takeover = takeover{state: collecting, since: p.now(), nextAsk: p.now()}
+		for _, src := range p.sources {
+			src.snapshotEnd = 0
+		}
+	}
+	members := map[memberKey]presence.MemberChange{}
+	for u, head := range p.users {
+		for s := head; s != nil; s = s.next {
+			for _, pp := range s.list {
+				members[memberKey{u, pp.page.name}] = p.memberChange(u, pp.page)
+			}
+		}
+	}
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	p.out.claim, p.out.members = r.claim, members
+	p.out.reset, p.out.complete = true, p.complete()
+	if p.out.blocked = p.out.next != r.claim; !p.out.blocked {
+		p.out.next = presence.Claim{}
+	}
+	for _, name := range r.found.Pages {
+		p.out.counts[name] = 0
+	}
+	for _, m := range r.found.Members {
+		p.out.counts[m.Page], p.out.counts[presence.TotalOf(m.Page)] = 0, 0
+	}
+	for name, pg := range p.pages { // after the zeros: a page of found may have users
+		p.out.counts[name] = pg.users
+	}
+}

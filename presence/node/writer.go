@@ -1,0 +1,94 @@
+package node
+
+import (
+	"context"
+	"errors"
+
+	"headcount/internal/outage"
+	"headcount/presence"
+)
+
+// writeBatch bounds the members and counts in one call to the store, so that one
+// busy partition does not make all others wait for long.
+const writeBatch = 16384
+
+// write is the node's only writer. While a call to the store is in flight, changes
+// gather in the outboxes: a slow store gets large batches, and a lone change does not
+// wait.
+func (n *Node) write(ctx context.Context) {
+	seq := uint64(0)
+	failed := 0
+	for {
+		var p *partition
+		select {
+		case <-ctx.Done():
+			return
+		case p = <-n.ready:
+		}
+		batch, changes := n.collect(p, &seq)
+		if len(changes) == 0 {
+			continue
+		}
+		n.batches.Observe(float64(len(changes)))
+		again := n.outcomes(batch, changes, n.store.Write(ctx, changes))
+		if len(again) == 0 {
+			failed = 0
+			continue
+		}
+		failed++
+		if !outage.Sleep(ctx, outage.Pause(failed)) {
+			return
+		}
+		for _, p := range again {
+			n.ready <- p
+		}
+	}
+}
+
+// collect takes the outboxes of p and of all other ready partitions, up to
+// writeBatch. It numbers the changes on from seq.
+func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes []presence.Change) {
+	for size := 0; p != nil; {
+		*seq++
+		if c, ok := p.out.take(*seq); ok {
+			batch, changes = append(batch, p), append(changes, c)
+			if size += len(c.Members) + len(c.Counts); size >= writeBatch {
+				break
+			}
+		}
+		select {
+		case p = <-n.ready:
+		default:
+			p = nil
+		}
+	}
+	return batch, changes
+}
+
+// outcomes reports the outcomes to the actors, and returns the partitions whose change
+// must be repeated.
+func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
+	for i, o := range outcomes {
+		p := batch[i]
+		switch {
+		case o.Err == nil:
+			n.written.Add(1)
+			n.counts.Add(int64(len(changes[i].Counts)))
+			p.post(&stored{batch: p.out.written(), counts: o.Counts})
+		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
+			n.fenced.Add(1)
+			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
+			n.alert()
+		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):
+			n.failures.Add(1)
+			p.out.restore(changes[i], true)
+			n.alert()
+			p.post(&refused{})
+		default:
+			n.failures.Add(1)
+			p.out.restore(changes[i], false)
+			again = append(again, p)
+		}
+	}
+	return again
+}

@@ -1,0 +1,326 @@
+package presenceredis
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/redisconn"
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// fences is what the store knows of a bucket's fences. Store.mu guards it. The seal
+// changes with every claim; while it does not, epochs found valid under it stay valid.
+type fences struct {
+	run   uint64   // number of the last run of counts.lua
+	seal  string   // as of the last reply
+	valid []uint64 // by partition: the epoch that was valid under seal
+}
+
+// Generation implements presence.Partitions. It is a hash over what changes when a
+// master restarts, is replaced or is emptied.
+func (s *Store) Generation(ctx context.Context) (uint64, error) {
+	var parts []string
+	_, reached := s.generations.get()
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		var err error
+		parts, err = s.generation(ctx, c)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("presenceredis: generation: %w", err)
+	}
+	h := xxhash.New()
+	for _, p := range parts {
+		_, _ = h.WriteString(p + "\n")
+	}
+	s.generations.set(h.Sum64(), reached)
+	return h.Sum64(), nil
+}
+
+func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
+	var mu sync.Mutex
+	var parts []string
+	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		pipe := m.Pipeline()
+		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
+		s.conn.Metrics.Commands.Add(2)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
+			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way", presence.ErrUnavailable, role)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+" "+redisconn.InfoField(replication.Val(), "master_replid"))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(parts)
+	for created := false; ; created = true {
+		tokens, err := s.readTokens(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		pipe := c.Pipeline()
+		missing := 0
+		for b, token := range tokens {
+			if token == "" {
+				pipe.SetNX(ctx, tokenKey(b), rand.Text(), 0)
+				missing++
+			}
+		}
+		if missing == 0 {
+			for _, token := range tokens {
+				parts = append(parts, "token "+token)
+			}
+			return parts, nil
+		}
+		if created {
+			return nil, fmt.Errorf("%w: Redis was emptied a moment ago", presence.ErrUnavailable)
+		}
+		s.conn.Metrics.Commands.Add(float64(missing))
+		if _, err := pipe.Exec(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// tokens returns how many buckets have a token: one for a single server, and all for a
+// Cluster, so that every master has some.
+func (s *Store) tokens(c *client) int {
+	if c.Cluster != nil {
+		return s.cfg.Buckets
+	}
+	return 1
+}
+
+// readTokens returns the tokens. A missing one is empty: the server was emptied.
+func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
+	pipe := c.Pipeline()
+	got := make([]*redis.StringCmd, s.tokens(c))
+	for b := range got {
+		got[b] = pipe.Get(ctx, tokenKey(b))
+	}
+	s.conn.Metrics.Commands.Add(float64(len(got)))
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, err
+	}
+	tokens := make([]string, len(got))
+	for b, g := range got {
+		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
+			return nil, g.Err()
+		}
+		tokens[b] = g.Val()
+	}
+	return tokens, nil
+}
+
+// Claim implements presence.Partitions. It writes the epochs first, and then the fences.
+func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
+	if len(partitions) == 0 {
+		return nil, nil
+	}
+	fail := func(err error) ([]presence.Claim, error) {
+		return nil, fmt.Errorf("presenceredis: claim %d partitions: %w", len(partitions), err)
+	}
+	generation, err := s.Generation(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	generationText := strconv.FormatUint(generation, 10)
+	number := s.claims.Add(1)
+	calls := make([]*call, len(partitions))
+	s.mu.Lock()
+	for i, p := range partitions {
+		before := uint64(0)
+		if again {
+			before = s.partitions[p].epoch
+		}
+		calls[i] = &call{
+			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generationText, s.self, number, before},
+		}
+	}
+	s.mu.Unlock()
+	if err := s.run(ctx, calls); err != nil {
+		return fail(err)
+	}
+	claims := make([]presence.Claim, len(partitions))
+	clean := make([]bool, len(partitions))
+	for i, p := range partitions {
+		reply := calls[i].Reply.([]any)
+		epoch, err := strconv.ParseUint(reply[0].(string), 10, 64)
+		if err != nil {
+			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
+		}
+		former, err := strconv.ParseUint(reply[2].(string), 10, 64)
+		if err != nil {
+			return fail(fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, p, reply[2]))
+		}
+		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former, Whole: reply[5].(int64) == 1}
+		if former > 0 { // epochs are milliseconds, see claim.lua
+			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
+		}
+		clean[i] = reply[1].(int64) == 0
+	}
+	if err := s.fence(ctx, claims, generationText, again); err != nil {
+		return fail(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, c := range claims {
+		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
+			reply := calls[i].Reply.([]any)
+			*p = partition{
+				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: clean[i],
+				shards: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
+			}
+		}
+	}
+	return claims, nil
+}
+
+// fence writes the claims that were granted to every bucket.
+func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation string, again bool) error {
+	var calls []*call
+	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
+	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
+	for chunk := range slices.Chunk(claims, fenceBatch) {
+		args := make([]any, 0, 5+2*len(chunk))
+		args = append(args, generation, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+		for _, c := range chunk {
+			args = append(args, c.Partition, c.Epoch)
+		}
+		for b := range s.cfg.Buckets {
+			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, Args: args})
+		}
+	}
+	return s.run(ctx, calls)
+}
+
+// Incomplete implements presence.Partitions. It costs one command per bucket, and looks
+// at one bucket unless everywhere.
+func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere bool) (missing []int, err error) {
+	if len(partitions) == 0 {
+		return nil, nil
+	}
+	members := make([]any, len(partitions))
+	for i, p := range partitions {
+		members[i] = p
+	}
+	buckets := []int{int(s.looks.Add(1) % uint64(s.cfg.Buckets))}
+	if everywhere {
+		buckets = buckets[:0]
+		for b := range s.cfg.Buckets {
+			buckets = append(buckets, b)
+		}
+	}
+	answers := make([]*redis.BoolSliceCmd, len(buckets))
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		for i, b := range buckets {
+			answers[i] = pipe.SMIsMember(ctx, readyKey(b), members...)
+		}
+		s.conn.Metrics.Commands.Add(float64(len(buckets)))
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: find incomplete partitions: %w", err)
+	}
+	for i, p := range partitions {
+		if slices.ContainsFunc(answers, func(a *redis.BoolSliceCmd) bool { return !a.Val()[i] }) {
+			missing = append(missing, p)
+		}
+	}
+	return missing, nil
+}
+
+// Load implements presence.Partitions. It reads a bounded number of members at a time,
+// each with its own deadline, so that many members take long, but do not fail.
+func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	var calls []*call
+	var of []int // -> claims
+	s.mu.Lock()
+	for i, c := range claims {
+		shards := 1
+		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
+			shards = p.shards
+		}
+		for first := 0; first < shards; first += loadShards {
+			keys := []string{ownerKey(c.Partition), dirtyKey(c.Partition)}
+			for j := first; j < min(first+loadShards, shards); j++ {
+				keys = append(keys, memberKey(c.Partition, j))
+			}
+			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
+				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shards,
+			}}), append(of, i)
+		}
+	}
+	s.mu.Unlock()
+	snaps := make([]presence.Snapshot, len(claims))
+	for len(calls) > 0 {
+		n := min(loadRuns, len(calls))
+		if err := s.run(ctx, calls[:n]); err != nil {
+			return nil, fmt.Errorf("presenceredis: load %d partitions: %w", len(claims), err)
+		}
+		for k, cl := range calls[:n] {
+			if err := loaded(cl, &snaps[of[k]]); err != nil {
+				return nil, fmt.Errorf("presenceredis: load partition %d: %w", claims[of[k]].Partition, err)
+			}
+		}
+		calls, of = calls[n:], of[n:]
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, c := range claims {
+		p := &s.partitions[c.Partition]
+		if p.epoch != c.Epoch || p.known {
+			continue
+		}
+		for _, page := range snaps[i].Pages {
+			p.unwritten[page] = struct{}{}
+		}
+		p.known = true
+	}
+	return snaps, nil
+}
+
+// loaded adds the reply of one run of load.lua to snap.
+func loaded(cl *call, snap *presence.Snapshot) error {
+	reply := cl.Reply.([]any)
+	if err := statusError(byte('0' + reply[0].(int64))); err != nil {
+		return err
+	}
+	pages, err := pagesIn(reply[1].(string))
+	if err != nil {
+		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+	}
+	snap.Pages = append(snap.Pages, pages...)
+	now, err := strconv.ParseInt(reply[3].(string), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%w: the time of Redis: %w", presence.ErrUnavailable, err)
+	}
+	fields := reply[2].([]any)
+	for j := 0; j+1 < len(fields); j += 2 {
+		m, err := member(fields[j].(string), fields[j+1].(string), now)
+		if err != nil {
+			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		}
+		snap.Members = append(snap.Members, m)
+	}
+	return nil
+}

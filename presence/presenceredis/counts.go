@@ -1,0 +1,281 @@
+package presenceredis
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// group is the part of a change that is in one run of counts.lua.
+type group struct {
+	change int
+	counts []int // indexes into Change.Counts
+	pages  []int // for each of counts: the number of its page in the call
+}
+
+// countsCall is one run of counts.lua for one bucket.
+type countsCall struct {
+	call
+	names      []string
+	groups     []group
+	generation string
+	bucket     int
+	counts     []count // of the groups
+	continues  bool    // its first group continues the last group of the call before it
+}
+
+// count is one count in a call.
+type count struct {
+	page, partition int
+	users           int64
+}
+
+// Arguments of counts.lua.
+const (
+	runAt    = 7
+	sealAt   = 9
+	claimsAt = 10
+	countsAt = 11
+)
+
+// noSeal is different from every seal.
+const noSeal = "-"
+
+// pack encodes the claims and the counts as arguments.
+func (cc *countsCall) pack(changes []presence.Change) {
+	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
+	claims := make([]byte, 0, 8*len(cc.groups))
+	for _, g := range cc.groups {
+		c := changes[g.change]
+		claims = binary.BigEndian.AppendUint16(claims, uint16(c.Partition))
+		claims = appendNumber(claims, c.Epoch, 6)
+	}
+	text := make([]byte, 0, 9*len(cc.counts))
+	for i, n := 0, 0; i < len(cc.counts); i += n {
+		for n = 1; i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page; {
+			n++
+		}
+		text = binary.BigEndian.AppendUint16(text, uint16(n))
+		for _, c := range cc.counts[i : i+n] {
+			text = binary.LittleEndian.AppendUint16(text, uint16(c.partition))
+			text = appendNumber(text, uint64(max(c.users, 0)), 5)
+		}
+	}
+	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
+}
+
+// writeCounts runs counts.lua for the changes whose members are written: one call per
+// bucket for all partitions together, unless there are many counts.
+func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
+	c, err := s.known(ctx)
+	if err != nil {
+		for i := range outcomes {
+			if outcomes[i].Err == nil {
+				outcomes[i].Err = err
+			}
+		}
+		return
+	}
+	var todo []*countsCall
+	for b, groups := range s.byBucket(changes, outcomes) {
+		todo = append(todo, s.countCalls(b, c.Publish, changes, groups)...)
+	}
+	s.counting.Lock()
+	defer s.counting.Unlock()
+	for round := 1; len(todo) > 0; round++ {
+		calls := make([]*call, len(todo))
+		s.mu.Lock()
+		for i, cc := range todo {
+			s.number(cc, changes)
+			calls[i] = &cc.call
+		}
+		s.mu.Unlock()
+		_ = s.run(ctx, calls) // each call has its error
+		var again []*countsCall
+		for i, cc := range todo {
+			// A call that continues another one runs again only if that one does.
+			may := round < retries && (!cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1])
+			if s.counted(cc, changes, outcomes, may) {
+				again = append(again, cc)
+			}
+		}
+		todo = again
+	}
+}
+
+// number gives a call the next run number of its bucket, and the seal if all its epochs
+// are valid under it. The caller holds mu.
+func (s *Store) number(cc *countsCall, changes []presence.Change) {
+	f := &s.fences[cc.bucket]
+	f.run++
+	cc.Args[runAt], cc.Args[sealAt] = f.run, f.seal
+	for _, g := range cc.groups {
+		if c := changes[g.change]; f.seal == "" || f.valid[c.Partition] != c.Epoch {
+			cc.Args[sealAt] = noSeal
+			return
+		}
+	}
+}
+
+// sealed records the epochs that a call found valid under seal.
+func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := &s.fences[cc.bucket]
+	if f.seal != seal {
+		f.seal, f.valid = seal, make([]uint64, s.cfg.Partitions)
+	}
+	for i, g := range cc.groups {
+		if status[i] == statusWritten {
+			c := changes[g.change]
+			f.valid[c.Partition] = c.Epoch
+		}
+	}
+}
+
+// byBucket groups the counts of the changes by bucket, in the order of changes.
+func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome) [][]group {
+	buckets := make([][]group, s.cfg.Buckets)
+	for i, c := range changes {
+		if outcomes[i].Err != nil {
+			continue
+		}
+		outcomes[i].Counts = make([]presence.Count, len(c.Counts))
+		if c.Complete {
+			for b := range buckets {
+				buckets[b] = append(buckets[b], group{change: i})
+			}
+		}
+		for j, pu := range c.Counts {
+			b := presence.Bucket(pu.Page, s.cfg.Buckets)
+			if n := len(buckets[b]); n == 0 || buckets[b][n-1].change != i {
+				buckets[b] = append(buckets[b], group{change: i})
+			}
+			g := &buckets[b][len(buckets[b])-1]
+			g.counts = append(g.counts, j)
+		}
+	}
+	return buckets
+}
+
+// countCalls returns the calls for one bucket. A group may span several calls; each of
+// them then says that it continues the one before it, so that no call completes a
+// partition while earlier counts are missing.
+func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
+	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
+	prefix := pagePrefix(b)
+	var calls []*countsCall
+	var cc *countsCall
+	var numbers map[string]int
+	size := 0
+	for _, g := range groups {
+		c := changes[g.change]
+		generation := strconv.FormatUint(c.Generation, 10)
+		for before := 0; ; {
+			if cc == nil || size >= countBatch || cc.generation != generation {
+				cc = &countsCall{generation: generation, bucket: b, continues: before > 0, call: call{
+					Script: scripts.Counts,
+					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
+					Args: []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), generation,
+						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
+				}}
+				calls, numbers, size = append(calls, cc), map[string]int{}, 0
+			}
+			n := min(len(g.counts)-before, countBatch-size)
+			last := before+n == len(g.counts)
+			part := group{change: g.change, counts: g.counts[before : before+n], pages: make([]int, 0, n)}
+			if last && c.Complete {
+				cc.Args = append(cc.Args, c.Partition)
+			}
+			for _, j := range part.counts {
+				pu := c.Counts[j]
+				k, ok := numbers[pu.Page]
+				if !ok {
+					cc.names = append(cc.names, pu.Page)
+					cc.Keys = append(cc.Keys, prefix+pu.Page)
+					k = len(cc.names)
+					numbers[pu.Page] = k
+				}
+				part.pages = append(part.pages, k)
+				cc.counts = append(cc.counts, count{k, c.Partition, pu.Users})
+			}
+			cc.groups = append(cc.groups, part)
+			size += max(n, 1)
+			before += n
+			if last {
+				if cc.continues {
+					cc = nil // its failure must not concern other changes
+				}
+				break
+			}
+		}
+	}
+	for _, cc := range calls {
+		cc.pack(changes)
+	}
+	return calls
+}
+
+// appendNumber appends the low bytes of a number, big-endian.
+func appendNumber(to []byte, n uint64, bytes int) []byte {
+	for i := bytes - 1; i >= 0; i-- {
+		to = append(to, byte(n>>(8*i)))
+	}
+	return to
+}
+
+// counted copies a call's reply into the outcomes. It reports whether the call came out
+// of turn and must run again, if mayAgain.
+func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool) (again bool) {
+	reply, ok := cc.Reply.([]any)
+	if cc.Err == nil && (!ok || len(reply) == 1) { // a later call came first, or an earlier one is missing
+		if mayAgain {
+			return true
+		}
+		for _, g := range cc.groups { // an error that is there already caused the gap
+			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
+		}
+		return false
+	}
+	if cc.Err != nil {
+		for _, g := range cc.groups {
+			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.Err)
+		}
+		return false
+	}
+	status := reply[1].(string)
+	if status != "" {
+		s.sealed(cc, changes, status, reply[7].(string))
+	}
+	s.noteEmptyPages(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
+	counts := make([]presence.Count, len(cc.names))
+	stale, without, records := reply[0] == "1", reply[4].(string), reply[5].(string)
+	for i := range counts {
+		var err error
+		if counts[i], records, err = cutCount(records); err != nil {
+			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
+			return s.counted(cc, changes, outcomes, false)
+		}
+		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // the name, so as not to retain records
+		s.raiseFloor(counts[i].Version.Incarnation)
+	}
+	s.minutes.countsEnded(cc, reply[6].(string))
+	for i, g := range cc.groups {
+		if status != "" && status[i] != statusWritten {
+			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
+			continue
+		}
+		if o := &outcomes[g.change]; o.Counts != nil {
+			for k, j := range g.counts {
+				o.Counts[j] = counts[g.pages[k]-1]
+			}
+		}
+	}
+	return false
+}

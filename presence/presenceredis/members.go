@@ -1,0 +1,295 @@
+package presenceredis
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// member parses what memberField and members.lua wrote. now is the time of Redis. It
+// drops a hold that is over, unless the user is present by the hold alone.
+func member(field, value string, now int64) (presence.Member, error) {
+	if len(field) < 9 {
+		return presence.Member{}, fmt.Errorf("%w: a member of %d bytes", ErrForeign, len(field))
+	}
+	m := presence.Member{User: presence.User(binary.BigEndian.Uint64([]byte(field[:8]))), Page: field[8:]}
+	if value != "" {
+		ms, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return presence.Member{}, fmt.Errorf("%w: the end of a hold: %w", ErrForeign, err)
+		}
+		if m.Alone = value[0] == '+'; m.Alone || ms > now {
+			m.Hold = time.Now().Add(time.Duration(ms-now) * time.Millisecond)
+		}
+	}
+	return m, nil
+}
+
+func memberField(m presence.Member) string {
+	b := make([]byte, 8, 8+len(m.Page))
+	binary.BigEndian.PutUint64(b, uint64(m.User))
+	return string(append(b, m.Page...))
+}
+
+// holdValue returns how much longer the hold lasts, for members.lua.
+func holdValue(m presence.Member) string {
+	if m.Hold.IsZero() {
+		return ""
+	}
+	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
+	if m.Alone {
+		return "+" + left
+	}
+	return left
+}
+
+// writeMembers runs members.lua for all changes, and before it resize.lua for partitions
+// with too few or too many shards.
+func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
+	lists := make([]pageList, len(changes))
+	todo := make([]int, len(changes)) // -> changes
+	s.mu.Lock()
+	for i, c := range changes {
+		todo[i] = i
+		lists[i] = s.unwritten(c)
+	}
+	s.mu.Unlock()
+	for round := 1; len(todo) > 0; round++ {
+		var calls []*call
+		ends := make([]int, len(todo))
+		s.mu.Lock()
+		for k, i := range todo {
+			shards, members := 1, 0
+			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
+				shards, members = p.shards, p.members
+			}
+			calls = append(calls, memberCalls(changes[i], lists[i], shards, members)...)
+			ends[k] = len(calls)
+		}
+		s.mu.Unlock()
+		_ = s.run(ctx, calls) // each call has its error
+		again := todo[:0]
+		first := 0
+		s.mu.Lock()
+		for k, i := range todo {
+			status, err := s.membersWritten(changes[i], calls[first:ends[k]])
+			first = ends[k]
+			switch {
+			case err != nil:
+				outcomes[i].Err = err
+			case (status == statusGap || status == statusResharded) && round < retries:
+				again = append(again, i)
+			default:
+				outcomes[i].Err = statusError(status)
+			}
+		}
+		s.mu.Unlock()
+		todo = again
+	}
+}
+
+// membersWritten returns the status or error of the first of one change's calls that was
+// not written. The caller holds mu.
+func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, err error) {
+	status = statusWritten
+	for _, cl := range calls {
+		switch reply := cl.Reply.(type) {
+		case []any: // members.lua
+			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
+				p.shards, p.members = int(reply[1].(int64)), int(reply[2].(int64))
+			}
+			if st := byte('0' + reply[0].(int64)); status == statusWritten {
+				status = st
+			}
+		case int64: // of resize.lua; the next call says the same
+		default:
+			if err == nil {
+				err = cl.Err
+			}
+		}
+	}
+	return status, err
+}
+
+// pageList is a list of unwritten pages for members.lua: each page after its length in
+// two bytes. all says that the list replaces the one in Redis.
+type pageList struct {
+	all  bool
+	text []byte
+}
+
+func (l *pageList) add(page string) {
+	l.text = append(binary.BigEndian.AppendUint16(l.text, uint16(len(page))), page...)
+}
+
+// pagesIn parses a pageList of Redis, which may name a page more than once.
+func pagesIn(text string) ([]string, error) {
+	var pages []string
+	seen := map[string]struct{}{}
+	for text != "" {
+		if len(text) < 2 || len(text)-2 < int(text[0])<<8+int(text[1]) {
+			return nil, fmt.Errorf("%w: a list of pages", ErrForeign)
+		}
+		end := 2 + int(text[0])<<8 + int(text[1])
+		page := text[2:end]
+		if _, twice := seen[page]; !twice {
+			seen[page] = struct{}{}
+			pages = append(pages, page)
+		}
+		text = text[end:]
+	}
+	return pages, nil
+}
+
+// unwritten records the pages of a change as unwritten, and returns the list for Redis.
+// The caller holds mu.
+func (s *Store) unwritten(c presence.Change) pageList {
+	var list pageList
+	p := &s.partitions[c.Partition]
+	if p.epoch == c.Epoch {
+		list.all = p.known
+	}
+	if list.all && len(p.unwritten) > 0 { // an earlier change could not be written
+		for _, pu := range c.Counts {
+			p.unwritten[pu.Page] = struct{}{}
+		}
+		for page := range p.unwritten {
+			list.add(page)
+		}
+		return list
+	}
+	for _, pu := range c.Counts {
+		if p.epoch == c.Epoch {
+			p.unwritten[pu.Page] = struct{}{}
+		}
+		list.add(pu.Page)
+	}
+	return list
+}
+
+// memberCalls splits a change into batches. The first batch has the list of pages, so
+// that Redis lists them as unwritten before any member changes. Before the batches the
+// number of shards is adapted to the number of members.
+func memberCalls(c presence.Change, list pageList, shards, members int) []*call {
+	generation := strconv.FormatUint(c.Generation, 10)
+	var calls []*call
+	const flagsAt = 4 // of args
+	drop := 0         // shards that a reset drops
+	if c.Reset {
+		drop = shards
+		shards = shardsFor(len(c.Members))
+	} else {
+		calls = resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
+		shards = shardsAfter(c, shards, members)
+	}
+	rest := c.Members
+	for batch := 0; batch == 0 || len(rest) > 0; batch++ {
+		nm := min(len(rest), memberBatch)
+		keys := append(make([]string, 0, 2+drop+min(nm, shards)), ownerKey(c.Partition), dirtyKey(c.Partition))
+		args := make([]any, 0, 8+4*nm)
+		if batch == 0 && drop > 0 {
+			for i := range drop {
+				keys = append(keys, memberKey(c.Partition, i))
+			}
+			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
+		} else {
+			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
+		}
+		list.text = nil
+		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
+		if rest = rest[nm:]; c.Complete && len(rest) == 0 {
+			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch, which completes the members
+		}
+		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
+	}
+	return calls
+}
+
+// splitByShard appends the keys of the members' shards, and what changes in each. The
+// last change of a member wins.
+func splitByShard(keys []string, args []any, partition int, members []presence.MemberChange, shards int) ([]string, []any) {
+	type part struct{ set, gone []presence.Member }
+	parts := map[int]*part{}
+	var order []int
+	for _, m := range members {
+		i := shardOf(m.User, shards)
+		p := parts[i]
+		if p == nil {
+			p = &part{}
+			parts[i] = p
+			order = append(order, i)
+		}
+		if m.Gone {
+			p.set, p.gone = without(p.set, m.Member), append(p.gone, m.Member)
+		} else {
+			p.gone, p.set = without(p.gone, m.Member), append(p.set, m.Member)
+		}
+	}
+	for _, i := range order {
+		p := parts[i]
+		keys = append(keys, memberKey(partition, i))
+		args = append(args, len(p.set))
+		for _, m := range p.set {
+			args = append(args, memberField(m), holdValue(m))
+		}
+		args = append(args, len(p.gone))
+		for _, m := range p.gone {
+			args = append(args, memberField(m))
+		}
+	}
+	return keys, args
+}
+
+// shardsAfter returns how many shards the partition is to have after the change: enough
+// for all members that it may add, or fewer if a third of them would do. The number
+// falls by at most resizeSteps at a time.
+func shardsAfter(c presence.Change, shards, members int) int {
+	for _, m := range c.Members {
+		if !m.Gone {
+			members++
+		}
+	}
+	switch fit := shardsFor(members); {
+	case fit > shards:
+		return fit
+	case 3*fit < shards:
+		return max(2*fit, shards-resizeSteps)
+	}
+	return shards
+}
+
+// resizeCalls returns the calls that change the number of shards.
+func resizeCalls(c presence.Claim, from, to int) []*call {
+	generation := strconv.FormatUint(c.Generation, 10)
+	var calls []*call
+	for from != to {
+		next := max(from-resizeSteps, to)
+		if from < to {
+			next = min(from+resizeSteps, to)
+		}
+		keys := []string{ownerKey(c.Partition)}
+		for n := from; n != next; {
+			last := n // the number of shards that includes the one that is added or removed
+			if n < next {
+				last++
+				n++
+			} else {
+				n--
+			}
+			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
+		}
+		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, generation, from, next}})
+		from = next
+	}
+	return calls
+}
+
+func without(list []presence.Member, m presence.Member) []presence.Member {
+	return slices.DeleteFunc(list, func(o presence.Member) bool { return o.User == m.User && o.Page == m.Page })
+}

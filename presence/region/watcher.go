@@ -1,0 +1,197 @@
+package region
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"time"
+
+	"headcount/presence/pncounter"
+)
+
+// watch follows which peers are heard, until ctx ends.
+func (r *Replicator) watch(ctx context.Context) {
+	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, heardHere: map[string]bool{}}
+	r.mu.Lock()
+	for _, p := range r.cfg.Peers {
+		r.heard[p.Name] = w.last
+	}
+	r.mu.Unlock()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for failed := false; ; {
+		err := w.look(ctx, time.Now())
+		if err != nil && !failed && ctx.Err() == nil {
+			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
+		}
+		failed = err != nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// watcher is the state of watch. Only watch's goroutine uses it.
+type watcher struct {
+	r         *Replicator
+	last      time.Time         // of the last look that succeeded
+	words     map[string]string // by peer: its word at the last look
+	heardHere map[string]bool   // peers that this process has heard itself
+	applied   string            // the decision last applied, and its buckets
+	appliedAt time.Time
+	// bucket is the index, among the owned buckets, of the log that is being swept, and
+	// rank is how far the sweep has come in it.
+	bucket, rank int
+}
+
+// look reads which peers were heard. The process that owns bucket 0 decides which
+// peers are left out, so that the region has one decision; every process applies the
+// decision to its own buckets. now is this process's own clock: the clocks of other
+// regions may be wrong.
+func (w *watcher) look(ctx context.Context, now time.Time) error {
+	r := w.r
+	if len(r.cfg.Peers) == 0 { // former peers must not stay in totals
+		r.mu.Lock()
+		buckets := r.buckets
+		r.mu.Unlock()
+		return w.apply(ctx, now, buckets, nil, nil, applyAloneEvery)
+	}
+	regions, err := r.cfg.Local.Regions(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.identify(ctx, regions.Identity); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	buckets := r.buckets
+	r.mu.Unlock()
+	leads := slices.Contains(buckets, 0)
+	in, out := w.judge(now, regions, len(buckets) > 0, leads)
+	if leads && !slices.Equal(out, regions.Out) {
+		if err := w.decide(ctx, regions.Out, out); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	r.out = slices.Clone(out)
+	r.mu.Unlock()
+	r.metrics.setLeftOut(out)
+	if err := w.apply(ctx, now, buckets, in, out, applyEvery); err != nil {
+		return err
+	}
+	return w.sweep(ctx, buckets)
+}
+
+// judge updates when each peer was heard, and returns the peers that totals include and
+// those that they leave out. A process that does not lead repeats the decision in regions.
+func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bool) (in, out []string) {
+	r := w.r
+	gap := now.Sub(w.last)
+	w.last = now
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.cfg.Peers {
+		word := regions.Heard[p.Name]
+		was, known := w.words[p.Name]
+		w.words[p.Name] = word
+		switch {
+		case known && word != was && word != "":
+			r.heard[p.Name] = now
+			w.heardHere[p.Name] = true
+		case !w.heardHere[p.Name] && !owns: // this process takes no part yet
+			r.heard[p.Name] = now
+		case gap > awayAfter: // the peer may have tried to write a word
+			r.heard[p.Name] = r.heard[p.Name].Add(gap)
+		}
+		silent := slices.Contains(regions.Out, p.Name)
+		if leads {
+			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.heardHere[p.Name])
+		}
+		if silent {
+			out = append(out, p.Name)
+		} else {
+			in = append(in, p.Name)
+		}
+	}
+	slices.Sort(in)
+	slices.Sort(out)
+	return in, out
+}
+
+// decide stores that totals leave out the peers in out, instead of those in old.
+func (w *watcher) decide(ctx context.Context, old, out []string) error {
+	if err := w.r.cfg.Local.DecideOut(ctx, out); err != nil {
+		return err
+	}
+	for _, name := range out {
+		if !slices.Contains(old, name) {
+			w.r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", w.r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
+		}
+	}
+	for _, name := range old {
+		if !slices.Contains(out, name) {
+			w.r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
+		}
+	}
+	return nil
+}
+
+// sweep removes some forgotten pages from the logs, bucket by bucket.
+func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
+	if w.rank == 0 {
+		w.bucket++
+	}
+	if len(buckets) > 0 {
+		w.rank, err = w.r.cfg.Local.Sweep(ctx, buckets[w.bucket%len(buckets)], w.rank)
+	}
+	return err
+}
+
+// apply writes the decision to the buckets: totals leave out the regions in out.
+func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration) error {
+	what := fmt.Sprint(buckets, in, out)
+	if len(buckets) == 0 || what == w.applied && now.Sub(w.appliedAt) < every {
+		return nil
+	}
+	if err := w.r.cfg.Local.ApplyPeers(ctx, buckets, in, out); err != nil {
+		return err
+	}
+	w.applied, w.appliedAt = what, now
+	return nil
+}
+
+// identify keeps the region's identity in its Redis: all processes remember it, and
+// write it again when Redis has lost it.
+func (r *Replicator) identify(ctx context.Context, found string) error {
+	if found == "" {
+		mine := rand.Text()
+		if old := r.identity.Load(); old != nil {
+			mine = *old
+		}
+		var err error
+		if found, err = r.cfg.Local.Identify(ctx, mine); err != nil {
+			return err
+		}
+	}
+	if old := r.identity.Swap(&found); old == nil {
+		for _, l := range r.links {
+			signal(l.greetNow)
+		}
+	}
+	return nil
+}
+
+// silentFor returns how long ago the peer was last heard.
+func (r *Replicator) silentFor(peer string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.heard[peer]
+	if !ok {
+		return 0
+	}
+	return time.Since(at)
+}
