@@ -42,6 +42,9 @@ type checkCommand struct {
 	Config     Config        `embed:""`
 }
 
+// AfterApply is called when the settings are read.
+func (c *checkCommand) AfterApply() error { return c.Config.Validate() }
+
 // errFaults is the end of a check that found something.
 var errFaults = errors.New("")
 

@@ -26,7 +26,7 @@ import (
 // Config holds the settings of `headcount serve`; each field is a flag. Package
 // flags fills it in, and Validate checks it before anything is dialled or opened.
 //
-// The type tag names how a value is read; see readers.
+// The type tag names how a value is read.
 type Config struct {
 	Listen        string   `type:"text" placeholder:"ADDR" default:":8080" group:"addresses" help:"The address for visitors: WebSocket, server-sent events, counters and the demo page."`
 	AdminListen   string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" group:"addresses" help:"The address for operators: metrics, health, readiness and profiles. Keep it private."`

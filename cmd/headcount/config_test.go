@@ -554,7 +554,7 @@ func TestHelpOfServe(t *testing.T) {
 // serveFlags returns the flags of serve.
 func serveFlags(t *testing.T) (names []string) {
 	t.Helper()
-	set := flags.Set{Readers: readers}
+	set := flags.Set{}
 	set.Add(&commands{})
 	for _, c := range set.Commands {
 		if c.Name == "serve" {

@@ -54,6 +54,9 @@ type serveCommand struct {
 	Config     Config `embed:""`
 }
 
+// AfterApply is called when the settings are read.
+func (c *serveCommand) AfterApply() error { return c.Config.Validate() }
+
 type versionCommand struct{}
 
 type healthcheckCommand struct {
@@ -138,48 +141,27 @@ func (p program) end(err error) int {
 	return exitOK
 }
 
-// parse fills c from all layers, checks it and returns the command's name.
+// parse fills in c, checks it and returns the command's name.
 func (p program) parse(c *commands) (string, error) {
-	l := &layers{variables: map[string]string{}, source: map[string]string{}}
-	for _, variable := range p.environ {
-		name, value, _ := strings.Cut(variable, "=")
-		l.variables[name] = value
-	}
 	set := flags.Set{
-		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Readers: readers,
-		Layers: []flags.Layer{l.fromEnvironment, l.fromFile},
+		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Variables: map[string]string{},
 		Groups: []flags.Group{
 			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
 			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "webhooks", Title: "Webhooks"}, {Key: "log", Title: "Log"},
 		},
 	}
+	for _, variable := range p.environ {
+		name, value, _ := strings.Cut(variable, "=")
+		set.Variables[name] = value
+	}
 	set.Add(c)
 	command, err := set.Parse(p.args)
 	if err != nil {
-		return "", l.explain(command, err)
+		return "", err
 	}
-	unknown, err := l.strangers(&set)
+	unknown, err := set.Strangers()
 	c.Serve.Config.Strangers, c.Check.Config.Strangers = unknown, unknown
 	return command.Name, err
-}
-
-// explain says where a refused setting comes from, if it is not the command line. Of a command line
-// that cannot be read it names the help to read.
-func (l *layers) explain(command *flags.Command, err error) error {
-	var s *setting.Error
-	if errors.Is(err, flags.ErrShown) {
-		return err
-	}
-	if !errors.As(err, &s) {
-		if command == nil {
-			return fmt.Errorf("%w; see headcount --help", err)
-		}
-		return fmt.Errorf("%w; see headcount %s --help", err, command.Name)
-	}
-	if from, ok := l.source[s.Name]; ok {
-		return fmt.Errorf("--%s (from %s): %s", s.Name, from, s.Problem)
-	}
-	return s
 }
 
 // fail prints the error as one line, even if its text has several, and returns status.

@@ -34,14 +34,14 @@ type place struct {
 
 type exportCommand struct {
 	place
-	Site   string `type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
+	Site   string `env:"-" type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
 	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
 	Resume bool   `help:"Go on with a file of an export that was broken off."`
 }
 
 type importCommand struct {
 	place
-	Site     string `type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
+	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
 	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say how long ledgers and steps of time are kept."`
 }
