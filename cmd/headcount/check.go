@@ -27,7 +27,6 @@ import (
 	"headcount/internal/boltfile"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
-	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
@@ -103,13 +102,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 }
 
 // admin is the URL of the admin address.
-func (c *checkCommand) admin() string {
-	host, port, _ := net.SplitHostPort(c.Config.AdminListen)
-	if setting.IsWildcard(c.Config.AdminListen) {
-		host = "localhost"
-	}
-	return "http://" + net.JoinHostPort(host, port)
-}
+func (c *checkCommand) admin() string { return adminURL(c.Config.AdminListen) }
 
 // adminAnswers reports whether a server with these settings runs.
 func (c *checkCommand) adminAnswers(ctx context.Context) bool {
@@ -153,7 +146,6 @@ func cause(err error) error {
 
 // checkPorts binds what the server would, unless it runs.
 func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
-	cfg := &c.Config
 	if runs {
 		status, body, err := c.get(ctx, c.admin()+"/readyz")
 		switch {
@@ -166,18 +158,7 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 		}
 		return
 	}
-	type port struct{ flag, addr string }
-	ports := []port{{"admin-listen", cfg.AdminListen}}
-	if cfg.HasRole(presence.RoleGateway) {
-		ports = append(ports, port{"listen", cfg.Listen})
-		if cfg.Redirect != "" {
-			ports = append(ports, port{"http-redirect", cfg.Redirect})
-		}
-	}
-	if cfg.Redis != "" {
-		ports = append(ports, port{"cluster-listen", cfg.ClusterListen})
-	}
-	for _, p := range ports {
+	for _, p := range c.Config.addresses() {
 		l, err := listen(ctx, p.flag, p.addr)
 		if err != nil {
 			f.wrongf("--"+p.flag, "the server cannot listen on %s: %v; end the program that does, or give another port.", p.addr, errors.Unwrap(err))
@@ -337,14 +318,10 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	if c.Config.Redis == "" {
 		return
 	}
-	var keys [][]byte
-	for _, secret := range c.Config.ClusterSecrets {
-		keys = append(keys, []byte(secret))
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	found := presenceredis.Check(ctx, presenceredis.Config{
-		URL: c.Config.Redis, Facts: c.Config.facts(checkValue(keys)), Dial: c.Patience, Log: zerolog.Nop(),
+		URL: c.Config.Redis, Facts: c.Config.facts(), Dial: c.Patience, Log: zerolog.Nop(),
 	})
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
@@ -356,12 +333,12 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 		if p.Name == c.Config.AdvertiseAddr() {
 			continue
 		}
-		c.checkProcess(ctx, f, p.Name, keys)
+		c.checkProcess(ctx, f, p.Name)
 	}
 }
 
 // checkProcess reaches another process over TCP and UDP, as this one's would.
-func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string, secrets [][]byte) {
+func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Patience)
 	defer cancel()
 	var dialer net.Dialer
@@ -371,7 +348,7 @@ func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name strin
 		return
 	}
 	_ = conn.Close()
-	if err := heartbeat.Probe(ctx, name, secrets); err != nil {
+	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
 		f.wrongf("processes", "%s is reached over TCP, and does not answer over UDP: %v; see whether a firewall lets UDP through, and whether its --cluster-secret is the same (a release before the one that brought this check does not answer).", name, err)
 		return
 	}

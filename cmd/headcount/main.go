@@ -229,19 +229,23 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	}
 }
 
-// healthcheck asks a server on this machine whether it lives.
-func healthcheck(ctx context.Context, admin string) error {
-	host, _, err := setting.SplitAddress(admin)
-	if err != nil {
-		return setting.Errorf("admin-listen", "%q is not an address: %v; write host:port", admin, err)
-	}
-	_, port, _ := net.SplitHostPort(admin)
+// adminURL is how a process of the same machine asks a server at its admin address.
+func adminURL(admin string) string {
+	host, port, _ := net.SplitHostPort(admin)
 	if setting.IsWildcard(admin) {
 		host = "localhost"
 	}
+	return "http://" + net.JoinHostPort(host, port)
+}
+
+// healthcheck asks a server on this machine whether it lives.
+func healthcheck(ctx context.Context, admin string) error {
+	if _, _, err := setting.SplitAddress(admin); err != nil {
+		return setting.Errorf("admin-listen", "%q is not an address: %v; write host:port", admin, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/healthz", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL(admin)+"/healthz", nil)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,11 +97,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 			failed <- err
 		}
 	}()
-	probes, err := newProbes(cfg)
-	if err != nil {
-		stopRoles()
-		return errors.Join(err, <-running)
-	}
+	probes := newProbes(cfg)
 	adminServer := httpServer(ownHost(cfg.AdminListen, adminHandler(ctx, sys, probes)), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
 	for _, open := range cfg.Open() {
@@ -113,7 +108,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		hello = hello.Str("counters", sys.counters.where)
 	}
 	if cfg.Redis != "" {
-		hello = hello.Str("cluster", cmp.Or(cfg.Advertise, cfg.ClusterListen)).Str("region", cfg.Region)
+		hello = hello.Str("cluster", cfg.AdvertiseAddr()).Str("region", cfg.Region)
 	}
 	publicServer := &http.Server{}
 	if public != nil {

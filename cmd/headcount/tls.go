@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +56,7 @@ func (c *Config) checkTLS() error {
 			return setting.Errorf("domain", "%q is not the full name of a host; write one like counter.example.com", name)
 		}
 	}
-	if u, err := url.Parse(c.ACMEURL); len(c.Domains) > 0 && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
+	if len(c.Domains) > 0 && !isWebURL(c.ACMEURL) {
 		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
 	}
 	return nil

@@ -237,13 +237,9 @@ func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err err
 
 // run reads an export.
 func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writer) error {
-	rules := counter.BuiltinRules()
-	if c.Counters != "" {
-		cfg := Config{Counters: c.Counters, ColdAfter: time.Hour}
-		if err := cfg.checkCounters(); err != nil {
-			return err
-		}
-		rules = cfg.Rules
+	rules, err := readRules(c.Counters)
+	if err != nil {
+		return err
 	}
 	var into *presence.Site
 	if c.Site != "" {

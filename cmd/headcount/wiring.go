@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -134,10 +133,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 	}
 	ask := dashboard.Config{
-		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Log: log,
-	}
-	if cfg.AllSites != nil {
-		ask.Sites = cfg.AllSites.Names()
+		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: log,
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
@@ -252,10 +248,6 @@ func (s *system) comeBack() time.Duration {
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process) error {
-	var keys [][]byte
-	for _, secret := range s.cfg.ClusterSecrets {
-		keys = append(keys, []byte(secret))
-	}
 	if len(s.cfg.IDSecrets) == 0 {
 		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
 	}
@@ -263,14 +255,10 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
-	var idSecrets [][]byte
-	for _, secret := range s.cfg.IDSecrets {
-		idSecrets = append(idSecrets, []byte(secret))
-	}
 	opened, err := presenceredis.Open(presenceredis.Config{
-		IDSecrets: idSecrets, HashKeys: hashKeys,
+		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
-		Facts:      s.cfg.facts(checkValue(keys)),
+		Facts:      s.cfg.facts(),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
 		Registerer: s.registry,
@@ -282,7 +270,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	}
 	s.closers = append(s.closers, opened.Close)
 	s.store, s.redis, s.where = opened, opened, "redis"
-	if s.network, err = s.listenForOthers(ctx, keys, self); err != nil {
+	if s.network, err = s.listenForOthers(ctx, self); err != nil {
 		return err
 	}
 	s.closers = append(s.closers, s.network.close)
@@ -310,7 +298,8 @@ type network struct {
 	server    *http.Server // of calls
 }
 
-func (s *system) listenForOthers(ctx context.Context, keys [][]byte, self presence.Process) (n *network, err error) {
+func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
+	keys := keysOf(s.cfg.ClusterSecrets)
 	n = &network{}
 	opened := n // a return with an error sets n to nil
 	defer func() {
@@ -392,12 +381,8 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 
 func (s *system) openGateway(self presence.Process) error {
 	cfg := s.cfg
-	var secrets [][]byte
-	for _, secret := range cfg.IDSecrets {
-		secrets = append(secrets, []byte(secret))
-	}
 	identities, err := identity.New(identity.Config{
-		IDSecrets: secrets,
+		IDSecrets: keysOf(cfg.IDSecrets),
 		HashKey:   s.hashKey,
 		JWTSecret: []byte(cfg.JWTSecret),
 		JWKSURL:   cfg.JWKSURL,
@@ -410,18 +395,6 @@ func (s *system) openGateway(self presence.Process) error {
 	}
 	s.identities = identities
 	s.closers = append(s.closers, func() error { identities.Close(); return nil })
-	allowed := cfg.AllowOrigins
-	if cfg.AllSites != nil {
-		allowed = slices.Concat(allowed, cfg.AllSites.Origins())
-	}
-	origins, err := identity.NewOrigins(allowed)
-	if err != nil {
-		return err
-	}
-	proxies, err := identity.NewProxies(cfg.TrustedProxies)
-	if err != nil {
-		return err
-	}
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation, Region: cfg.Region,
 		Store: s.store, Unread: s.store, Cluster: s.member, Regions: s.store, Dashboard: s.board,
@@ -444,8 +417,8 @@ func (s *system) openGateway(self presence.Process) error {
 		Identities:        identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,
-		Origins:           origins,
-		Proxies:           proxies,
+		Origins:           cfg.Origins,
+		Proxies:           cfg.Proxies,
 		Assets:            web.Files,
 		BasePath:          cfg.BasePath,
 		Tracer:            s.tracer,
@@ -560,15 +533,11 @@ func (s *system) Report() presence.Report {
 }
 
 // checkValue identifies the cluster secrets without revealing them.
-func checkValue(keys [][]byte) string {
-	if len(keys) == 0 {
+func checkValue(secrets []string) string {
+	if len(secrets) == 0 {
 		return "none"
 	}
-	values := make([]string, len(keys))
-	for i, key := range keys {
-		values[i] = keyed(key, "headcount cluster check")
-	}
-	return strings.Join(values, ",")
+	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
 }
 
 // derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
@@ -578,15 +547,23 @@ func derivedIDSecrets(secrets []string) []string {
 	if len(secrets) == 0 {
 		secrets = []string{"loopback"}
 	}
-	derived := make([]string, len(secrets))
-	for i, s := range secrets {
-		derived[i] = keyed([]byte(s), "headcount ids")
-	}
-	return derived
+	return keyed(secrets, "headcount ids")
 }
 
-func keyed(key []byte, text string) string {
-	mac := hmac.New(sha256.New, key)
-	mac.Write([]byte(text))
-	return hex.EncodeToString(mac.Sum(nil))
+// keyed returns for each secret a value for the text, from which nobody finds the secret.
+func keyed(secrets []string, text string) (values []string) {
+	for _, secret := range secrets {
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(text))
+		values = append(values, hex.EncodeToString(mac.Sum(nil)))
+	}
+	return values
+}
+
+// keysOf are secrets as keys.
+func keysOf(secrets []string) (keys [][]byte) {
+	for _, secret := range secrets {
+		keys = append(keys, []byte(secret))
+	}
+	return keys
 }
