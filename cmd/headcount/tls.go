@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
@@ -70,17 +69,9 @@ type certificates struct {
 	shown    func() []*tls.Certificate
 }
 
-// metric tells operators of a certificate that nobody renews.
-func (c *certificates) metric() prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_certificate_overdue", Help: "1: a certificate that visitors were shown has ended, or should have been renewed by now.",
-	}, func() float64 {
-		overdue := func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" }
-		if slices.ContainsFunc(c.shown(), overdue) {
-			return 1
-		}
-		return 0
-	})
+// overdue reports whether visitors were shown a certificate that nobody renews.
+func (c *certificates) overdue() bool {
+	return slices.ContainsFunc(c.shown(), func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" })
 }
 
 // openCertificates reads the certificate. It fails if that cannot work.

@@ -72,6 +72,7 @@ type system struct {
 	where    string               // says in the log where the store is
 	redis    *presenceredis.Store // likewise, if it is in Redis
 	network  *network             // nil over the embedded store
+	certs    *certificates        // nil: visitors do not speak TLS to this process
 	tracer   trace.Tracer         // nil: nothing is traced
 	closers  []func() error       // called in reverse order; nobody could act on their errors
 
@@ -101,6 +102,12 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 			s.close()
 		}
 	}()
+	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
+		if s.certs, err = openCertificates(cfg, log); err != nil {
+			return nil, err
+		}
+		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should have been renewed by now.", nil, s.certs.overdue)
+	}
 	s.member = member.New(member.Config{
 		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
 	})
@@ -114,17 +121,28 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		return nil, err
 	}
 	s.parts.Store = s.store
+	if err = s.openRoles(ctx, self); err != nil {
+		return nil, err
+	}
+	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool { return s.ready() == nil })
+	s.watchStores()
+	s.member.Join(s.parts)
+	return s, nil
+}
 
+// openRoles opens what this process does over its store, and the dashboard that shows it.
+func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
+	cfg := s.cfg
 	if s.member.Has(presence.RolePresence) {
 		if s.node, err = node.New(s.store, node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
 		}); err != nil {
-			return nil, err
+			return err
 		}
 		s.parts.Node = s.node
 	}
 	if s.member.Has(presence.RoleDispatcher) {
-		s.dispatcher = dispatcher.New(s.store, s.member, log)
+		s.dispatcher = dispatcher.New(s.store, s.member, s.log)
 		s.dispatcher.Register(s.registry)
 		s.parts.Dispatcher = s.dispatcher
 		if s.regions != nil {
@@ -133,7 +151,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 	}
 	ask := dashboard.Config{
-		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: log,
+		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
@@ -141,27 +159,14 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
 		if err = s.openCounters(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		if err = s.openGateway(self); err != nil {
-			return nil, err
+			return err
 		}
 		s.parts.Gateway = s.gateway
 	}
-	if err = s.joinWebhooks(); err != nil {
-		return nil, err
-	}
-	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_ready", Help: "1: the process can do its roles, as /readyz says.",
-	}, func() float64 {
-		if s.ready() != nil {
-			return 0
-		}
-		return 1
-	}))
-	s.watchStores()
-	s.member.Join(s.parts)
-	return s, nil
+	return s.joinWebhooks()
 }
 
 // watchStores registers for each store of this process whether it can be used now.
@@ -180,15 +185,18 @@ func (s *system) watchStores() {
 		}
 	}
 	for store, up := range up {
-		s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_store_up", Help: "1: the process can use this store of its settings, 0: it cannot.", ConstLabels: prometheus.Labels{"store": store},
-		}, func() float64 {
-			if up() {
-				return 1
-			}
-			return 0
-		}))
+		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
 	}
+}
+
+// gauge registers a gauge that is 1 while something is so, else 0.
+func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bool) {
+	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
+		if is() {
+			return 1
+		}
+		return 0
+	}))
 }
 
 // openEmbedded opens a store of this process's own, in memory or with a data
@@ -379,22 +387,28 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 	return peers, nil
 }
 
-func (s *system) openGateway(self presence.Process) error {
-	cfg := s.cfg
-	identities, err := identity.New(identity.Config{
-		IDSecrets: keysOf(cfg.IDSecrets),
+// openIdentities opens what knows who a request is from.
+func (s *system) openIdentities() (err error) {
+	s.identities, err = identity.New(identity.Config{
+		IDSecrets: keysOf(s.cfg.IDSecrets),
 		HashKey:   s.hashKey,
-		JWTSecret: []byte(cfg.JWTSecret),
-		JWKSURL:   cfg.JWKSURL,
-		Issuers:   cfg.JWTIssuers,
-		Audiences: cfg.JWTAudiences,
+		JWTSecret: []byte(s.cfg.JWTSecret),
+		JWKSURL:   s.cfg.JWKSURL,
+		Issuers:   s.cfg.JWTIssuers,
+		Audiences: s.cfg.JWTAudiences,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
-	if err != nil {
+	if err == nil {
+		s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
+	}
+	return err
+}
+
+func (s *system) openGateway(self presence.Process) (err error) {
+	cfg := s.cfg
+	if err = s.openIdentities(); err != nil {
 		return err
 	}
-	s.identities = identities
-	s.closers = append(s.closers, func() error { identities.Close(); return nil })
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation, Region: cfg.Region,
 		Store: s.store, Unread: s.store, Cluster: s.member, Regions: s.store, Dashboard: s.board,
@@ -414,7 +428,7 @@ func (s *system) openGateway(self presence.Process) error {
 		PageStats:         cfg.KeptMinutes(),
 		Minutes:           s.store,
 		Counters:          s.counters.config(s),
-		Identities:        identities,
+		Identities:        s.identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,
 		Origins:           cfg.Origins,
@@ -480,7 +494,11 @@ func (s *system) open() error {
 func (s *system) run(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
+	watch.Go(func() { machine.ReturnMemory(watching) })
 	watch.Go(func() { s.board.Watch(watching) })
+	if s.certs != nil {
+		watch.Go(func() { s.certs.run(watching) })
+	}
 	if s.webhooks != nil {
 		watch.Go(func() { s.webhooks.Run(watching) })
 	}
