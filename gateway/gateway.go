@@ -71,7 +71,7 @@ type Dashboard interface {
 // connections.
 type Memory interface{ High() bool }
 
-// Config tunes a Gateway. A zero duration takes its default.
+// Config tunes a Gateway. Its durations and MaxConnections are required, unless a comment says what zero means.
 type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
@@ -85,7 +85,7 @@ type Config struct {
 	Unread unread.Store
 	// Cluster is required.
 	Cluster Cluster
-	// HoldTime is how long a hold lasts if it is not renewed; default 21s.
+	// HoldTime is how long a hold lasts if it is not renewed.
 	HoldTime time.Duration
 	// Region is the name of this region. Regions reads each region's share of a count;
 	// nil means that there is no other region.
@@ -100,18 +100,18 @@ type Config struct {
 	// Counters serves counters that last; nil: there are none.
 	Counters *counterapi.Config
 
-	HeartbeatInterval time.Duration // default 2s
+	HeartbeatInterval time.Duration
 	ComeBack          time.Duration // after the start, for those who were here before it; 0: the store remembers them
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
-	UpdateInterval    time.Duration // default 250ms, at least 10ms
-	PingInterval      time.Duration // default 15s
-	PongTimeout       time.Duration // default 5s
-	WriteTimeout      time.Duration // default 5s
-	ShutdownTimeout   time.Duration // default 30s; clients get at most half of it to move
-	MaxConnections    int           // default 100,000
-	MaxPerAddress     int           // connections of one address; 0: any number
-	Memory            Memory        // while it is high, new connections are refused; nil: no such check
-	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
+	UpdateInterval    time.Duration // at least 10ms
+	PingInterval      time.Duration
+	PongTimeout       time.Duration
+	WriteTimeout      time.Duration
+	ShutdownTimeout   time.Duration // clients get at most half of it to move
+	MaxConnections    int
+	MaxPerAddress     int    // connections of one address; 0: any number
+	Memory            Memory // while it is high, new connections are refused; nil: no such check
+	DeliveryBudget    int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
 	Dashboard Dashboard // nil: no dashboard is served
 
@@ -159,14 +159,6 @@ type Gateway struct {
 // its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	cfg.HeartbeatInterval = cmp.Or(cfg.HeartbeatInterval, 2*time.Second)
-	cfg.HoldTime = cmp.Or(cfg.HoldTime, 21*time.Second)
-	cfg.UpdateInterval = cmp.Or(cfg.UpdateInterval, 250*time.Millisecond)
-	cfg.PingInterval = cmp.Or(cfg.PingInterval, 15*time.Second)
-	cfg.PongTimeout = cmp.Or(cfg.PongTimeout, 5*time.Second)
-	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 5*time.Second)
-	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, 30*time.Second)
-	cfg.MaxConnections = cmp.Or(cfg.MaxConnections, 100_000)
 	switch {
 	case cfg.Name == "":
 		return nil, fmt.Errorf("gateway: %w: it has no name", ErrConfig)
