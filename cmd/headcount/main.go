@@ -102,43 +102,37 @@ func (p program) run() int {
 	case "serve":
 		return p.runServe(ctx, c.Serve.Config)
 	case "check":
-		if err = c.Check.run(ctx, p.stdout); errors.Is(err, errFaults) {
-			return exitFailure // its lines have said what is wrong
-		}
-		return p.end(err)
+		err = c.Check.run(ctx, p.stdout)
 	case "top":
-		if err = c.Top.Run(ctx, p.stdout); errors.Is(err, top.ErrSettings) {
-			return p.fail(exitSettings, err)
-		}
+		err = c.Top.Run(ctx, p.stdout)
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
-		if errors.Is(err, simulate.ErrSettings) {
-			return p.fail(exitSettings, err)
-		}
 	case "export":
-		return p.end(c.Export.run(ctx, p.stdout, p.stderr))
+		err = c.Export.run(ctx, p.stdout, p.stderr)
 	case "import":
-		return p.end(c.Import.run(ctx, p.stdin, p.stderr))
+		err = c.Import.run(ctx, p.stdin, p.stderr)
 	case "version":
 		_, err = fmt.Fprintln(p.stdout, versionLine())
 	case "healthcheck":
 		err = healthcheck(ctx, c.Healthcheck.AdminListen)
 	}
-	if err != nil {
-		return p.fail(exitFailure, err)
-	}
-	return exitOK
+	return p.end(err)
 }
 
-// end is the status of a command that ended with err, which may be about a setting.
+// end is the status of a command that ended with err.
 func (p program) end(err error) int {
-	if s := (*setting.Error)(nil); errors.As(err, &s) {
-		return p.fail(exitSettings, s)
+	var refused *setting.Error
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errFaults):
+		return exitFailure // the lines of the check have said what is wrong
+	case errors.As(err, &refused):
+		return p.fail(exitSettings, refused)
+	case errors.Is(err, top.ErrSettings), errors.Is(err, simulate.ErrSettings):
+		return p.fail(exitSettings, err)
 	}
-	if err != nil {
-		return p.fail(exitFailure, err)
-	}
-	return exitOK
+	return p.fail(exitFailure, err)
 }
 
 // parse fills in c, checks it and returns the command's name.
@@ -241,7 +235,7 @@ func adminURL(admin string) string {
 // healthcheck asks a server on this machine whether it lives.
 func healthcheck(ctx context.Context, admin string) error {
 	if _, _, err := setting.SplitAddress(admin); err != nil {
-		return setting.Errorf("admin-listen", "%q is not an address: %v; write host:port", admin, err)
+		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
