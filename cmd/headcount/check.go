@@ -45,33 +45,22 @@ type checkCommand struct {
 func (c *checkCommand) AfterApply() error { return c.Config.Validate() }
 
 // errFaults is the end of a check that found something.
-var errFaults = errors.New("")
+var errFaults = errors.New("something is wrong")
 
-// findings are what a check says. Its methods may be called from any goroutine.
+// findings are what a check says.
 type findings struct {
-	mu    sync.Mutex // guards all below
 	out   io.Writer
-	wrong int
+	wrong int // how many things
 }
 
 // wrongf says what is wrong with a thing, in a sentence.
 func (f *findings) wrongf(thing, format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.wrong++
 	fmt.Fprintf(f.out, "wrong  %s: %s\n", thing, fmt.Sprintf(format, args...))
 }
 
 func (f *findings) finef(thing, format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fmt.Sprintf(format, args...))
-}
-
-func (f *findings) faults() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.wrong
 }
 
 // run writes a line for each thing that it looked at. Its error is errFaults when one is wrong; what is open may be meant.
@@ -95,7 +84,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	} {
 		look(ctx, f, runs)
 	}
-	if n := f.faults(); n > 0 {
+	if f.wrong > 0 {
 		return errFaults
 	}
 	return nil
@@ -389,7 +378,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 		f.wrongf(thing, "%s.", s.Problem)
 		return
 	}
-	wrong := f.faults()
+	wrong := f.wrong
 	if found.ReadOnly {
 		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")
 	} else if !found.MakesTable {
@@ -398,7 +387,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	if found.ClockOff > presenceredis.ClockTolerance {
 		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
 	}
-	if f.faults() == wrong {
+	if f.wrong == wrong {
 		f.finef(thing, "it answers, may be changed, and has the right time.")
 	}
 }
@@ -479,7 +468,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 		f.wrongf(thing, "something else than Headcount answers, with status %d; have the proxy pass requests to --listen.", status)
 		return
 	}
-	wrong := f.faults()
+	wrong := f.wrong
 	if _, body, err = c.get(ctx, base+"/check%2Fthis/counter"); err == nil && !strings.Contains(body, `"page":"check/this"`) {
 		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on the path as it came (in nginx: proxy_pass without a path).")
 	}
@@ -494,7 +483,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	}
 	c.checkSocket(ctx, f, base, origin)
 	c.checkStream(ctx, f, base)
-	if f.faults() == wrong {
+	if f.wrong == wrong {
 		f.finef(thing, "the proxy passes on what it should.")
 	}
 }
