@@ -141,7 +141,6 @@ type told struct {
 	to       io.Writer
 	verb     string // "exported"
 	restores bool
-	every    time.Duration
 	last     time.Time
 
 	counters, restored int
@@ -151,7 +150,7 @@ type told struct {
 // Transferred implements transfer.Progress.
 func (t *told) Transferred(counters, restored int, bytes int64) {
 	t.counters, t.restored, t.bytes = counters, restored, bytes
-	if now := time.Now(); now.Sub(t.last) >= t.every {
+	if now := time.Now(); now.Sub(t.last) >= time.Second {
 		t.last = now
 		t.say("so far")
 	}
@@ -198,7 +197,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 		}
 		out = file
 	}
-	progress := &told{to: stderr, verb: "exported", every: time.Second, last: time.Now()}
+	progress := &told{to: stderr, verb: "exported", last: time.Now()}
 	if err := transfer.Export(ctx, out, counters, position, progress); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
@@ -263,7 +262,7 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return err
 	}
 	defer store.Close()
-	progress := &told{to: stderr, verb: "imported", restores: true, every: time.Second, last: time.Now()}
+	progress := &told{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, progress); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
