@@ -73,18 +73,21 @@ type system struct {
 	redis    *presenceredis.Store // likewise, if it is in Redis
 	network  *network             // nil over the embedded store
 	certs    *certificates        // nil: visitors do not speak TLS to this process
-	tracer   trace.Tracer         // nil: nothing is traced
+	hashKey  []byte               // of user hashes; nil: the cluster has it
 	closers  []func() error       // called in reverse order; nobody could act on their errors
+	roles
+}
 
-	hashKey    []byte                 // of user hashes; nil: the cluster has it
-	identities *identity.Identities   // nil without the gateway's role, like the five below
-	gateway    *gateway.Gateway       //
-	counters   *counters              //
-	node       *node.Node             //
-	dispatcher *dispatcher.Dispatcher //
-	regions    *region.Replicator     // also nil over the embedded store
-	webhooks   *webhook.Service       // nil: there are none
-	board      *dashboard.Board
+// roles are what a process does. Nil are those that it does not have.
+type roles struct {
+	identities *identity.Identities // with gateway and counters the role of a gateway
+	gateway    *gateway.Gateway
+	counters   *counters
+	node       *node.Node
+	dispatcher *dispatcher.Dispatcher
+	regions    *region.Replicator // a dispatcher's, also nil over the embedded store
+	webhooks   *webhook.Service
+	board      *dashboard.Board // every process has it
 }
 
 // newSystem joins the parts that the settings ask for. Nothing runs before run is
@@ -111,7 +114,6 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	s.member = member.New(member.Config{
 		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
 	})
-	s.openTraces()
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {
@@ -435,7 +437,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Proxies:           cfg.Proxies,
 		Assets:            web.Files,
 		BasePath:          cfg.BasePath,
-		Tracer:            s.tracer,
+		Tracer:            s.openTraces(),
 		Registerer:        s.registry,
 		Log:               s.log,
 	})
@@ -445,14 +447,14 @@ func (s *system) openGateway(self presence.Process) (err error) {
 	return err
 }
 
-// openTraces has spans of this process go to the collector, if there is one.
-func (s *system) openTraces() {
+// openTraces returns what has spans of this process go to the collector; nil: there is none.
+func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
-		return
+		return nil
 	}
 	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log})
 	s.closers = append(s.closers, provider.Close)
-	s.tracer = provider.Tracer(tracing.Scope)
+	return provider.Tracer(tracing.Scope)
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.
