@@ -52,6 +52,12 @@ type counterStore interface {
 	counter.Dumper
 }
 
+// redisStore is one in Redis, which other processes may use.
+type redisStore interface {
+	counterStore
+	Leases(context.Context) ([]string, error)
+}
+
 // open opens the store. fresh says that it may be made; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
@@ -93,10 +99,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	if p.DataDir != "" {
 		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
 	}
-	var store interface {
-		counterStore
-		Leases(context.Context) ([]string, error)
-	}
+	var store redisStore
 	var err error
 	switch {
 	case p.Regions:
@@ -109,10 +112,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	if err != nil {
 		return nil, refusedPostgres(err)
 	}
-	running, err := store.Leases(ctx)
-	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, counterredis.ErrFormat) && !errors.Is(err, counterredis.ErrFront) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
-		time.Sleep(100 * time.Millisecond)
-	}
+	running, err := leases(ctx, store)
 	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
 		slices.Sort(running)
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
@@ -122,6 +122,17 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		return nil, err
 	}
 	return store, nil
+}
+
+// leases returns the processes that use the Redis of a store. It waits for Redis to answer.
+func leases(ctx context.Context, store redisStore) (running []string, err error) {
+	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		running, err = store.Leases(ctx)
+		refused := errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
+		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
+			return running, err
+		}
+	}
 }
 
 // dialled is how long it may take until Redis answers.
