@@ -100,12 +100,12 @@ func (c *checkCommand) adminAnswers(ctx context.Context) bool {
 }
 
 func (c *checkCommand) get(ctx context.Context, url string) (status int, body string, err error) {
-	return c.ask(ctx, http.MethodGet, url)
+	return ask(ctx, c.Patience, http.MethodGet, url)
 }
 
 // ask sends a request on a connection of its own, without a proxy of this machine's environment.
-func (c *checkCommand) ask(ctx context.Context, method, url string) (status int, body string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+func ask(ctx context.Context, timeout time.Duration, method, url string) (status int, body string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -501,7 +501,7 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 	}
 	var seen probed
 	for range probeTries {
-		_, name, err := c.ask(ctx, http.MethodPost, c.admin()+"/probe")
+		_, name, err := ask(ctx, c.Patience, http.MethodPost, c.admin()+"/probe")
 		if err != nil {
 			f.wrongf("--admin-listen", "it does not answer: %v.", err)
 			return true

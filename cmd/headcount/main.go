@@ -237,22 +237,11 @@ func healthcheck(ctx context.Context, admin string) error {
 	if _, _, err := setting.SplitAddress(admin); err != nil {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL(admin)+"/healthz", nil)
-	if err != nil {
-		return err
+	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("healthz: status %d", status)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("healthz: %s", resp.Status)
-	}
-	return nil
+	return err
 }
 
 // versionLine is what `headcount version` prints: the version, the revision it
