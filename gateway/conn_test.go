@@ -86,13 +86,15 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	}
 	store := presencemem.New(presencemem.Config{})
 	var g *Gateway
-	nd, err := node.New(store, node.Config{Name: "n", Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop()})
+	nd, err := node.New(store, node.Config{Name: "n", PresenceTimeout: 7 * time.Second, Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{
 		Name: "g", Store: store, Unread: store, Cluster: lone{nd, store},
-		Identities: identities, Proxies: proxies, API: api.Config{Origins: origins, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
+		Identities: identities, Proxies: proxies, API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
+		HeartbeatInterval: 2 * time.Second, UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second,
+		PongTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, MaxConnections: 100_000,
 	}
 	if tune != nil {
 		tune(&cfg)

@@ -53,7 +53,7 @@ type Cluster interface {
 // connections.
 type Memory interface{ High() bool }
 
-// Config tunes a Gateway. A zero duration takes its default.
+// Config tunes a Gateway. Its durations and MaxConnections are required, unless a comment says what zero means.
 type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
@@ -72,18 +72,18 @@ type Config struct {
 	// Counters serves counters that last; nil: there are none.
 	Counters *counterapi.Config
 
-	HeartbeatInterval time.Duration // default 2s
+	HeartbeatInterval time.Duration
 	ComeBack          time.Duration // how long counts may be stale after a restart, see restartGrace; 0: the store remembers who is present
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
-	UpdateInterval    time.Duration // default 250ms, at least 10ms
-	PingInterval      time.Duration // default 15s
-	PongTimeout       time.Duration // default 5s
-	WriteTimeout      time.Duration // default 5s
-	ShutdownTimeout   time.Duration // default 30s; clients get at most half of it to move
-	MaxConnections    int           // default 100,000
-	MaxPerAddress     int           // connections of one address; 0: any number
-	Memory            Memory        // while it is high, new connections are refused; nil: no such check
-	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
+	UpdateInterval    time.Duration // at least 10ms
+	PingInterval      time.Duration
+	PongTimeout       time.Duration
+	WriteTimeout      time.Duration
+	ShutdownTimeout   time.Duration // clients get at most half of it to move
+	MaxConnections    int
+	MaxPerAddress     int    // connections of one address; 0: any number
+	Memory            Memory // while it is high, new connections are refused; nil: no such check
+	DeliveryBudget    int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
 	Identities *identity.Identities
 	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
@@ -120,13 +120,6 @@ type Gateway struct {
 // setDefaults gives the fields that are not set their defaults, and checks the others.
 func (cfg *Config) setDefaults() error {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	cfg.HeartbeatInterval = cmp.Or(cfg.HeartbeatInterval, 2*time.Second)
-	cfg.UpdateInterval = cmp.Or(cfg.UpdateInterval, 250*time.Millisecond)
-	cfg.PingInterval = cmp.Or(cfg.PingInterval, 15*time.Second)
-	cfg.PongTimeout = cmp.Or(cfg.PongTimeout, 5*time.Second)
-	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 5*time.Second)
-	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, 30*time.Second)
-	cfg.MaxConnections = cmp.Or(cfg.MaxConnections, 100_000)
 	switch {
 	case cfg.Name == "":
 		return errors.New("it has no name")

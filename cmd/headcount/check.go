@@ -27,7 +27,6 @@ import (
 	"headcount/internal/boltfile"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
-	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
@@ -42,34 +41,26 @@ type checkCommand struct {
 	Config     Config        `embed:""`
 }
 
-// errFaults is the end of a check that found something.
-var errFaults = errors.New("")
+// AfterApply is called when the settings are read.
+func (c *checkCommand) AfterApply() error { return c.Config.Validate() }
 
-// findings are what a check says. Its methods may be called from any goroutine.
+// errFaults is the end of a check that found something.
+var errFaults = errors.New("something is wrong")
+
+// findings are what a check says.
 type findings struct {
-	mu    sync.Mutex // guards all below
 	out   io.Writer
-	wrong int
+	wrong int // how many things
 }
 
 // wrongf says what is wrong with a thing, in a sentence.
 func (f *findings) wrongf(thing, format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.wrong++
 	fmt.Fprintf(f.out, "wrong  %s: %s\n", thing, fmt.Sprintf(format, args...))
 }
 
 func (f *findings) finef(thing, format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fmt.Sprintf(format, args...))
-}
-
-func (f *findings) faults() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.wrong
 }
 
 // run writes a line for each thing that it looked at. Its error is errFaults when one is wrong; what is open may be meant.
@@ -93,20 +84,14 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	} {
 		look(ctx, f, runs)
 	}
-	if n := f.faults(); n > 0 {
+	if f.wrong > 0 {
 		return errFaults
 	}
 	return nil
 }
 
 // admin is the URL of the admin address.
-func (c *checkCommand) admin() string {
-	host, port, _ := net.SplitHostPort(c.Config.AdminListen)
-	if setting.IsWildcard(c.Config.AdminListen) {
-		host = "localhost"
-	}
-	return "http://" + net.JoinHostPort(host, port)
-}
+func (c *checkCommand) admin() string { return adminURL(c.Config.AdminListen) }
 
 // adminAnswers reports whether a server with these settings runs.
 func (c *checkCommand) adminAnswers(ctx context.Context) bool {
@@ -115,12 +100,12 @@ func (c *checkCommand) adminAnswers(ctx context.Context) bool {
 }
 
 func (c *checkCommand) get(ctx context.Context, url string) (status int, body string, err error) {
-	return c.ask(ctx, http.MethodGet, url)
+	return ask(ctx, c.Patience, http.MethodGet, url)
 }
 
 // ask sends a request on a connection of its own, without a proxy of this machine's environment.
-func (c *checkCommand) ask(ctx context.Context, method, url string) (status int, body string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+func ask(ctx context.Context, timeout time.Duration, method, url string) (status int, body string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -150,7 +135,6 @@ func cause(err error) error {
 
 // checkPorts binds what the server would, unless it runs.
 func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
-	cfg := &c.Config
 	if runs {
 		status, body, err := c.get(ctx, c.admin()+"/readyz")
 		switch {
@@ -163,18 +147,7 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 		}
 		return
 	}
-	type port struct{ flag, addr string }
-	ports := []port{{"admin-listen", cfg.AdminListen}}
-	if cfg.HasRole(presence.RoleGateway) {
-		ports = append(ports, port{"listen", cfg.Listen})
-		if cfg.Redirect != "" {
-			ports = append(ports, port{"http-redirect", cfg.Redirect})
-		}
-	}
-	if cfg.Redis != "" {
-		ports = append(ports, port{"cluster-listen", cfg.ClusterListen})
-	}
-	for _, p := range ports {
+	for _, p := range c.Config.addresses() {
 		l, err := listen(ctx, p.flag, p.addr)
 		if err != nil {
 			f.wrongf("--"+p.flag, "the server cannot listen on %s: %v; end the program that does, or give another port.", p.addr, errors.Unwrap(err))
@@ -334,14 +307,10 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	if c.Config.Redis == "" {
 		return
 	}
-	var keys [][]byte
-	for _, secret := range c.Config.ClusterSecrets {
-		keys = append(keys, []byte(secret))
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	found := presenceredis.Check(ctx, presenceredis.Config{
-		URL: c.Config.Redis, Facts: c.Config.facts(checkValue(keys)), Dial: c.Patience, Log: zerolog.Nop(),
+		URL: c.Config.Redis, Facts: c.Config.facts(), Dial: c.Patience, Log: zerolog.Nop(),
 	})
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
@@ -353,12 +322,12 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 		if p.Name == c.Config.AdvertiseAddr() {
 			continue
 		}
-		c.checkProcess(ctx, f, p.Name, keys)
+		c.checkProcess(ctx, f, p.Name)
 	}
 }
 
 // checkProcess reaches another process over TCP and UDP, as this one's would.
-func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string, secrets [][]byte) {
+func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Patience)
 	defer cancel()
 	var dialer net.Dialer
@@ -368,7 +337,7 @@ func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name strin
 		return
 	}
 	_ = conn.Close()
-	if err := heartbeat.Probe(ctx, name, secrets); err != nil {
+	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
 		f.wrongf("processes", "%s is reached over TCP, and does not answer over UDP: %v; see whether a firewall lets UDP through, and whether its --cluster-secret is the same (a release before the one that brought this check does not answer).", name, err)
 		return
 	}
@@ -409,7 +378,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 		f.wrongf(thing, "%s.", s.Problem)
 		return
 	}
-	wrong := f.faults()
+	wrong := f.wrong
 	if found.ReadOnly {
 		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")
 	} else if !found.MakesTable {
@@ -418,7 +387,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	if found.ClockOff > presenceredis.ClockTolerance {
 		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
 	}
-	if f.faults() == wrong {
+	if f.wrong == wrong {
 		f.finef(thing, "it answers, may be changed, and has the right time.")
 	}
 }
@@ -499,7 +468,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 		f.wrongf(thing, "something else than Headcount answers, with status %d; have the proxy pass requests to --listen.", status)
 		return
 	}
-	wrong := f.faults()
+	wrong := f.wrong
 	if _, body, err = c.get(ctx, base+"/check%2Fthis/counter"); err == nil && !strings.Contains(body, `"page":"check/this"`) {
 		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on the path as it came (in nginx: proxy_pass without a path).")
 	}
@@ -514,7 +483,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	}
 	c.checkSocket(ctx, f, base, origin)
 	c.checkStream(ctx, f, base)
-	if f.faults() == wrong {
+	if f.wrong == wrong {
 		f.finef(thing, "the proxy passes on what it should.")
 	}
 }
@@ -532,7 +501,7 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 	}
 	var seen probed
 	for range probeTries {
-		_, name, err := c.ask(ctx, http.MethodPost, c.admin()+"/probe")
+		_, name, err := ask(ctx, c.Patience, http.MethodPost, c.admin()+"/probe")
 		if err != nil {
 			f.wrongf("--admin-listen", "it does not answer: %v.", err)
 			return true

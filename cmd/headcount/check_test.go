@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/gateway/identity"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
@@ -370,10 +371,11 @@ func TestCheckTriesWhatIsDocumented(t *testing.T) {
 
 // A probe is answered once, to who knows its name, and only so many are open.
 func TestProbes(t *testing.T) {
-	p, err := newProbes(Config{TrustedProxies: []string{"10.0.0.0/8"}})
+	proxies, err := identity.NewProxies([]string{"10.0.0.0/8"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	p := newProbes(Config{Proxies: proxies})
 	begin := func() string {
 		w := httptest.NewRecorder()
 		p.begin(w, nil)

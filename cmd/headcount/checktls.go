@@ -19,15 +19,16 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 	host, shown := c.shown(ctx)
 	if c.Config.TLSCert != "" {
 		const thing = "--tls-cert"
-		pair, err := tls.LoadX509KeyPair(c.Config.TLSCert, c.Config.TLSKey)
-		if err != nil {
+		files := certificateFiles{cert: c.Config.TLSCert, key: c.Config.TLSKey}
+		if _, err := files.load(); err != nil {
 			f.wrongf(thing, "the certificate and its key cannot be used: %s; give the files of a pair in PEM.", oneLine(err))
 			return
 		}
-		problem := ageProblem(pair.Leaf, time.Now())
-		ours := len(shown) == 0 || shown[0].Equal(pair.Leaf) // else a proxy in front has a certificate of its own
+		leaf := files.current.Load().Leaf
+		problem := ageProblem(leaf, time.Now())
+		ours := len(shown) == 0 || shown[0].Equal(leaf) // else a proxy in front has a certificate of its own
 		if problem == "" && ours && host != "" {
-			problem = nameProblem(pair.Leaf, host)
+			problem = nameProblem(leaf, host)
 		}
 		if problem != "" {
 			f.wrongf(thing, "%s", problem)
@@ -35,7 +36,7 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 				return // it is the one that the public address shows
 			}
 		} else {
-			f.finef(thing, "it fits its key, and is good until %s.", day(pair.Leaf.NotAfter))
+			f.finef(thing, "it fits its key, and is good until %s.", day(leaf.NotAfter))
 		}
 	}
 	if len(shown) > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -26,7 +27,7 @@ import (
 // Config holds the settings of `headcount serve`; each field is a flag. Package
 // flags fills it in, and Validate checks it before anything is dialled or opened.
 //
-// The type tag names how a value is read; see readers.
+// The type tag names how a value is read.
 type Config struct {
 	Listen        string   `type:"text" placeholder:"ADDR" default:":8080" group:"addresses" help:"The address for visitors: WebSocket, server-sent events, counters and the demo page."`
 	AdminListen   string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" group:"addresses" help:"The address for operators: metrics, health, readiness and profiles. Keep it private."`
@@ -91,11 +92,13 @@ type Config struct {
 	TraceEvery      int           `hidden:"" type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced. 0 means every request."`
 	LogFormat       string        `hidden:"" type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
-	Rules    *counter.Rules  `flag:"-"` // of Counters, for all sites; Validate reads them
-	AllSites *identity.Sites `flag:"-"` // of Sites; nil: the default one alone. Validate reads them
-
-	Hooks    []*webhook.Hook `flag:"-"` // of Webhooks; Validate reads them
-	HookKeys [][]byte        `flag:"-"` // of WebhookSecrets, too
+	// What Validate has read of the settings above.
+	Rules    *counter.Rules    `flag:"-"` // of Counters, for all sites
+	AllSites *identity.Sites   `flag:"-"` // of Sites
+	Origins  *identity.Origins `flag:"-"` // of AllowOrigins and Sites
+	Proxies  *identity.Proxies `flag:"-"` // of TrustedProxies
+	Hooks    []*webhook.Hook   `flag:"-"` // of Webhooks
+	HookKeys [][]byte          `flag:"-"` // of WebhookSecrets
 
 	Strangers []string `flag:"-"` // variables that look like settings and are none
 }
@@ -121,12 +124,7 @@ func (c *Config) KeptMinutes() time.Duration {
 }
 
 // AdvertiseAddr is the address other nodes use.
-func (c *Config) AdvertiseAddr() string {
-	if c.Advertise != "" {
-		return c.Advertise
-	}
-	return c.ClusterListen
-}
+func (c *Config) AdvertiseAddr() string { return cmp.Or(c.Advertise, c.ClusterListen) }
 
 // Validate checks everything that can be checked without dialling or opening
 // anything, and returns the first *setting.Error. The package that uses a value
@@ -159,15 +157,29 @@ func (c *Config) checkRoles() error {
 	return nil
 }
 
-func (c *Config) checkAddresses() error {
-	type address struct{ flag, addr string }
-	admin, public, cluster := address{"admin-listen", c.AdminListen}, address{"listen", c.Listen}, address{"cluster-listen", c.ClusterListen}
-	all := []address{admin, public, cluster}
-	if c.Redirect != "" {
-		all = append(all, address{"http-redirect", c.Redirect})
+// address is one that a process listens on, and its flag.
+type address struct{ flag, addr string }
+
+// addresses are those that this process listens on.
+func (c *Config) addresses() []address {
+	all := []address{{"admin-listen", c.AdminListen}}
+	if c.HasRole(presence.RoleGateway) {
+		all = append(all, address{"listen", c.Listen})
+		if c.Redirect != "" {
+			all = append(all, address{"http-redirect", c.Redirect})
+		}
 	}
-	for _, a := range all {
-		if _, _, err := setting.SplitAddress(a.addr); err != nil {
+	if c.Redis != "" {
+		all = append(all, address{"cluster-listen", c.ClusterListen})
+	}
+	return all
+}
+
+func (c *Config) checkAddresses() error {
+	for _, a := range []address{
+		{"admin-listen", c.AdminListen}, {"listen", c.Listen}, {"cluster-listen", c.ClusterListen}, {"http-redirect", c.Redirect},
+	} {
+		if _, _, err := setting.SplitAddress(a.addr); err != nil && a.addr != "" {
 			return setting.Errorf(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or :8080", a.addr, err)
 		}
 	}
@@ -184,20 +196,10 @@ func (c *Config) checkAddresses() error {
 			return setting.Errorf("advertise", "nobody can reach port 0; write the port at which other processes reach --cluster-listen")
 		}
 	}
-	opened := []address{admin} // what this process will listen on
-	if c.HasRole(presence.RoleGateway) {
-		opened = append(opened, public)
-		opened = append(opened, all[3:]...)
+	if c.Redis != "" && setting.IsWildcard(c.AdvertiseAddr()) {
+		return setting.Errorf("advertise", "other processes cannot dial the wildcard %q; give the host:port at which they reach this one", c.AdvertiseAddr())
 	}
-	if c.Redis != "" {
-		if setting.IsWildcard(c.AdvertiseAddr()) {
-			if c.Advertise == "" {
-				return setting.Errorf("advertise", "other processes cannot dial the wildcard %q of --cluster-listen; give the host:port at which they reach this one", c.ClusterListen)
-			}
-			return setting.Errorf("advertise", "other processes cannot dial the wildcard %q; give the host:port at which they reach this one", c.Advertise)
-		}
-		opened = append(opened, cluster)
-	}
+	opened := c.addresses()
 	for i, a := range opened {
 		for _, b := range opened[:i] {
 			if a.addr == b.addr && !strings.HasSuffix(a.addr, ":0") {
@@ -263,21 +265,28 @@ func (c *Config) checkCounters() error {
 			return setting.Errorf("postgres", "%s", problem)
 		}
 	}
-	rules := counter.BuiltinRules()
-	if c.Counters != "" {
-		data, err := os.ReadFile(c.Counters)
-		if err != nil {
-			return setting.Errorf("counters", "%v; name a file that can be read", err)
-		}
-		if rules, err = counter.ParseRules(data); err != nil {
-			return setting.Errorf("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
-		}
+	rules, err := readRules(c.Counters)
+	if err != nil {
+		return err
 	}
-	c.Rules = rules
-	if c.AllSites != nil {
-		c.Rules = rules.For(c.AllSites.Names())
-	}
+	c.Rules = rules.For(c.AllSites.Names())
 	return nil
+}
+
+// readRules returns the rules of the file of --counters, or without one those that are built in.
+func readRules(path string) (*counter.Rules, error) {
+	if path == "" {
+		return counter.BuiltinRules(), nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, setting.Errorf("counters", "%v; name a file that can be read", err)
+	}
+	rules, err := counter.ParseRules(data)
+	if err != nil {
+		return nil, setting.Errorf("counters", "%s: %s", path, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
+	}
+	return rules, nil
 }
 
 // peerNames are the names of the other regions.
@@ -294,11 +303,8 @@ func (c *Config) checkAccess() error {
 	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !(setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())) {
 		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not loopback; give every process the same long random value")
 	}
-	if c.JWKSURL != "" {
-		u, err := url.Parse(c.JWKSURL)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-			return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
-		}
+	if c.JWKSURL != "" && !isWebURL(c.JWKSURL) {
+		return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
 	}
 	if c.JWTSecret == "" && c.JWKSURL == "" {
 		for _, s := range []struct {
@@ -310,26 +316,26 @@ func (c *Config) checkAccess() error {
 			}
 		}
 	}
-	// The gateway checks these two. Its error names the setting and says what to do.
-	if _, err := identity.NewOrigins(c.AllowOrigins); err != nil {
-		return setting.Errorf("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
-	}
-	if _, err := identity.NewProxies(c.TrustedProxies); err != nil {
-		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
-	}
 	return nil
 }
 
-// checkSites also reads the sites.
-func (c *Config) checkSites() error {
-	sites, err := identity.NewSites(c.Sites)
-	if err != nil {
+func isWebURL(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != ""
+}
+
+// checkSites also reads the sites, the origins and the proxies.
+func (c *Config) checkSites() (err error) {
+	if c.AllSites, err = identity.NewSites(c.Sites); err != nil {
 		return setting.Errorf("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
 	}
-	if len(c.Sites) > 0 {
-		c.AllSites = sites
+	if c.Origins, err = identity.NewOrigins(slices.Concat(c.AllowOrigins, c.AllSites.Origins())); err != nil {
+		return setting.Errorf("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
-	if _, err := identity.NewSiteKeys(c.APIKeys, sites); err != nil {
+	if c.Proxies, err = identity.NewProxies(c.TrustedProxies); err != nil {
+		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
+	}
+	if _, err = identity.NewSiteKeys(c.APIKeys, c.AllSites); err != nil {
 		return setting.Errorf("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
 	}
 	return nil
@@ -356,9 +362,7 @@ func (c *Config) Warnings() []string {
 	short := func(s string) bool { return s != "" && len(s) < least }
 	var keys []string
 	for _, key := range c.APIKeys {
-		if c.AllSites != nil {
-			_, key = c.AllSites.SplitKey(key)
-		}
+		_, key = c.AllSites.SplitKey(key)
 		keys = append(keys, key)
 	}
 	var out []string

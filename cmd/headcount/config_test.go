@@ -21,6 +21,7 @@ import (
 
 	"headcount/cmd/headcount/flags"
 	"headcount/counter"
+	"headcount/gateway/identity"
 	"headcount/internal/setting"
 )
 
@@ -50,6 +51,11 @@ func writeFile(t *testing.T, content string) string {
 
 // defaults is what the contract says of a plain `headcount`.
 func defaults() Config {
+	sites, err := identity.NewSites(nil)
+	origins, oerr := identity.NewOrigins(nil)
+	if err = errors.Join(err, oerr); err != nil {
+		panic(err)
+	}
 	return Config{
 		Listen: ":8080", AdminListen: "127.0.0.1:8081", ClusterListen: "127.0.0.1:7946",
 		Roles: []string{"gateway", "presence", "dispatcher"}, Region: "local", RegionStaleAfter: 5 * time.Minute,
@@ -57,7 +63,8 @@ func defaults() Config {
 		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
 		ACMEURL:         "https://acme-v02.api.letsencrypt.org/directory",
-		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, WebhookSettle: 5 * time.Second, Rules: counter.BuiltinRules(),
+		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, WebhookSettle: 5 * time.Second,
+		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins, Proxies: &identity.Proxies{},
 	}
 }
 
@@ -554,7 +561,7 @@ func TestHelpOfServe(t *testing.T) {
 // serveFlags returns the flags of serve.
 func serveFlags(t *testing.T) (names []string) {
 	t.Helper()
-	set := flags.Set{Readers: readers}
+	set := flags.Set{}
 	set.Add(&commands{})
 	for _, c := range set.Commands {
 		if c.Name == "serve" {

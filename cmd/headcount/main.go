@@ -54,6 +54,9 @@ type serveCommand struct {
 	Config     Config `embed:""`
 }
 
+// AfterApply is called when the settings are read.
+func (c *serveCommand) AfterApply() error { return c.Config.Validate() }
+
 type versionCommand struct{}
 
 type healthcheckCommand struct {
@@ -99,87 +102,60 @@ func (p program) run() int {
 	case "serve":
 		return p.runServe(ctx, c.Serve.Config)
 	case "check":
-		if err = c.Check.run(ctx, p.stdout); errors.Is(err, errFaults) {
-			return exitFailure // its lines have said what is wrong
-		}
-		return p.end(err)
+		err = c.Check.run(ctx, p.stdout)
 	case "top":
-		if err = c.Top.Run(ctx, p.stdout); errors.Is(err, top.ErrSettings) {
-			return p.fail(exitSettings, err)
-		}
+		err = c.Top.Run(ctx, p.stdout)
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
-		if errors.Is(err, simulate.ErrSettings) {
-			return p.fail(exitSettings, err)
-		}
 	case "export":
-		return p.end(c.Export.run(ctx, p.stdout, p.stderr))
+		err = c.Export.run(ctx, p.stdout, p.stderr)
 	case "import":
-		return p.end(c.Import.run(ctx, p.stdin, p.stderr))
+		err = c.Import.run(ctx, p.stdin, p.stderr)
 	case "version":
 		_, err = fmt.Fprintln(p.stdout, versionLine())
 	case "healthcheck":
 		err = healthcheck(ctx, c.Healthcheck.AdminListen)
 	}
-	if err != nil {
-		return p.fail(exitFailure, err)
-	}
-	return exitOK
+	return p.end(err)
 }
 
-// end is the status of a command that ended with err, which may be about a setting.
+// end is the status of a command that ended with err.
 func (p program) end(err error) int {
-	if s := (*setting.Error)(nil); errors.As(err, &s) {
-		return p.fail(exitSettings, s)
+	var refused *setting.Error
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errFaults):
+		return exitFailure // the lines of the check have said what is wrong
+	case errors.As(err, &refused):
+		return p.fail(exitSettings, refused)
+	case errors.Is(err, top.ErrSettings), errors.Is(err, simulate.ErrSettings):
+		return p.fail(exitSettings, err)
 	}
-	if err != nil {
-		return p.fail(exitFailure, err)
-	}
-	return exitOK
+	return p.fail(exitFailure, err)
 }
 
-// parse fills c from all layers, checks it and returns the command's name.
+// parse fills in c, checks it and returns the command's name.
 func (p program) parse(c *commands) (string, error) {
-	l := &layers{variables: map[string]string{}, source: map[string]string{}}
-	for _, variable := range p.environ {
-		name, value, _ := strings.Cut(variable, "=")
-		l.variables[name] = value
-	}
 	set := flags.Set{
-		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Readers: readers,
-		Layers: []flags.Layer{l.fromEnvironment, l.fromFile},
+		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Variables: map[string]string{},
 		Groups: []flags.Group{
 			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
 			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "webhooks", Title: "Webhooks"}, {Key: "log", Title: "Log"},
 		},
 	}
+	for _, variable := range p.environ {
+		name, value, _ := strings.Cut(variable, "=")
+		set.Variables[name] = value
+	}
 	set.Add(c)
 	command, err := set.Parse(p.args)
 	if err != nil {
-		return "", l.explain(command, err)
+		return "", err
 	}
-	unknown, err := l.strangers(&set)
+	unknown, err := set.Strangers()
 	c.Serve.Config.Strangers, c.Check.Config.Strangers = unknown, unknown
 	return command.Name, err
-}
-
-// explain says where a refused setting comes from, if it is not the command line. Of a command line
-// that cannot be read it names the help to read.
-func (l *layers) explain(command *flags.Command, err error) error {
-	var s *setting.Error
-	if errors.Is(err, flags.ErrShown) {
-		return err
-	}
-	if !errors.As(err, &s) {
-		if command == nil {
-			return fmt.Errorf("%w; see headcount --help", err)
-		}
-		return fmt.Errorf("%w; see headcount %s --help", err, command.Name)
-	}
-	if from, ok := l.source[s.Name]; ok {
-		return fmt.Errorf("--%s (from %s): %s", s.Name, from, s.Problem)
-	}
-	return s
 }
 
 // fail prints the error as one line, even if its text has several, and returns status.
@@ -247,32 +223,25 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	}
 }
 
-// healthcheck asks a server on this machine whether it lives.
-func healthcheck(ctx context.Context, admin string) error {
-	host, _, err := setting.SplitAddress(admin)
-	if err != nil {
-		return setting.Errorf("admin-listen", "%q is not an address: %v; write host:port", admin, err)
-	}
-	_, port, _ := net.SplitHostPort(admin)
+// adminURL is how a process of the same machine asks a server at its admin address.
+func adminURL(admin string) string {
+	host, port, _ := net.SplitHostPort(admin)
 	if setting.IsWildcard(admin) {
 		host = "localhost"
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/healthz", nil)
-	if err != nil {
-		return err
+	return "http://" + net.JoinHostPort(host, port)
+}
+
+// healthcheck asks a server on this machine whether it lives.
+func healthcheck(ctx context.Context, admin string) error {
+	if _, _, err := setting.SplitAddress(admin); err != nil {
+		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
+	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("healthz: status %d", status)
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("healthz: %s", resp.Status)
-	}
-	return nil
+	return err
 }
 
 // versionLine is what `headcount version` prints: the version, the revision it

@@ -41,9 +41,8 @@ type probed struct {
 	Secure       bool   `json:"secure"`        // the server knows that the client came by TLS
 }
 
-func newProbes(cfg Config) (*probes, error) {
-	proxies, err := identity.NewProxies(cfg.TrustedProxies)
-	return &probes{proxies: proxies, path: cfg.BasePath + probePath, open: map[string]time.Time{}}, err
+func newProbes(cfg Config) *probes {
+	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: map[string]time.Time{}}
 }
 
 // begin answers with the name of a new probe.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +21,6 @@ import (
 	"headcount/gateway"
 	"headcount/internal/machine"
 	"headcount/internal/setting"
-	"headcount/presence"
 )
 
 const (
@@ -46,38 +44,16 @@ func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
 // serve runs until ctx ends. Then it sends its clients away and returns nil, or an
 // error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
-	admin, err := listen(ctx, "admin-listen", cfg.AdminListen)
-	if err != nil {
+	open := listeners{}
+	defer open.close()
+	if err := open.listen(ctx, cfg); err != nil {
 		return err
-	}
-	defer admin.Close()
-	var public, plain net.Listener
-	var certs *certificates
-	if cfg.HasRole(presence.RoleGateway) {
-		if public, err = listen(ctx, "listen", cfg.Listen); err != nil {
-			return err
-		}
-		defer public.Close()
-		if cfg.HasTLS() {
-			if certs, err = openCertificates(cfg, log); err != nil {
-				return err
-			}
-			if cfg.Redirect != "" {
-				if plain, err = listen(ctx, "http-redirect", cfg.Redirect); err != nil {
-					return err
-				}
-				defer plain.Close()
-			}
-		}
 	}
 	sys, err := newSystem(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
 	defer sys.close()
-	if certs != nil {
-		sys.registry.MustRegister(certs.metric())
-	}
 
 	// The roles outlive ctx: clients are sent away while everything still runs.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
@@ -85,63 +61,21 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	failed := make(chan error, 4) // one place for each goroutine that sends to it
 	running := make(chan error, 1)
 	go func() { // ends with roles
-		var helpers sync.WaitGroup
-		helpers.Go(func() { machine.ReturnMemory(roles) })
-		if certs != nil {
-			helpers.Go(func() { certs.run(roles) })
-		}
 		err := sys.run(roles)
 		stopRoles()
-		helpers.Wait()
 		running <- err
 		if err != nil {
 			failed <- err
 		}
 	}()
-	probes, err := newProbes(cfg)
-	if err != nil {
-		stopRoles()
-		return errors.Join(err, <-running)
+	endpoints := sys.endpoints(ctx, open)
+	for _, e := range endpoints {
+		go func() { failed <- e.serve() }() // ends with Shutdown or Close below
 	}
-	adminServer := httpServer(ownHost(cfg.AdminListen, adminHandler(ctx, sys, probes)), log)
-	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
-	for _, open := range cfg.Open() {
-		log.Warn().Msg(open)
+	for _, warning := range cfg.Open() {
+		log.Warn().Msg(warning)
 	}
-	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
-	if sys.counters != nil {
-		hello = hello.Str("counters", sys.counters.where)
-	}
-	if cfg.Redis != "" {
-		hello = hello.Str("cluster", cmp.Or(cfg.Advertise, cfg.ClusterListen)).Str("region", cfg.Region)
-	}
-	publicServer := &http.Server{}
-	if public != nil {
-		handler := probes.before(sys.gateway.Handler())
-		if cfg.Redirect != "" {
-			handler = overTLSAlone(handler)
-		}
-		publicServer = httpServer(handler, log)
-		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
-		limiter := sys.gateway.Listener(public)
-		publicServer.ConnState = limiter.State
-		visitors := net.Listener(limiter)
-		if certs != nil {
-			publicServer.ConnContext = limiter.Context
-			visitors = gateway.BelowTLS(limiter)
-		}
-		go func() { failed <- serveVisitors(publicServer, visitors, certs, cfg.WriteTimeout) }()
-		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
-	}
-	plainServer := &http.Server{}
-	if plain != nil {
-		limiter := sys.gateway.Listener(plain)
-		plainServer = httpServer(certs.redirect, log)
-		plainServer.WriteTimeout, plainServer.ConnState = answerTimeout, limiter.State
-		go func() { failed <- plainServer.Serve(limiter) }()
-		hello = hello.Str("http_redirect", plain.Addr().String())
-	}
-	hello.Msg("headcount is listening")
+	sys.logAddresses(log, open)
 	var told sync.WaitGroup
 	defer told.Wait()
 	told.Go(func() { tellReady(roles, sys, log) })
@@ -150,23 +84,77 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	case err := <-failed:
 		stopRoles()
 		<-running
-		return errors.Join(fmt.Errorf("serve: %w", err), publicServer.Close(), plainServer.Close(), adminServer.Close())
+		err = fmt.Errorf("serve: %w", err)
+		for _, e := range endpoints {
+			err = errors.Join(err, e.Close())
+		}
+		return err
 	case <-ctx.Done():
 	}
 	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; a second signal ends the process at once")
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.ShutdownTimeout*9/10)
-	defer cancel()
-	if sys.gateway != nil {
-		err = sys.gateway.Drain(drain)
-	}
-	sys.member.Leave(drain)
-	err = errors.Join(err, shutdown(drain, publicServer), shutdown(drain, plainServer), shutdown(drain, adminServer))
+	err = sys.drain(ctx, endpoints)
 	stopRoles()
 	if err = errors.Join(err, <-running); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
 	log.Info().Msg("the shutdown is complete")
 	return nil
+}
+
+// listeners are the addresses for operators and visitors, by their flags.
+type listeners map[string]net.Listener
+
+// listen opens them.
+func (l listeners) listen(ctx context.Context, cfg Config) error {
+	for _, a := range cfg.addresses() {
+		if a.flag == "cluster-listen" { // newSystem opens it, for TCP and UDP
+			continue
+		}
+		opened, err := listen(ctx, a.flag, a.addr)
+		if err != nil {
+			return err
+		}
+		l[a.flag] = opened
+	}
+	return nil
+}
+
+func (l listeners) close() {
+	for _, opened := range l {
+		_ = opened.Close()
+	}
+}
+
+// drain sends the clients away, and then ends the endpoints.
+func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
+	defer cancel()
+	if s.gateway != nil {
+		err = s.gateway.Drain(ctx)
+	}
+	s.member.Leave(ctx)
+	for _, e := range endpoints {
+		err = errors.Join(err, shutdown(ctx, e.Server))
+	}
+	return err
+}
+
+// logAddresses logs where this process can be reached, and what it is.
+func (s *system) logAddresses(log zerolog.Logger, open listeners) {
+	hello := log.Info().Str("admin", open["admin-listen"].Addr().String()).Str("store", s.where).Strs("roles", s.cfg.Roles)
+	if s.counters != nil {
+		hello = hello.Str("counters", s.counters.where)
+	}
+	if s.cfg.Redis != "" {
+		hello = hello.Str("cluster", s.cfg.AdvertiseAddr()).Str("region", s.cfg.Region)
+	}
+	if l := open["listen"]; l != nil {
+		hello = hello.Str("listen", l.Addr().String()).Str("open", openURL(l.Addr(), s.cfg))
+	}
+	if l := open["http-redirect"]; l != nil {
+		hello = hello.Str("http_redirect", l.Addr().String())
+	}
+	hello.Msg("headcount is listening")
 }
 
 // tellReady logs that the server serves, once, when it is ready.
@@ -193,15 +181,54 @@ const (
 	sharedBodies = 64 << 10
 )
 
-// serveVisitors serves the clients of l, with TLS if there are certificates. A connection over
-// HTTP/2 whose client takes not a byte for patience is closed.
-func serveVisitors(srv *http.Server, l net.Listener, certs *certificates, patience time.Duration) error {
-	if certs == nil {
-		return srv.Serve(l)
+// endpoint serves one address.
+type endpoint struct {
+	*http.Server
+	listener net.Listener
+}
+
+func (e endpoint) serve() error {
+	if e.TLSConfig == nil {
+		return e.Serve(e.listener)
 	}
-	srv.TLSConfig = certs.Config
-	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests, MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies, WriteByteTimeout: patience}
-	return srv.ServeTLS(l, "", "")
+	return e.ServeTLS(e.listener, "", "")
+}
+
+// endpoints serve the listeners, in the order in which they end. They drain when ctx ends.
+func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
+	probes := newProbes(s.cfg)
+	if l := open["listen"]; l != nil {
+		all = append(all, s.visitorEndpoint(l, probes.before(s.gateway.Handler())))
+	}
+	if l := open["http-redirect"]; l != nil {
+		limiter := s.gateway.Listener(l)
+		srv := httpServer(s.certs.redirect, s.log)
+		srv.WriteTimeout, srv.ConnState = answerTimeout, limiter.State
+		all = append(all, endpoint{srv, limiter})
+	}
+	admin := ownHost(s.cfg.AdminListen, adminHandler(ctx, s, probes))
+	return append(all, endpoint{httpServer(admin, s.log), open["admin-listen"]})
+}
+
+// visitorEndpoint serves the clients of l, with TLS if there are certificates. A connection over
+// HTTP/2 whose client takes not a byte for --write-timeout is closed.
+func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint {
+	if s.cfg.Redirect != "" {
+		handler = overTLSAlone(handler)
+	}
+	srv := httpServer(handler, s.log)
+	srv.WriteTimeout = answerTimeout // WebSockets and event streams have their own
+	limiter := s.gateway.Listener(l)
+	srv.ConnState = limiter.State
+	if s.certs == nil {
+		return endpoint{srv, limiter}
+	}
+	srv.ConnContext, srv.TLSConfig = limiter.Context, s.certs.Config
+	srv.HTTP2 = &http.HTTP2Config{
+		MaxConcurrentStreams: sharedRequests, WriteByteTimeout: s.cfg.WriteTimeout,
+		MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies,
+	}
+	return endpoint{srv, gateway.BelowTLS(limiter)}
 }
 
 // shutdown lets the requests under way finish, which takes seconds at most. It

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
@@ -57,7 +55,7 @@ func (c *Config) checkTLS() error {
 			return setting.Errorf("domain", "%q is not the full name of a host; write one like counter.example.com", name)
 		}
 	}
-	if u, err := url.Parse(c.ACMEURL); len(c.Domains) > 0 && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
+	if len(c.Domains) > 0 && !isWebURL(c.ACMEURL) {
 		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
 	}
 	return nil
@@ -71,17 +69,9 @@ type certificates struct {
 	shown    func() []*tls.Certificate
 }
 
-// metric tells operators of a certificate that nobody renews.
-func (c *certificates) metric() prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_certificate_overdue", Help: "1: a certificate that visitors were shown has ended, or should have been renewed by now.",
-	}, func() float64 {
-		overdue := func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" }
-		if slices.ContainsFunc(c.shown(), overdue) {
-			return 1
-		}
-		return 0
-	})
+// overdue reports whether visitors were shown a certificate that nobody renews.
+func (c *certificates) overdue() bool {
+	return slices.ContainsFunc(c.shown(), func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" })
 }
 
 // openCertificates reads the certificate. It fails if that cannot work.

@@ -34,14 +34,14 @@ type place struct {
 
 type exportCommand struct {
 	place
-	Site   string `type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
+	Site   string `env:"-" type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
 	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
 	Resume bool   `help:"Go on with a file of an export that was broken off."`
 }
 
 type importCommand struct {
 	place
-	Site     string `type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
+	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
 	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say how long ledgers and steps of time are kept."`
 }
@@ -50,6 +50,12 @@ type importCommand struct {
 type counterStore interface {
 	transfer.Target
 	counter.Dumper
+}
+
+// redisStore is one in Redis, which other processes may use.
+type redisStore interface {
+	counterStore
+	Leases(context.Context) ([]string, error)
 }
 
 // open opens the store. fresh says that it may be made; the rules then say which counters are exact.
@@ -93,10 +99,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	if p.DataDir != "" {
 		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
 	}
-	var store interface {
-		counterStore
-		Leases(context.Context) ([]string, error)
-	}
+	var store redisStore
 	var err error
 	switch {
 	case p.Regions:
@@ -109,10 +112,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	if err != nil {
 		return nil, refusedPostgres(err)
 	}
-	running, err := store.Leases(ctx)
-	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, counterredis.ErrFormat) && !errors.Is(err, counterredis.ErrFront) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
-		time.Sleep(100 * time.Millisecond)
-	}
+	running, err := leases(ctx, store)
 	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
 		slices.Sort(running)
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
@@ -122,6 +122,17 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		return nil, err
 	}
 	return store, nil
+}
+
+// leases returns the processes that use the Redis of a store. It waits for Redis to answer.
+func leases(ctx context.Context, store redisStore) (running []string, err error) {
+	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		running, err = store.Leases(ctx)
+		refused := errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
+		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
+			return running, err
+		}
+	}
 }
 
 // dialled is how long it may take until Redis answers.
@@ -141,7 +152,6 @@ type told struct {
 	to       io.Writer
 	verb     string // "exported"
 	restores bool
-	every    time.Duration
 	last     time.Time
 
 	counters, restored int
@@ -151,7 +161,7 @@ type told struct {
 // Transferred implements transfer.Progress.
 func (t *told) Transferred(counters, restored int, bytes int64) {
 	t.counters, t.restored, t.bytes = counters, restored, bytes
-	if now := time.Now(); now.Sub(t.last) >= t.every {
+	if now := time.Now(); now.Sub(t.last) >= time.Second {
 		t.last = now
 		t.say("so far")
 	}
@@ -198,7 +208,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 		}
 		out = file
 	}
-	progress := &told{to: stderr, verb: "exported", every: time.Second, last: time.Now()}
+	progress := &told{to: stderr, verb: "exported", last: time.Now()}
 	if err := transfer.Export(ctx, out, counters, position, progress); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
@@ -237,13 +247,9 @@ func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err err
 
 // run reads an export.
 func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writer) error {
-	rules := counter.BuiltinRules()
-	if c.Counters != "" {
-		cfg := Config{Counters: c.Counters, ColdAfter: time.Hour}
-		if err := cfg.checkCounters(); err != nil {
-			return err
-		}
-		rules = cfg.Rules
+	rules, err := readRules(c.Counters)
+	if err != nil {
+		return err
 	}
 	var into *presence.Site
 	if c.Site != "" {
@@ -267,7 +273,7 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return err
 	}
 	defer store.Close()
-	progress := &told{to: stderr, verb: "imported", restores: true, every: time.Second, last: time.Now()}
+	progress := &told{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, progress); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}

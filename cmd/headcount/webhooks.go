@@ -14,12 +14,8 @@ import (
 
 // checkWebhooks also reads the webhooks.
 func (c *Config) checkWebhooks() error {
-	sites := []presence.Site{presence.DefaultSite}
-	if c.AllSites != nil {
-		sites = c.AllSites.Names()
-	}
 	var err error
-	if c.Hooks, err = webhook.Parse(c.Webhooks, sites); err != nil {
+	if c.Hooks, err = webhook.Parse(c.Webhooks, c.AllSites.Names()); err != nil {
 		return setting.Errorf("webhook", "%s", err)
 	}
 	c.HookKeys = nil
@@ -38,8 +34,8 @@ func (c *Config) checkWebhooks() error {
 
 // facts are what the processes of the region must agree on. Who has no webhooks does not care what
 // others keep of theirs.
-func (c *Config) facts(secret string) presenceredis.Facts {
-	f := presenceredis.Facts{Region: c.Region, Secret: secret, Counters: counterredis.Format}
+func (c *Config) facts() presenceredis.Facts {
+	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
 	if c.HasRole(presence.RoleGateway) {
 		switch {
 		case c.Postgres == "":

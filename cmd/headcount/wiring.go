@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -74,18 +73,22 @@ type system struct {
 	where    string               // says in the log where the store is
 	redis    *presenceredis.Store // likewise, if it is in Redis
 	network  *network             // nil over the embedded store
-	tracer   trace.Tracer         // nil: nothing is traced
+	certs    *certificates        // nil: visitors do not speak TLS to this process
+	hashKey  []byte               // of user hashes; nil: the cluster has it
 	closers  []func() error       // called in reverse order; nobody could act on their errors
+	roles
+}
 
-	hashKey    []byte                 // of user hashes; nil: the cluster has it
-	identities *identity.Identities   // nil without the gateway's role, like the five below
-	gateway    *gateway.Gateway       //
-	counters   *counters              //
-	node       *node.Node             //
-	dispatcher *dispatcher.Dispatcher //
-	regions    *region.Replicator     // also nil over the embedded store
-	webhooks   *webhook.Service       // nil: there are none
-	board      *dashboard.Board
+// roles are what a process does. Nil are those that it does not have.
+type roles struct {
+	identities *identity.Identities // with gateway and counters the role of a gateway
+	gateway    *gateway.Gateway
+	counters   *counters
+	node       *node.Node
+	dispatcher *dispatcher.Dispatcher
+	regions    *region.Replicator // a dispatcher's, also nil over the embedded store
+	webhooks   *webhook.Service
+	board      *dashboard.Board // every process has it
 }
 
 // newSystem joins the parts that the settings ask for. Nothing runs before run is
@@ -103,10 +106,15 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 			s.close()
 		}
 	}()
+	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
+		if s.certs, err = openCertificates(cfg, log); err != nil {
+			return nil, err
+		}
+		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should have been renewed by now.", nil, s.certs.overdue)
+	}
 	s.member = member.New(member.Config{
 		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
 	})
-	s.openTraces()
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {
@@ -116,17 +124,28 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		return nil, err
 	}
 	s.parts.Store = s.store
+	if err = s.openRoles(ctx, self); err != nil {
+		return nil, err
+	}
+	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool { return s.ready() == nil })
+	s.watchStores()
+	s.member.Join(s.parts)
+	return s, nil
+}
 
+// openRoles opens what this process does over its store, and the dashboard that shows it.
+func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
+	cfg := s.cfg
 	if s.member.Has(presence.RolePresence) {
 		if s.node, err = node.New(s.store, node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
 		}); err != nil {
-			return nil, err
+			return err
 		}
 		s.parts.Node = s.node
 	}
 	if s.member.Has(presence.RoleDispatcher) {
-		s.dispatcher = dispatcher.New(s.store, s.member, log)
+		s.dispatcher = dispatcher.New(s.store, s.member, s.log)
 		s.dispatcher.Register(s.registry)
 		s.parts.Dispatcher = s.dispatcher
 		if s.regions != nil {
@@ -135,10 +154,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 	}
 	ask := dashboard.Config{
-		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Log: log,
-	}
-	if cfg.AllSites != nil {
-		ask.Sites = cfg.AllSites.Names()
+		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
@@ -146,27 +162,14 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
 		if err = s.openCounters(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		if err = s.openGateway(self); err != nil {
-			return nil, err
+			return err
 		}
 		s.parts.Gateway = s.gateway
 	}
-	if err = s.joinWebhooks(); err != nil {
-		return nil, err
-	}
-	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_ready", Help: "1: the process can do its roles, as /readyz says.",
-	}, func() float64 {
-		if s.ready() != nil {
-			return 0
-		}
-		return 1
-	}))
-	s.watchStores()
-	s.member.Join(s.parts)
-	return s, nil
+	return s.joinWebhooks()
 }
 
 // watchStores registers for each store of this process whether it can be used now.
@@ -185,15 +188,18 @@ func (s *system) watchStores() {
 		}
 	}
 	for store, up := range up {
-		s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_store_up", Help: "1: the process can use this store of its settings, 0: it cannot.", ConstLabels: prometheus.Labels{"store": store},
-		}, func() float64 {
-			if up() {
-				return 1
-			}
-			return 0
-		}))
+		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
 	}
+}
+
+// gauge registers a gauge that is 1 while something is so, else 0.
+func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bool) {
+	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
+		if is() {
+			return 1
+		}
+		return 0
+	}))
 }
 
 // openEmbedded opens a store of this process's own, in memory or with a data
@@ -253,10 +259,6 @@ func (s *system) comeBack() time.Duration {
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process) error {
-	var keys [][]byte
-	for _, secret := range s.cfg.ClusterSecrets {
-		keys = append(keys, []byte(secret))
-	}
 	if len(s.cfg.IDSecrets) == 0 {
 		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
 	}
@@ -264,14 +266,10 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
-	var idSecrets [][]byte
-	for _, secret := range s.cfg.IDSecrets {
-		idSecrets = append(idSecrets, []byte(secret))
-	}
 	opened, err := presenceredis.Open(presenceredis.Config{
-		IDSecrets: idSecrets, HashKeys: hashKeys,
+		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
-		Facts:      s.cfg.facts(checkValue(keys)),
+		Facts:      s.cfg.facts(),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
 		Registerer: s.registry,
@@ -283,7 +281,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	}
 	s.closers = append(s.closers, opened.Close)
 	s.store, s.redis, s.where = opened, opened, "redis"
-	if s.network, err = s.listenForOthers(ctx, keys, self); err != nil {
+	if s.network, err = s.listenForOthers(ctx, self); err != nil {
 		return err
 	}
 	s.closers = append(s.closers, s.network.close)
@@ -311,7 +309,8 @@ type network struct {
 	server    *http.Server // of calls
 }
 
-func (s *system) listenForOthers(ctx context.Context, keys [][]byte, self presence.Process) (n *network, err error) {
+func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
+	keys := keysOf(s.cfg.ClusterSecrets)
 	n = &network{}
 	opened := n // a return with an error sets n to nil
 	defer func() {
@@ -391,36 +390,26 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 	return peers, nil
 }
 
-func (s *system) openGateway(self presence.Process) error {
-	cfg := s.cfg
-	var secrets [][]byte
-	for _, secret := range cfg.IDSecrets {
-		secrets = append(secrets, []byte(secret))
-	}
-	identities, err := identity.New(identity.Config{
-		IDSecrets: secrets,
+// openIdentities opens what knows who a request is from.
+func (s *system) openIdentities() (err error) {
+	s.identities, err = identity.New(identity.Config{
+		IDSecrets: keysOf(s.cfg.IDSecrets),
 		HashKey:   s.hashKey,
-		JWTSecret: []byte(cfg.JWTSecret),
-		JWKSURL:   cfg.JWKSURL,
-		Issuers:   cfg.JWTIssuers,
-		Audiences: cfg.JWTAudiences,
+		JWTSecret: []byte(s.cfg.JWTSecret),
+		JWKSURL:   s.cfg.JWKSURL,
+		Issuers:   s.cfg.JWTIssuers,
+		Audiences: s.cfg.JWTAudiences,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
 	}
-	s.identities = identities
-	s.closers = append(s.closers, func() error { identities.Close(); return nil })
-	allowed := cfg.AllowOrigins
-	if cfg.AllSites != nil {
-		allowed = slices.Concat(allowed, cfg.AllSites.Origins())
-	}
-	origins, err := identity.NewOrigins(allowed)
-	if err != nil {
-		return err
-	}
-	proxies, err := identity.NewProxies(cfg.TrustedProxies)
-	if err != nil {
+	return err
+}
+
+func (s *system) openGateway(self presence.Process) (err error) {
+	cfg := s.cfg
+	if err = s.openIdentities(); err != nil {
 		return err
 	}
 	s.gateway, err = gateway.New(gateway.Config{
@@ -433,10 +422,10 @@ func (s *system) openGateway(self presence.Process) error {
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
 			Dashboard: s.board,
-			Origins:   origins,
+			Origins:   cfg.Origins,
 			Assets:    web.Files,
 			BasePath:  cfg.BasePath,
-			Tracer:    s.tracer,
+			Tracer:    s.openTraces(),
 		},
 		HeartbeatInterval: cfg.HeartbeatInterval,
 		LeaveGrace:        cfg.LeaveGrace,
@@ -451,10 +440,10 @@ func (s *system) openGateway(self presence.Process) error {
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
 		Counters:          s.counters.config(s),
-		Identities:        identities,
+		Identities:        s.identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,
-		Proxies:           proxies,
+		Proxies:           cfg.Proxies,
 		Registerer:        s.registry,
 		Log:               s.log,
 	})
@@ -464,14 +453,14 @@ func (s *system) openGateway(self presence.Process) error {
 	return err
 }
 
-// openTraces has spans of this process go to the collector, if there is one.
-func (s *system) openTraces() {
+// openTraces returns what has spans of this process go to the collector; nil: there is none.
+func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
-		return
+		return nil
 	}
 	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log})
 	s.closers = append(s.closers, provider.Close)
-	s.tracer = provider.Tracer(tracing.Scope)
+	return provider.Tracer(tracing.Scope)
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.
@@ -513,7 +502,11 @@ func (s *system) open() error {
 func (s *system) run(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
+	watch.Go(func() { machine.ReturnMemory(watching) })
 	watch.Go(func() { s.board.Watch(watching) })
+	if s.certs != nil {
+		watch.Go(func() { s.certs.run(watching) })
+	}
 	if s.webhooks != nil {
 		watch.Go(func() { s.webhooks.Run(watching) })
 	}
@@ -566,15 +559,11 @@ func (s *system) Report() presence.Report {
 }
 
 // checkValue identifies the cluster secrets without revealing them.
-func checkValue(keys [][]byte) string {
-	if len(keys) == 0 {
+func checkValue(secrets []string) string {
+	if len(secrets) == 0 {
 		return "none"
 	}
-	values := make([]string, len(keys))
-	for i, key := range keys {
-		values[i] = keyed(key, "headcount cluster check")
-	}
-	return strings.Join(values, ",")
+	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
 }
 
 // derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
@@ -584,15 +573,23 @@ func derivedIDSecrets(secrets []string) []string {
 	if len(secrets) == 0 {
 		secrets = []string{"loopback"}
 	}
-	derived := make([]string, len(secrets))
-	for i, s := range secrets {
-		derived[i] = keyed([]byte(s), "headcount ids")
-	}
-	return derived
+	return keyed(secrets, "headcount ids")
 }
 
-func keyed(key []byte, text string) string {
-	mac := hmac.New(sha256.New, key)
-	mac.Write([]byte(text))
-	return hex.EncodeToString(mac.Sum(nil))
+// keyed returns for each secret a value for the text, from which nobody finds the secret.
+func keyed(secrets []string, text string) (values []string) {
+	for _, secret := range secrets {
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(text))
+		values = append(values, hex.EncodeToString(mac.Sum(nil)))
+	}
+	return values
+}
+
+// keysOf are secrets as keys.
+func keysOf(secrets []string) (keys [][]byte) {
+	for _, secret := range secrets {
+		keys = append(keys, []byte(secret))
+	}
+	return keys
 }

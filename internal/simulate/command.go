@@ -59,7 +59,7 @@ type Command struct {
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
 	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
 	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead: idle, storm, fanout, churn, slow or counters."`
-	Site            string        `name:"site" placeholder:"NAME" help:"One of the server's --site, whose pages and counters are used. Without it the first one."`
+	Site            string        `name:"site" env:"-" placeholder:"NAME" help:"One of the server's --site, whose pages and counters are used. Without it the first one."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
 	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
 	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`

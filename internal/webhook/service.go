@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -35,7 +34,7 @@ type Config struct {
 	Pages Pages    // required with hooks of pages
 	// Counters are those of this process; nil: it has none, and leaves hooks of counters to others.
 	Counters   Counters
-	Settle     time.Duration         // see the package; default 5s
+	Settle     time.Duration         // see the package; required
 	Transport  http.RoundTripper     // to receivers; default one like http.DefaultTransport
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
@@ -53,7 +52,6 @@ type Service struct {
 
 // New returns a Service that does nothing until Run.
 func New(cfg Config) *Service {
-	cfg.Settle = cmp.Or(cfg.Settle, 5*time.Second)
 	s := &Service{cfg: cfg, metrics: newMetrics(cfg.Registerer), client: newClient(cfg.Transport)}
 	ofPages, ofCounters := []*Hook{}, []*Hook{}
 	for _, h := range cfg.Hooks {

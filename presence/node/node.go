@@ -44,7 +44,7 @@ type Replies interface {
 type Config struct {
 	Name            string        // this node's name in claims; required
 	Partitions      int           // P; default presence.DefaultPartitions
-	PresenceTimeout time.Duration // silence before a user is gone; default 7s
+	PresenceTimeout time.Duration // silence before a user is gone; required
 	// Reply sends replies to gateways. The actors call it, so it must not block. A reply
 	// may be lost: the gateway repeats what it asked.
 	Reply      Replies
@@ -86,13 +86,12 @@ type Node struct {
 // rather than count wrongly later.
 func New(store presence.Partitions, cfg Config) (*Node, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	cfg.PresenceTimeout = cmp.Or(cfg.PresenceTimeout, 7*time.Second)
 	switch {
 	case cfg.Name == "":
 		return nil, fmt.Errorf("node: %w: it has no name", ErrConfig)
 	case cfg.Partitions < 1:
 		return nil, fmt.Errorf("node: %w: %d partitions", ErrConfig, cfg.Partitions)
-	case cfg.PresenceTimeout < 0:
+	case cfg.PresenceTimeout <= 0:
 		return nil, fmt.Errorf("node: %w: presence timeout %s", ErrConfig, cfg.PresenceTimeout)
 	case cfg.Reply == nil:
 		return nil, fmt.Errorf("node: %w: nobody to reply to", ErrConfig)

@@ -154,10 +154,11 @@ func TestNewRefusesSettingsThatCannotWork(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		"defaults":         {Config{Name: "n", Reply: replies(reply)}, nil},
-		"no name":          {Config{Reply: replies(reply)}, ErrConfig},
-		"nobody to answer": {Config{Name: "n"}, ErrConfig},
-		"no partitions":    {Config{Name: "n", Reply: replies(reply), Partitions: -1}, ErrConfig},
+		"what is required": {Config{Name: "n", Reply: replies(reply), PresenceTimeout: 1}, nil},
+		"no name":          {Config{Reply: replies(reply), PresenceTimeout: 1}, ErrConfig},
+		"nobody to answer": {Config{Name: "n", PresenceTimeout: 1}, ErrConfig},
+		"no partitions":    {Config{Name: "n", Reply: replies(reply), PresenceTimeout: 1, Partitions: -1}, ErrConfig},
+		"no timeout":       {Config{Name: "n", Reply: replies(reply)}, ErrConfig},
 		"negative timeout": {Config{Name: "n", Reply: replies(reply), PresenceTimeout: -1}, ErrConfig},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1243,7 +1244,7 @@ func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presenc
 // owner's.
 func TestTheFirstPartitionsServeEarly(t *testing.T) {
 	store := &slowLoad{&shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
-	n, err := New(store, Config{Name: "n", Partitions: 40, Reply: replies(func(string, *heartbeat.Reply) {})})
+	n, err := New(store, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,7 @@ type interleaving struct {
 func newInterleaving(t *testing.T) *interleaving {
 	h := &interleaving{t: t, store: &oneStore{users: map[string]int64{}, members: map[presence.User]bool{}}}
 	var err error
-	h.node, err = New(h.store, Config{Name: "n", Partitions: 1, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	h.node, err = New(h.store, Config{Name: "n", Partitions: 1, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}

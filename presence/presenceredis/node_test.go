@@ -21,7 +21,7 @@ func TestANodeHealsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())
-	n, err := node.New(s, node.Config{Name: "node", Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	n, err := node.New(s, node.Config{Name: "node", PresenceTimeout: 7 * time.Second, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}

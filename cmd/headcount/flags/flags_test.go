@@ -3,15 +3,20 @@ package flags
 import (
 	"bytes"
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"headcount/internal/setting"
 )
 
 type common struct {
-	Listen  string        `type:"loud" placeholder:"ADDR" default:":80" group:"net" help:"Where it listens."`
+	Listen  string        `type:"text" placeholder:"ADDR" default:":80" group:"net" help:"Where it listens."`
 	Timeout time.Duration `default:"2s" help:"How long it waits."`
 	Names   []string      `help:"Who is meant."`
 	Numbers []int         `name:"n" help:"Which ones."`
@@ -20,31 +25,30 @@ type common struct {
 	Retries int
 	Quiet   bool   `help:"Say nothing."`
 	Kept    string `flag:"-"`
-
-	checked bool
-}
-
-var errChecked = errors.New("it cannot be")
-
-func (c *common) Validate() error {
-	if c.checked = true; c.Listen == "NOWHERE" {
-		return errChecked
-	}
-	return nil
 }
 
 type run struct {
-	PublicURL string `help:"Where others find it."`
-	Common    common `embed:""`
+	ConfigFile string `name:"config" hidden:""`
+	PublicURL  string `help:"Where others find it."`
+	Common     common `embed:""`
 	where
 	applied bool
 }
 
 type where struct {
-	Directory string `help:"Where it is."`
+	Directory string `env:"-" help:"Where it is."`
 }
 
-func (r *run) AfterApply() error { r.applied = true; return nil }
+func (r *run) AfterApply() error {
+	r.applied = true
+	switch {
+	case r.Common.Listen == "NOWHERE":
+		return errors.New("it cannot be")
+	case r.Common.Retries == 7:
+		return setting.Errorf("retries", "it is 7; write 8")
+	}
+	return nil
+}
 
 func (r *run) Help() string { return "More of it." }
 
@@ -54,27 +58,16 @@ type program struct {
 	Inner struct{} `cmd:"" hidden:"" help:"Nobody asks for it."`
 }
 
-func parse(p *program, out *bytes.Buffer, args ...string) (*Command, error) {
+// parse reads a command line over an environment and a file.
+func parse(t *testing.T, p *program, out io.Writer, args ...string) (*Command, error) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "settings.json")
+	if err := os.WriteFile(file, []byte(`{"seed":"8","share":"0.5","directory":"elsewhere"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	s := Set{
 		Name: "p", Description: "What it is.", Version: "p 1", Out: out, Groups: []Group{{"net", "Network"}},
-		Readers: map[string]Reader{"loud": func(value any, target reflect.Value) string {
-			if value == "" {
-				return "it is empty"
-			}
-			target.SetString(strings.ToUpper(value.(string)))
-			return ""
-		}},
-		Layers: []Layer{
-			func(_ *Command, f *Flag) (any, error) {
-				return map[string]any{"seed": "7"}[f.Name], nil
-			},
-			func(c *Command, f *Flag) (any, error) {
-				if c.flag("public-url").Given == "broken" {
-					return nil, errors.New("a broken layer")
-				}
-				return map[string]any{"seed": "8", "share": "0.5"}[f.Name], nil
-			},
-		},
+		Variables: map[string]string{"P_CONFIG": file, "P_SEED": "7", "P_TIMEOUT": "", "P_DIRECTORY": "nowhere", "P_QUIET": "true"},
 	}
 	s.Add(p)
 	return s.Parse(args)
@@ -82,29 +75,27 @@ func parse(p *program, out *bytes.Buffer, args ...string) (*Command, error) {
 
 func TestParse(t *testing.T) {
 	var p program
-	c, err := parse(&p, nil, "--public-url", "--dashes", "--directory=d", "--listen=a=b", "--names=x,y", "--names", "z", "--n", "-1", "--quiet", "--timeout", "1m", "--retries=3")
+	c, err := parse(t, &p, nil, "--public-url", "--dashes", "--directory=d", "--listen=a=b", "--names=x,y", "--names", "z", "--n", "-1", "--quiet", "--timeout", "1m", "--retries=3")
 	if err != nil || c.Name != "run" {
 		t.Fatal(c, err)
 	}
 	got := p.Run
-	if !got.applied || !got.Common.checked {
-		t.Errorf("%+v was not looked at", got)
-	}
+	got.ConfigFile = ""
 	want := run{PublicURL: "--dashes", where: where{"d"}, applied: true, Common: common{
-		Listen: "A=B", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7, Retries: 3, Quiet: true, checked: true,
+		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7, Retries: 3, Quiet: true,
 	}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 
 	p = program{}
-	if c, err := parse(&p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" || p.Run.Common.Timeout != 2*time.Second {
+	if c, err := parse(t, &p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" || p.Run.Common.Timeout != 2*time.Second || p.Run.Common.Quiet || p.Run.Directory != "elsewhere" {
 		t.Errorf("%v, %v: the defaults are %+v", c, err, p.Run)
 	}
-	if c, err := parse(&p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" || p.Run.Common.Listen != "X" || !p.Run.Common.Quiet {
+	if c, err := parse(t, &p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" || p.Run.Common.Listen != "x" || !p.Run.Common.Quiet {
 		t.Errorf("%v, %v: the command behind its flags is read as %+v", c, err, p.Run)
 	}
-	if c, err := parse(&p, nil, "other"); err != nil || c.Name != "other" {
+	if c, err := parse(t, &p, nil, "other"); err != nil || c.Name != "other" {
 		t.Error(c, err)
 	}
 }
@@ -121,8 +112,10 @@ func TestRefused(t *testing.T) {
 		"--listen 1 other":          "the command other stands behind --listen",
 		"--listen":                  "--listen: its value is missing; write --listen=VALUE",
 		"--listen --quiet":          "--listen: its value is missing before --quiet",
+		"--listen --help":           "--listen: its value is missing before --help",
 		"--listen=":                 "--listen: it is empty",
-		"--listen=nowhere":          errChecked.Error(),
+		"--listen=NOWHERE":          "it cannot be; see p run --help",
+		"--retries=7":               "--retries: it is 7; write 8",
 		"--timeout soon":            "--timeout: it is not a duration",
 		"--n 1,b":                   "--n: it is not a whole number",
 		"--share much":              "--share: it is not a number",
@@ -132,11 +125,11 @@ func TestRefused(t *testing.T) {
 		"help run more":             "unexpected argument more",
 		"--kept=1":                  "unknown flag --kept",
 		"--checked=1":               "unknown flag --checked",
-		"--public-url broken":       "a broken layer",
+		"--config .":                "--config: read .: is a directory; name a file that can be read",
 		"--retries=x --public-url=": "--retries",
 	} {
 		var p program
-		if _, err := parse(&p, nil, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := parse(t, &p, nil, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", args, err, want)
 		}
 	}
@@ -164,7 +157,7 @@ func TestHelp(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		var p program
-		if _, err := parse(&p, &out, strings.Fields(tc.args)...); !errors.Is(err, ErrShown) {
+		if _, err := parse(t, &p, &out, strings.Fields(tc.args)...); !errors.Is(err, ErrShown) {
 			t.Errorf("%s: %v", tc.args, err)
 		}
 		lines := strings.Split(out.String(), "\n")

@@ -1,6 +1,7 @@
 package flags
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"strings"
@@ -12,8 +13,8 @@ const (
 	mostLeft = 36 // of a flag, before its text begins
 )
 
-// help writes the help of a command; nil: of the program.
-func (s *Set) help(c *Command) {
+// help is the help of a command; nil: of the program.
+func (s *Set) help(c *Command) string {
 	var b strings.Builder
 	always := [][2]string{{"-h, --help", "Show this help."}, {"    --version", "Print the version."}}
 	if c == nil {
@@ -28,7 +29,7 @@ func (s *Set) help(c *Command) {
 		fmt.Fprintf(&b, "Run \"%s <command> --help\" for more information on a command.\n", s.Name)
 	} else {
 		fmt.Fprintf(&b, "Usage: %s %s [flags]\n\n%s\n", s.Name, c.Name, wrapped(c.help, ""))
-		if t, is := c.target.Addr().Interface().(interface{ Help() string }); is {
+		if t, is := c.target.(interface{ Help() string }); is {
 			fmt.Fprintf(&b, "\n%s\n", wrapped(t.Help(), ""))
 		}
 		b.WriteString("\nFlags:\n")
@@ -40,7 +41,7 @@ func (s *Set) help(c *Command) {
 			}
 		}
 	}
-	fmt.Fprint(s.Out, b.String())
+	return b.String()
 }
 
 // list is a line for each flag of a group: what to write, and what it is for.
@@ -50,13 +51,9 @@ func (c *Command) list(group, indent string) (rows [][2]string) {
 			continue
 		}
 		left, text := indent+"--"+f.Name, f.help
-		if !f.Bool {
-			shown := f.placeholder
-			if shown == "" {
-				shown = f.otherwise
-			}
-			left += "=" + shown
-			if f.Type == "" && f.target.Kind() == reflect.Slice {
+		if !f.isBool() {
+			left += "=" + cmp.Or(f.placeholder, f.otherwise)
+			if f.kind == "" && reflect.TypeOf(f.target).Elem().Kind() == reflect.Slice {
 				left += ",..."
 			}
 		}

@@ -96,28 +96,7 @@ func (s screen) text(width, height int) string {
 	add("")
 	add("%s %s %s %s %s %s %s %s %s", pad("PROCESS", 24), pad("ROLES", 28), left("UP", 8), left("CPU", 6), left("MEMORY", 8), left("CONNS", 8), left("USERS", 8), left("DELIV/S", 9), left("MSGS/S", 8))
 	for _, p := range d.Processes {
-		up := time.Duration(d.At-p.Since) * time.Millisecond
-		if p.Load == nil {
-			add("%s %s %s  does not answer", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8))
-			continue
-		}
-		value := func(name string) string {
-			v, ok := p.Load[name]
-			if !ok {
-				return "-"
-			}
-			return fmt.Sprintf("%.0f", v)
-		}
-		memory := "-"
-		if v := p.Load["process_resident_memory_bytes"]; v > 0 {
-			memory = fmt.Sprintf("%.0fM", v/(1<<20))
-		}
-		cpu := "-"
-		if r, ok := s.rate(p, "process_cpu_seconds_total"); ok {
-			cpu = fmt.Sprintf("%.0f%%", 100*r)
-		}
-		add("%s %s %s %s %s %s %s %s %s", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8), left(cpu, 6), left(memory, 8),
-			left(value("headcount_connections"), 8), left(value("headcount_users"), 8), left(s.perSecond(p, "headcount_deliveries_total"), 9), left(s.perSecond(p, "headcount_client_messages_total"), 8))
+		add("%s", s.row(p))
 	}
 	if len(d.Regions) > 0 {
 		add("")
@@ -154,6 +133,32 @@ func (s screen) text(width, height int) string {
 		lines = lines[:min(len(lines), height)]
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// row is the line of a process.
+func (s screen) row(p process) string {
+	up := time.Duration(s.now.At-p.Since) * time.Millisecond
+	row := fmt.Sprintf("%s %s %s", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8))
+	if p.Load == nil {
+		return row + "  does not answer"
+	}
+	value := func(name string) string {
+		v, ok := p.Load[name]
+		if !ok {
+			return "-"
+		}
+		return fmt.Sprintf("%.0f", v)
+	}
+	memory := "-"
+	if v := p.Load["process_resident_memory_bytes"]; v > 0 {
+		memory = fmt.Sprintf("%.0fM", v/(1<<20))
+	}
+	cpu := "-"
+	if r, ok := s.rate(p, "process_cpu_seconds_total"); ok {
+		cpu = fmt.Sprintf("%.0f%%", 100*r)
+	}
+	return fmt.Sprintf("%s %s %s %s %s %s %s", row, left(cpu, 6), left(memory, 8), left(value("headcount_connections"), 8), left(value("headcount_users"), 8),
+		left(s.perSecond(p, "headcount_deliveries_total"), 9), left(s.perSecond(p, "headcount_client_messages_total"), 8))
 }
 
 // rate is how much a counter of the process grows in a second. It is not known from one answer, of

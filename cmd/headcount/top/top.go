@@ -29,7 +29,7 @@ var ErrSettings = errors.New("bad setting")
 type Command struct {
 	URL      string        `name:"url" type:"text" placeholder:"URL" default:"http://127.0.0.1:8080" help:"A gateway of the cluster; any of them knows all."`
 	APIKeys  []string      `name:"api-key" type:"each" placeholder:"KEY" help:"A key of the server, if it has any. Give it in the environment: everyone may read command lines."`
-	Site     string        `name:"site" type:"text" placeholder:"NAME" help:"The site whose pages are shown; without it the first one of the server."`
+	Site     string        `name:"site" env:"-" type:"text" placeholder:"NAME" help:"The site whose pages are shown; without it the first one of the server."`
 	Interval time.Duration `type:"span" placeholder:"TIME" default:"1s" help:"The time between two answers. The server has a new one once a second."`
 	Once     bool          `help:"Print one answer, and end."`
 	JSON     bool          `name:"json" help:"With --once: print the answer as JSON."`

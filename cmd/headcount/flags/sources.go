@@ -1,0 +1,157 @@
+package flags
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"headcount/internal/setting"
+)
+
+// configFlag names the file of settings. It is the first flag of the commands that have it.
+const configFlag = "config"
+
+const maxFile = 1 << 20 // bytes; a longer file cannot be settings
+
+// fill gives the flags of a command their values: from the command line, else from the variable, else
+// from the file, else the default. An empty variable counts as not set, because compose files and charts
+// often leave variables empty.
+func (s *Set) fill(c *Command) (err error) {
+	var file map[string]any
+	for _, f := range c.Flags {
+		variable, inFile := s.Variables[s.variable(f.Name)], file[fold(f.Name)]
+		switch {
+		case len(f.values) > 0:
+		case variable != "" && !f.private && f.kind == "each":
+			f.source = s.variable(f.Name)
+			for _, value := range splitList(variable) {
+				f.values = append(f.values, value)
+			}
+		case variable != "" && !f.private:
+			f.source, f.values = s.variable(f.Name), []any{variable}
+		case inFile != nil:
+			f.source, f.values = "the file of --config", []any{inFile}
+		case f.otherwise != "":
+			f.values = []any{f.otherwise}
+		}
+		for _, value := range f.values {
+			if problem := f.read(value); problem != "" {
+				return setting.Errorf(f.Name, "%s", problem)
+			}
+		}
+		if path, is := f.target.(*string); is && f.Name == configFlag && *path != "" {
+			if file, err = c.readFile(*path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// variable is the name of a flag's variable.
+func (s *Set) variable(flag string) string {
+	return strings.ToUpper(strings.ReplaceAll(s.Name+"-"+flag, "-", "_"))
+}
+
+// located says where a refused setting comes from, if that is not the command line.
+func (c *Command) located(err error) error {
+	var refused *setting.Error
+	if !errors.As(err, &refused) {
+		return err
+	}
+	if f := c.flag(refused.Name); f != nil && f.source != "" {
+		return fmt.Errorf("--%s (from %s): %s", f.Name, f.source, refused.Problem)
+	}
+	return refused
+}
+
+// readFile returns the settings of a file by their folded names.
+func (c *Command) readFile(path string) (map[string]any, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, setting.Errorf(configFlag, "%v; name a file that can be read", err)
+	}
+	values, err := c.parseFile(data)
+	if err != nil {
+		return nil, setting.Errorf(configFlag, "%s: %v", path, err)
+	}
+	return values, nil
+}
+
+// parseFile reads a JSON object member by member, because the JSON package would silently take the last
+// of two equal keys.
+func (c *Command) parseFile(data []byte) (map[string]any, error) {
+	if len(data) > maxFile {
+		return nil, errors.New("the file is larger than 1 MiB; write settings only")
+	}
+	var object map[string]json.RawMessage
+	err := json.Unmarshal(data, &object)
+	if errors.As(err, new(*json.UnmarshalTypeError)) || err == nil && object == nil {
+		err = errors.New("the file is not a JSON object")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; write one JSON object of settings", err)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	_, err = dec.Token() // the brace
+	values := map[string]any{}
+	for err == nil && dec.More() {
+		token, _ := dec.Token()
+		key, _ := token.(string)
+		name := fold(key)
+		_, twice := values[name]
+		switch {
+		case strings.HasPrefix(key, "-") || !slices.ContainsFunc(c.Flags, func(f *Flag) bool { return f.isKey(name) }):
+			return nil, fmt.Errorf("unknown key %q; use a flag's name without its leading dashes, "+
+				"such as \"update-interval\"", key)
+		case twice:
+			return nil, fmt.Errorf("key %q is given twice; keep one", key)
+		}
+		var value any
+		err = dec.Decode(&value)
+		values[name] = value
+	}
+	return values, err
+}
+
+// isKey reports whether a file may have the flag under this folded name.
+func (f *Flag) isKey(name string) bool {
+	return f.Name != configFlag && !f.isBool() && fold(f.Name) == name
+}
+
+// ofKubernetes are the variables that Kubernetes makes for a Service.
+var ofKubernetes = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_`)
+
+// Strangers returns the variables that begin as settings do and are none, without those that Kubernetes
+// makes for a Service of this name. Its error names one that is probably a setting with a slip of the pen.
+func (s *Set) Strangers() (names []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
+		rest, ours := strings.CutPrefix(name, s.variable(""))
+		if !ours || s.Variables[name] == "" {
+			continue
+		}
+		flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))
+		switch near := s.implied.nearest(flag); {
+		case s.knows(flag):
+		case ofKubernetes.MatchString(name):
+		case near != "":
+			return nil, fmt.Errorf("%s is the variable of no setting; write %s, or take it away", name, s.variable(near))
+		default:
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// fold makes update-interval, update_interval, updateInterval and
+// updateinterval one name.
+func fold(name string) string { return strings.ToLower(separators.Replace(name)) }
+
+var separators = strings.NewReplacer("-", "", "_", "")
