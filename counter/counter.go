@@ -82,7 +82,7 @@
 //
 // What gained most under a rule with top is found among candidates, and told with what its history says. In
 // each step of the rule's finest bucket a process weighs what it changes, in a summary of bounded
-// size ([Tops]). A change of a counter that may have gained more than a thousandth of all in the step
+// size ([TopTracker]). A change of a counter that may have gained more than a thousandth of all in the step
 // marks it, in the same durable step as the change ([Step.Mark]): so a process may die at any time, and
 // several processes need not know each other's summaries, for what has more than a thousandth of
 // all has more than a thousandth in one of them. A change says in which step it needs no mark

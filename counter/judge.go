@@ -67,7 +67,7 @@ type Step interface {
 	See(key string, s Slot, members []string, kept time.Duration)
 	// Count counts delta under a value of a dimension of key, as Counted.Add does.
 	Count(key, name, value string, delta int64)
-	// Mark marks key under match in a step, as Topper has it.
+	// Mark marks key under match in a step, as TopStore has it.
 	Mark(match string, s Slot, key string)
 	// Drop takes away members, registers, ledger, history and dimensions of a counter that existed with version;
 	// Judge makes its State zero.

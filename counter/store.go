@@ -49,7 +49,7 @@ type Change struct {
 	// a counter that was made as another kind; the Combiner makes them one by one.
 	Merged int
 	// Light is the number of the running step of the rule's finest bucket when this process knows that the
-	// counter need not be marked in it, see Tops. Else it is none.
+	// counter need not be marked in it, see TopTracker. Else it is none.
 	Light       int64
 	Join, Leave []string // distinct, at most MaxMembers together
 	Reason, By  string
@@ -286,7 +286,7 @@ type Store interface {
 	Reader
 	Feed
 	Limiter
-	Topper
+	TopStore
 	// Close ends what the store runs. Calls under way or after it fail with
 	// ErrUnavailable. Watches are closed before.
 	Close() error

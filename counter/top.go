@@ -45,8 +45,8 @@ type TopList struct {
 	Most   []Gained
 }
 
-// Topper is the part of a store that knows which counters may have gained most.
-type Topper interface {
+// TopStore is the part of a store that knows which counters may have gained most.
+type TopStore interface {
 	// Marked returns the counters that were marked under match in steps that are not closed, by the numbers of
 	// the steps, which have the length of the rule's finest bucket.
 	Marked(ctx context.Context, match string) (map[int64][]string, error)
@@ -283,9 +283,9 @@ func (r *running) known(number int64, keys []string, sums map[string]int64) (res
 	return rest
 }
 
-// Tops stand in front of a store, behind the Combiner, and know what gains most under the rules with top. The
+// A TopTracker stands in front of a store, behind the Combiner, and knows what gains most under the rules with top. The
 // package doc says how.
-type Tops struct {
+type TopTracker struct {
 	Store
 	rules map[*Rule]*running
 	lists *lru.Cache[listOf, []Gained] // of steps that are closed, without any for those in which nobody gained
@@ -307,10 +307,10 @@ type listOf struct {
 	number int64
 }
 
-// NewTops returns tops in front of a store; alone says that no other process changes what is in it, and many is nil when the store is
-// in this process. Close ends them, and not the store.
-func NewTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
-	t := newTops(to, rules, alone, many, log)
+// NewTopTracker returns a tracker in front of a store; alone says that no other process changes what is in it, and many is nil when the store is
+// in this process. Close ends it, and not the store.
+func NewTopTracker(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *TopTracker {
+	t := newTopTracker(to, rules, alone, many, log)
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {
@@ -319,9 +319,9 @@ func NewTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logge
 	return t
 }
 
-// newTops is NewTops without the closer.
-func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
-	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, many: many, log: log}
+// newTopTracker is NewTopTracker without the closer.
+func newTopTracker(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *TopTracker {
+	t := &TopTracker{Store: to, rules: map[*Rule]*running{}, alone: alone, many: many, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
 			t.rules[rule] = &running{began: t.now().Unix() / int64(rule.Buckets[0].Step/time.Second)}
@@ -338,16 +338,16 @@ func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logge
 }
 
 // Close waits for the closer.
-func (t *Tops) Close() error {
+func (t *TopTracker) Close() error {
 	t.stop()
 	t.wg.Wait()
 	return nil
 }
 
-func (t *Tops) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
+func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
 
 // Apply is as Writer says. It tells the store which counters need no mark.
-func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
+func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 	now, any := t.now().Unix(), false
 	each := func(f func(i, j int, c *Change, r *running, number int64)) {
 		for i := range ops {
@@ -386,7 +386,7 @@ func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
 
 // Top returns the n counters of a rule that gained most in the time before now, most first. Its error is
 // ErrTime, ErrHistory or the store's.
-func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
+func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
 	q, err := rule.Window(last, time.Now())
 	if err != nil {
 		return nil, err
@@ -455,7 +455,7 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 }
 
 // marked is what the store's Marked returns, and asks it only when it may know more than this process.
-func (t *Tops) marked(ctx context.Context, rule *Rule) (map[int64][]string, error) {
+func (t *TopTracker) marked(ctx context.Context, rule *Rule) (map[int64][]string, error) {
 	if !t.alone {
 		return t.Store.Marked(ctx, rule.Match)
 	}
@@ -466,7 +466,7 @@ func (t *Tops) marked(ctx context.Context, rule *Rule) (map[int64][]string, erro
 }
 
 // readMarks asks the store, and remembers what it says.
-func (t *Tops) readMarks(ctx context.Context, rule *Rule) (map[int64][]string, error) {
+func (t *TopTracker) readMarks(ctx context.Context, rule *Rule) (map[int64][]string, error) {
 	r := t.rules[rule]
 	lost := r.losses()
 	steps, err := t.Store.Marked(ctx, rule.Match)
@@ -479,7 +479,7 @@ func (t *Tops) readMarks(ctx context.Context, rule *Rule) (map[int64][]string, e
 
 // sum adds up the lists of the fine steps from a number to that before another: those of long steps that are within, and
 // those of shorter ones for what no long one has. level is that of the longest.
-func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, marked map[int64][]string, sums map[string]int64) error {
+func (t *TopTracker) sum(ctx context.Context, rule *Rule, level int, from, to int64, marked map[int64][]string, sums map[string]int64) error {
 	b, fine := rule.Buckets[level], rule.Buckets[0].Step
 	each := int64(b.Step / fine)
 	now := t.now()
@@ -568,7 +568,7 @@ func mergeLists(lists map[int64][]Gained) []Gained {
 }
 
 // read returns those of keys that gained something, most first.
-func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
+func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
 	gained := make([]Gained, 0, len(keys))
 	steps := min(q.To, t.now().Unix()/int64(q.Step/time.Second)+2) - q.From // a time may end in the future
 	atOnce := int(max(1, stepsAtOnce/max(stepsOfRead, steps)))
@@ -592,7 +592,7 @@ func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, e
 }
 
 // histories returns what each of keys gained.
-func (t *Tops) histories(ctx context.Context, keys []string, q Question) ([][]Gain, error) {
+func (t *TopTracker) histories(ctx context.Context, keys []string, q Question) ([][]Gain, error) {
 	if t.many != nil {
 		return t.many.Histories(ctx, keys, q.Step, q.From, q.To)
 	}
@@ -621,7 +621,7 @@ func isSettled(number int64, step time.Duration, now time.Time) bool {
 
 // closed returns the lists of steps of a length, by their numbers. An import has also made lists of steps that are running.
 // never says of a step that is not closed that it never will be.
-func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64, never func(number int64) bool) (map[int64][]Gained, error) {
+func (t *TopTracker) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64, never func(number int64) bool) (map[int64][]Gained, error) {
 	out := map[int64][]Gained{}
 	now := t.now()
 	for number := from; number < to; {
@@ -654,7 +654,7 @@ func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from,
 }
 
 // run closes steps until ctx ends: soon after the end of each, and not all processes at once.
-func (t *Tops) run(ctx context.Context) {
+func (t *TopTracker) run(ctx context.Context) {
 	next := map[listOf]int64{}  // the steps of longer buckets that are to be closed next, by rule and length
 	for rule := range t.rules { // before others than those of a process that was here before are marked
 		if _, err := t.marked(ctx, rule); err != nil && ctx.Err() == nil {
@@ -681,7 +681,7 @@ func (t *Tops) run(ctx context.Context) {
 }
 
 // close makes lists of the steps of a rule that are over.
-func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) error {
+func (t *TopTracker) close(ctx context.Context, rule *Rule, next map[listOf]int64) error {
 	marked, err := t.readMarks(ctx, rule)
 	if err != nil {
 		return err
@@ -757,7 +757,7 @@ func listRetention(rule *Rule, level int) time.Duration {
 }
 
 // keep reads what keys gained in a step of a bucket, and keeps those that gained most.
-func (t *Tops) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
+func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
 	b := rule.Buckets[level]
 	slices.Sort(keys)
 	most, err := t.read(ctx, slices.Compact(keys), Question{Step: b.Step, From: number, To: number + 1})

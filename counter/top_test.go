@@ -41,7 +41,7 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countermem.New(countermem.Config{})
-		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		tops := counter.NewTopTracker(store, topRules, true, nil, zerolog.Nop())
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
@@ -57,7 +57,7 @@ func TestTop(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		check := func(what string, tops *counter.Tops, last time.Duration) {
+		check := func(what string, tops *counter.TopTracker, last time.Duration) {
 			t.Helper()
 			total := int64(0)
 			var want []counter.Gained
@@ -106,7 +106,7 @@ func TestTop(t *testing.T) {
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
-		tops = counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		tops = counter.NewTopTracker(store, topRules, true, nil, zerolog.Nop())
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
 		time.Sleep(2 * time.Hour)
@@ -136,7 +136,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					t.Fatal(err)
 				}
 				rule := rules.All()[0]
-				tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
+				tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
@@ -183,7 +183,7 @@ func TestTopAlone(t *testing.T) {
 		gain(t, under, "v:before", 1000)
 		gain(t, under, "v:both", 1000)
 		store := &marksRead{Store: under}
-		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		tops := counter.NewTopTracker(store, topRules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		synctest.Wait()
 		expect := func(reads int64, want ...counter.Gained) {
@@ -292,7 +292,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
-		tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
+		tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

@@ -111,7 +111,7 @@ func (t *TopCopies) Keep(ctx context.Context, to Store) error {
 
 // close makes lists of what the store has marked in steps that are over.
 func (t *TopCopies) close(ctx context.Context, to Store) error {
-	tops := newTops(to, t.rules, true, nil, zerolog.Nop())
+	tops := newTopTracker(to, t.rules, true, nil, zerolog.Nop())
 	for rule := range tops.rules {
 		marked, err := to.Marked(ctx, rule.Match)
 		if err == nil && len(marked) > 0 {

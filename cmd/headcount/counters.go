@@ -47,7 +47,7 @@ const (
 type counters struct {
 	where    string // says in the log where the store is
 	store    counter.Store
-	tops     *counter.Tops // in front of the store
+	tops     *counter.TopTracker // in front of the store
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	distant  bool         // the store is a server of its own, and may be away
@@ -188,7 +188,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			return c.behind.store.Persist(ctx)
 		})
 	}
-	c.tops = counter.NewTops(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)
+	c.tops = counter.NewTopTracker(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)
 	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),

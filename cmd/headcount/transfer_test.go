@@ -180,7 +180,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 	}
 	wiki := presence.SiteOf("wiki")
 	rules = counter.BuiltinRules().For([]presence.Site{wiki})
-	tops := counter.NewTops(moved, rules, true, nil, zerolog.Nop())
+	tops := counter.NewTopTracker(moved, rules, true, nil, zerolog.Nop())
 	for site, want := range map[presence.Site]int{wiki: 3, presence.DefaultSite: 0} {
 		rule, err := rules.In(site).TopRule("views:*")
 		if err != nil {
@@ -405,7 +405,7 @@ func TestTopAfterAnImport(t *testing.T) {
 	top := func(s counter.Store, change ...counter.Gained) (all [][]counter.Gained) {
 		t.Helper()
 		many, _ := s.(counter.Gainers)
-		tops := counter.NewTops(s, rules, false, many, zerolog.Nop())
+		tops := counter.NewTopTracker(s, rules, false, many, zerolog.Nop())
 		defer tops.Close()
 		gain(tops, change...)
 		for _, last := range lasts {

@@ -33,7 +33,7 @@ func (t *step) Mark(match string, s counter.Slot, key string) {
 	}
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = map[int64][]string{}
@@ -48,7 +48,7 @@ func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string,
 	return out, err
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -77,7 +77,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = nil

@@ -37,7 +37,7 @@ func (s *Store) top(match string) *top {
 	return is
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, err
 	return out, nil
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, lis
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

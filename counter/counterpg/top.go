@@ -34,7 +34,7 @@ func (w *step) Mark(match string, s counter.Slot, key string) {
 	w.marks.match, w.marks.number, w.marks.key = append(w.marks.match, match), append(w.marks.number, int64(s.Number)), append(w.marks.key, key)
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(ctx context.Context, match string) (out map[int64][]string, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		out = map[int64][]string{}
@@ -53,7 +53,7 @@ func (s *Store) Marked(ctx context.Context, match string) (out map[int64][]strin
 	return out, nil
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -75,7 +75,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		out = nil

@@ -25,7 +25,7 @@ func topKey(match string, step time.Duration, number int64) string {
 	return "hc:top:" + strconv.Itoa(int(step/time.Second)) + ":" + strconv.FormatInt(number, 10) + ":" + match
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	out := map[int64][]string{}
 	seen := map[string]bool{}
@@ -58,7 +58,7 @@ func (s *Store) do(ctx context.Context, f func(context.Context, *redisconn.Clien
 	return s.conn.Do(ctx, f)
 }
 
-// KeepTop is as counter.Topper says. A list expires.
+// KeepTop is as counter.TopStore says. A list expires.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -98,7 +98,7 @@ func (s *Store) Unmark(ctx context.Context, match string, number int64, marks []
 	})
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		out = nil

@@ -13,7 +13,7 @@ import (
 var topped = &counter.Rule{Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Buckets: sum.Buckets}
 
 // marked are the counters that are marked in any step.
-func marked(t testing.TB, s counter.Topper) (keys []string, steps map[int64][]string) {
+func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]string) {
 	t.Helper()
 	steps, err := s.Marked(t.Context(), topped.Match)
 	if err != nil {
@@ -37,7 +37,7 @@ func tops(t *testing.T, i Instance) {
 		}
 		return c
 	}
-	want := func(s counter.Topper, keys ...string) map[int64][]string {
+	want := func(s counter.TopStore, keys ...string) map[int64][]string {
 		t.Helper()
 		is, steps := marked(t, s)
 		if !slices.Equal(is, keys) {

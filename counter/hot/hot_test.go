@@ -204,11 +204,11 @@ func TestTopOfASpreadSum(t *testing.T) {
 			}
 			rule := topped.All()[0]
 			var processes [2]process
-			var tops [2]*counter.Tops
+			var tops [2]*counter.TopTracker
 			for i := range tops {
 				processes[i] = begin(t, url)
 				processes[i].cfg.Rules = topped
-				tops[i] = counter.NewTops(processes[i], topped, false, processes[i].redis, zerolog.Nop())
+				tops[i] = counter.NewTopTracker(processes[i], topped, false, processes[i].redis, zerolog.Nop())
 				t.Cleanup(func() { tops[i].Close() })
 			}
 			truth := map[string]int64{}
