@@ -418,7 +418,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	return cl, nil
 }
 
-// DumpIdentities is as counter.Dumper says.
+// DumpIdentities calls each with the identities that are remembered, some at a time.
 func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
 	var mu sync.Mutex  // masters are read at once
 	var names []string // a SCAN may say one twice
@@ -472,16 +472,11 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 	return nil
 }
 
-// RestoreIdentities is as counter.Restorer says.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	is, err := s.deleted(ctx)
 	if err == nil {
-		err = s.pipeline(ctx, len(identities)+Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-			for _, id := range identities {
-				if left := time.Until(id.Until); left > 0 {
-					pipe.SetNX(ctx, identityKey(identityBucket(id.Identity), id.Identity), "", left)
-				}
-			}
+		err = s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 			for b, before := range is {
 				if before < deleted {
 					pipe.HSet(ctx, stateKey(b), "deleted", deleted)
@@ -591,13 +586,8 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// Asks has Redis look behind for identities that it does not know, for as long as they are remembered, when some came
-// there; and notes the highest incarnation that was deleted there.
-func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
-	all, err := s.Status(ctx)
-	if err != nil {
-		return err
-	}
+// NoteDeleted notes the highest incarnation that was deleted behind.
+func (s *Store) NoteDeleted(ctx context.Context, deleted uint64) error {
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {
 		calls[b] = &redisconn.Call{
@@ -605,13 +595,5 @@ func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
 			Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
 		}
 	}
-	if err := s.conn.Run(ctx, calls); err != nil || !came {
-		return err
-	}
-	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		for b := range Buckets {
-			pipe.HSet(ctx, stateKey(b), "asks", all[b].Now.Add(counter.IdentityKept).UnixMilli())
-		}
-		return func() error { return nil }
-	})
+	return s.conn.Run(ctx, calls)
 }
