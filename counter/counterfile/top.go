@@ -27,10 +27,21 @@ func topKey(match string, step time.Duration) []byte {
 	return binary.BigEndian.AppendUint32(matchKey(match), uint32(step/time.Second))
 }
 
-func (t *step) Mark(match string, s counter.Slot, key string) {
-	if k := markKey(match, int64(s.Number), key); t.marks.Get(k) == nil {
-		t.check(t.marks.Put(k, []byte{}))
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	err := s.update(ctx, func(tx *bbolt.Tx) error {
+		marks := tx.Bucket(marksBucket)
+		for _, key := range keys {
+			if err := marks.Put(markKey(match, number, key), []byte{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() {})
+	if err != nil {
+		return fmt.Errorf("counterfile: top: %w: %w", counter.ErrUnavailable, err)
 	}
+	return nil
 }
 
 // Marked is as counter.TopStore says.
@@ -96,4 +107,26 @@ func (s *Store) TopLists(_ context.Context, match string, step time.Duration, fr
 		return nil
 	})
 	return out, err
+}
+
+// Running is as counter.TopStore says.
+func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	slots := make([]counter.Slot, len(keys))
+	err := s.view("top", func(tx *bbolt.Tx) error {
+		counters := tx.Bucket(countersBucket)
+		for i, key := range keys {
+			var r record
+			if err := r.load(counters, key); err != nil {
+				return err
+			}
+			slots[i] = r.Slots.At(step)
+		}
+		return nil
+	})
+	return slots, err
+}
+
+// Histories is as counter.TopStore says.
+func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	return counter.HistoriesOf(ctx, s, keys, step, from, to)
 }

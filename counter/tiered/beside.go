@@ -41,7 +41,6 @@ type Beside struct {
 
 var (
 	_ counter.Store    = (*Beside)(nil)
-	_ counter.Gainers  = (*Beside)(nil)
 	_ counter.Dumper   = (*Beside)(nil)
 	_ counter.Restorer = (*Beside)(nil)
 )

@@ -596,6 +596,14 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 	}
 }
 
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	if err := s.redis.Mark(ctx, match, number, keys); err != nil {
+		return fmt.Errorf("tiered: top: %w", unavailable(err))
+	}
+	return nil
+}
+
 // Marked is as counter.TopStore says: Redis has the marks, PostgreSQL the lists.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	return s.redis.Marked(ctx, match)
