@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -152,14 +153,18 @@ func (r *topOf) add(number int64, key string, n int64) bool {
 func (r *topOf) isMarked(number int64, key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.at(number).marked[key]
+	s := r.open[number]
+	return s != nil && s.marked[key]
 }
 
 // mark notes that the store has marked keys.
 func (r *topOf) mark(number int64, keys []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.at(number)
+	s := r.open[number]
+	if s == nil { // of an earlier step
+		return
+	}
 	for _, key := range keys {
 		s.marked[strings.Clone(key)] = true
 	}
@@ -172,6 +177,7 @@ type TopTracker struct {
 	rules  map[*Rule]*topOf
 	blocks *lru.Cache[blockOf, map[string]int64]
 	log    zerolog.Logger
+	ahead  atomic.Int64 // nanoseconds that the clock of the store is ahead of ours
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // the closer
@@ -211,8 +217,10 @@ func (t *TopTracker) Close() error {
 	return nil
 }
 
-// Apply is as Writer says. What may have gained most is marked before a change is acknowledged. A replay may be of a change
-// whose process died before it marked, so its counter is marked, too.
+// now is the time by the clock of the store, as far as its last answer says it.
+func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
+
+// Apply is as Writer says. What may have gained most is marked before a change is acknowledged.
 func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 	type stepOf struct {
 		rule   *Rule
@@ -223,6 +231,7 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 		key string
 	}
 	results := t.Store.Apply(ctx, ops)
+	var newest time.Time
 	var due map[stepOf][]change
 	for i := range ops {
 		for j := range results[i].Counters { // an op that failed has none
@@ -230,20 +239,20 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
 				continue
 			}
-			r := t.rules[c.Rule]
-			if r == nil {
-				continue
+			if !results[i].Replay {
+				newest = is.Updated
 			}
-			number := numberOf(is.Updated, c.Rule.Buckets[0].Step) // by the clock of the store
-			if results[i].Replay && r.isMarked(number, c.Key) || !results[i].Replay && !r.add(number, c.Key, c.Delta) {
-				continue
+			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			if t.hasToMark(c, at.number, results[i].Replay) {
+				if due == nil {
+					due = map[stepOf][]change{}
+				}
+				due[at] = append(due[at], change{i, c.Key})
 			}
-			if due == nil {
-				due = map[stepOf][]change{}
-			}
-			at := stepOf{c.Rule, number}
-			due[at] = append(due[at], change{i, c.Key})
 		}
+	}
+	if !newest.IsZero() {
+		t.ahead.Store(int64(time.Until(newest)))
 	}
 	for at, changes := range due {
 		keys := make([]string, len(changes))
@@ -263,6 +272,19 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 	return results
 }
 
+// hasToMark reports whether the counter of c has to be marked in the step in which it gained. A replay may be of a change whose
+// process died before it marked.
+func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
+	switch r := t.rules[c.Rule]; {
+	case r == nil: // a rule of others
+		return false
+	case replay:
+		return !r.isMarked(number, c.Key)
+	default:
+		return r.add(number, c.Key, c.Delta)
+	}
+}
+
 // numberOf returns the number of the step at a time.
 func numberOf(at time.Time, step time.Duration) int64 {
 	return floor(at.Unix(), int64(step/time.Second))
@@ -271,7 +293,7 @@ func numberOf(at time.Time, step time.Duration) int64 {
 // Top returns the n counters of a rule that gained most in the time before now, most first. Its error is
 // ErrTime, ErrHistory or the store's.
 func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
-	now := time.Now()
+	now := t.now()
 	q, err := rule.Window(last, now)
 	if err != nil {
 		return nil, err
@@ -454,7 +476,7 @@ func (t *TopTracker) run(ctx context.Context) {
 	for {
 		wait := time.Hour
 		for rule := range t.rules { // until its next step can be closed, before a short one is no longer kept
-			step, late := rule.Buckets[0].Step, time.Now().Add(-closeLate)
+			step, late := rule.Buckets[0].Step, t.now().Add(-closeLate)
 			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, closeLate)/2))
 		}
 		select {
@@ -477,7 +499,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	if err != nil {
 		return err
 	}
-	late, fine := time.Now().Add(-closeLate), rule.Buckets[0].Step
+	late, fine := t.now().Add(-closeLate), rule.Buckets[0].Step
 	for number, keys := range marked {
 		if !isOver(number, fine, late) {
 			continue
