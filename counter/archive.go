@@ -99,7 +99,7 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 		Archive: a, key: key, q: q, now: now, t: q.Tally(), is: readings[0].Counter,
 		incarnation: readings[0].Version.Incarnation,
 		span:        spanSteps(b),
-		over:        floor(now.Add(-unmarked).Unix(), seconds),
+		over:        floor(now.Add(-stepLate).Unix(), seconds),
 		newest:      floor(now.Unix(), seconds),
 	}
 	if err := r.run(ctx); err != nil {

@@ -58,7 +58,8 @@ type StepCopy struct {
 	Seen   *hyperloglog.Registers // of a unique
 }
 
-// IdentityCopy is an identity that is remembered until some moment.
+// IdentityCopy is an identity that is remembered until some moment. An export has none; a Redis that gets a PostgreSQL
+// gives its own to it.
 type IdentityCopy struct {
 	Identity
 	Until time.Time
@@ -71,8 +72,6 @@ type Dumper interface {
 	// Dump calls each with the counters whose key is greater than after, in the order of
 	// the keys' bytes, as they are at some moment. It ends with the first error of each.
 	Dump(ctx context.Context, after string, each func(Copy) error) error
-	// DumpIdentities calls each with the identities that are remembered, some at a time.
-	DumpIdentities(ctx context.Context, each func([]IdentityCopy) error) error
 }
 
 // Restorer is a store that can be imported into.
@@ -83,9 +82,8 @@ type Restorer interface {
 	// may have been deleted here gets a greater incarnation than that. Rules say how long
 	// ledgers and steps are kept.
 	Restore(ctx context.Context, copies []Copy, rules *Rules) (restored int, err error)
-	// RestoreIdentities remembers identities, and that counters with incarnations up to
-	// deleted were deleted.
-	RestoreIdentities(ctx context.Context, identities []IdentityCopy, deleted uint64) error
+	// RestoreDeleted notes that counters with incarnations up to deleted were deleted.
+	RestoreDeleted(ctx context.Context, deleted uint64) error
 }
 
 // Replaces says whether c is to be put in the place of the counter that is there, in a

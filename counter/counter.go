@@ -80,19 +80,16 @@
 //
 // # Top
 //
-// What gained most under a rule with top is found among candidates, and told with what its history says. In
-// each step of the rule's finest bucket a process weighs what it changes, in a summary of bounded
-// size ([Tops]). A change of a counter that may have gained more than a thousandth of all in the step
-// marks it, in the same durable step as the change ([Step.Mark]): so a process may die at any time, and
-// several processes need not know each other's summaries, for what has more than a thousandth of
-// all has more than a thousandth in one of them. A change says in which step it needs no mark
-// ([Change.Light]), and the store compares that with its own clock. When a step is over, any
-// process closes it: it reads what those that are marked have gained, keeps the first 1,000 as a list, and
-// forgets the marks; so does a longer step with the lists of its parts. Each counter with more than a
+// What gained most under a rule with top is found among candidates, and answered with what its history says. For each rule and
+// each step of its finest bucket a process has a pruned map of what counters gained by its own changes, whose size and
+// error are bounded ([TopTracker]). A counter that may have gained more than a thousandth of all in the step is
+// marked in the store before the change is acknowledged ([TopStore]): so a process may die at any time, and several processes
+// need not know each other's maps, for what has more than a thousandth of all has more than a thousandth in one of them.
+// When a step is over, any process closes it: it reads what those that are marked have gained, keeps the first 1,000 as a
+// list, and forgets the marks; a longer step has a list made of those of its parts. Each counter with more than a
 // thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
-// An answer adds up the lists of the longest steps that are within the time, what those that are marked gained in
-// the steps that are not closed, and reads what the first of them have gained ([Gainers]: many at once). A process that is
-// alone in front of its store remembers its marks, and what they weigh: so it asks for none that it wrote.
+// An answer adds up the lists of the steps within the time, and what those that are marked gained in
+// the steps that are not closed, and reads what the first of them have gained.
 package counter
 
 import (

@@ -67,8 +67,6 @@ type Step interface {
 	See(key string, s Slot, members []string, kept time.Duration)
 	// Count counts delta under a value of a dimension of key, as Counted.Add does.
 	Count(key, name, value string, delta int64)
-	// Mark marks key under match in a step, as Topper has it.
-	Mark(match string, s Slot, key string)
 	// Drop takes away members, registers, ledger, history and dimensions of a counter that existed with version;
 	// Judge makes its State zero.
 	Drop(key string, v Version)
@@ -118,7 +116,6 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			}
 			s.Gain(step, c, now)
 			count(step, s, c)
-			mark(step, s, c)
 			enter(step, s, c, before, now)
 			step.Changed(c.Key, nil, nil, false)
 			return nil
@@ -157,7 +154,6 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		s := states[i]
 		s.Gain(step, c, now)
 		count(step, s, c)
-		mark(step, s, c)
 		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}

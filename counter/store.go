@@ -47,10 +47,7 @@ type Change struct {
 	// Merged is how many changes the Combiner made one of: 0 or 1 for none. It
 	// merges what rules call Sum. A store refuses, with ErrKind, a merged change of
 	// a counter that was made as another kind; the Combiner makes them one by one.
-	Merged int
-	// Light is the number of the running step of the rule's finest bucket when this process knows that the
-	// counter need not be marked in it, see Tops. Else it is none.
-	Light       int64
+	Merged      int
 	Join, Leave []string // distinct, at most MaxMembers together
 	Reason, By  string
 	Dimensions  []Dimension // of Add to a Sum; of distinct names, which the rule has
@@ -308,7 +305,7 @@ type Store interface {
 	Reader
 	Feed
 	Limiter
-	Topper
+	TopStore
 	// Close ends what the store runs. Calls under way or after it fail with
 	// ErrUnavailable. Watches are closed before.
 	Close() error

@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -25,12 +25,13 @@ const (
 	// MaxTop is how many one answer has.
 	MaxTop = 100
 
-	settled   = 5 * time.Second // after its end a step is closed: whoever was slow has marked by then
-	topLists  = 1 << 14         // closed lists that a process remembers; those not asked for longest go
-	topLooked = 64              // counters, at least, whose gain is read for an answer
-	topMerged = 1 << 9          // merged lists that a process remembers, likewise
-	mergeOf   = 32              // closed lists are merged into one
-	unmarked  = time.Minute     // after its end nobody marks in a step any more
+	maxPruned  = 4 * TopMost     // keys of a pruned map
+	topLooked  = 64              // counters, at least, whose gain is read for an answer
+	blockSteps = 16              // closed steps whose lists are remembered as one sum
+	topBlocks  = 512             // such sums that a process remembers; the one not asked for longest goes
+	closeLate  = 5 * time.Second // after its end a step is closed: slow writes have marked by then
+	stepLate   = time.Minute     // after its end nobody counts or marks in a step any more
+	maxBehind  = 256             // long steps that are closed late, after nobody ran for a while
 )
 
 // Gained is a counter and what it gained.
@@ -45,272 +46,162 @@ type TopList struct {
 	Most   []Gained
 }
 
-// Topper is the part of a store that knows which counters may have gained most.
-type Topper interface {
-	// Marked returns the counters that were marked under match in steps that are not closed, by the numbers of
-	// the steps, which have the length of the rule's finest bucket.
+// TopStore is the part of a store that knows which sums may have gained most.
+type TopStore interface {
+	// Mark notes that keys may be among those under match that gained most in a step of the rule's finest bucket.
+	// Marks are as safe as changes, and stay until KeepTop.
+	Mark(ctx context.Context, match string, number int64, keys []string) error
+	// Marked returns the keys that are marked under match, by the numbers of the steps.
 	Marked(ctx context.Context, match string) (map[int64][]string, error)
 	// KeepTop keeps a list as long as kept says, and forgets that marks were marked in its step.
 	KeepTop(ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string) error
 	// TopLists returns the lists of the steps of a length from the number from to that before to, in any order.
 	TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]TopList, error)
-}
-
-// Gainers is the part of a store on a server of its own that reads what many sums gained, in as few round trips as it can.
-type Gainers interface {
 	// Running returns for each of keys, which are distinct, its newest slot of steps of that length, the zero Slot for none.
 	Running(ctx context.Context, keys []string, step time.Duration) ([]Slot, error)
 	// Histories returns for each of keys, which are distinct, what Reader.History does.
 	Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]Gain, error)
 }
 
-// mark notes that c may be among those that gained most in the running step, unless who made c knows better.
-func mark(step Step, s *State, c *Change) {
-	if !c.Rule.Top || s.Kind != Sum || c.Verb != Add || c.Delta <= 0 {
-		return
+// HistoriesOf returns what Histories of a TopStore does, from a store that reads one counter as fast as many.
+func HistoriesOf(ctx context.Context, from Reader, keys []string, step time.Duration, first, to int64) ([][]Gain, error) {
+	all := make([][]Gain, len(keys))
+	for i, key := range keys {
+		var err error
+		if _, all[i], err = from.History(ctx, key, step, first, to); err != nil {
+			return nil, err
+		}
 	}
-	slot := *s.Slots.of(uint32(c.Rule.Buckets[0].Step/time.Second), c.Rule)
-	if int64(slot.Number) != c.Light {
-		step.Mark(c.Rule.Match, slot, c.Key)
-	}
+	return all, nil
 }
 
-// Marks reports whether c marks its counter: so its record is to see it, also of a sum that is spread.
-func (c *Change) Marks() bool { return c.Rule.Top && c.Verb == Add && c.Delta > 0 && c.Light <= 0 }
-
-// summary says of each key at least what it gained, and at most so much more as it has missed: a
-// thousandth of half of all at most. It is the summary of Misra and Gries, which is that of "Space-Saving"
-// (Metwally, Agrawal, El Abbadi, 2005) in another form (Agarwal, Cormode, Huang, Phillips, Wei, Yi:
-// Mergeable Summaries, 2012). When it is full every key loses what half of them have at most, and those that
-// have nothing then go. There is no lock.
-type summary struct {
+// prunedMap says how much each key gained, and how much all did. It has at most maxPruned keys: when it is full, every key
+// loses what half of them have at most, and those that have nothing left go. So a key gained at least what keys says,
+// and at most missed more. Each time that missed grows by n, half of the keys lose n, so missed is at most
+// 2/maxPruned of the total, a 2,000th. This is the summary of Misra and Gries (Finding Repeated Elements, 1982), which
+// bounds the error as Space-Saving does (Metwally, Agrawal, El Abbadi, 2005; see Agarwal, Cormode, Huang, Phillips,
+// Wei, Yi: Mergeable Summaries, 2012).
+type prunedMap struct {
 	total, missed int64
-	keys          map[uint64]weight // by the hashes of keys; at most room
+	keys          map[string]int64
 }
 
-type weight struct {
-	gained int64
-	marked bool
+// add returns what key gained at most.
+func (p *prunedMap) add(key string, n int64) int64 {
+	p.total = Saturated(p.total, n)
+	gained, ok := p.keys[key]
+	if !ok {
+		if len(p.keys) >= maxPruned {
+			p.missed = Saturated(p.missed, prune(p.keys))
+		}
+		key = strings.Clone(key) // it may be a part of a request
+	}
+	gained = Saturated(gained, n)
+	p.keys[key] = gained
+	return Saturated(gained, p.missed)
 }
 
-const room = 4 * TopMost
-
-// hashed is what stands for a key in summaries: it needs no copy of the key. Two keys with one hash would be taken for one; nobody can
-// choose them, and among the keys of a summary there are two in one of 10^12 steps.
-func hashed(key string) uint64 { return maphash.String(seed, key) }
-
-var seed = maphash.MakeSeed()
-
-func (s *summary) add(hash uint64, n int64) weight {
-	s.total = Saturated(s.total, n)
-	w, ok := s.keys[hash]
-	if !ok && len(s.keys) >= room {
-		s.thin()
-	}
-	if s.keys == nil {
-		s.keys = map[uint64]weight{}
-	}
-	w.gained = Saturated(w.gained, n)
-	s.keys[hash] = w
-	return w
-}
-
-func (s *summary) thin() {
-	all := make([]int64, 0, len(s.keys))
-	for _, w := range s.keys {
-		all = append(all, w.gained)
-	}
+// prune takes from all keys what half of them have at most, and returns it. Keys that have nothing left go.
+func prune(keys map[string]int64) int64 {
+	all := slices.AppendSeq(make([]int64, 0, len(keys)), maps.Values(keys))
 	slices.Sort(all)
 	least := all[len(all)/2]
-	for hash, w := range s.keys {
-		if w.gained -= least; w.gained <= 0 {
-			delete(s.keys, hash)
+	for key, n := range keys {
+		if n > least {
+			keys[key] = n - least
 		} else {
-			s.keys[hash] = w
+			delete(keys, key)
 		}
 	}
-	s.missed = Saturated(s.missed, least)
+	return least
 }
 
-// heavy reports whether w may have gained more than a thousandth of all.
-func (s *summary) heavy(w weight) bool { return Saturated(w.gained, s.missed) > s.total/TopMost }
-
-// running is what one rule's counters gained in the running step and in the one before it, by changes of this process.
-type running struct {
-	mu     sync.Mutex // guards all below
-	began  int64      // the step in which this process began: another one may have counted in it, too
-	number int64
-	summary
-	last   int64 // the number of before
-	before summary
-
-	marks marks // for who is alone: those of the store
+// openStep is what the counters of a rule gained in a running step, by changes of this process.
+type openStep struct {
+	prunedMap
+	marked map[string]bool // in the store
 }
 
-// marks are what a store has in steps that are not closed, for a process that is alone in front of it: so that it does not
-// read what it wrote. There are as many as in the store.
-type marks struct {
-	whole bool                      // none is missing, and what is marked from now on is weighed; else the store has to be asked
-	lost  int                       // how often one may have been lost
-	steps map[int64]map[string]bool // true: more than was weighed may have been counted in that step
+// topOf is what a process knows of a rule with top.
+type topOf struct {
+	mu   sync.Mutex
+	open map[int64]*openStep // the newest step and its neighbours, since writes at the end of a step overlap
+
+	next []int64 // by bucket: the step whose list is to be made next; used by the closer alone
 }
 
-func (m *marks) add(number int64, key string, others bool) {
-	if m.steps == nil {
-		m.steps = map[int64]map[string]bool{}
+// at is called with mu.
+func (r *topOf) at(number int64) *openStep {
+	s := r.open[number]
+	if s == nil {
+		maps.DeleteFunc(r.open, func(n int64, _ *openStep) bool { return n < number-1 || n > number+1 })
+		s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]bool{}}
+		r.open[number] = s
 	}
-	if m.steps[number] == nil {
-		m.steps[number] = map[string]bool{}
-	}
-	m.steps[number][key] = others
+	return s
 }
 
-// remove forgets one that may be in the store nevertheless.
-func (m *marks) remove(number int64, key string) {
-	delete(m.steps[number], key)
-	m.whole = false
-	m.lost++
-}
-
-// list returns the marks of each step, nil when one may be missing.
-func (r *running) list() map[int64][]string {
+// add reports whether key has to be marked: it is not, and may have gained more than a thousandth of all.
+func (r *topOf) add(number int64, key string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.marks.whole {
-		return nil
-	}
-	steps := make(map[int64][]string, len(r.marks.steps))
-	for number, keys := range r.marks.steps {
-		steps[number] = slices.AppendSeq(make([]string, 0, len(keys)), maps.Keys(keys))
-	}
-	return steps
+	s := r.at(number)
+	return s.add(key, n) > s.total/TopMost && !s.marked[key]
 }
 
-func (r *running) losses() int {
+// isMarked reports whether key is marked in a step.
+func (r *topOf) isMarked(number int64, key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.marks.lost
+	s := r.open[number]
+	return s != nil && s.marked[key]
 }
 
-// learn takes what was read after losses returned lost. Of steps that are settled it is all there is.
-func (r *running) learn(steps map[int64][]string, lost int, settled func(number int64) bool) {
+// mark notes that the store has marked keys.
+func (r *topOf) mark(number int64, keys []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := &r.marks
-	maps.DeleteFunc(m.steps, func(number int64, _ map[string]bool) bool { return settled(number) })
-	for number, keys := range steps {
-		others := false
-		for _, key := range keys {
-			if _, mine := m.steps[number][key]; !mine {
-				others = true
-				m.add(number, key, !m.whole)
-			}
-		}
-		if others && !m.whole { // those of this process may have been marked before, too
-			for key := range m.steps[number] {
-				m.steps[number][key] = true
-			}
-		}
-	}
-	m.whole = m.lost == lost
-}
-
-// closed forgets a step.
-func (r *running) closed(number int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.marks.steps, number)
-}
-
-// weigh adds to a counter, and returns the number of the step in which nobody needs to mark it, -1 for none.
-func (r *running) weigh(key string, n, number int64, alone bool) (light int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if number != r.number {
-		r.before, r.last = r.summary, r.number
-		r.number, r.summary = number, summary{}
-	}
-	hash := hashed(key)
-	w := r.add(hash, n)
-	if w.marked || !r.heavy(w) {
-		return number
-	}
-	w.marked = true
-	r.keys[hash] = w
-	if alone && !r.marks.steps[number][key] {
-		r.marks.add(number, strings.Clone(key), false) // before it is written: so none is missing
-	}
-	return -1
-}
-
-// failed takes back what weigh added: it was not made, or nobody knows.
-func (r *running) failed(key string, n, number, light int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if light < 0 {
-		r.marks.remove(number, key)
-	}
-	hash := hashed(key)
-	if w, ok := r.keys[hash]; ok && number == r.number {
-		r.keys[hash] = weight{gained: w.gained - n}
-		r.total -= n
-	}
-}
-
-// known adds to sums what the marked keys gained in a step, and returns the keys whose gain this process does not
-// know. A key that only this process marked, and that is no longer in the summary, gained too little to be listed.
-func (r *running) known(number int64, keys []string, sums map[string]int64) (rest []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	of := r.keys
-	switch {
-	case number <= r.began:
-		return keys
-	case number == r.last:
-		of = r.before.keys
-	case number != r.number:
-		return keys
+	s := r.open[number]
+	if s == nil { // of an earlier step
+		return
 	}
 	for _, key := range keys {
-		w, ok := of[hashed(key)]
-		switch {
-		case r.marks.steps[number][key] || ok && w.gained <= 0:
-			rest = append(rest, key)
-		case ok:
-			sums[key] = Saturated(sums[key], w.gained)
-		}
+		s.marked[strings.Clone(key)] = true
 	}
-	return rest
 }
 
-// Tops stand in front of a store, behind the Combiner, and know what gains most under the rules with top. The
+// TopTracker stands in front of a store, behind the Combiner, and knows what gains most under the rules with top. The
 // package doc says how.
-type Tops struct {
+type TopTracker struct {
 	Store
-	rules map[*Rule]*running
-	lists *lru.Cache[listOf, []Gained] // of steps that are closed, without any for those in which nobody gained
-	// merged has the sums of mergeOf lists that follow each other, by the number of the first. A list of room counters leaves
-	// out none with more than a 4,000th of the sum, and what they gained is read for an answer anyhow.
-	merged *lru.Cache[listOf, []Gained]
-	alone  bool    // nobody else changes what is in the store
-	many   Gainers // nil: the store is in this process
+	rules  map[*Rule]*topOf
+	blocks *lru.Cache[blockOf, map[string]int64]
 	log    zerolog.Logger
-	ahead  atomic.Int64 // nanoseconds that the store's clock is ahead of ours
+	ahead  atomic.Int64 // nanoseconds that the clock of the store is ahead of ours
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // the closer
 }
 
-type listOf struct {
-	match  string
-	step   time.Duration
-	number int64
+// blockOf names the sum of blockSteps lists that follow each other.
+type blockOf struct {
+	rule  *Rule
+	level int // of the bucket
+	first int64
 }
 
-// NewTops returns tops in front of a store; alone says that no other process changes what is in it, and many is nil when the store is
-// in this process. Close ends them, and not the store.
-func NewTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
-	t := newTops(to, rules, alone, many, log)
+// NewTopTracker returns a tracker in front of a store. Close ends it, and not the store.
+func NewTopTracker(to Store, rules *Rules, log zerolog.Logger) *TopTracker {
+	t := &TopTracker{Store: to, rules: map[*Rule]*topOf{}, log: log}
+	for _, rule := range rules.All() {
+		if rule.Top {
+			t.rules[rule] = &topOf{open: map[int64]*openStep{}, next: make([]int64, len(rule.Buckets))}
+		}
+	}
+	var err error
+	if t.blocks, err = lru.New[blockOf, map[string]int64](topBlocks); err != nil { // a size under 1
+		panic(err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {
@@ -319,264 +210,248 @@ func NewTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logge
 	return t
 }
 
-// newTops is NewTops without the closer.
-func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
-	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, many: many, log: log}
-	for _, rule := range rules.All() {
-		if rule.Top {
-			t.rules[rule] = &running{began: t.now().Unix() / int64(rule.Buckets[0].Step/time.Second)}
-		}
-	}
-	var err error
-	if t.lists, err = lru.New[listOf, []Gained](topLists); err != nil { // a size under 1
-		panic(err)
-	}
-	if t.merged, err = lru.New[listOf, []Gained](topMerged); err != nil {
-		panic(err)
-	}
-	return t
-}
-
 // Close waits for the closer.
-func (t *Tops) Close() error {
+func (t *TopTracker) Close() error {
 	t.stop()
 	t.wg.Wait()
 	return nil
 }
 
-func (t *Tops) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
+// now is the time by the clock of the store, as far as its last answer says it.
+func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
 
-// Apply is as Writer says. It tells the store which counters need no mark.
-func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
-	now, any := t.now().Unix(), false
-	each := func(f func(i, j int, c *Change, r *running, number int64)) {
-		for i := range ops {
-			for j := range ops[i].Changes {
-				c := &ops[i].Changes[j]
-				if c.Verb != Add || c.Delta <= 0 || !c.Rule.Top {
-					continue
+// Apply is as Writer says. What may have gained most is marked before a change is acknowledged.
+func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
+	type stepOf struct {
+		rule   *Rule
+		number int64
+	}
+	type change struct {
+		op  int
+		key string
+	}
+	results := t.Store.Apply(ctx, ops)
+	var newest time.Time
+	var due map[stepOf][]change
+	for i := range ops {
+		for j := range results[i].Counters { // an op that failed has none
+			c, is := &ops[i].Changes[j], &results[i].Counters[j]
+			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
+				continue
+			}
+			if !results[i].Replay {
+				newest = is.Updated
+			}
+			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			if t.hasToMark(c, at.number, results[i].Replay) {
+				if due == nil {
+					due = map[stepOf][]change{}
 				}
-				if r := t.rules[c.Rule]; r != nil {
-					f(i, j, c, r, now/int64(c.Rule.Buckets[0].Step/time.Second))
-				}
+				due[at] = append(due[at], change{i, c.Key})
 			}
 		}
 	}
-	each(func(_, _ int, c *Change, r *running, number int64) {
-		any = true
-		c.Light = r.weigh(c.Key, c.Delta, number, t.alone)
-	})
-	results := t.Store.Apply(ctx, ops)
-	if !any {
-		return results
+	if !newest.IsZero() {
+		t.ahead.Store(int64(time.Until(newest)))
 	}
-	var last time.Time
-	each(func(i, j int, c *Change, r *running, number int64) {
-		if results[i].Err != nil || results[i].Replay {
-			r.failed(c.Key, c.Delta, number, c.Light)
-		} else if at := results[i].Counters[j].Updated; !at.IsZero() {
-			last = at
+	for at, changes := range due {
+		keys := make([]string, len(changes))
+		for i, c := range changes {
+			keys[i] = c.key
 		}
-	})
-	if !last.IsZero() {
-		t.ahead.Store(int64(time.Until(last)))
+		slices.Sort(keys)
+		keys = slices.Compact(keys)
+		if err := t.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
+			for _, c := range changes { // it was made, and may be repeated like one without an answer
+				results[c.op] = Result{Err: err}
+			}
+			continue
+		}
+		t.rules[at.rule].mark(at.number, keys)
 	}
 	return results
 }
 
+// hasToMark reports whether the counter of c has to be marked in the step in which it gained. A replay may be of a change whose
+// process died before it marked.
+func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
+	switch r := t.rules[c.Rule]; {
+	case r == nil: // a rule of others
+		return false
+	case replay:
+		return !r.isMarked(number, c.Key)
+	default:
+		return r.add(number, c.Key, c.Delta)
+	}
+}
+
+// numberOf returns the number of the step at a time.
+func numberOf(at time.Time, step time.Duration) int64 {
+	return floor(at.Unix(), int64(step/time.Second))
+}
+
 // Top returns the n counters of a rule that gained most in the time before now, most first. Its error is
 // ErrTime, ErrHistory or the store's.
-func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
-	q, err := rule.Window(last, time.Now())
+func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
+	now := t.now()
+	q, err := rule.Window(last, now)
 	if err != nil {
+		return nil, err
+	}
+	marked, err := t.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
+	if err != nil {
+		return nil, err
+	}
+	q.To = min(q.To, numberOf(now, q.Step)+2) // a time may end in the future, and clocks differ
+	sums := map[string]int64{}
+	level := slices.IndexFunc(rule.Buckets, func(b Bucket) bool { return b.Step == q.Step })
+	lists := topLists{t, rule, now, math.MaxInt64}
+	for number := range marked {
+		lists.open = min(lists.open, number)
+	}
+	if err := lists.sum(ctx, level, q.From, q.To, sums); err != nil {
 		return nil, err
 	}
 	fine := rule.Buckets[0].Step
-	marked, err := t.marked(ctx, rule) // first: what is closed meanwhile is in a list by then
+	maps.DeleteFunc(marked, func(number int64, _ []string) bool { return number < q.From*int64(q.Step/fine) })
+	looked, err := t.sumMarked(ctx, fine, marked, sums)
 	if err != nil {
 		return nil, err
 	}
-	to := t.now().Unix()/int64(fine/time.Second) + 2 // clocks differ
-	each := int64(q.Step / fine)
-	first := q.From * each // of the fine steps that are needed
-	sums := map[string]int64{}
-	if err := t.sum(ctx, rule, len(rule.Buckets)-1, first, to, marked, sums); err != nil {
-		return nil, err
-	}
-	looked := map[string]bool{} // what these gained is read, for it is not known how much it may be
-	asked := map[string]int64{} // in which step these are marked, the newest
-	for number, keys := range marked {
-		if number < first {
-			continue
-		}
-		if t.alone {
-			keys = t.rules[rule].known(number, keys, sums)
-		}
-		for _, key := range keys {
-			switch was, again := asked[key]; {
-			case t.many == nil:
-				looked[key] = true
-			case again:
-				looked[key] = true
-				asked[key] = max(was, number)
-			default:
-				asked[key] = number
-			}
-		}
-	}
-	if len(asked) > 0 {
-		keys := slices.AppendSeq(make([]string, 0, len(asked)), maps.Keys(asked))
-		slots, err := t.many.Running(ctx, keys, fine)
-		if err != nil {
-			return nil, err
-		}
-		for i, key := range keys {
-			if int64(slots[i].Number) > asked[key] { // it has gained more since, and what it gained in that step is in its history
-				looked[key] = true
-			} else if int64(slots[i].Number) == asked[key] {
-				sums[key] = Saturated(sums[key], slots[i].Value)
-			}
-		}
-	}
-	all := make([]Gained, 0, len(sums))
-	for key, value := range sums {
-		all = append(all, Gained{key, value})
-	}
-	slices.SortFunc(all, mostFirst)
+	all := ranked(sums)
 	for _, g := range all[:min(len(all), max(2*n, topLooked))] {
 		looked[g.Key] = true
 	}
-	// What made them the first is little more than a guess; what is told is what they gained.
-	out, err := t.read(ctx, slices.Collect(maps.Keys(looked)), q)
+	// What made them the first is little more than a guess; what is answered is what they gained.
+	most, err := t.read(ctx, slices.Collect(maps.Keys(looked)), q)
 	if err != nil {
 		return nil, err
 	}
-	return out[:min(n, len(out))], nil
+	return most[:min(n, len(most))], nil
 }
 
-// marked is what the store's Marked returns, and asks it only when it may know more than this process.
-func (t *Tops) marked(ctx context.Context, rule *Rule) (map[int64][]string, error) {
-	if !t.alone {
-		return t.Store.Marked(ctx, rule.Match)
-	}
-	if steps := t.rules[rule].list(); steps != nil {
-		return steps, nil
-	}
-	return t.readMarks(ctx, rule)
-}
-
-// readMarks asks the store, and remembers what it says.
-func (t *Tops) readMarks(ctx context.Context, rule *Rule) (map[int64][]string, error) {
-	r := t.rules[rule]
-	lost := r.losses()
-	steps, err := t.Store.Marked(ctx, rule.Match)
-	if err == nil && t.alone {
-		now, fine := t.now(), rule.Buckets[0].Step
-		r.learn(steps, lost, func(number int64) bool { return isSettled(number, fine, now) })
-	}
-	return steps, err
-}
-
-// sum adds up the lists of the fine steps from a number to that before another: those of long steps that are within, and
-// those of shorter ones for what no long one has. level is that of the longest.
-func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, marked map[int64][]string, sums map[string]int64) error {
-	b, fine := rule.Buckets[level], rule.Buckets[0].Step
-	each := int64(b.Step / fine)
-	now := t.now()
-	if level == 0 {
-		from = max(from, (now.Unix()-int64(listRetention(rule, 0)/time.Second))/int64(fine/time.Second))
-	}
-	first, last := floor(from+each-1, each), floor(to, each) // the steps that are within
-	if first >= last {
-		if level == 0 || from >= to {
-			return nil
-		}
-		return t.sum(ctx, rule, level-1, from, to, marked, sums)
-	}
-	never := func(number int64) bool {
-		if level > 0 { // the closer makes one while those of its parts are kept
-			return number*int64(b.Step/time.Second) < now.Add(-listRetention(rule, level-1)).Unix()
-		}
-		return len(marked[number]) == 0 && isSettled(number, fine, now.Add(-unmarked))
-	}
-	missing := from
-	fill := func(to int64) error { // from shorter steps
-		if level == 0 || missing >= to {
-			return nil
-		}
-		return t.sum(ctx, rule, level-1, missing, to, marked, sums)
-	}
-	add := func(list []Gained) {
-		for _, g := range list {
-			sums[g.Key] = Saturated(sums[g.Key], g.Value)
-		}
-	}
-	for number := first; number < last; {
-		begin := floor(number, mergeOf) * mergeOf
-		end := min(begin+mergeOf, last)
-		whole := number == begin && end == begin+mergeOf
-		at := listOf{rule.Match, b.Step, begin}
-		if list, ok := t.merged.Get(at); ok && whole {
-			add(list)
-			if err := fill(number * each); err != nil {
-				return err
-			}
-			missing, number = end*each, end
-			continue
-		}
-		lists, err := t.closed(ctx, rule, b.Step, number, end, never)
-		if err != nil {
-			return err
-		}
-		whole = whole && isSettled(end-1, b.Step, now.Add(-unmarked))
-		for ; number < end; number++ {
-			list, ok := lists[number]
-			if !ok || list == nil && level > 0 {
-				whole = whole && never(number) && (level == 0 || never(number+1)) // the parts of the step are forgotten, too
-				continue
-			}
-			add(list)
-			if err := fill(number * each); err != nil {
-				return err
-			}
-			missing = (number + 1) * each
-		}
-		if whole {
-			t.merged.Add(at, mergeLists(lists))
-			for ; begin < end; begin++ { // few are asked for again: those at the ends of a time
-				t.lists.Remove(listOf{rule.Match, b.Step, begin})
-			}
-		}
-	}
-	return fill(to)
-}
-
-// mergeLists returns what the counters of lists gained in all of them, the room greatest of them.
-func mergeLists(lists map[int64][]Gained) []Gained {
-	sums := map[string]int64{}
-	for _, list := range lists {
-		for _, g := range list {
-			sums[g.Key] = Saturated(sums[g.Key], g.Value)
-		}
-	}
+// ranked returns what counters gained, most first.
+func ranked(sums map[string]int64) []Gained {
 	all := make([]Gained, 0, len(sums))
 	for key, value := range sums {
 		all = append(all, Gained{key, value})
 	}
 	slices.SortFunc(all, mostFirst)
-	return slices.Clone(all[:min(len(all), room)])
+	return all
+}
+
+func mostFirst(a, b Gained) int {
+	return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key))
+}
+
+// sumMarked adds what marked counters gained in the steps in which they are marked. It returns those of which only their
+// history says it, since they have gained more in a later step.
+func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked map[int64][]string, sums map[string]int64) (past map[string]bool, err error) {
+	past = map[string]bool{}
+	newest := map[string]Slot{}
+	for _, keys := range marked {
+		for _, key := range keys {
+			newest[key] = Slot{}
+		}
+	}
+	if len(newest) == 0 {
+		return past, nil
+	}
+	keys := slices.Collect(maps.Keys(newest))
+	slots, err := t.Running(ctx, keys, step)
+	if err != nil {
+		return nil, err
+	}
+	for i, key := range keys {
+		newest[key] = slots[i]
+	}
+	for number, keys := range marked {
+		for _, key := range keys {
+			switch slot := newest[key]; {
+			case int64(slot.Number) > number:
+				past[key] = true
+			case int64(slot.Number) == number:
+				sums[key] = Saturated(sums[key], slot.Value)
+			}
+		}
+	}
+	return past, nil
+}
+
+// topLists adds up the lists of a rule for one question.
+type topLists struct {
+	*TopTracker
+	rule *Rule
+	now  time.Time
+	open int64 // the first of the shortest steps that has marks: its list may have to be made yet
+}
+
+// sum adds up the lists of the steps of a bucket from a number to that before another.
+func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[string]int64) error {
+	step := l.rule.Buckets[level].Step
+	from = max(from, numberOf(l.now.Add(-listRetention(l.rule, level)), step))
+	to = min(to, numberOf(l.now, step)+2) // clocks differ
+	for from < to {
+		end := min(to, (floor(from, blockSteps)+1)*blockSteps)
+		block, err := l.block(ctx, level, from, end)
+		if err != nil {
+			return err
+		}
+		for key, n := range block {
+			sums[key] = Saturated(sums[key], n)
+		}
+		from = end
+	}
+	return nil
+}
+
+// block returns the sum of at most blockSteps lists. Where a long step has none, those of its parts are added up: it is
+// not over, or nobody ran to make its list. A block is remembered when no further list can come into it.
+func (l topLists) block(ctx context.Context, level int, from, to int64) (map[string]int64, error) {
+	step, at := l.rule.Buckets[level].Step, blockOf{l.rule, level, from}
+	whole := to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate)) && (level > 0 || to <= l.open)
+	if block, ok := l.blocks.Get(at); ok && whole {
+		return block, nil
+	}
+	lists, err := l.TopLists(ctx, l.rule.Match, step, from, to)
+	if err != nil {
+		return nil, err
+	}
+	sums, listed := map[string]int64{}, map[int64]bool{}
+	for _, list := range lists {
+		listed[list.Number] = true
+		for _, g := range list.Most {
+			sums[g.Key] = Saturated(sums[g.Key], g.Value)
+		}
+	}
+	for number := from; number < to && level > 0; number++ {
+		if listed[number] {
+			continue
+		}
+		parts := int64(step / l.rule.Buckets[level-1].Step)
+		if err := l.sum(ctx, level-1, number*parts, (number+1)*parts, sums); err != nil {
+			return nil, err
+		}
+		whole = whole && isOver(number, step, l.now.Add(-listRetention(l.rule, level-1))) // else its list may still be made
+	}
+	if whole {
+		for len(sums) > maxPruned {
+			prune(sums)
+		}
+		l.blocks.Add(at, sums)
+	}
+	return sums, nil
 }
 
 // read returns those of keys that gained something, most first.
-func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
+func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
 	gained := make([]Gained, 0, len(keys))
-	steps := min(q.To, t.now().Unix()/int64(q.Step/time.Second)+2) - q.From // a time may end in the future
-	atOnce := int(max(1, stepsAtOnce/max(stepsOfRead, steps)))
+	atOnce := int(max(1, stepsAtOnce/max(stepsOfRead, q.To-q.From)))
 	for some := range slices.Chunk(keys, atOnce) {
 		if len(gained) > 0 {
 			time.Sleep(breath)
 		}
-		histories, err := t.histories(ctx, some, q)
+		histories, err := t.Histories(ctx, some, q.Step, q.From, q.To)
 		if err != nil {
 			return nil, err
 		}
@@ -591,157 +466,70 @@ func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, e
 	return gained, nil
 }
 
-// histories returns what each of keys gained.
-func (t *Tops) histories(ctx context.Context, keys []string, q Question) ([][]Gain, error) {
-	if t.many != nil {
-		return t.many.Histories(ctx, keys, q.Step, q.From, q.To)
-	}
-	all := make([][]Gain, len(keys))
-	for i, key := range keys {
-		_, gains, err := t.Store.History(ctx, key, q.Step, q.From, q.To)
-		if err != nil {
-			return nil, err
-		}
-		all[i] = gains
-	}
-	return all, nil
-}
-
-func mostFirst(a, b Gained) int {
-	if a.Value != b.Value {
-		return cmp.Compare(b.Value, a.Value)
-	}
-	return cmp.Compare(a.Key, b.Key)
-}
-
-// isSettled reports whether a step is over, and whoever was slow has marked.
-func isSettled(number int64, step time.Duration, now time.Time) bool {
-	return (number+1)*int64(step/time.Second) <= now.Add(-settled).Unix()
-}
-
-// closed returns the lists of steps of a length, by their numbers. An import has also made lists of steps that are running.
-// never says of a step that is not closed that it never will be.
-func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64, never func(number int64) bool) (map[int64][]Gained, error) {
-	out := map[int64][]Gained{}
-	now := t.now()
-	for number := from; number < to; {
-		if list, ok := t.lists.Get(listOf{rule.Match, step, number}); ok {
-			out[number] = list
-			number++
-			continue
-		}
-		end := number + 1
-		for end < to && !t.lists.Contains(listOf{rule.Match, step, end}) {
-			end++
-		}
-		found, err := t.Store.TopLists(ctx, rule.Match, step, number, end)
-		if err != nil {
-			return nil, err
-		}
-		for _, l := range found {
-			out[l.Number] = l.Most
-			if isSettled(l.Number, step, now) {
-				t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
-			}
-		}
-		for ; number < end; number++ {
-			if _, ok := out[number]; !ok && never(number) {
-				t.lists.Add(listOf{rule.Match, step, number}, nil)
-			}
-		}
-	}
-	return out, nil
+// isOver reports whether a step is over at a time.
+func isOver(number int64, step time.Duration, at time.Time) bool {
+	return (number+1)*int64(step/time.Second) <= at.Unix()
 }
 
 // run closes steps until ctx ends: soon after the end of each, and not all processes at once.
-func (t *Tops) run(ctx context.Context) {
-	next := map[listOf]int64{}  // the steps of longer buckets that are to be closed next, by rule and length
-	for rule := range t.rules { // before others than those of a process that was here before are marked
-		if _, err := t.marked(ctx, rule); err != nil && ctx.Err() == nil {
-			t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: what may have gained most could not be read")
-		}
-	}
+func (t *TopTracker) run(ctx context.Context) {
 	for {
 		wait := time.Hour
-		for rule := range t.rules { // until its next step is settled, before a short one is no longer kept
-			step, late := rule.Buckets[0].Step, t.now().Add(-settled)
-			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, settled)/2))
+		for rule := range t.rules { // until its next step can be closed, before a short one is no longer kept
+			step, late := rule.Buckets[0].Step, t.now().Add(-closeLate)
+			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, closeLate)/2))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
 		}
-		for rule := range t.rules {
-			if err := t.close(ctx, rule, next); err != nil && ctx.Err() == nil {
+		for rule, r := range t.rules {
+			if err := t.close(ctx, rule, r); err != nil && ctx.Err() == nil {
 				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: what gained most could not be noted")
 			}
 		}
 	}
 }
 
-// close makes lists of the steps of a rule that are over.
-func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) error {
-	marked, err := t.readMarks(ctx, rule)
+// close makes lists of the steps of a rule that are over: of a short step from what is marked in it, of a long one from the lists
+// of its parts.
+func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
+	marked, err := t.Marked(ctx, rule.Match)
 	if err != nil {
 		return err
 	}
-	now := t.now()
-	before := now.Add(-settled).Unix()
-	fine := rule.Buckets[0]
+	late, fine := t.now().Add(-closeLate), rule.Buckets[0].Step
 	for number, keys := range marked {
-		if !isSettled(number, fine.Step, now) {
+		if !isOver(number, fine, late) {
 			continue
 		}
-		was, err := t.Store.TopLists(ctx, rule.Match, fine.Step, number, number+1)
+		listed, err := t.listed(ctx, rule, 0, number, number+1) // none, unless a mark came late
+		if err == nil {
+			err = t.keep(ctx, rule, 0, number, append(listed, keys...), keys)
+		}
 		if err != nil {
 			return err
 		}
-		all := slices.Clone(keys)
-		for _, l := range was { // somebody was late
-			for _, g := range l.Most {
-				all = append(all, g.Key)
-			}
-		}
-		if err := t.keep(ctx, rule, 0, number, all, keys); err != nil {
-			return err
-		}
 	}
-	done := (before - int64(fine.Step/time.Second)) / int64(fine.Step/time.Second) // the finer steps before it are closed
-	for i, b := range rule.Buckets[1:] {
-		finer := rule.Buckets[i]
-		at := listOf{match: rule.Match, step: b.Step}
-		each := int64(b.Step / finer.Step)
-		over := done / each
-		from, known := next[at]
-		if !known {
-			oldest := now.Add(-min(listRetention(rule, i), b.Kept)).Unix() / int64(b.Step/time.Second)
-			from = max(oldest+1, over-256)
-		}
-		for ; from < over; from++ {
-			is, err := t.Store.TopLists(ctx, rule.Match, b.Step, from, from+1)
-			if err != nil {
-				return err
-			}
-			if len(is) > 0 {
-				continue
-			}
-			parts, err := t.Store.TopLists(ctx, rule.Match, finer.Step, from*each, (from+1)*each)
-			if err != nil {
-				return err
-			}
-			var keys []string
-			for _, l := range parts {
-				for _, g := range l.Most {
-					keys = append(keys, g.Key)
+	closed := numberOf(late, fine) - 1 // the shorter steps before it are closed
+	for level := 1; level < len(rule.Buckets); level++ {
+		step, parts := rule.Buckets[level].Step, int64(rule.Buckets[level].Step/rule.Buckets[level-1].Step)
+		closed = floor(closed, parts)
+		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
+		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
+			is, err := t.TopLists(ctx, rule.Match, step, number, number+1)
+			if err == nil && len(is) == 0 { // no other process has made it
+				var keys []string
+				if keys, err = t.listed(ctx, rule, level-1, number*parts, (number+1)*parts); err == nil {
+					err = t.keep(ctx, rule, level, number, keys, nil)
 				}
 			}
-			if err := t.keep(ctx, rule, i+1, from, keys, nil); err != nil {
+			if err != nil {
 				return err
 			}
+			r.next[level] = number + 1
 		}
-		next[at] = from
-		done = from
 	}
 	return nil
 }
@@ -751,16 +539,27 @@ func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) err
 func listRetention(rule *Rule, level int) time.Duration {
 	kept := rule.Buckets[level].Kept
 	if level+1 < len(rule.Buckets) {
-		kept = max(kept, 2*rule.Buckets[level+1].Step+unmarked)
+		kept = max(kept, 2*rule.Buckets[level+1].Step+stepLate)
 	}
 	return kept
 }
 
-// keep reads what keys gained in a step of a bucket, and keeps those that gained most.
-func (t *Tops) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
-	b := rule.Buckets[level]
+// listed returns the keys in the lists of the steps of a bucket from a number to that before another.
+func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to int64) (keys []string, err error) {
+	lists, err := t.TopLists(ctx, rule.Match, rule.Buckets[level].Step, from, to)
+	for _, l := range lists {
+		for _, g := range l.Most {
+			keys = append(keys, g.Key)
+		}
+	}
+	return keys, err
+}
+
+// keep makes the list of a step of a bucket from keys, and forgets marks.
+func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
 	slices.Sort(keys)
-	most, err := t.read(ctx, slices.Compact(keys), Question{Step: b.Step, From: number, To: number + 1})
+	step := rule.Buckets[level].Step
+	most, err := t.read(ctx, slices.Compact(keys), Question{Step: step, From: number, To: number + 1})
 	if err != nil {
 		return err
 	}
@@ -768,21 +567,14 @@ func (t *Tops) keep(ctx context.Context, rule *Rule, level int, number int64, ke
 	for _, g := range most {
 		all = Saturated(all, g.Value)
 	}
-	few, _ := slices.BinarySearchFunc(most, all/TopMost, func(g Gained, least int64) int {
-		if g.Value > least {
-			return -1
-		}
-		return 1
-	})
-	list := TopList{Number: number, Most: most[:min(few, TopMost)]}
-	if err := t.Store.KeepTop(ctx, rule.Match, b.Step, list, listRetention(rule, level), marks); err != nil {
+	if few := slices.IndexFunc(most, func(g Gained) bool { return g.Value <= all/TopMost }); few >= 0 {
+		most = most[:few]
+	}
+	list := TopList{Number: number, Most: most[:min(len(most), TopMost)]}
+	if err := t.KeepTop(ctx, rule.Match, step, list, listRetention(rule, level), marks); err != nil {
 		return err
 	}
-	t.lists.Add(listOf{rule.Match, b.Step, number}, list.Most)
-	t.merged.Remove(listOf{rule.Match, b.Step, floor(number, mergeOf) * mergeOf}) // somebody was late
-	if marks != nil {
-		t.rules[rule].closed(number) // what asks meanwhile finds the list
-	}
+	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps}) // a mark may have come late
 	return nil
 }
 

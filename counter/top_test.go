@@ -2,6 +2,7 @@ package counter_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -41,7 +42,7 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countermem.New(countermem.Config{})
-		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
@@ -57,7 +58,7 @@ func TestTop(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		check := func(what string, tops *counter.Tops, last time.Duration) {
+		check := func(what string, tops *counter.TopTracker, last time.Duration) {
 			t.Helper()
 			total := int64(0)
 			var want []counter.Gained
@@ -106,7 +107,7 @@ func TestTop(t *testing.T) {
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
-		tops = counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		tops = counter.NewTopTracker(store, topRules, zerolog.Nop())
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
 		time.Sleep(2 * time.Hour)
@@ -136,7 +137,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					t.Fatal(err)
 				}
 				rule := rules.All()[0]
-				tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
+				tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, zerolog.Nop())
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
@@ -153,137 +154,110 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 	}
 }
 
-// marksRead counts how often a store is asked for its marks, and may lose its answers to changes.
-type marksRead struct {
+// topFaults is a store whose part for top lists may fail. It counts marks.
+type topFaults struct {
 	counter.Store
-	reads  atomic.Int64
-	silent atomic.Bool
+	marks              atomic.Int64
+	noMarks, noKeeping atomic.Bool
 }
 
-func (m *marksRead) Marked(ctx context.Context, match string) (map[int64][]string, error) {
-	m.reads.Add(1)
-	return m.Store.Marked(ctx, match)
-}
-
-func (m *marksRead) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := m.Store.Apply(ctx, ops)
-	if m.silent.Load() {
-		for i := range results {
-			results[i] = counter.Result{Err: counter.ErrUnavailable}
-		}
+func (s *topFaults) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	if s.noMarks.Load() {
+		return counter.ErrUnavailable
 	}
-	return results
+	s.marks.Add(int64(len(keys)))
+	return s.Store.Mark(ctx, match, number, keys)
 }
 
-// TestTopAlone: a process that is alone asks its store for marks when it starts and when a step is closed, and after an answer
-// was lost; and what it tells is right nevertheless, also of what a process before it has counted in the same step.
-func TestTopAlone(t *testing.T) {
+func (s *topFaults) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
+	if s.noKeeping.Load() {
+		return counter.ErrUnavailable
+	}
+	return s.Store.KeepTop(ctx, match, step, list, kept, marks)
+}
+
+// TestTopMarks: what is acknowledged is marked, also by a replay; a counter is marked once in a step, and few of many
+// that gain little are.
+func TestTopMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		under := countermem.New(countermem.Config{})
-		gain(t, under, "v:before", 1000)
-		gain(t, under, "v:both", 1000)
-		store := &marksRead{Store: under}
-		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		store := &topFaults{Store: countermem.New(countermem.Config{})}
+		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
 		defer tops.Close()
-		synctest.Wait()
-		expect := func(reads int64, want ...counter.Gained) {
+		other := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		defer other.Close()
+		expect := func(want ...counter.Gained) {
 			t.Helper()
-			got, err := tops.Top(t.Context(), topRule, 30*time.Minute, len(want))
-			if err != nil || !slices.Equal(got, want) {
-				t.Errorf("%v, %v, want %v", got, err, want)
-			}
-			if n := store.reads.Load(); n != reads {
-				t.Errorf("the marks were read %d times, want %d", n, reads)
+			for _, tops := range []*counter.TopTracker{tops, other} {
+				got, err := tops.Top(t.Context(), topRule, 30*time.Minute, len(want))
+				if err != nil || !slices.Equal(got, want) {
+					t.Errorf("%v, %v, want %v", got, err, want)
+				}
 			}
 		}
-		expect(1, counter.Gained{Key: "v:before", Value: 1000}, counter.Gained{Key: "v:both", Value: 1000})
-		gain(t, tops, "v:both", 1)
-		gain(t, tops, "v:own", 900)
-		for n := range 20_000 { // of so many the summary forgets, but nobody
+		op := counter.Op{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000}}, Identity: counter.IdentityOf("v:a", "", "1")}
+		store.noMarks.Store(true)
+		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Fatalf("a change whose counter cannot be marked is %+v", r)
+		}
+		store.noMarks.Store(false)
+		if r := other.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil || !r.Replay {
+			t.Fatalf("its repetition is %+v", r)
+		}
+		expect(counter.Gained{Key: "v:a", Value: 1000})
+		for range 10 {
+			gain(t, tops, "v:a", 1)
+			gain(t, tops, "v:a", -1)
+			gainUnder(t, tops, topRules.All()[1], "w:1", 1)
+		}
+		if n := store.marks.Load(); n != 2 { // of each process one
+			t.Errorf("%d marks, want 2", n)
+		}
+		time.Sleep(time.Minute)
+		gain(t, tops, "v:a", 1)
+		if n := store.marks.Load(); n != 3 {
+			t.Errorf("%d marks after a minute, want 3", n)
+		}
+		gain(t, tops, "v:b", 100_000)
+		for n := range 20_000 {
 			gain(t, tops, fmt.Sprint("v:", n%10_000), 1)
 		}
-		three := []counter.Gained{{Key: "v:both", Value: 1001}, {Key: "v:before", Value: 1000}, {Key: "v:own", Value: 900}}
-		expect(1, three...)
-		store.silent.Store(true)
-		if r := tops.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v:silent", Rule: topRule, Verb: counter.Add, Delta: 950}}}})[0]; r.Err == nil {
-			t.Fatal("the answer was not lost")
+		expect(counter.Gained{Key: "v:b", Value: 100_000}, counter.Gained{Key: "v:a", Value: 1001})
+		if n := store.marks.Load(); n != 4 {
+			t.Errorf("%d marks, want 4: the others gained less than a thousandth", n)
 		}
-		store.silent.Store(false)
-		four := slices.Insert(three, 2, counter.Gained{Key: "v:silent", Value: 950})
-		expect(2, four...)
-		expect(2, four...)
-		time.Sleep(time.Minute + 10*time.Second)
-		synctest.Wait()
-		expect(4, four...) // closed: the step before the start, and this one
 	})
 }
 
-// TestTopCopies: of more keys than a list has those that gained most are kept, beside what the store knew of
-// the same steps, marked or in lists; more than may be held is put into the store in several parts.
-func TestTopCopies(t *testing.T) {
+// TestTopIsClosedLate: lists that cannot be made for a while are in the answers when they are.
+func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := countermem.New(countermem.Config{})
-		hour := time.Now().Unix() / 3600 // it begins
-		time.Sleep(40 * time.Minute)
-		for range 2 {
-			gain(t, store, "v:there", 50)
-			time.Sleep(10 * time.Minute)
-		}
-		time.Sleep(10 * time.Minute)
-		now := time.Now()
-		minute := hour*60 + 50
-		copies := counter.NewTopCopies(topRules, now)
-		truth := map[string]int64{"v:there": 100}
-		for i := range 3000 {
-			for from, more := range map[string]int64{"v:a": 0, "v:b": int64(i % 40 / 39 * 200)} {
-				c := counter.Copy{Key: fmt.Sprint(from, i), State: counter.State{Kind: counter.Sum, Value: 1 + more}}
-				c.Steps = []counter.StepCopy{{Step: 60, Number: minute, Value: 1 + more}, {Step: 3600, Number: hour, Value: 1 + more}, {Step: 60, Number: 5, Value: 7}, {Step: 60, Number: 2 * minute, Value: 7}, {Step: 7, Number: 5, Value: 7}}
-				copies.Add(&c)
-				if more > 0 {
-					truth[c.Key] = 1 + more
-				}
-			}
-			if i == 1500 {
-				if err := copies.Keep(t.Context(), store); err != nil {
-					t.Fatal(err)
+		store := &topFaults{Store: countermem.New(countermem.Config{})}
+		store.noKeeping.Store(true)
+		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		defer tops.Close()
+		other := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		defer other.Close()
+		want := []counter.Gained{{Key: "v:a", Value: 30}, {Key: "v:b", Value: 20}}
+		expect := func() {
+			t.Helper()
+			for _, tops := range []*counter.TopTracker{tops, other} {
+				if got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10); err != nil || !slices.Equal(got, want) {
+					t.Errorf("%v, %v, want %v", got, err, want)
 				}
 			}
 		}
-		if err := copies.Keep(t.Context(), store); err != nil {
-			t.Fatal(err)
+		gain(t, tops, "v:a", 30)
+		gain(t, tops, "v:b", 20)
+		for range 40 {
+			time.Sleep(time.Minute)
+			expect()
 		}
-		for step, number := range map[time.Duration]int64{time.Minute: minute, time.Hour: hour} {
-			lists, err := store.TopLists(t.Context(), "v:*", step, hour, minute+10)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, l := range lists {
-				if l.Number != number {
-					if len(l.Most) > 1 || step == time.Hour && len(l.Most) > 0 {
-						t.Errorf("a list of %d of step %d of %s", len(l.Most), l.Number, step)
-					}
-					continue
-				}
-				found := map[string]int64{}
-				for _, g := range l.Most {
-					found[g.Key] = g.Value
-				}
-				for key, n := range truth {
-					if step == time.Minute && key == "v:there" {
-						n = 50
-					}
-					if found[key] != n {
-						t.Errorf("%q gained %d in %s, want %d", key, found[key], step, n)
-					}
-				}
-				if len(l.Most) > counter.TopMost {
-					t.Errorf("%d in a list", len(l.Most))
-				}
-			}
-			if len(lists) == 0 {
-				t.Errorf("no lists of %s", step)
-			}
+		store.noKeeping.Store(false)
+		time.Sleep(2 * time.Minute)
+		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
+			t.Fatalf("%v is not closed, %v", marked, err)
 		}
+		expect()
 	})
 }
 
@@ -292,7 +266,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
-		tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
+		tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, zerolog.Nop())
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

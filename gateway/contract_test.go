@@ -49,7 +49,7 @@ func everything(t *testing.T) func(*Config) {
 		t.Fatal(err)
 	}
 	store := countermem.New(countermem.Config{})
-	tops := counter.NewTops(store, rules, true, nil, zerolog.Nop()) // before the gateway, which checks what is left of it
+	tops := counter.NewTopTracker(store, rules, zerolog.Nop()) // before the gateway, which checks what is left of it
 	t.Cleanup(func() { _ = tops.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)

@@ -225,7 +225,7 @@ local function gain(s, c)
       slot = {number, c.delta}
     end
     is[i] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2]
-    if i == 1 and c.top and slot[1] ~= (c.light or 0) then marks[#marks + 1] = {KEYS[c.top], string.format('%.0f', slot[1]) .. ':' .. s.key} end
+    if i == 1 and c.top then marks[#marks + 1] = {KEYS[c.top], string.format('%.0f', slot[1]) .. ':' .. s.key} end
   end
   for step, slot in pairs(was) do -- a rule of before has named it
     if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end

@@ -47,7 +47,7 @@ const (
 type counters struct {
 	where    string // says in the log where the store is
 	store    counter.Store
-	tops     *counter.Tops // in front of the store
+	tops     *counter.TopTracker // in front of the store
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	distant  bool         // the store is a server of its own, and may be away
@@ -120,7 +120,6 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
 	var local *counterredis.Store // of a region with others
 	lanes := counter.CombinerConfig{}
-	var many counter.Gainers
 	switch {
 	case len(s.cfg.Peers) > 0 && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL beside it", true, redisLanes, redisPace, true
@@ -132,7 +131,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		})
 		if err == nil {
 			local = store.Redis()
-			c.store, many, c.cause = s.spreading(store, local, 0), store, store.Cause
+			c.store, c.cause = s.spreading(store, local, 0), store.Cause
 		}
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace, true
@@ -143,7 +142,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
 		if err == nil {
-			c.store, many, c.cause = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store, store.Cause
+			c.store, c.cause = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store.Cause
 			c.behind.store = store
 		}
 	case s.cfg.Postgres != "":
@@ -153,7 +152,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			store, err = counterpg.Open(ctx, counterpg.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
 		}
 		if err == nil {
-			c.store, many, c.cause = store, store, store.Cause
+			c.store, c.cause = store, store.Cause
 		}
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
@@ -163,7 +162,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			config.Region = s.cfg.Region
 		}
 		if store, err = counterredis.Open(config); err == nil {
-			c.store, many = s.spreading(store, store, 0), store
+			c.store = s.spreading(store, store, 0)
 			if config.Region != "" {
 				local = store
 			}
@@ -188,7 +187,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			return c.behind.store.Persist(ctx)
 		})
 	}
-	c.tops = counter.NewTops(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)
+	c.tops = counter.NewTopTracker(c.store, s.cfg.Rules, s.log)
 	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),

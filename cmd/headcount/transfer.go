@@ -48,8 +48,9 @@ type importCommand struct {
 
 // counterStore is a store that counters can be taken from and put into.
 type counterStore interface {
-	transfer.Target
+	counter.Store
 	counter.Dumper
+	counter.Restorer
 }
 
 // redisStore is one in Redis, which other processes may use.
@@ -165,6 +166,11 @@ func (t *told) Transferred(counters, restored int, bytes int64) {
 		t.last = now
 		t.say("so far")
 	}
+}
+
+// Skipped implements transfer.Progress.
+func (t *told) Skipped(identities int) {
+	fmt.Fprintf(t.to, "headcount: skipped the %d idempotency keys of this older file: a call of before the export that is repeated counts again\n", identities)
 }
 
 func (t *told) say(how string) {

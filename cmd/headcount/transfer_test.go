@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -174,27 +173,6 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`); got != want {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
-	moved, err := counterfile.Open(at("moved"), counterfile.Config{Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wiki := presence.SiteOf("wiki")
-	rules = counter.BuiltinRules().For([]presence.Site{wiki})
-	tops := counter.NewTops(moved, rules, true, nil, zerolog.Nop())
-	for site, want := range map[presence.Site]int{wiki: 3, presence.DefaultSite: 0} {
-		rule, err := rules.In(site).TopRule("views:*")
-		if err != nil {
-			t.Fatal(err)
-		}
-		top, err := tops.Top(t.Context(), rule, time.Hour, 3)
-		if err != nil || len(top) != want || want > 0 && top[0].Key != wiki.Qualify("views:19") {
-			t.Errorf("what gained most on %s: %v, %v", site.Name(), top, err)
-		}
-	}
-	_ = tops.Close()
-	if err := moved.Close(); err != nil {
-		t.Fatal(err)
-	}
 	for _, args := range [][]string{
 		{"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all")}, {"export", "--data-dir", at("back"), "--site", "No"}, {"import", "--data-dir", at("back"), "--site", "", "--file", at("all")},
 	} {
@@ -306,8 +284,7 @@ func TestExportsOfRedis(t *testing.T) {
 	region, regional, exacts := redistest.Start(t), filepath.Join(dir, "4"), pg.Database(t)
 	must("import", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", first)
 	must("export", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", regional)
-	counters, _, _ := strings.Cut(lines(t, regional), `{"identities"`)
-	if want, _, _ := strings.Cut(lines(t, alone), `{"identities"`); counters != want {
+	if lines(t, regional) != lines(t, alone) {
 		t.Error("a region gives something else than it took")
 	}
 	if all, exact := pgtest.Query[int](t, exacts, "select count(*)::int from headcount_counters"), strings.Count(lines(t, first), `"kind":"exact"`); all != exact || exact == 0 {
@@ -363,113 +340,22 @@ func TestImportOfARegion(t *testing.T) {
 	}
 }
 
-// What gained most is the same before an export and after an import, in whichever store, in steps that are over and in
-// running ones, though lists are in no file.
-func TestTopAfterAnImport(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
+// An older file has idempotency keys, too, which an import skips.
+func TestImportOfAnOlderFile(t *testing.T) {
+	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
+{"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4"}
+{"identities":[{"id":"AAAAAAAAAAAAAAAAAAAAAA","until":4000000000},{"id":"AAAAAAAAAAAAAAAAAAAAAQ","until":4000000000}]}
+{"identities":[{"id":"AAAAAAAAAAAAAAAAAAAAAg","until":4000000000}]}
+{"counters":1,"deleted":0}
+`
+	dir := t.TempDir()
+	status, _, said := runCommand(t, strings.NewReader(text), "import", "--data-dir", dir)
+	if status != exitOK || strings.Count(said, "skipped the 3 idempotency keys") != 1 {
+		t.Fatalf("%d %s", status, said)
 	}
-	dir, rules := t.TempDir(), counter.BuiltinRules()
-	rule := rules.Find("views:1")
-	from, ahead := filepath.Join(dir, "from"), time.Duration(0)
-	source, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop(), Now: func() time.Time { return time.Now().Add(ahead) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	gain := func(s counter.Writer, gains ...counter.Gained) {
-		t.Helper()
-		ops := make([]counter.Op, len(gains))
-		for i, g := range gains {
-			ops[i].Changes = []counter.Change{{Key: g.Key, Rule: rule, Verb: counter.Add, Delta: g.Value}}
-		}
-		for _, r := range s.Apply(t.Context(), ops) {
-			if r.Err != nil {
-				t.Fatal(r.Err)
-			}
-		}
-	}
-	for n, ago := range []time.Duration{6 * 24 * time.Hour, 3 * 24 * time.Hour, 20 * time.Hour, 5 * time.Hour, 30 * time.Minute, 10 * time.Minute, 0} {
-		ahead = -ago
-		var gains []counter.Gained
-		for i := range 20 {
-			gains = append(gains, counter.Gained{Key: fmt.Sprint("views:", (7*n+i)%30), Value: int64(100 * (1 + i*i%13))})
-		}
-		if n == 5 {
-			for i := range 300 { // none of these is among the first
-				gains = append(gains, counter.Gained{Key: fmt.Sprint("views:light ", i), Value: 1})
-			}
-		}
-		gain(source, gains...)
-	}
-	lasts := []time.Duration{time.Hour, 24 * time.Hour, 7 * 24 * time.Hour}
-	top := func(s counter.Store, change ...counter.Gained) (all [][]counter.Gained) {
-		t.Helper()
-		many, _ := s.(counter.Gainers)
-		tops := counter.NewTops(s, rules, false, many, zerolog.Nop())
-		defer tops.Close()
-		gain(tops, change...)
-		for _, last := range lasts {
-			got, err := tops.Top(t.Context(), rule, last, 12)
-			if err != nil || len(got) != 12 {
-				t.Fatalf("in %s %v, %v", last, got, err)
-			}
-			all = append(all, got)
-		}
-		return all
-	}
-	want := top(source)
-	if err := source.Close(); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "file")
-	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", file); status != exitOK {
-		t.Fatal(said)
-	}
-	pg, redis, front := pgtest.Start(t), redistest.Start(t), redistest.Start(t)
-	for name, to := range map[string]place{
-		"a file": {DataDir: filepath.Join(dir, "to")}, "PostgreSQL": {Postgres: pg.Database(t)},
-		"Redis": {Redis: redis.URL()}, "Redis and PostgreSQL": {Redis: front.URL(), Postgres: pg.Database(t)},
-	} {
-		args := []string{"import", "--file", file}
-		for flag, value := range map[string]string{"--data-dir": to.DataDir, "--postgres": to.Postgres, "--redis": to.Redis} {
-			if value != "" {
-				args = append(args, flag, value)
-			}
-		}
-		times := 1
-		if to.DataDir != "" {
-			times = 2 // the second time all is there already
-		}
-		for range times {
-			if status, _, said := runCommand(t, nil, args...); status != exitOK {
-				t.Fatalf("%s: %d %s", name, status, said)
-			}
-			store, err := to.open(t.Context(), true, counter.BuiltinRules())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := top(store); !reflect.DeepEqual(got, want) {
-				t.Errorf("%s: %v, want %v", name, got, want)
-			}
-			if err := store.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		// What it gains from then on is added to that.
-		store, err := to.open(t.Context(), true, counter.BuiltinRules())
-		if err != nil {
-			t.Fatal(err)
-		}
-		was := want[2][11]
-		got := top(store, counter.Gained{Key: was.Key, Value: 1_000_000})
-		for i, last := range lasts {
-			if first := got[i][0]; first.Key != was.Key || first.Value < 1_000_000 || i == 2 && first.Value != was.Value+1_000_000 {
-				t.Errorf("%s: %+v gained most in %s, want %+v and 1,000,000 more", name, first, last, was)
-			}
-		}
-		if err := store.Close(); err != nil {
-			t.Fatal(err)
-		}
+	status, out, said := runCommand(t, nil, "export", "--data-dir", dir)
+	if status != exitOK || !strings.Contains(out, `"views:1"`) || strings.Contains(out, "identities") {
+		t.Errorf("%d %s, the export is %s", status, said, out)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"time"
 
 	"go.etcd.io/bbolt"
 
@@ -127,33 +126,6 @@ func dumpDimensions(tx *bbolt.Tx, history uint64, one *counter.Copy) error {
 	return nil
 }
 
-// DumpIdentities is as counter.Dumper says.
-func (s *Store) DumpIdentities(_ context.Context, each func([]counter.IdentityCopy) error) error {
-	const atOnce = 1000
-	return s.view("identities", func(tx *bbolt.Tx) error {
-		var some []counter.IdentityCopy
-		now := s.cfg.Now()
-		err := tx.Bucket(idsBucket).ForEach(func(k, v []byte) error {
-			if len(k) != 16 || len(v) != 8 {
-				return fmt.Errorf("an identity of %d bytes", len(k))
-			}
-			if until := time.Unix(int64(binary.BigEndian.Uint64(v)), 0); until.After(now) {
-				some = append(some, counter.IdentityCopy{Identity: counter.Identity(k), Until: until})
-			}
-			if len(some) < atOnce {
-				return nil
-			}
-			err := each(some)
-			some = nil
-			return err
-		})
-		if err != nil || len(some) == 0 {
-			return err
-		}
-		return each(some)
-	})
-}
-
 // Restore is as counter.Restorer says: one transaction.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	for i := range copies {
@@ -221,21 +193,13 @@ func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
 	}
 }
 
-// RestoreIdentities is as counter.Restorer says.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	t := step{records: map[string]*record{}}
 	err := s.update(ctx, func(tx *bbolt.Tx) error {
 		t.now = s.cfg.Now()
 		t.begin(tx)
 		t.deleted = max(t.deleted, deleted)
-		for _, id := range identities {
-			until := binary.BigEndian.AppendUint64(nil, uint64(id.Until.Unix()))
-			if is := t.ids.Get(id.Identity[:]); bytes.Compare(is, until) >= 0 {
-				continue
-			}
-			t.check(t.ids.Put(id.Identity[:], until))
-			t.check(t.forget.Put(append(until[:8:8], id.Identity[:]...), nil))
-		}
 		return t.end(0)
 	}, func() {})
 	if err != nil {

@@ -603,7 +603,7 @@ type step struct {
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
 
-	meta, counters, members, registers, ledgers, gains, counted, kept, due, marks, ids, forget, garbage *bbolt.Bucket
+	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
 }
 
 func (t *step) begin(tx *bbolt.Tx) {
@@ -611,8 +611,7 @@ func (t *step) begin(tx *bbolt.Tx) {
 	for name, b := range map[*[]byte]**bbolt.Bucket{
 		&boltfile.Meta: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
 		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
-		&marksBucket: &t.marks,
-		&idsBucket:   &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
+		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
 	} {
 		*b = tx.Bucket(*name)
 	}

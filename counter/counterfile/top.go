@@ -27,13 +27,24 @@ func topKey(match string, step time.Duration) []byte {
 	return binary.BigEndian.AppendUint32(matchKey(match), uint32(step/time.Second))
 }
 
-func (t *step) Mark(match string, s counter.Slot, key string) {
-	if k := markKey(match, int64(s.Number), key); t.marks.Get(k) == nil {
-		t.check(t.marks.Put(k, []byte{}))
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	err := s.update(ctx, func(tx *bbolt.Tx) error {
+		marks := tx.Bucket(marksBucket)
+		for _, key := range keys {
+			if err := marks.Put(markKey(match, number, key), []byte{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() {})
+	if err != nil {
+		return fmt.Errorf("counterfile: top: %w: %w", counter.ErrUnavailable, err)
 	}
+	return nil
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = map[int64][]string{}
@@ -48,7 +59,7 @@ func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string,
 	return out, err
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -77,7 +88,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = nil
@@ -96,4 +107,26 @@ func (s *Store) TopLists(_ context.Context, match string, step time.Duration, fr
 		return nil
 	})
 	return out, err
+}
+
+// Running is as counter.TopStore says.
+func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	slots := make([]counter.Slot, len(keys))
+	err := s.view("top", func(tx *bbolt.Tx) error {
+		counters := tx.Bucket(countersBucket)
+		for i, key := range keys {
+			var r record
+			if err := r.load(counters, key); err != nil {
+				return err
+			}
+			slots[i] = r.Slots.At(step)
+		}
+		return nil
+	})
+	return slots, err
+}
+
+// Histories is as counter.TopStore says.
+func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	return counter.HistoriesOf(ctx, s, keys, step, from, to)
 }

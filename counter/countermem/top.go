@@ -16,15 +16,23 @@ type top struct {
 	lists map[time.Duration]map[int64]counter.TopList // of steps that are
 }
 
-func (t *step) Mark(match string, s counter.Slot, key string) {
-	is := t.store.top(match)
-	number := int64(s.Number)
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(_ context.Context, match string, number int64, keys []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return s.unavailable("top")
+	}
+	is := s.top(match)
 	if is.marks[number] == nil {
 		is.marks[number] = map[string]struct{}{}
 	}
-	if _, ok := is.marks[number][key]; !ok {
-		is.marks[number][strings.Clone(key)] = struct{}{}
+	for _, key := range keys {
+		if _, ok := is.marks[number][key]; !ok {
+			is.marks[number][strings.Clone(key)] = struct{}{}
+		}
 	}
+	return nil
 }
 
 // top is called with mu. There are as many as rules with top.
@@ -37,7 +45,7 @@ func (s *Store) top(match string) *top {
 	return is
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +59,7 @@ func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, err
 	return out, nil
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +82,7 @@ func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, lis
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,4 +97,25 @@ func (s *Store) TopLists(_ context.Context, match string, step time.Duration, fr
 		}
 	}
 	return out, nil
+}
+
+// Running is as counter.TopStore says.
+func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.unavailable("top")
+	}
+	slots := make([]counter.Slot, len(keys))
+	for i, key := range keys {
+		if r := s.counters[key]; r != nil {
+			slots[i] = r.Slots.At(step)
+		}
+	}
+	return slots, nil
+}
+
+// Histories is as counter.TopStore says.
+func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	return counter.HistoriesOf(ctx, s, keys, step, from, to)
 }

@@ -179,7 +179,6 @@ type step struct {
 	observed   []string    // counters whose registers may be asked for
 	steps      stepColumns // their running steps
 	dimensions dimensionColumns
-	marks      markColumns
 	identities [][16]byte
 
 	records    map[string]*row
@@ -535,9 +534,6 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	}
 	if len(counts.id) > 0 {
 		b.Queue(writeCounted, counts.id, counts.name, counts.value, counts.count, counts.kept)
-	}
-	if len(w.marks.key) > 0 {
-		b.Queue(writeMarks, w.marks.match, w.marks.number, w.marks.key)
 	}
 	if len(w.sweeps) > 0 {
 		var ids, dues, kepts []int64

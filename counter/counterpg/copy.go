@@ -23,7 +23,6 @@ const (
 	dumpEntries   = `select ledger_id, seq, at, delta, before, op, reason, author from headcount_ledger where ledger_id = any($1) order by ledger_id, seq`
 	dumpGains     = `select history_id, step, number, gain, registers from headcount_gains where history_id = any($1) order by history_id, step, number`
 	dumpCounted   = `select history_id, name, value, count from headcount_dimensions where history_id = any($1) order by history_id, name, value`
-	dumpIDs       = `select id, until from headcount_identities where id > $1 order by id limit $2`
 
 	restoreIDs = `insert into headcount_identities as i (id, until) select * from unnest($1::uuid[], $2::bigint[])
 		on conflict (id) do update set until = excluded.until where i.until < excluded.until`
@@ -198,36 +197,6 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 	return copies, nil
 }
 
-// DumpIdentities is as counter.Dumper says.
-func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
-	const atOnce = 1000
-	return s.moment(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		for after := (counter.Identity{}); ; {
-			rows, err := c.Query(ctx, dumpIDs, [16]byte(after), atOnce)
-			if err != nil {
-				return err
-			}
-			var some []counter.IdentityCopy
-			for rows.Next() {
-				var id [16]byte
-				var until int64
-				if err := rows.Scan(&id, &until); err != nil {
-					rows.Close()
-					return err
-				}
-				after = counter.Identity(id)
-				some = append(some, counter.IdentityCopy{Identity: after, Until: time.UnixMilli(until)})
-			}
-			if err := rows.Err(); err != nil || len(some) == 0 {
-				return err
-			}
-			if err := each(some); err != nil {
-				return callers{err}
-			}
-		}
-	})
-}
-
 // Restore is as counter.Restorer says: one transaction.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	if len(copies) == 0 {
@@ -315,19 +284,27 @@ func (w *step) restore(one *counter.Copy, rules *counter.Rules) {
 	}
 }
 
-// RestoreIdentities is as counter.Restorer says.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, writeDeleted, int64(deleted))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("counterpg: restore: %w", err)
+	}
+	return nil
+}
+
+// RestoreIdentities remembers identities of another store.
+func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy) error {
 	ids, until := make([][16]byte, len(identities)), make([]int64, len(identities))
 	for i, id := range identities {
 		ids[i], until[i] = id.Identity, id.Until.UnixMilli()
 	}
 	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		b := &pgx.Batch{}
-		b.Queue("begin")
-		b.Queue(restoreIDs, ids, until)
-		b.Queue(writeDeleted, int64(deleted))
-		b.Queue("commit")
-		return c.SendBatch(ctx, b).Close()
+		_, err := c.Exec(ctx, restoreIDs, ids, until)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("counterpg: restore: %w", err)

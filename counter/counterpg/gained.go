@@ -11,8 +11,6 @@ import (
 	"headcount/counter"
 )
 
-var _ counter.Gainers = (*Store)(nil)
-
 const (
 	readSlots = `select key, slots from headcount_counters where key = any($1::text[])`
 	// One statement is of one moment: a step that is over is in the history or in the slots.
@@ -22,7 +20,7 @@ const (
 		where c.key = any($1::text[])`
 )
 
-// Running is as counter.Gainers says.
+// Running is as counter.TopStore says.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	at := indexes(keys)
 	out := make([]counter.Slot, len(keys))
@@ -54,7 +52,7 @@ func indexes(keys []string) map[string]int {
 	return at
 }
 
-// Histories is as counter.Gainers says.
+// Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	out, states, err := s.GainsOf(ctx, keys, step, from, to)
 	if err != nil {

@@ -14,27 +14,28 @@ import (
 )
 
 const (
-	writeMarks = `insert into headcount_marks (match, number, key) select * from unnest($1::text[], $2::bigint[], $3::text[]) u (match, number, key)
-		order by match, number, key on conflict do nothing`
-	readMarks = `select number, key from headcount_marks where match = $1`
-	dropMarks = `delete from headcount_marks where match = $1 and number = $2 and key = any($3::text[])`
-	writeTop  = `insert into headcount_tops (match, step, number, list) values ($1, $2, $3, $4) on conflict (match, step, number) do update set list = excluded.list`
-	dropTops  = `delete from headcount_tops where match = $1 and step = $2 and number < $3`
-	readTops  = `select number, list from headcount_tops where match = $1 and step = $2 and number >= $3 and number < $4`
+	writeMarks = `insert into headcount_marks (match, number, key) select $1, $2, unnest($3::text[]) on conflict do nothing`
+	readMarks  = `select number, key from headcount_marks where match = $1`
+	dropMarks  = `delete from headcount_marks where match = $1 and number = $2 and key = any($3::text[])`
+	writeTop   = `insert into headcount_tops (match, step, number, list) values ($1, $2, $3, $4) on conflict (match, step, number) do update set list = excluded.list`
+	dropTops   = `delete from headcount_tops where match = $1 and step = $2 and number < $3`
+	readTops   = `select number, list from headcount_tops where match = $1 and step = $2 and number >= $3 and number < $4`
 )
 
-// markColumns are those of headcount_marks.
-type markColumns struct {
-	match  []string
-	number []int64
-	key    []string
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	keys = slices.Sorted(slices.Values(keys)) // two that mark the same do not wait for each other
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, writeMarks, match, number, keys)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("counterpg: top: %w", err)
+	}
+	return nil
 }
 
-func (w *step) Mark(match string, s counter.Slot, key string) {
-	w.marks.match, w.marks.number, w.marks.key = append(w.marks.match, match), append(w.marks.number, int64(s.Number)), append(w.marks.key, key)
-}
-
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(ctx context.Context, match string) (out map[int64][]string, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		out = map[int64][]string{}
@@ -53,7 +54,7 @@ func (s *Store) Marked(ctx context.Context, match string) (out map[int64][]strin
 	return out, nil
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -75,7 +76,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		out = nil

@@ -74,8 +74,7 @@ type (
 		Steps        int         `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
 		Dimensions   [][2]string `json:"dimensions,omitempty"`   // names and values
 		Counted      []int       `json:"counted,omitempty"`      // number of the key of what was counted, in front by epoch
-		Top          int         `json:"top,omitempty"`          // number of the key of the rule's marks
-		Light        int64       `json:"light,omitempty"`        // the step in which it needs no mark
+		Top          int         `json:"top,omitempty"`          // number of the key of the rule's marks, of a hot sum that is gathered
 	}
 	bucket struct {
 		Step int64 `json:"step"`           // seconds
@@ -182,8 +181,8 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 			out.Parts = append(out.Parts, [2]any{value, json.Number(sequence)})
 		}
 	}
-	if c.Rule.Top && (c.Verb == counter.Add && c.Delta > 0 || c.Verb == counter.Divide) {
-		out.Top, out.Light = g.names.key(marksKey(b, c.Rule.Match)), c.Light
+	if c.Rule.Top && c.Verb == counter.Divide { // what is gathered may count in a later step than that in which it was marked
+		out.Top = g.names.key(marksKey(b, c.Rule.Match))
 	}
 	if len(c.Dimensions) > 0 || c.Verb == counter.Delete {
 		if g.call.Front {

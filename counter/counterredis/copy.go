@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -426,7 +425,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	return cl, nil
 }
 
-// DumpIdentities is as counter.Dumper says.
+// DumpIdentities calls each with the identities that are remembered, some at a time.
 func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
 	var mu sync.Mutex  // masters are read at once
 	var names []string // a SCAN may say one twice
@@ -452,7 +451,6 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 		return fmt.Errorf("counterredis: dump: %w", err)
 	}
 	slices.Sort(names)
-	seen := make(map[counter.Identity]bool, len(names)) // an import puts them in two buckets
 	for some := range slices.Chunk(slices.Compact(names), scanAtOnce) {
 		var copies []counter.IdentityCopy
 		if err := s.pipeline(ctx, len(some), func(ctx context.Context, pipe redis.Pipeliner) func() error {
@@ -465,8 +463,7 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 				for i, name := range some {
 					_, text, _ := strings.Cut(name, ":i:")
 					id, err := base64.RawURLEncoding.DecodeString(text)
-					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 && !seen[counter.Identity(id)] {
-						seen[counter.Identity(id)] = true
+					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 {
 						copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(id), Until: now.Add(left[i].Val())})
 					}
 				}
@@ -482,19 +479,11 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 	return nil
 }
 
-// RestoreIdentities is as counter.Restorer says.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	is, err := s.deleted(ctx)
 	if err == nil {
-		err = s.pipeline(ctx, len(identities)+Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-			for _, id := range identities {
-				left := time.Until(id.Until)
-				for _, b := range [...]int{int(binary.LittleEndian.Uint32(id.Identity[:4]) % Buckets), exactBucket} {
-					if left > 0 { // it does not say whether it is a batch's, or of an exact counter
-						pipe.SetNX(ctx, identityKey(b, id.Identity), "", left)
-					}
-				}
-			}
+		err = s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 			for b, before := range is {
 				if before < deleted {
 					pipe.HSet(ctx, stateKey(b), "deleted", deleted)
@@ -604,24 +593,11 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// Asks has Redis look behind for identities that it does not know, for as long as they are remembered, when some came
-// there; and notes the highest incarnation that was deleted there.
-func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
-	all, err := s.Status(ctx)
-	if err != nil {
-		return err
-	}
+// NoteDeleted notes the highest incarnation that was deleted behind.
+func (s *Store) NoteDeleted(ctx context.Context, deleted uint64) error {
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {
 		calls[b] = noteCall(b, deleted)
 	}
-	if err := s.conn.Run(ctx, calls); err != nil || !came {
-		return err
-	}
-	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		for b := range Buckets {
-			pipe.HSet(ctx, stateKey(b), "asks", all[b].Now.Add(counter.IdentityKept).UnixMilli())
-		}
-		return func() error { return nil }
-	})
+	return s.conn.Run(ctx, calls)
 }

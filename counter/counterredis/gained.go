@@ -12,12 +12,10 @@ import (
 	"headcount/internal/redisconn"
 )
 
-var _ counter.Gainers = (*Store)(nil)
-
 // fieldsAtOnce is how many states one command reads.
 const fieldsAtOnce = 1000
 
-// Running is as counter.Gainers says.
+// Running is as counter.TopStore says.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	slots, _, err := s.RunningHot(ctx, keys, step)
 	if err != nil {
@@ -75,7 +73,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 	return slots, cold, err
 }
 
-// Histories is as counter.Gainers says.
+// Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
 	if err := s.open(); err != nil {

@@ -25,7 +25,7 @@ func topKey(match string, step time.Duration, number int64) string {
 	return "hc:top:" + strconv.Itoa(int(step/time.Second)) + ":" + strconv.FormatInt(number, 10) + ":" + match
 }
 
-// Marked is as counter.Topper says.
+// Marked is as counter.TopStore says.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	out := map[int64][]string{}
 	seen := map[string]bool{}
@@ -58,7 +58,7 @@ func (s *Store) do(ctx context.Context, f func(context.Context, *redisconn.Clien
 	return s.conn.Do(ctx, f)
 }
 
-// KeepTop is as counter.Topper says. A list expires.
+// KeepTop is as counter.TopStore says. A list expires.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -77,20 +77,38 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	err := s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
+		pipe.SAdd(ctx, set, marks...)
+	})
+	if err != nil {
+		return fmt.Errorf("counterredis: top: %w", err)
+	}
+	return nil
+}
+
 // Unmark forgets marks of a step.
-func (s *Store) Unmark(ctx context.Context, match string, number int64, marks []string) error {
-	if len(marks) == 0 {
+func (s *Store) Unmark(ctx context.Context, match string, number int64, keys []string) error {
+	return s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
+		pipe.SRem(ctx, set, marks...)
+	})
+}
+
+// eachMark calls queue with the marks of keys in each bucket, and sends what it queues.
+func (s *Store) eachMark(ctx context.Context, match string, number int64, keys []string, queue func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any)) error {
+	if len(keys) == 0 {
 		return nil
 	}
 	by := map[int][]any{}
-	for _, key := range marks {
+	for _, key := range keys {
 		b := hashBucket(key)
 		by[b] = append(by[b], strconv.FormatInt(number, 10)+":"+key)
 	}
 	return s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
-		for b, names := range by {
-			pipe.SRem(ctx, marksKey(b, match), names...)
+		for b, marks := range by {
+			queue(ctx, pipe, marksKey(b, match), marks)
 		}
 		s.conn.Metrics.Commands.Add(float64(len(by)))
 		_, err := pipe.Exec(ctx)
@@ -98,7 +116,7 @@ func (s *Store) Unmark(ctx context.Context, match string, number int64, marks []
 	})
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		out = nil

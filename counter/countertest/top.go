@@ -2,6 +2,7 @@ package countertest
 
 import (
 	"math"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -13,7 +14,7 @@ import (
 var topped = &counter.Rule{Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Buckets: sum.Buckets}
 
 // marked are the counters that are marked in any step.
-func marked(t testing.TB, s counter.Topper) (keys []string, steps map[int64][]string) {
+func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]string) {
 	t.Helper()
 	steps, err := s.Marked(t.Context(), topped.Match)
 	if err != nil {
@@ -31,13 +32,7 @@ func tops(t *testing.T, i Instance) {
 	if peer == nil {
 		peer = s
 	}
-	light := func(c counter.Change, numbers ...int64) counter.Change {
-		for _, n := range numbers {
-			c.Light = n
-		}
-		return c
-	}
-	want := func(s counter.Topper, keys ...string) map[int64][]string {
+	want := func(s counter.TopStore, keys ...string) map[int64][]string {
 		t.Helper()
 		is, steps := marked(t, s)
 		if !slices.Equal(is, keys) {
@@ -46,59 +41,68 @@ func tops(t *testing.T, i Instance) {
 		return steps
 	}
 	want(s)
+	mark := func(s counter.TopStore, number int64, keys ...string) {
+		t.Helper()
+		if err := s.Mark(t.Context(), topped.Match, number, keys); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := time.Now().Unix()
 	one(t, s, add(topped, "t:1", 5))
-	apply(t, peer, add(topped, "t:2 a:b", 1), add(topped, "t:1", 2), light(add(topped, "t:3", 3), -1), add(sum, "s:1", 1))
-	// What falls, what is refused or repeated, and what is known to be light are not marked.
+	apply(t, peer, add(topped, "t:2 a:b", 1), add(topped, "t:1", 2), add(topped, "t:3", 3), add(sum, "s:1", 1))
 	one(t, s, add(topped, "t:down", -1))
 	one(t, s, adjust(topped, "t:down", 100))
-	one(t, s, edit("m:1", []string{"a"}, nil))
-	refused(t, s, counter.ErrKind, "m:1", 1, add(topped, "t:refused", 1), add(members, "m:1", 1))
-	want(peer, "t:1", "t:2 a:b", "t:3")
-	// In whichever second it is made, the number of one of these is not that of the step.
-	now := time.Now().Unix()
-	for n := now - 2; n <= now+30; n++ {
-		one(t, s, light(add(topped, "t:light", 1), n))
+	want(s) // nobody but who asks for it
+	mark(s, now, "t:1")
+	mark(peer, now, "t:2 a:b", "t:1")
+	mark(peer, now+1, "t:3", "t:never")
+	if err := s.Mark(t.Context(), "t:", now, []string{"t:other"}); err != nil {
+		t.Fatal(err)
 	}
-	steps := want(s, "t:1", "t:2 a:b", "t:3", "t:light")
+	for _, s := range []counter.Store{s, peer} {
+		steps := want(s, "t:1", "t:2 a:b", "t:3", "t:never")
+		for number, keys := range map[int64][]string{now: {"t:1", "t:2 a:b"}, now + 1: {"t:3", "t:never"}} {
+			if got := slices.Sorted(slices.Values(steps[number])); len(steps) != 2 || !slices.Equal(got, keys) {
+				t.Errorf("%q are marked in step %d, want %q", got, number, keys)
+			}
+		}
+	}
 	for _, b := range topped.Buckets {
-		sameAsOneByOne(t, s, []string{"t:1", "t:never", "t:light", "t:2 a:b", "t:down", "t:3"}, b.Step, 0, math.MaxUint32)
+		sameAsOneByOne(t, s, []string{"t:1", "t:never", "t:2 a:b", "t:down", "t:3"}, b.Step, 0, math.MaxUint32)
 	}
 
 	// A step that is closed has a list in the place of marks.
-	for number, keys := range steps {
-		list := counter.TopList{Number: number}
-		for _, key := range keys {
-			list.Most = append(list.Most, counter.Gained{Key: key, Value: number})
-		}
-		if err := peer.KeepTop(t.Context(), topped.Match, time.Second, list, time.Hour, keys); err != nil {
-			t.Fatal(err)
-		}
+	list := counter.TopList{Number: now, Most: []counter.Gained{{Key: "t:1", Value: 7}, {Key: "t:2 a:b", Value: 1}}}
+	if err := peer.KeepTop(t.Context(), topped.Match, time.Second, list, time.Hour, []string{"t:1", "t:2 a:b"}); err != nil {
+		t.Fatal(err)
 	}
 	if i.Crash != nil {
 		s = i.Crash(t)
 	}
-	want(s)
-	for number, keys := range steps {
-		got, err := s.TopLists(t.Context(), topped.Match, time.Second, number, number+1)
-		if err != nil || len(got) != 1 || got[0].Number != number || len(got[0].Most) != len(keys) || got[0].Most[0].Value != number || !slices.Contains(keys, got[0].Most[0].Key) {
-			t.Errorf("%+v, %v, want %d of %q", got, err, number, keys)
-		}
-		for _, none := range []func() ([]counter.TopList, error){
-			func() ([]counter.TopList, error) {
-				return s.TopLists(t.Context(), topped.Match, time.Minute, number, number+1)
-			},
-			func() ([]counter.TopList, error) { return s.TopLists(t.Context(), "t:", time.Second, number, number+1) },
-			func() ([]counter.TopList, error) {
-				return s.TopLists(t.Context(), topped.Match, time.Second, number, number)
-			},
-		} {
-			if got, err := none(); err != nil || len(got) != 0 {
-				t.Errorf("%+v, %v", got, err)
-			}
+	want(s, "t:3", "t:never")
+	got, err := s.TopLists(t.Context(), topped.Match, time.Second, now, now+1)
+	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], list) {
+		t.Errorf("%+v, %v, want %+v", got, err, list)
+	}
+	for _, none := range []func() ([]counter.TopList, error){
+		func() ([]counter.TopList, error) {
+			return s.TopLists(t.Context(), topped.Match, time.Minute, now, now+1)
+		},
+		func() ([]counter.TopList, error) { return s.TopLists(t.Context(), "t:", time.Second, now, now+1) },
+		func() ([]counter.TopList, error) {
+			return s.TopLists(t.Context(), topped.Match, time.Second, now, now)
+		},
+	} {
+		if got, err := none(); err != nil || len(got) != 0 {
+			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	// One that comes late is marked again; an empty list is one.
-	one(t, s, add(topped, "t:1", 1))
+	if err := s.KeepTop(t.Context(), topped.Match, time.Second, counter.TopList{Number: now + 1}, time.Hour, []string{"t:3", "t:never"}); err != nil {
+		t.Fatal(err)
+	}
+	want(s)
+	// A mark may come late; an empty list is one.
+	mark(s, now, "t:1")
 	for number := range want(s, "t:1") {
 		if err := s.KeepTop(t.Context(), topped.Match, time.Hour, counter.TopList{Number: number}, time.Hour, []string{"t:none"}); err != nil {
 			t.Fatal(err)

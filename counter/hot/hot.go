@@ -234,7 +234,7 @@ func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []counterred
 	apart := map[string]bool{} // keys of others: their order stays
 	for i := range ops {
 		op := &ops[i]
-		plain := len(op.Changes) == 1 && op.Changes[0].Verb == counter.Add && op.Identity == counter.Identity{} && len(op.Changes[0].Dimensions) == 0 && !op.Changes[0].Marks()
+		plain := len(op.Changes) == 1 && op.Changes[0].Verb == counter.Add && op.Identity == counter.Identity{} && len(op.Changes[0].Dimensions) == 0
 		for j := range op.Changes {
 			c := &op.Changes[j]
 			if !plain {

@@ -204,11 +204,11 @@ func TestTopOfASpreadSum(t *testing.T) {
 			}
 			rule := topped.All()[0]
 			var processes [2]process
-			var tops [2]*counter.Tops
+			var tops [2]*counter.TopTracker
 			for i := range tops {
 				processes[i] = begin(t, url)
 				processes[i].cfg.Rules = topped
-				tops[i] = counter.NewTops(processes[i], topped, false, processes[i].redis, zerolog.Nop())
+				tops[i] = counter.NewTopTracker(processes[i], topped, zerolog.Nop())
 				t.Cleanup(func() { tops[i].Close() })
 			}
 			truth := map[string]int64{}
@@ -238,7 +238,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 			hot, late := match+"hot", match+"late"
 			gainLate := func(n int64) {
 				t.Helper()
-				made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: late, Rule: rule, Verb: counter.Add, Delta: n, Light: time.Now().Unix() / 60}}})
+				made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: late, Rule: rule, Verb: counter.Add, Delta: n}}})
 				truth[late] += n
 			}
 			gainLate(1)

@@ -53,15 +53,14 @@ func (s *Store) adopt(ctx context.Context) (err error) {
 	if err := carry(); err != nil {
 		return err
 	}
-	err = s.redis.DumpIdentities(ctx, func(some []counter.IdentityCopy) error { return s.pg.RestoreIdentities(ctx, some, 0) })
-	if err != nil {
+	if err := s.redis.DumpIdentities(ctx, func(some []counter.IdentityCopy) error { return s.pg.RestoreIdentities(ctx, some) }); err != nil {
 		return err
 	}
 	deleted, err := s.redis.Deleted(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.pg.RestoreIdentities(ctx, nil, deleted); err != nil {
+	if err := s.pg.RestoreDeleted(ctx, deleted); err != nil {
 		return err
 	}
 	s.cfg.Log.Info().Int("counters", n).Msg("counters: PostgreSQL has all that was in Redis")

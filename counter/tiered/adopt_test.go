@@ -1,6 +1,7 @@
 package tiered_test
 
 import (
+	"encoding/hex"
 	"reflect"
 	"strings"
 	"sync"
@@ -31,14 +32,10 @@ func alone(t testing.TB, url string) *counterredis.Store {
 // everything is what an export has of a store, but for incarnations, which adoption may raise.
 func everything(t testing.TB, s counter.Dumper) map[string]counter.Copy {
 	t.Helper()
-	copies, identities := countertest.Everything(t, s)
 	all := map[string]counter.Copy{}
-	for _, c := range copies {
+	for _, c := range countertest.Everything(t, s) {
 		c.Version.Incarnation = 0
 		all[c.Key] = c
-	}
-	for id := range identities {
-		all[string(id[:])] = counter.Copy{}
 	}
 	return all
 }
@@ -54,6 +51,15 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 	}
 	countertest.Fill(t, before, n)
 	want := everything(t, before)
+	identities := map[string]time.Time{}
+	if err := before.DumpIdentities(t.Context(), func(some []counter.IdentityCopy) error {
+		for _, id := range some {
+			identities[hex.EncodeToString(id.Identity[:])] = id.Until
+		}
+		return nil
+	}); err != nil || len(identities) < n {
+		t.Fatalf("%d identities, %v", len(identities), err)
+	}
 	if err := before.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +96,16 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 		t.Errorf("nothing was lost, and the log says %s", log.String())
 	}
 	if len(got) != len(want) {
-		t.Errorf("%d counters and identities, there were %d", len(got), len(want))
+		t.Errorf("%d counters, there were %d", len(got), len(want))
+	}
+	carried := pgtest.Query[map[string]int64](t, url, `select jsonb_object_agg(replace(id::text, '-', ''), until) from headcount_identities`)
+	if len(carried) != len(identities) {
+		t.Errorf("%d identities, there were %d", len(carried), len(identities))
+	}
+	for id, until := range identities {
+		if off := time.UnixMilli(carried[id]).Sub(until).Abs(); off > 2*time.Second { // Redis says only how long is left
+			t.Fatalf("an identity is remembered %s longer or shorter", off)
+		}
 	}
 
 	apply(t, s, op("", add(views, "views:7", 1)))

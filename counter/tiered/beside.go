@@ -39,7 +39,6 @@ type Beside struct {
 
 var (
 	_ counter.Store    = (*Beside)(nil)
-	_ counter.Gainers  = (*Beside)(nil)
 	_ counter.Dumper   = (*Beside)(nil)
 	_ counter.Restorer = (*Beside)(nil)
 )
@@ -170,14 +169,6 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 	return upTo("")
 }
 
-// DumpIdentities is as counter.Dumper says.
-func (s *Beside) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
-	if err := s.Store.DumpIdentities(ctx, each); err != nil {
-		return err
-	}
-	return s.to.pg.DumpIdentities(ctx, each)
-}
-
 // Restore is as counter.Restorer says, but not all or none: a counter goes where its rule says.
 func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	var hot, exact []counter.Copy
@@ -200,10 +191,10 @@ func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *coun
 	return restored, nil
 }
 
-// RestoreIdentities is as counter.Restorer says. Whose they are they do not say, so both know all of them.
-func (s *Beside) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
-	if err := s.Store.RestoreIdentities(ctx, identities, deleted); err != nil {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Beside) RestoreDeleted(ctx context.Context, deleted uint64) error {
+	if err := s.Store.RestoreDeleted(ctx, deleted); err != nil {
 		return err
 	}
-	return s.to.pg.RestoreIdentities(ctx, identities, deleted)
+	return s.to.pg.RestoreDeleted(ctx, deleted)
 }

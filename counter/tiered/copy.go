@@ -118,11 +118,6 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return s.pg.Dump(ctx, after, each)
 }
 
-// DumpIdentities is as counter.Dumper says.
-func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
-	return s.pg.DumpIdentities(ctx, each)
-}
-
 // Restore is as counter.Restorer says. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of copies
 // go, so who asks for them next finds what was restored.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
@@ -146,12 +141,12 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, err
 }
 
-// RestoreIdentities is as counter.Restorer says.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
-	if err := s.pg.RestoreIdentities(ctx, identities, deleted); err != nil {
+// RestoreDeleted is as counter.Restorer says.
+func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
+	if err := s.pg.RestoreDeleted(ctx, deleted); err != nil {
 		return err
 	}
-	return s.redis.Asks(ctx, len(identities) > 0, deleted)
+	return s.redis.NoteDeleted(ctx, deleted)
 }
 
 // Leases is as counterredis.Store has it.

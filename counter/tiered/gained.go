@@ -9,9 +9,7 @@ import (
 	"headcount/counter/counterredis"
 )
 
-var _ counter.Gainers = (*Store)(nil)
-
-// Running is as counter.Gainers says.
+// Running is as counter.TopStore says.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	slots, at, err := s.redis.RunningHot(ctx, keys, step)
 	if err == nil && len(at) > 0 {
@@ -32,7 +30,7 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 	return slots, nil
 }
 
-// Histories is as counter.Gainers says.
+// Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	fail := func(err error) ([][]counter.Gain, error) {
 		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))

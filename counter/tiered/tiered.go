@@ -472,12 +472,20 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 	}
 }
 
-// Marked is as counter.Topper says: Redis has the marks, PostgreSQL the lists.
+// Mark is as counter.TopStore says.
+func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
+	if err := s.redis.Mark(ctx, match, number, keys); err != nil {
+		return fmt.Errorf("tiered: top: %w", unavailable(err))
+	}
+	return nil
+}
+
+// Marked is as counter.TopStore says: Redis has the marks, PostgreSQL the lists.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	return s.redis.Marked(ctx, match)
 }
 
-// KeepTop is as counter.Topper says.
+// KeepTop is as counter.TopStore says.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	if err := s.pg.KeepTop(ctx, match, step, list, kept, nil); err != nil {
 		return err
@@ -488,7 +496,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// TopLists is as counter.Topper says.
+// TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	return s.pg.TopLists(ctx, match, step, from, to)
 }

@@ -4,20 +4,18 @@
 //	{"format":1,"at":"2030-10-10T12:11:42Z"}
 //	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the names' bytes
 //	{"site":"shop","key":"views:1","kind":"sum",…}    one of another site than the default one
-//	{"identities":[{"id":"…","until":1900000000}]}    idempotency keys that are remembered
 //	{"counters":1,"deleted":1700000000000}            the end: how many there are, and the highest incarnation ever deleted
 //
 // A file without its end is not whole: the export goes on behind its last whole line
 // ([Resume]). An import may be repeated as often as one likes, since a store keeps what it has
-// with the same version or a greater one. The lists of what gained most are not in a file: an import makes
-// them anew, of what each counter gained. Limits are not in it either.
+// with the same version or a greater one. Lists of what gained most, idempotency keys and limits are not in a file. Older
+// files have lines of idempotency keys, {"identities":[…]}: an import skips these, and says so.
 package transfer
 
 import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,9 +43,12 @@ var (
 	ErrCut = fmt.Errorf("%w: it has no end, so the export was broken off; go on with it (export --resume), and import the whole file again", ErrFormat)
 )
 
-// Progress is told how far a transfer is: after some counters, and at the end.
+// Progress is told how far a transfer is.
 type Progress interface {
+	// Transferred is called after some counters, and at the end.
 	Transferred(counters, restored int, bytes int64)
+	// Skipped is called at the end of an import if the file has idempotency keys, which older versions wrote.
+	Skipped(identities int)
 }
 
 type (
@@ -55,25 +56,18 @@ type (
 		Format int       `json:"format"`
 		At     time.Time `json:"at"`
 	}
-	identityJSON struct {
-		ID    string `json:"id"`
-		Until int64  `json:"until"` // unix seconds
-	}
-	identitiesLine struct {
-		Identities []identityJSON `json:"identities"`
-	}
 	endLine struct {
 		Counters int    `json:"counters"`
 		Deleted  uint64 `json:"deleted"`
 	}
 	// line is any of them.
 	line struct {
-		Format     *int           `json:"format"`
-		Site       string         `json:"site"`
-		Key        *string        `json:"key"`
-		Identities []identityJSON `json:"identities"`
-		Counters   *int           `json:"counters"`
-		Deleted    uint64         `json:"deleted"`
+		Format     *int       `json:"format"`
+		Site       string     `json:"site"`
+		Key        *string    `json:"key"`
+		Identities []struct{} `json:"identities"` // of older versions
+		Counters   *int       `json:"counters"`
+		Deleted    uint64     `json:"deleted"`
 	}
 )
 
@@ -150,8 +144,7 @@ func (w *writer) line(v any) error {
 	return err
 }
 
-// Of returns a part of a store: the counters of one site. Idempotency keys are hashes that say
-// nothing of a site, so it has all of them.
+// Of returns a part of a store: the counters of one site.
 func Of(site presence.Site, from counter.Dumper) counter.Dumper { return ofSite{from, site} }
 
 type ofSite struct {
@@ -189,15 +182,6 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 	}); err != nil {
 		return errors.Join(err, w.out.Flush()) // an export that is resumed goes on behind it
 	}
-	if err := from.DumpIdentities(ctx, func(some []counter.IdentityCopy) error {
-		var l identitiesLine
-		for _, id := range some {
-			l.Identities = append(l.Identities, identityJSON{base64.RawURLEncoding.EncodeToString(id.Identity[:]), id.Until.Unix()})
-		}
-		return w.line(l)
-	}); err != nil {
-		return errors.Join(err, w.out.Flush())
-	}
 	if err := w.line(endLine{w.counters, deleted}); err != nil {
 		return err
 	}
@@ -208,36 +192,28 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 	return nil
 }
 
-// Target is a store that can be imported into.
-type Target interface {
-	counter.Store
-	counter.Restorer
-}
-
 var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go into one; export each with --site", ErrFormat)
 
 // reader reads a file into a store.
 type reader struct {
-	to       Target
+	to       counter.Restorer
 	rules    *counter.Rules
 	into     *presence.Site
 	progress Progress
 
 	batch    []counter.Copy
 	parts    int
-	from     presence.Site      // of the last counter, in the file
-	site     presence.Site      // of the last counter, in the store
-	tops     *counter.TopCopies // of site
-	topped   bool               // tops have to be kept
+	site     presence.Site // of the last counter, in the file
 	bytes    int64
 	counters int
 	restored int
+	skipped  int // idempotency keys
 }
 
 // Import puts all of a file into a store: the counters of one site into another site (into),
 // or, when that is nil, each into its own.
-func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, into *presence.Site, progress Progress) error {
-	r := &reader{to: to, rules: rules, into: into, progress: progress, tops: counter.NewTopCopies(rules, time.Now())}
+func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress) error {
+	r := &reader{to: to, rules: rules, into: into, progress: progress}
 	lines := bufio.NewReaderSize(in, 1<<16)
 	for first := true; ; first = false {
 		text, err := lines.ReadBytes('\n')
@@ -245,7 +221,7 @@ func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, 
 			if first {
 				return fmt.Errorf("%w: it is empty", ErrFormat)
 			}
-			return errors.Join(ErrCut, r.last(ctx))
+			return errors.Join(ErrCut, r.flush(ctx))
 		}
 		if err != nil {
 			return err
@@ -259,7 +235,7 @@ func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, 
 		case l.Key != nil:
 			err = r.counter(ctx, text)
 		case l.Identities != nil:
-			err = r.identities(ctx, l.Identities)
+			r.skipped += len(l.Identities)
 		case l.Counters != nil:
 			return r.end(ctx, l)
 		}
@@ -274,36 +250,19 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
 		return fmt.Errorf("%w: line %d: %w", ErrFormat, r.counters+2, err)
 	}
-	if err := r.place(ctx, &c); err != nil {
-		return err
+	if r.into != nil {
+		site, key := presence.SplitName(c.Key)
+		if r.counters > 0 && site != r.site {
+			return errSites
+		}
+		r.site, c.Key = site, r.into.Qualify(key)
 	}
 	r.counters++
-	r.topped = r.tops.Add(&c) || r.topped
 	r.batch, r.parts = append(r.batch, c), r.parts+len(c.Members)+len(c.Ledger)+len(c.Steps)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
 	}
 	return r.flush(ctx)
-}
-
-// place finds the site of a counter. In a file those of each site stand together.
-func (r *reader) place(ctx context.Context, c *counter.Copy) error {
-	site, key := presence.SplitName(c.Key)
-	if r.into != nil {
-		if r.counters > 0 && site != r.from {
-			return errSites
-		}
-		r.from, site = site, *r.into
-		c.Key = site.Qualify(key)
-	}
-	if site == r.site {
-		return nil
-	}
-	if err := r.last(ctx); err != nil {
-		return err
-	}
-	r.site, r.tops = site, counter.NewTopCopies(r.rules.For([]presence.Site{site}).In(site), time.Now())
-	return nil
 }
 
 func (r *reader) flush(ctx context.Context) error {
@@ -317,48 +276,21 @@ func (r *reader) flush(ctx context.Context) error {
 	r.restored += n
 	r.batch, r.parts = r.batch[:0], 0
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
-	if !r.topped {
-		return nil
-	}
-	r.topped = false
-	return r.tops.Keep(ctx, r.to)
-}
-
-// last flushes, and keeps all lists of what gained most.
-func (r *reader) last(ctx context.Context) error {
-	if err := r.flush(ctx); err != nil {
-		return err
-	}
-	return r.tops.Keep(ctx, r.to)
-}
-
-func (r *reader) identities(ctx context.Context, list []identityJSON) error {
-	if err := r.flush(ctx); err != nil {
-		return err
-	}
-	now := time.Now()
-	var copies []counter.IdentityCopy
-	for _, j := range list {
-		b, err := base64.RawURLEncoding.DecodeString(j.ID)
-		if err != nil || len(b) != len(counter.Identity{}) {
-			return fmt.Errorf("%w: %.40q is no idempotency key", ErrFormat, j.ID)
-		}
-		if until := time.Unix(j.Until, 0); until.After(now) {
-			copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(b), Until: until})
-		}
-	}
-	return r.to.RestoreIdentities(ctx, copies, 0)
+	return nil
 }
 
 func (r *reader) end(ctx context.Context, l line) error {
-	if err := r.last(ctx); err != nil {
+	if err := r.flush(ctx); err != nil {
 		return err
 	}
 	if *l.Counters != r.counters {
 		return fmt.Errorf("%w: it has %d counters, and its end says %d", ErrFormat, r.counters, *l.Counters)
 	}
-	if err := r.to.RestoreIdentities(ctx, nil, l.Deleted); err != nil {
+	if err := r.to.RestoreDeleted(ctx, l.Deleted); err != nil {
 		return err
+	}
+	if r.skipped > 0 {
+		r.progress.Skipped(r.skipped)
 	}
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
 	return nil

@@ -100,7 +100,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	store := countermem.New(countermem.Config{})
-	tops := counter.NewTops(store, parsed, true, nil, zerolog.Nop())
+	tops := counter.NewTopTracker(store, parsed, zerolog.Nop())
 	t.Cleanup(func() { _ = tops.Close() })
 	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {

@@ -121,7 +121,7 @@ type Config struct {
 	Rules    *counter.Rules
 	Combiner *counter.Combiner
 	Limits   *counter.Limits
-	Tops     *counter.Tops
+	Tops     *counter.TopTracker
 	Store    Store
 	// State is nil for a store within the process, which is always there.
 	State      State

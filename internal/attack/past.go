@@ -12,7 +12,11 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"headcount/counter"
+	"headcount/counter/counterfile"
+	"headcount/counter/counterredis"
 	"headcount/counter/hyperloglog"
 	"headcount/internal/benchenv"
 )
@@ -36,7 +40,8 @@ func init() {
 	)
 }
 
-// fillPast imports 90 days of hours of 100 sums and 2 uniques into the store that flags say.
+// fillPast imports 90 days of hours of 100 sums and 2 uniques into the store that flags say, and adds the lists of what
+// gained most, which an export does not have.
 func (h *run) fillPast(ctx context.Context, dir string, flags ...string) error {
 	name := filepath.Join(dir, "past.jsonl")
 	if err := writePast(name); err != nil {
@@ -45,8 +50,44 @@ func (h *run) fillPast(ctx context.Context, dir string, flags ...string) error {
 	if err := benchenv.On(ctx, benchenv.ServerCore, h.program, append([]string{"import", "--file", name}, flags...)...).Run(); err != nil {
 		return fmt.Errorf("import: %w", err)
 	}
+	if err := h.fillTops(ctx, flags[1]); err != nil {
+		return fmt.Errorf("lists of what gained most: %w", err)
+	}
 	return nil
 }
+
+// fillTops writes the list of every hour of the sums of writePast.
+func (h *run) fillTops(ctx context.Context, where string) (err error) {
+	var store counter.Store
+	if h.redis {
+		store, err = counterredis.Open(counterredis.Config{URL: where, Log: zerolog.Nop()})
+	} else {
+		store, err = counterfile.Open(where, counterfile.Config{Log: zerolog.Nop()})
+	}
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	var most []counter.Gained
+	for i := pastSums - 1; i >= 0; i-- {
+		most = append(most, counter.Gained{Key: pastKey(i), Value: pastGain(i)})
+	}
+	hour := time.Now().Unix() / 3600
+	for at := hour - hours; at < hour; at++ {
+		list := counter.TopList{Number: at, Most: most}
+		if err := store.KeepTop(ctx, "views:*", time.Hour, list, hours*time.Hour, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const pastSums = 100
+
+func pastKey(i int) string { return fmt.Sprintf("views:%03d", i) }
+
+// pastGain is what one of the sums gained in each hour.
+func pastGain(i int) int64 { return int64(100 + i) }
 
 func writePast(name string) error {
 	file, err := os.Create(name)
@@ -68,10 +109,10 @@ func writePast(name string) error {
 	state := func(kind counter.Kind, value int64) counter.State {
 		return counter.State{Kind: kind, Value: value, Updated: now.UnixMilli(), Version: counter.Version{Incarnation: 1, Sequence: 1}}
 	}
-	for i := range 100 {
-		c := counter.Copy{Key: fmt.Sprintf("views:%03d", i), State: state(counter.Sum, 1)}
+	for i := range pastSums {
+		c := counter.Copy{Key: pastKey(i), State: state(counter.Sum, 1)}
 		for at := hour - hours; at < hour; at++ {
-			c.Steps = append(c.Steps, counter.StepCopy{Step: 3600, Number: at, Value: int64(100 + i)})
+			c.Steps = append(c.Steps, counter.StepCopy{Step: 3600, Number: at, Value: pastGain(i)})
 		}
 		line(c)
 		n++

@@ -1,0 +1,75 @@
+package counter_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/countermem"
+)
+
+// BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all steps of
+// the last 90 days. MB is what the tracker remembers.
+func BenchmarkTop(b *testing.B) {
+	rules := counter.BuiltinRules()
+	rule := rules.Find("views:1")
+	for _, listed := range []int{100, 1000} {
+		store := countermem.New(countermem.Config{})
+		now := time.Now()
+		for _, bucket := range rule.Buckets {
+			step := int64(bucket.Step / time.Second)
+			for number := now.Add(-bucket.Kept).Unix() / step; number < now.Unix()/step; number++ {
+				list := counter.TopList{Number: number}
+				for i := range listed {
+					list.Most = append(list.Most, counter.Gained{Key: fmt.Sprint("views:", (int(number)*7+i)%10_000), Value: int64(2*listed - i)})
+				}
+				if err := store.KeepTop(b.Context(), rule.Match, bucket.Step, list, bucket.Kept, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		runtime.GC()
+		tops := newTracker(store, rules)
+		ops := make([]counter.Op, 1000)
+		for range 1000 {
+			for i := range ops {
+				ops[i].Changes = []counter.Change{{Key: fmt.Sprint("views:", rand.IntN(1_000_000)), Rule: rule, Verb: counter.Add, Delta: 1}}
+			}
+			tops.Apply(b.Context(), ops)
+		}
+		for _, last := range []time.Duration{time.Hour, 24 * time.Hour, 90 * 24 * time.Hour} {
+			b.Run(fmt.Sprintf("lists of %d/last %s", listed, last), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := tops.Top(b.Context(), rule, last, 10); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+		all := heap()
+		if err := tops.Close(); err != nil {
+			b.Fatal(err)
+		}
+		runtime.KeepAlive(tops)
+		tops = nil
+		b.Logf("lists of %d: the tracker has %.1f MB", listed, float64(all-heap())/1e6)
+		runtime.KeepAlive(store)
+	}
+}
+
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+func newTracker(s counter.Store, r *counter.Rules) *counter.TopTracker {
+	return counter.NewTopTracker(s, r, zerolog.Nop())
+}
