@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,8 +25,8 @@ func fannedOutOverTLS(args ...string) func(ctx context.Context, b *bench) (map[s
 			return nil, err
 		}
 		defer os.RemoveAll(dir)
-		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-		if err := benchenv.WriteCertificate(cert, key); err != nil {
+		cert, err := servertest.NewLoopbackCertificate(dir)
+		if err != nil {
 			return nil, err
 		}
 		var plain, secured, proxied map[string]float64
@@ -37,8 +36,8 @@ func fannedOutOverTLS(args ...string) func(ctx context.Context, b *bench) (map[s
 		}); err != nil {
 			return nil, err
 		}
-		if err := b.withServer(ctx, append(quick("35ms"), "--tls-cert", cert, "--tls-key", key), func(url string, pid int) (err error) {
-			secured, err = b.simulate(ctx, cert, strings.Replace(url, "http:", "https:", 1), pid, args...)
+		if err := b.withServer(ctx, append(quick("35ms"), "--tls-cert", cert.File, "--tls-key", cert.Key), func(url string, pid int) (err error) {
+			secured, err = b.simulate(ctx, cert.File, strings.Replace(url, "http:", "https:", 1), pid, args...)
 			return err
 		}); err != nil {
 			return nil, err
@@ -98,16 +97,7 @@ func (b *bench) throughNginx(ctx context.Context, dir, url string, pid int, args
 		return nil, err
 	}
 	defer proxy.End(benchenv.EndTime)
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	if err := servertest.Await(wait, &proxy, func(ctx context.Context) error {
-		var d net.Dialer
-		c, err := d.DialContext(ctx, "tcp", listen)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}); err != nil {
+	if err := servertest.Await(&proxy, 20*time.Second, func(ctx context.Context) error { return servertest.Listens(ctx, listen) }); err != nil {
 		return nil, fmt.Errorf("nginx does not listen (make setup installs it): %w", err)
 	}
 	before := mostMemory(proxy.PID())
