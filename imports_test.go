@@ -90,13 +90,13 @@ var layers = []layer{
 		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "presence/minutes", "unread", "presence/heartbeat",
 	}},
-	{"internal/benchenv", []string{"internal/servertest"}},                                                                // a core for the program, another for its clients
-	{"internal/bench", []string{"internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},     // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/hyperloglog", "internal/servertest"}}, // runs the program
-	{"cmd/headcount/flags", []string{"internal/setting"}},                                                                 // a command line into structs
+	{"internal/benchenv", []string{"internal/servertest"}},                                                                      // a core for the program, another for its clients
+	{"internal/bench", []string{"client", "internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}}, // runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/hyperloglog", "internal/servertest"}},       // runs the program
+	{"cmd/headcount/flags", []string{"internal/setting"}},                                                                       // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
-	{"cmd/headcount/top", nil},                // the dashboard in a terminal
+	{"cmd/headcount/top", []string{"client"}}, // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                // tests alone
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives

@@ -265,7 +265,7 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	}
 	watched()
 	watch.Wait()
-	if n, err := o.count(); err != nil || n != 1 {
+	if n, err := o.count(ctx); err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
 	return r, ctx.Err()

@@ -28,6 +28,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"headcount/client"
 	"headcount/internal/benchenv"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -377,22 +378,12 @@ func hotInCluster(ctx context.Context, b *bench) (figures map[string]float64, er
 
 // exactReads returns the median of exact reads of a counter, one after the other, in ms.
 func exactReads(ctx context.Context, url, key string) (float64, error) {
+	api := client.NewAPI(client.Config{URL: url, APIKey: apiKey})
 	var took []time.Duration
 	for range 500 {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/counters/"+key+"/exact", nil)
-		if err != nil {
-			return 0, err
-		}
-		request.Header.Set("X-API-Key", apiKey)
 		began := time.Now()
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return 0, err
-		}
-		text, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
-		if err != nil || answer.StatusCode != http.StatusOK {
-			return 0, fmt.Errorf("an exact read: %s %s, %w", answer.Status, text, err)
+		if _, err := api.Exact(ctx, key); err != nil {
+			return 0, fmt.Errorf("an exact read: %w", err)
 		}
 		took = append(took, time.Since(began))
 	}
