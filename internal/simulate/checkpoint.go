@@ -70,7 +70,7 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 			return fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 		cp.AtS = time.Since(c.began).Seconds()
-		c.checks = append(c.checks, cp)
+		c.result.Checkpoints = append(c.result.Checkpoints, cp)
 		return nil
 	}
 }
@@ -102,7 +102,7 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 		if _, now := c.quiet(); now != before {
 			return errSpoilt
 		}
-		if wrong.n == 0 || settled > c.cfg.settle {
+		if wrong.n == 0 || settled > c.settle {
 			cp.SettleMS, cp.Wrong = settled.Milliseconds(), wrong.n
 			c.faults.merge(wrong)
 			return nil
@@ -132,7 +132,7 @@ func (c *crowd) held(everyone []*tab) *faults {
 // want is the true count of a page; of `*` only when nobody else is on the site.
 func (c *crowd) want(page string) (count int64, ok bool) {
 	if page == wholeSite {
-		return c.baseline + c.truth.count(page), !c.starMoved
+		return c.baseline + c.truth.count(page), c.result.SiteChecked
 	}
 	return c.truth.count(page), true
 }
@@ -294,7 +294,7 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(limit) {
-			c.starMoved = true
+			c.result.SiteChecked = false
 			return nil
 		}
 		if err := sleep(ctx, 2*pollEvery); err != nil {

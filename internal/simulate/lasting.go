@@ -30,8 +30,6 @@ import (
 // any time: a 503 and a lost connection are no faults, but delays.
 type lastingRun struct {
 	*crowd
-	figures map[string]float64
-
 	web     *http.Client // of the calls
 	streams *http.Client // of the event streams: without a time limit
 	calls   callStats
@@ -63,32 +61,24 @@ var lastingKinds = []struct{ prefix, kind string }{
 	{"views:", "sum"}, {"votes:", "sum"}, {"", "sum"}, {"likes:", "members"}, {"stock:", "exact"},
 }
 
-func planLasting(cfg *Command) plan {
-	r := &lastingRun{figures: map[string]float64{}}
-	name := runName(cfg.Seed)
-	fans := cfg.Users / 4
-	watchers := len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + fans + streamsAtMost
-	return plan{
-		name:    name,
-		clients: 2*cfg.Users + watchers,
-		work: func(ctx context.Context, crowd *crowd) error {
-			r.crowd = crowd
-			err := r.work(ctx)
-			no := (*client.Error)(nil)
-			switch {
-			case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
-				return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
-			case errors.Is(err, errUnexpected):
-				r.wrong("%v", err)
-				return nil
-			}
-			return err
-		},
-		describe: func(report *Report) {
-			report.Scenario, report.Figures, report.Users = "counters", r.figures, cfg.Users
-			report.Counters = len(r.all)
-		},
+// lastingConns is how many connections the scenario needs at once, at most.
+func lastingConns(cfg *Command) int {
+	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4 + streamsAtMost
+}
+
+func (c *crowd) lasting(ctx context.Context) error {
+	r := &lastingRun{crowd: c}
+	c.users = c.cfg.Users
+	err := r.work(ctx)
+	no := (*client.Error)(nil)
+	switch {
+	case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
+		return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
+	case errors.Is(err, errUnexpected):
+		r.wrong("%v", err)
+		return nil
 	}
+	return err
 }
 
 // open makes the tallies, and those who move and watch them.
@@ -105,6 +95,7 @@ func (r *lastingRun) open() {
 		}
 	}
 	r.views, r.votes, r.sets, r.stocks = byPrefix["views:"], byPrefix["votes:"], byPrefix["likes:"], byPrefix["stock:"]
+	r.result.Counters = len(r.all)
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
 	r.openQuotas()
 
@@ -185,7 +176,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 		if err := sleep(ctx, round); err != nil {
 			return err
 		}
-		r.figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
+		r.result.Figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
 		name := "mid"
 		if worked += round; worked >= end {
 			name = "final"
@@ -194,22 +185,21 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 			return err
 		}
 	}
-	r.figures["calls_per_s"] /= worked.Seconds()
+	r.result.Figures["calls_per_s"] /= worked.Seconds()
 	r.sum()
 	return r.clear(ctx)
 }
 
 // sum writes the figures.
 func (r *lastingRun) sum() {
-	ms := func(q float64) float64 { return float64(r.calls.latency.quantile(q).Microseconds()) / 1000 }
-	r.figures["calls"] = float64(r.calls.answered.Load())
-	r.figures["p50_ms"], r.figures["p99_ms"] = ms(0.5), ms(0.99)
+	r.result.Figures["calls"] = float64(r.calls.answered.Load())
+	r.result.Figures["p50_ms"], r.result.Figures["p99_ms"] = r.calls.latency.ms(0.5), r.calls.latency.ms(0.99)
 	for name, n := range map[string]int64{
 		"retries": r.calls.retries.Load(), "replays": r.calls.replays.Load(), "refused": r.calls.refused.Load(), "limited": r.calls.limited.Load(),
 		"limit_passed": r.calls.passed.Load(), "limit_refused": r.calls.held.Load(),
 		"unavailable": r.calls.unavailable.Load(), "lost_connections": r.calls.lost.Load(), "cut_connections": r.calls.cuts.Load(),
 	} {
-		r.figures[name] = float64(n)
+		r.result.Figures[name] = float64(n)
 	}
 }
 

@@ -80,7 +80,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	failures := r.calls.failures() + r.stats.drops.Load()
 	cp.Failures, r.failures = failures-r.failures, failures
 	cp.Gets, cp.Wrong, cp.AtS, cp.SettleMS = int(gets.Load()), after-before, time.Since(r.began).Seconds(), time.Since(quiet).Milliseconds()
-	r.checks = append(r.checks, cp)
+	r.result.Checkpoints = append(r.result.Checkpoints, cp)
 	return nil
 }
 
@@ -242,7 +242,7 @@ func (r *lastingRun) converge(ctx context.Context) error {
 		if now := r.calls.failures() + r.stats.drops.Load(); now != failures && time.Since(began) < placeLimit {
 			failures, since = now, time.Now()
 		}
-		if wrong.n == 0 || time.Since(since) > r.cfg.settle {
+		if wrong.n == 0 || time.Since(since) > r.settle {
 			r.faults.merge(wrong)
 			return nil
 		}

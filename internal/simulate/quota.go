@@ -65,7 +65,7 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 	}
 	p := q.send(cost)
 	if w.rng.Float64() < w.cfg.KillFraction {
-		w.cut(ctx, w.rng, api, c)
+		w.cut(ctx, api, c)
 		q.unknown(p)
 		return nil
 	}

@@ -51,22 +51,19 @@ type churner struct {
 
 // NewCrowd brings the users in who stay, and waits until all counts are exact.
 func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
-	command := (&Command{LeaveGrace: 2 * time.Second}).withDefaults()
-	command.URL = nil
+	command := &Command{LeaveGrace: 2 * time.Second, PongTimeout: 5 * time.Second, PresenceTimeout: 7 * time.Second} // of serve
 	for _, g := range cfg.Gateways {
 		command.URL = append(command.URL, g.URL)
 	}
 	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
-	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64())}, &processes{})
-	c.limit = 1 << 20
-	c.inspect = c.check
+	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}, &processes{})
 	c.background.Go(c.watchdog)
 	for range cfg.Watchers {
 		for i := range cfg.Gateways {
 			if len(c.watching) <= i {
 				c.watching = append(c.watching, nil)
 			}
-			w := c.start(ctx, &tab{user: c.newUser(), watched: holdings(append([]string{wholeSite}, cfg.Pages...)), fixed: true}, i)
+			w := c.start(&tab{user: c.newUser(), watched: holdings(append([]string{wholeSite}, cfg.Pages...)), fixed: true, seen: c.seen}, i)
 			c.watching[i] = append(c.watching[i], w)
 		}
 	}
@@ -78,7 +75,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		}
 		for _, page := range pages {
 			c.truth.enter(u, page)
-			c.start(ctx, &tab{user: u, joined: joining(page), strict: true}, i)
+			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
 		}
 	}
 	for _, page := range append([]string{wholeSite}, cfg.Pages...) {
@@ -104,6 +101,9 @@ func (c *Crowd) Close() {
 	c.guard.Store(false)
 	c.close()
 }
+
+// seen looks at each count that a tab is told.
+func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n) }
 
 // check looks at a count that a client got.
 func (c *Crowd) check(who string, n *client.Count) {
@@ -140,7 +140,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 				pages = append(pages, second)
 			}
 			for _, page := range pages {
-				u.tabs = append(u.tabs, c.start(context.Background(), &tab{user: u.user, joined: joining(page), fickle: true}, at))
+				u.tabs = append(u.tabs, c.start(&tab{user: u.user, joined: joining(page), fickle: true, seen: c.seen}, at))
 			}
 		}
 	})
