@@ -137,7 +137,7 @@ func enoughFiles(need int) error {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("simulate: read the limit of open files: %w", err)
 	}
-	if uint64(need) > uint64(limit.Cur) { //nolint:unconvert // it is signed on FreeBSD
+	if uint64(need) > uint64(limit.Cur) { // FreeBSD has it signed
 		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: give smaller numbers or raise `ulimit -Hn`",
 			ErrSettings, need, limit.Cur)
 	}

@@ -42,7 +42,6 @@ type crowd struct {
 
 	baseline   int64 // of `*`, before the run
 	users      int   // made so far
-	watchers   []*tab
 	probes     probes
 	background sync.WaitGroup // watchdog and graves
 	stop       chan struct{}  // closed to end it
@@ -110,25 +109,20 @@ func (c *crowd) open(ctx context.Context) error {
 		return nil
 	}
 	for batch := range slices.Chunk(c.pages, watchPages) {
-		for gateway := range c.cfg.URL {
-			c.watchers = append(c.watchers, c.watch(gateway, append(slices.Clone(batch), wholeSite)))
+		for gateway := range c.cfg.URL { // watchers are nowhere
+			c.start(&tab{user: c.newUser(), watched: holdings(append(slices.Clone(batch), wholeSite))}, gateway)
 		}
 	}
-	if err := c.awaitPlaces(ctx, c.watchers); err != nil {
+	if err := c.awaitPlaces(ctx, c.everyone()); err != nil {
 		return err
 	}
 	return c.readBaseline(ctx)
 }
 
-// watch adds a client that is nowhere and subscribes to pages.
-func (c *crowd) watch(gateway int, pages []string) *tab {
-	return c.start(&tab{user: c.newUser(), watched: holdings(pages)}, gateway)
-}
-
 func holdings(pages []string) []holding {
 	hs := make([]holding, len(pages))
 	for i, page := range pages {
-		hs[i].page = page
+		hs[i] = watching(page)
 	}
 	return hs
 }
@@ -140,7 +134,7 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 	}
 	tab := &tab{user: u, joined: joining(page)}
 	if c.clients.made%16 == 0 {
-		tab.watched = []holding{{page: wholeSite}}
+		tab.watched = holdings([]string{wholeSite})
 	}
 	c.truth.enter(u, page)
 	return c.start(tab, int(c.clients.made)%len(c.cfg.URL)), nil
@@ -148,14 +142,14 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 
 // move takes a tab to another page.
 func (c *crowd) move(tab *tab, page string) {
-	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.exit(tab.user, tab.joined.Page)
 	c.truth.enter(tab.user, page)
 	tab.move(page)
 }
 
 // leave ends a tab.
 func (c *crowd) leave(tab *tab, how exit) {
-	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.exit(tab.user, tab.joined.Page)
 	tab.leave(how)
 }
 
@@ -214,33 +208,19 @@ func (c *crowd) close() {
 	for _, tab := range c.everyone() {
 		tab.leave(closesFrame)
 	}
-	if !waitFor(&c.clients.wait, answerLimitOfClose/2) {
+	late := time.AfterFunc(answerLimitOfClose/2, func() {
 		c.clients.Lock()
 		left := slices.Collect(maps.Keys(c.clients.live))
 		c.clients.Unlock()
 		for _, tab := range left {
 			tab.closeNow()
 		}
-		c.clients.wait.Wait()
-	}
+	})
+	c.clients.wait.Wait()
+	late.Stop()
 	close(c.stop)
 	c.background.Wait()
 	c.http.CloseIdleConnections()
-}
-
-// waitFor reports whether the group ended in time. The goroutine that waits ends
-// together with the group. The caller makes sure that the group ends.
-func waitFor(group *sync.WaitGroup, limit time.Duration) bool {
-	done := make(chan struct{})
-	go func() { group.Wait(); close(done) }()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 // watchdog once a second looks for connections that are dead without knowing, and at

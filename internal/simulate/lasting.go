@@ -100,14 +100,18 @@ func (r *lastingRun) open() {
 	r.openQuotas()
 
 	for i := range r.cfg.Users / 4 {
-		v := &fan{number: i, name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
+		v := &fan{name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
 		r.fans = append(r.fans, v)
 		r.subscribe(&subscriber{who: v}, v.likes, r.votes[i%len(r.votes)])
 	}
-	for i := range r.cfg.Users - len(r.fans) {
+	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
-		for n := range membersEach {
-			w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+		if n := i - (r.cfg.Users - len(r.fans)); n >= 0 { // the last ones are the fans
+			w.fan = r.fans[n]
+		} else {
+			for n := range membersEach {
+				w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+			}
 		}
 		r.workers = append(r.workers, w)
 	}
@@ -160,13 +164,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 	working, rest := context.WithCancel(ctx)
 	defer rest()
 	for _, w := range r.workers {
-		group.Go(func() error { return r.busy(working, w.act) })
-	}
-	for _, v := range r.fans {
-		rng := rand.New(rand.NewPCG(r.cfg.Seed, 1<<32+uint64(v.number)))
-		group.Go(func() error {
-			return r.busy(working, func(ctx context.Context) error { return v.act(ctx, r, rng) })
-		})
+		group.Go(func() error { return w.busy(working) })
 	}
 	worked := time.Duration(0)
 	for end := r.cfg.Duration; worked < end; {
@@ -203,15 +201,17 @@ func (r *lastingRun) sum() {
 	}
 }
 
-// busy repeats act until ctx ends.
-func (r *lastingRun) busy(ctx context.Context, act func(context.Context) error) error {
+// busy acts until ctx ends.
+func (w *worker) busy(ctx context.Context) error {
 	for {
-		r.gate.RLock()
+		w.gate.RLock()
 		err := ctx.Err()
-		if err == nil {
-			err = act(ctx)
+		if err == nil && w.fan != nil {
+			err = w.visit(ctx, w.fan)
+		} else if err == nil {
+			err = w.act(ctx)
 		}
-		r.gate.RUnlock()
+		w.gate.RUnlock()
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -221,9 +221,10 @@ func (r *lastingRun) busy(ctx context.Context, act func(context.Context) error) 
 	}
 }
 
-// A worker is a server that changes counters, one call at a time.
+// A worker is a server that changes counters, one call at a time, or a fan.
 type worker struct {
 	*lastingRun
+	fan     *fan
 	number  int
 	rng     *rand.Rand
 	made    int
@@ -561,18 +562,17 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 	return nil
 }
 
-// act has a fan vote or like.
-func (v *fan) act(ctx context.Context, r *lastingRun, rng *rand.Rand) error {
+// visit has a fan vote or like.
+func (w *worker) visit(ctx context.Context, v *fan) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err
 	}
-	w := &worker{lastingRun: r, rng: rng}
-	if rng.IntN(2) == 0 {
-		t := w.pick(r.votes)
+	if w.rng.IntN(2) == 0 {
+		t := w.pick(w.votes)
 		q := one("a vote for "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
 			return api.Increment(ctx, t.key, 1)
 		})
-		q.once, q.who = strconv.FormatUint(rng.Uint64(), 36), v
+		q.once, q.who = w.once(), v
 		return w.change(ctx, change{q, []part{moving(t, 1)}})
 	}
 	liked := !v.hasLiked()

@@ -39,7 +39,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 		rest()
 	}
 	quiet := time.Now()
-	cp := Checkpoint{Name: name, Users: len(r.workers) + len(r.fans), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
+	cp := Checkpoint{Name: name, Users: len(r.workers), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
 	before, _ := r.faults.get()
 	var gets atomic.Int64
 	group, gctx := errgroup.WithContext(ctx)

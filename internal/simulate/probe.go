@@ -43,7 +43,7 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 		seen := make(chan sighting, 64)
 		watcher := c.start(&tab{
 			user:    c.newUser(),
-			watched: []holding{{page: page}},
+			watched: holdings([]string{page}),
 			seen: func(_ *tab, n *client.Count, at time.Time) {
 				select {
 				case seen <- sighting{n.Count, at}:

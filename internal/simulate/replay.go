@@ -239,7 +239,7 @@ func (r *replay) take(ctx context.Context, s step, silent bool) error {
 			return err
 		}
 		v.tab, v.pace = tab, rate.NewLimiter(movesPerSecond, moveBurst)
-	case v.tab.joined.page != s.page:
+	case v.tab.joined.Page != s.page:
 		if err := v.pace.Wait(ctx); err != nil {
 			return fmt.Errorf("interrupted: %w", err)
 		}

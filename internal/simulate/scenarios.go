@@ -199,7 +199,7 @@ func (c *crowd) audience(ctx context.Context, slowEvery int) (drive func(time.Du
 		began := time.Now()
 		for i := 0; time.Since(began) < d; i++ {
 			tab, to := tabs[i%drivers], c.pages[0]
-			if tab.joined.page != "" {
+			if tab.joined.Page != "" {
 				to = ""
 			}
 			c.move(tab, to)

@@ -175,7 +175,7 @@ func (u *churner) leave() (here bool) {
 func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
 	all = true
 	for _, w := range c.watching[gateway] {
-		all = w.each(fn) && all
+		all = w.look(fn) && all
 	}
 	return all
 }

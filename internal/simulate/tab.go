@@ -39,18 +39,22 @@ type tab struct {
 
 // A holding is what a client holds of one page.
 type holding struct {
-	page    string
-	count   int64
-	version client.Version
-	stale   bool
-	known   bool // a count came on this connection after the request for the page
+	client.Count
+	known   bool // the count came on this connection after the request for the page
 	refused bool // the join was answered with bad_page
 	arrival bool // the next count is the first after a join on a fresh connection
 	bad     bool // the client joined it and the server must refuse it
 }
 
+// watching is what a client holds of a page that it is about to subscribe to.
+func watching(page string) holding { return holding{Count: client.Count{Page: page}} }
+
 // joining is what a client holds of a page that it is about to join.
-func joining(page string) holding { return holding{page: page, bad: page != "" && !validPage(page)} }
+func joining(page string) holding {
+	h := watching(page)
+	h.bad = page != "" && !validPage(page)
+	return h
+}
 
 // An exit is a way to leave.
 type exit int
@@ -227,16 +231,16 @@ func (c *tab) enter(l *link) bool {
 	c.crowd.stats.connects.Add(1)
 	if c.fickle {
 		c.counted = true
-		c.crowd.truth.enter(c.user, c.joined.page)
+		c.crowd.truth.enter(c.user, c.joined.Page)
 	}
 	pages := make([]string, len(c.watched))
 	for i, h := range c.watched {
-		pages[i] = h.page
+		pages[i] = h.Page
 	}
 	_ = l.Subscribe(pages...) // an error ends the connection, here and below
-	if c.joined.page != "" {
-		c.joined.arrival = !slices.Contains(pages, c.joined.page) // or the first count is for the subscription
-		_ = l.Join(c.joined.page)
+	if c.joined.Page != "" {
+		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
+		_ = l.Join(c.joined.Page)
 	}
 	return true
 }
@@ -245,7 +249,7 @@ func (c *tab) enter(l *link) bool {
 func (c *tab) part() {
 	if c.counted {
 		c.counted = false
-		c.crowd.truth.exit(c.user, c.joined.page)
+		c.crowd.truth.exit(c.user, c.joined.Page)
 	}
 }
 
@@ -281,7 +285,7 @@ func (c *tab) move(page string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.joined
-	if old.page == page || c.left() {
+	if old.Page == page || c.left() {
 		return
 	}
 	c.joined = joining(page)
@@ -291,8 +295,8 @@ func (c *tab) move(page string) {
 	if page != "" {
 		_ = c.link.Join(page)
 	}
-	if old.page != "" && !old.bad {
-		_ = c.link.Leave(old.page)
+	if old.Page != "" && !old.bad {
+		_ = c.link.Leave(old.Page)
 	}
 }
 
@@ -327,8 +331,8 @@ func (c *tab) leave(how exit) {
 	grace := c.crowd.cfg.LeaveGrace
 	switch how {
 	case leaveFrame:
-		if c.joined.page != "" && !c.joined.bad {
-			_ = l.Leave(c.joined.page)
+		if c.joined.Page != "" && !c.joined.bad {
+			_ = l.Leave(c.joined.Page)
 		}
 		l.Close()
 	case closesFrame:
@@ -410,21 +414,22 @@ func (c *tab) hold(l *link, n *client.Count) {
 		return
 	}
 	for h := range c.holdings() {
-		if h.page != n.Page {
+		if h.Page != n.Page {
 			continue
 		}
 		if h.bad {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
-		if h.known && n.Version.Before(h.version) {
+		if h.known && n.Version.Before(h.Version) {
 			c.crowd.stats.backward.Add(1)
-			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.version, n.Version)
+			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
 			return
 		}
 		if h.arrival && n.Count < 1 && !n.Stale {
 			c.crowd.wrong("page %q: the first count after a join is %d (version %s), which does not include the user who joined", n.Page, n.Count, n.Version)
 		}
-		h.count, h.version, h.stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
+		// The page stays: it is the driver's, who reads it without a lock.
+		h.Count.Count, h.Version, h.Stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
 	}
 }
 
@@ -432,7 +437,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 // watched.
 func (c *tab) holdings() iter.Seq[*holding] {
 	return func(yield func(*holding) bool) {
-		if c.joined.page != "" && !yield(&c.joined) {
+		if c.joined.Page != "" && !yield(&c.joined) {
 			return
 		}
 		for i := range c.watched {
@@ -459,7 +464,7 @@ func (c *tab) failed(l *link, f *client.Frame) {
 		switch {
 		case c.joined.bad:
 			c.joined.refused = true
-		case f.Page == c.joined.page:
+		case f.Page == c.joined.Page:
 			c.crowd.wrong("page %q: the server refuses a page that is allowed: %s", f.Page, f.Message)
 		}
 	case "rate_limited":
@@ -490,33 +495,16 @@ func (c *tab) reconnect(l *link, after time.Duration) {
 const maxReconnect = time.Minute
 
 // look reports whether the client is on the wanted page and knows its counts. It
-// passes each count that the client holds to check.
-func (c *tab) look(check func(page string, count int64)) (placed bool) {
+// passes each count that the client holds to check, which may be nil.
+func (c *tab) look(check func(client.Count)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.link == nil || c.link.ending {
-		return false
-	}
-	placed = true
+	placed = c.link != nil && !c.link.ending
 	for h := range c.holdings() {
 		placed = placed && (h.known || h.refused)
 		if h.known && !h.bad && check != nil {
-			check(h.page, h.count)
+			check(h.Count)
 		}
 	}
 	return placed
-}
-
-// each passes the counts that a watcher holds to fn, and reports whether it holds one of each page.
-func (c *tab) each(fn func(client.Count)) (all bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all = c.link != nil
-	for h := range c.holdings() {
-		if h.known {
-			fn(client.Count{Page: h.page, Count: h.count, Version: h.version, Stale: h.stale})
-		}
-		all = all && h.known
-	}
-	return all
 }
