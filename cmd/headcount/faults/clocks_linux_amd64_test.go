@@ -63,7 +63,7 @@ func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 		t.Helper()
 		var all sync.WaitGroup
 		for i := range ids {
-			api := client.NewAPI(client.Config{URL: "http://" + gateway.addr, ID: ids[i], HTTP: web})
+			api := gateway.api(ids[i])
 			all.Go(func() {
 				testkit.Eventually(t, "a call is answered", func() bool { return do(api, i, fmt.Sprint("p", i)) == nil })
 			})

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"headcount/client"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
@@ -101,6 +102,16 @@ func (m *member) leave() error {
 
 // web is an HTTP client without memory.
 var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: testkit.Timeout}
+
+// api makes calls as the user with that id; "": as a new one.
+func (m *member) api(id string) *client.API {
+	return client.NewAPI(client.Config{URL: "http://" + m.addr, ID: id, HTTP: web})
+}
+
+// keyed makes calls with the API key.
+func (m *member) keyed() *client.API {
+	return client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+}
 
 // get returns status, header and body.
 func get(url string) (int, http.Header, string, error) {
