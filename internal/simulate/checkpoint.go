@@ -84,12 +84,11 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	cp.QuietMS = quiet.Sub(began).Milliseconds()
 	cp.Clients = len(everyone)
 
-	pages := append([]string{wholeSite}, c.pages...)
-	cp.Gets = len(pages) * len(c.cfg.URL)
+	cp.Gets = len(c.topics()) * len(c.cfg.URL)
 	for {
 		wrong := c.held(everyone)
 		if wrong.n == 0 {
-			c.ask(ctx, pages, wrong)
+			c.ask(ctx, c.topics(), wrong)
 		}
 		settled := time.Since(quiet)
 		if _, now := c.quiet(); now != before {

@@ -155,6 +155,9 @@ type plan struct {
 	work     func(*crowd, context.Context) error
 }
 
+// topics are the pages and the whole site.
+func (p *plan) topics() []string { return append([]string{wholeSite}, p.pages...) }
+
 // plan chooses what to do; it reads the log when there is one.
 func (c *Command) plan() (p plan, err error) {
 	scenario := cmp.Or(c.Scenario, "mixed")

@@ -63,7 +63,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 			if len(c.watching) <= i {
 				c.watching = append(c.watching, nil)
 			}
-			w := c.start(&tab{user: c.newUser(), watched: holdings(append([]string{wholeSite}, cfg.Pages...)), fixed: true, seen: c.seen}, i)
+			w := c.start(&tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}, i)
 			c.watching[i] = append(c.watching[i], w)
 		}
 	}
@@ -78,7 +78,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
 		}
 	}
-	for _, page := range append([]string{wholeSite}, cfg.Pages...) {
+	for _, page := range c.topics() {
 		c.floor[page] = c.truth.count(page)
 	}
 	for range cfg.Churners {
@@ -191,35 +191,29 @@ func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count
 
 // off says which counts at the gateways that are up are not true, or are stale.
 func (c *Crowd) off(ctx context.Context) error {
-	var wrong []string
+	wrong := &faults{}
 	for i, g := range c.gateways {
-		if !g.Up() {
-			continue
-		}
-		if !c.Look(i, func(n client.Count) {
+		if g.Up() && !c.Look(i, func(n client.Count) {
 			if want := c.truth.count(n.Page); n.Count != want || n.Stale {
-				wrong = append(wrong, fmt.Sprintf("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want))
+				wrong.add("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want)
 			}
 		}) {
-			wrong = append(wrong, "a watcher of "+g.Name+" lacks counts")
+			wrong.add("a watcher of %s lacks counts", g.Name)
 		}
 	}
 	for i, g := range c.gateways {
-		if len(wrong) > 0 {
-			return errors.New(strings.Join(wrong, "; "))
-		}
-		if !g.Up() {
-			continue
-		}
-		for _, page := range append([]string{wholeSite}, c.pages...) {
+		for _, page := range c.topics() {
+			if wrong.n > 0 || !g.Up() {
+				break
+			}
 			n, err := c.Get(ctx, i, page)
 			if want := c.truth.count(page); err != nil || n.Count != want || n.Stale {
-				wrong = append(wrong, fmt.Sprintf("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want))
+				wrong.add("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want)
 			}
 		}
 	}
-	if len(wrong) > 0 {
-		return errors.New(strings.Join(wrong, "; "))
+	if wrong.n > 0 {
+		return errors.New(strings.Join(wrong.take(), "; "))
 	}
 	return nil
 }
@@ -296,7 +290,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 				})
 			}
 			if at := turn % len(c.gateways); c.gateways[at].Up() { // for check
-				_, _ = c.Get(ctx, at, append([]string{wholeSite}, c.pages...)[turn%(len(c.pages)+1)])
+				_, _ = c.Get(ctx, at, c.topics()[turn%(len(c.pages)+1)])
 			}
 		}
 	})
