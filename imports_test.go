@@ -95,12 +95,12 @@ var layers = []layer{
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}},                                                                                                               // a core for the program, another for its clients
-	{"internal/bench", []string{"internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},                                                    // runs the program
+	{"internal/bench", []string{"client", "internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},                                          // runs the program
 	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/counterfile", "counter/counterredis", "counter/hyperloglog", "internal/servertest"}}, // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                     // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
-	{"cmd/headcount/top", nil},                // the dashboard in a terminal
+	{"cmd/headcount/top", []string{"client"}}, // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                // tests alone
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"math/big"
@@ -285,26 +284,11 @@ func TestCheckReachesProcesses(t *testing.T) {
 // certificateFor are the settings of a certificate that nobody but itself has signed.
 func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
+	c, err := servertest.NewCertificate(t.TempDir(), &x509.Certificate{NotBefore: from, NotAfter: until, DNSNames: []string{host}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: from, NotAfter: until, DNSNames: []string{host}}
-	cert, err := x509.CreateCertificate(cryptorand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	for name, block := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: cert}, "key.pem": {Type: "PRIVATE KEY", Bytes: private}} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return []string{"--tls-cert=" + filepath.Join(dir, "cert.pem"), "--tls-key=" + filepath.Join(dir, "key.pem")}
+	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
 // What visitors would say of a chain of certificates.

@@ -5,24 +5,22 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
-	"headcount/internal/benchenv"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
 // One address begins handshakes and goes on with none, and begins a new one for each that is
 // closed. Newcomers from elsewhere do not wait.
 func TestHalfOpenHandshakes(t *testing.T) {
-	dir := t.TempDir()
-	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	if err := benchenv.WriteCertificate(cert, key); err != nil {
+	c, err := servertest.NewLoopbackCertificate(t.TempDir())
+	if err != nil {
 		t.Fatal(err)
 	}
-	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--max-connections=1000")
+	addr := serveHere(t, "--tls-cert="+c.File, "--tls-key="+c.Key, "--max-connections=1000")
 	var attack sync.WaitGroup
 	stop := make(chan struct{})
 	defer attack.Wait()

@@ -219,11 +219,11 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 		flags = append(flags, "--counters", rules)
 	}
 	if a.tls {
-		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-		if err := benchenv.WriteCertificate(cert, key); err != nil {
+		c, err := servertest.NewLoopbackCertificate(dir)
+		if err != nil {
 			return r, err
 		}
-		flags = append(flags, "--tls-cert", cert, "--tls-key", key)
+		flags = append(flags, "--tls-cert", c.File, "--tls-key", c.Key)
 	}
 	public, admin, server, err := benchenv.Serve(ctx, h.program, flags...)
 	if err != nil {
@@ -265,7 +265,7 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	}
 	watched()
 	watch.Wait()
-	if n, err := o.count(); err != nil || n != 1 {
+	if n, err := o.count(ctx); err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
 	return r, ctx.Err()

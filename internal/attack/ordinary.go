@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,36 +20,19 @@ type ordinary struct {
 	addr  string
 	stays *person // on its page, and the 1 that its count shows
 	sees  *person
-	likes http.Client
+	api   *client.API
 	n     int
 }
 
 func newOrdinary(addr string) *ordinary {
-	return &ordinary{addr: addr, likes: http.Client{Timeout: patience, Transport: &http.Transport{
-		DialContext:     (&net.Dialer{LocalAddr: neighbour}).DialContext,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-	}}}
-}
-
-// call makes a request and reads the answer, whose status is 200.
-func (o *ordinary) call(method, path string, answer any) error {
-	url := o.addr
+	url := addr
 	if !strings.HasPrefix(url, secure) {
 		url = "http://" + url
 	}
-	req, err := http.NewRequest(method, url+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := o.likes.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s %s: status %d", method, path, resp.StatusCode)
-	}
-	return json.NewDecoder(resp.Body).Decode(answer)
+	return &ordinary{addr: addr, api: client.NewAPI(client.Config{URL: url, HTTP: &http.Client{Timeout: patience, Transport: &http.Transport{
+		DialContext:     (&net.Dialer{LocalAddr: neighbour}).DialContext,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}})}
 }
 
 func (o *ordinary) open() (err error) {
@@ -149,8 +131,8 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 				err = o.sees.Unsubscribe(page)
 			}
 			if likes := time.Now(); err == nil && o.n%2 == 0 { // an address without identity may do it ten times a second
-				var liked struct{ Value int }
-				if err = o.call(http.MethodPut, fmt.Sprintf("/api/v1/counters/likes:%d/members/me", o.n), &liked); err == nil && liked.Value != 1 {
+				var liked client.Counter
+				if liked, err = o.api.AddMember(context.Background(), fmt.Sprintf("likes:%d", o.n), client.Me); err == nil && liked.Value != 1 {
 					err = fmt.Errorf("%d likes", liked.Value)
 				}
 				m.liked = append(m.liked, time.Since(likes))
@@ -168,8 +150,7 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 }
 
 // count is the count of the page on which one ordinary client stays.
-func (o *ordinary) count() (int, error) {
-	var c struct{ Count int }
-	err := o.call(http.MethodGet, "/stays/counter", &c)
+func (o *ordinary) count(ctx context.Context) (int64, error) {
+	c, err := o.api.Count(ctx, "stays")
 	return c.Count, err
 }

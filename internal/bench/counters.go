@@ -22,12 +22,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"headcount/client"
 	"headcount/internal/benchenv"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -41,75 +41,56 @@ const (
 	apiKey   = "the API key of the benchmark"
 )
 
+// serveCounters is serve with the key that clients have.
+func (t *trial) serveCounters(flags ...string) server {
+	return t.serve(append([]string{"--api-key", apiKey}, flags...)...)
+}
+
 // counted runs a server with flags, and clients who change its counters.
-func counted(serve []string, client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
-	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-		err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
-			figures, err = b.calls(ctx, url, pid, client...)
-			return err
-		})
-		return figures, err
-	}
+func counted(flags []string, client ...string) func(*trial) figures {
+	return func(t *trial) figures { return t.calls(t.serveCounters(flags...), client...) }
 }
 
 // calls runs clients on a core of their own.
-func (b *bench) calls(ctx context.Context, url string, pid int, client ...string) (figures map[string]float64, err error) {
-	err = output(benchenv.On(ctx, benchenv.ClientCore, b.self, append([]string{"calls", "-url", url, "-pid", strconv.Itoa(pid)}, client...)...), &figures)
-	return figures, err
+func (t *trial) calls(s server, client ...string) (f figures) {
+	t.output(benchenv.On(t.ctx, benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
+	return f
 }
 
 // increments measures increments of one key and of many keys beside the floor of a call: a handler that
 // reads the body as JSON and answers with a counter, and does nothing else. The three take turns, since the machine
 // is not as fast in every second, and the figures are medians of their turns.
-func increments(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+func increments(t *trial) figures {
 	const turns, turn = 5, "1500ms"
-	type server struct {
-		name, url string
-		pid       int
-		flags     []string
+	bare := t.helper(benchenv.ServerCore, "gin")
+	c, err := dial(bare.addr) // waits until the server listens
+	if err != nil {
+		t.Fatal(err)
 	}
-	measure := func(servers ...server) (map[string]float64, error) {
-		all := map[string][]float64{}
-		for range turns {
-			now := map[string]float64{}
-			for _, s := range servers {
-				one, err := b.calls(ctx, s.url, s.pid, append([]string{"-for", turn}, s.flags...)...)
-				if err != nil {
-					return nil, err
-				}
-				for name, value := range one {
-					now[s.name+"_"+name] = value
-				}
-			}
-			for _, name := range []string{"one", "many"} {
-				now[name+"_times"] = now[name+"_cpu_us_per_call"] / now["gin_cpu_us_per_call"]
-			}
-			for name, value := range now {
-				all[name] = append(all[name], value)
+	_ = c.Close()
+	one, many := t.serveCounters(), t.serveCounters()
+	all := map[string][]float64{}
+	for range turns {
+		now := figures{}
+		for name, took := range map[string]figures{
+			"gin": t.calls(bare, "-for", turn), "one": t.calls(one, "-for", turn), "many": t.calls(many, "-for", turn, "-keys", "views:*"),
+		} {
+			for figure, value := range took {
+				now[name+"_"+figure] = value
 			}
 		}
-		medians := map[string]float64{}
-		for name, values := range all {
-			medians[name] = median(values)
+		for _, name := range []string{"one", "many"} {
+			now[name+"_times"] = now[name+"_cpu_us_per_call"] / now["gin_cpu_us_per_call"]
 		}
-		return medians, nil
+		for name, value := range now {
+			all[name] = append(all[name], value)
+		}
 	}
-	flags := []string{"--api-key", apiKey}
-	err = b.beside(ctx, benchenv.ServerCore, "gin", func(addr string, gin int) error {
-		c, err := dial(addr) // waits until the server listens
-		if err != nil {
-			return err
-		}
-		_ = c.Close()
-		return b.withServer(ctx, flags, func(one string, onePID int) error {
-			return b.withServer(ctx, flags, func(many string, manyPID int) error {
-				figures, err = measure(server{name: "gin", url: "http://" + addr, pid: gin}, server{name: "one", url: one, pid: onePID},
-					server{name: "many", url: many, pid: manyPID, flags: []string{"-keys", "views:*"}})
-				return err
-			})
-		})
-	})
-	return figures, err
+	medians := figures{}
+	for name, values := range all {
+		medians[name] = median(values)
+	}
+	return medians
 }
 
 // bare is the server that is the floor of increments.
@@ -136,69 +117,42 @@ func bare(args []string) error {
 }
 
 // topOfMany has a million keys gain, and then asks what gained most.
-func topOfMany(ctx context.Context, b *bench, serve ...string) (figures map[string]float64, err error) {
-	err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
-		if _, err := b.calls(ctx, url, pid, "-keys", "views:*", "-batch", "1000", "-callers", "4"); err != nil {
-			return err
-		}
-		figures, err = b.calls(ctx, url, pid, "-top", "-callers", "1")
-		return err
-	})
-	return figures, err
+func topOfMany(t *trial, flags ...string) figures {
+	s := t.serveCounters(flags...)
+	t.calls(s, "-keys", "views:*", "-batch", "1000", "-callers", "4")
+	return t.calls(s, "-top", "-callers", "1")
 }
 
-func topInMemory(ctx context.Context, b *bench) (map[string]float64, error) { return topOfMany(ctx, b) }
+func topInRedis(t *trial) figures { return topOfMany(t, "--redis", redistest.Start(t).URL()) }
 
-func topInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) (err error) {
-		figures, err = topOfMany(ctx, b, "--redis", redistest.Start(t).URL())
-		return err
-	})
-	return figures, err
-}
-
-func topInPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) (err error) {
-		figures, err = topOfMany(ctx, b, "--postgres", pgtest.Start(t, "shared_buffers=256MB").Database(t))
-		return err
-	})
-	return figures, err
+func topInPostgres(t *trial) figures {
+	return topOfMany(t, "--postgres", pgtest.Start(t, "shared_buffers=256MB").Database(t))
 }
 
 // divided is a rule with a dimension.
 const divided = `{"rules":[{"match":"sales:*","kind":"sum","buckets":["1m:24h"],"dimensions":["country"]}]}`
 
 // underDimensions measures changes of one sum that are counted under 200 values of a dimension.
-func underDimensions(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) error {
-		rules := filepath.Join(t.TempDir(), "rules.json")
-		if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
-			return err
-		}
-		figures, err = counted([]string{"--counters", rules}, "-keys", "sales:1", "-values", "200")(ctx, b)
-		return err
-	})
-	return figures, err
+func underDimensions(t *trial) figures {
+	rules := filepath.Join(t.TempDir(), "rules.json")
+	if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return t.calls(t.serveCounters("--counters", rules), "-keys", "sales:1", "-values", "200")
 }
 
 // inFile measures changes of counters in a data directory, and beside them what one
 // fsync costs there.
-func inFile(client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
-	return func(ctx context.Context, b *bench) (map[string]float64, error) {
-		dir, err := os.MkdirTemp(".", "bench") // /tmp may be memory
-		if err != nil {
-			return nil, err
-		}
-		defer os.RemoveAll(dir)
+func inFile(client ...string) func(*trial) figures {
+	return func(t *trial) figures {
+		dir := t.folder(".") // /tmp may be memory
 		floor, err := syncs(filepath.Join(dir, "floor"))
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		figures, err := counted([]string{"--data-dir", filepath.Join(dir, "data")}, client...)(ctx, b)
-		if err == nil {
-			figures["fsyncs_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
-		}
-		return figures, err
+		f := t.calls(t.serveCounters("--data-dir", filepath.Join(dir, "data")), client...)
+		f["fsyncs_per_s"], f["times"] = floor, f["changes_per_s"]/floor
+		return f
 	}
 }
 
@@ -224,20 +178,15 @@ func syncs(name string) (float64, error) {
 
 // inPostgres measures changes of one exact counter in PostgreSQL, and beside them
 // plain updates of one row, each from as many connections as there are clients.
-func inPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) error {
-		server := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
-		floor, err := updates(ctx, server.Database(t))
-		if err != nil {
-			return err
-		}
-		if figures, err = counted([]string{"--postgres", server.Database(t)}, "-keys", "stock:1")(ctx, b); err != nil {
-			return err
-		}
-		figures["updates_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
-		return nil
-	})
-	return figures, err
+func inPostgres(t *trial) figures {
+	postgres := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
+	floor, err := updates(t.ctx, postgres.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := t.calls(t.serveCounters("--postgres", postgres.Database(t)), "-keys", "stock:1")
+	f["updates_per_s"], f["times"] = floor, f["changes_per_s"]/floor
+	return f
 }
 
 func updates(ctx context.Context, url string) (float64, error) {
@@ -276,154 +225,111 @@ func updates(ctx context.Context, url string) (float64, error) {
 
 // inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many scripts
 // Redis runs for them.
-func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	figures = map[string]float64{}
-	err = withStandIn(func(t *standIn) error {
-		server := redistest.Start(t)
-		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
-			time.Sleep(callTime) // until a process that has just begun has its partitions
-			idle, began := scripts(t, server), time.Now()
-			time.Sleep(callTime / 2)
-			rest := (scripts(t, server) - idle) / time.Since(began).Seconds()
-			for _, load := range []struct {
-				prefix string
-				client []string
-			}{
-				{"5000_", []string{"-rate", "5000"}},
-				{"10000_", []string{"-rate", "10000"}},
-				{"batches_", []string{"-rate", "200", "-batch", "100"}},
-				{"", []string{"-rate", "20000"}},
-			} {
-				before, began := scripts(t, server), time.Now()
-				got, err := b.calls(ctx, url, pid, append(load.client, "-callers", "500")...)
-				if err != nil {
-					return err
-				}
-				got["scripts_per_s"] = (scripts(t, server)-before)/time.Since(began).Seconds() - rest
-				got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
-				for name, v := range got {
-					figures[load.prefix+name] = v
-				}
-			}
-			return nil
-		})
-	})
-	return figures, err
+func inRedis(t *trial) figures {
+	redis := redistest.Start(t)
+	s := t.serveCounters("--redis", redis.URL())
+	time.Sleep(callTime) // until a process that has just begun has its partitions
+	idle, began := scripts(t, redis), time.Now()
+	time.Sleep(callTime / 2)
+	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds()
+	f := figures{}
+	for _, load := range []struct {
+		prefix string
+		client []string
+	}{
+		{"5000_", []string{"-rate", "5000"}},
+		{"10000_", []string{"-rate", "10000"}},
+		{"batches_", []string{"-rate", "200", "-batch", "100"}},
+		{"", []string{"-rate", "20000"}},
+	} {
+		before, began := scripts(t, redis), time.Now()
+		got := t.calls(s, append(load.client, "-callers", "500")...)
+		got["scripts_per_s"] = (scripts(t, redis)-before)/time.Since(began).Seconds() - rest
+		got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
+		for name, v := range got {
+			f[load.prefix+name] = v
+		}
+	}
+	return f
 }
 
 // persisted measures how many rows are written in PostgreSQL, behind Redis, for changes of some
 // counters at a steady rate.
-func persisted(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+func persisted(t *trial) figures {
 	const keys, rate = 200, 4000
-	err = withStandIn(func(t *standIn) error {
-		redis, postgres := redistest.Start(t), pgtest.Start(t)
-		database := postgres.Database(t)
-		// Each row of a counter is written by an update; what makes it is written once.
-		rows := func() float64 {
-			time.Sleep(2 * time.Second) // the last cut, and what PostgreSQL counts a second late
-			return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
-		}
-		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", redis.URL(), "--postgres", database}, func(url string, pid int) error {
-			client := []string{"-keys", "votes:*", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
-			if _, err := b.calls(ctx, url, pid, client...); err != nil { // all counters exist
-				return err
-			}
-			before := rows()
-			if figures, err = b.calls(ctx, url, pid, client...); err != nil {
-				return err
-			}
-			figures["rows"] = rows() - before
-			figures["changes"] = figures["changes_per_s"] * callTime.Seconds()
-			figures["each"] = figures["rows"] / keys / callTime.Seconds() // --persist-interval is 1s
-			return nil
-		})
-	})
-	return figures, err
+	database := pgtest.Start(t).Database(t)
+	// Each row of a counter is written by an update; what makes it is written once.
+	rows := func() float64 {
+		time.Sleep(2 * time.Second) // the last checkpoint, and what PostgreSQL counts a second late
+		return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
+	}
+	s := t.serveCounters("--redis", redistest.Start(t).URL(), "--postgres", database)
+	client := []string{"-keys", "votes:*", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
+	t.calls(s, client...) // all counters exist
+	before := rows()
+	f := t.calls(s, client...)
+	f["rows"] = rows() - before
+	f["changes"] = f["changes_per_s"] * callTime.Seconds()
+	f["each"] = f["rows"] / keys / callTime.Seconds() // --persist-interval is 1s
+	return f
 }
 
 // hotInCluster measures a sum that is spread over three masters: where its scripts run, and what an
 // exact read takes beside one of a sum that is not spread.
-func hotInCluster(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) error {
-		cluster := redistest.StartCluster(t, 3, 0)
-		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", cluster.URL(), "--hot-rate", "20"}, func(url string, pid int) error {
-			change := []string{"-rate", "2000", "-keys", "votes:hot"}
-			if _, err := b.calls(ctx, url, pid, change...); err != nil { // until it is spread
-				return err
-			}
-			var before, ran [3]float64
-			for i, m := range cluster.Masters {
-				before[i] = scripts(t, m)
-			}
-			began := time.Now()
-			if figures, err = b.calls(ctx, url, pid, change...); err != nil {
-				return err
-			}
-			sum := 0.0
-			for i, m := range cluster.Masters {
-				ran[i] = scripts(t, m) - before[i]
-				sum += ran[i]
-			}
-			figures["scripts_per_s"] = sum / time.Since(began).Seconds()
-			figures["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
-			if figures["one_p50_ms"], err = exactReads(ctx, url, "votes:other"); err == nil {
-				figures["exact_p50_ms"], err = exactReads(ctx, url, "votes:hot")
-			}
-			return err
-		})
-	})
-	return figures, err
+func hotInCluster(t *trial) figures {
+	cluster := redistest.StartCluster(t, 3, 0)
+	s := t.serveCounters("--redis", cluster.URL(), "--hot-rate", "20")
+	change := []string{"-rate", "2000", "-keys", "votes:hot"}
+	t.calls(s, change...) // until it is spread
+	var before, ran [3]float64
+	for i, m := range cluster.Masters {
+		before[i] = scripts(t, m)
+	}
+	began := time.Now()
+	f := t.calls(s, change...)
+	sum := 0.0
+	for i, m := range cluster.Masters {
+		ran[i] = scripts(t, m) - before[i]
+		sum += ran[i]
+	}
+	f["scripts_per_s"] = sum / time.Since(began).Seconds()
+	f["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
+	f["one_p50_ms"], f["exact_p50_ms"] = t.exactReads(s, "votes:other"), t.exactReads(s, "votes:hot")
+	return f
 }
 
 // exactReads returns the median of exact reads of a counter, one after the other, in ms.
-func exactReads(ctx context.Context, url, key string) (float64, error) {
+func (t *trial) exactReads(s server, key string) float64 {
+	api := client.NewAPI(client.Config{URL: s.url, APIKey: apiKey})
 	var took []time.Duration
 	for range 500 {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/counters/"+key+"/exact", nil)
-		if err != nil {
-			return 0, err
-		}
-		request.Header.Set("X-API-Key", apiKey)
 		began := time.Now()
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return 0, err
-		}
-		text, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
-		if err != nil || answer.StatusCode != http.StatusOK {
-			return 0, fmt.Errorf("an exact read: %s %s, %w", answer.Status, text, err)
+		if _, err := api.Exact(t.ctx, key); err != nil {
+			t.Fatalf("an exact read: %w", err)
 		}
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	return took[len(took)/2].Seconds() * 1e3, nil
+	return took[len(took)/2].Seconds() * 1e3
 }
 
 // membersInRedis measures what a member of a set takes in Redis.
-func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withStandIn(func(t *standIn) error {
-		server := redistest.Start(t)
-		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
-			before := memory(t, server)
-			if _, err := b.calls(ctx, url, pid, "-members", strconv.Itoa(manyKeys)); err != nil {
-				return err
-			}
-			figures = map[string]float64{"bytes_each": (memory(t, server) - before) / manyKeys}
-			return nil
-		})
-	})
-	return figures, err
+func membersInRedis(t *trial) figures {
+	redis := redistest.Start(t)
+	s := t.serveCounters("--redis", redis.URL())
+	before := memory(t, redis)
+	t.calls(s, "-members", strconv.Itoa(manyKeys))
+	return figures{"bytes_each": (memory(t, redis) - before) / manyKeys}
 }
 
 // scripts is how many scripts Redis has run. Every change is made by one.
-func scripts(t *standIn, s *redistest.Server) float64 {
+func scripts(t *trial, s *redistest.Server) float64 {
 	return info(t, s, "commandstats", "cmdstat_evalsha:calls=")
 }
 
-func memory(t *standIn, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
+func memory(t *trial, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
 
-func info(t *standIn, s *redistest.Server, section, field string) float64 {
+func info(t *trial, s *redistest.Server, section, field string) float64 {
 	text, _ := s.Do(t, "INFO", section).(string)
 	_, rest, _ := strings.Cut(text, "\n"+field)
 	line := rest[:max(0, strings.IndexAny(rest, ",\r"))]
@@ -432,43 +338,6 @@ func info(t *standIn, s *redistest.Server, section, field string) float64 {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// standIn is in the place of a test, so that the servers of tests can run here. It
-// panics where a test would fail.
-type standIn struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (t *standIn) Helper()                   {}
-func (t *standIn) Context() context.Context  { return context.Background() }
-func (t *standIn) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
-func (t *standIn) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (t *standIn) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (t *standIn) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
-
-func (t *standIn) TempDir() string {
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
-// withStandIn runs f and ends the servers that it started.
-func withStandIn(f func(*standIn) error) (err error) {
-	t := &standIn{}
-	defer func() {
-		if failed, ok := recover().(error); ok {
-			err = failed
-		}
-		for _, c := range slices.Backward(t.cleanups) {
-			c()
-		}
-	}()
-	return f(t)
 }
 
 // calls is the clients: each sends a change and waits for the answer before the next.
@@ -539,7 +408,7 @@ func calls(args []string) error {
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
 	changes := n * float64(max(*batch, 1))
-	return tell(map[string]float64{
+	return tell(figures{
 		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
 		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
 		"grown_mb": float64(servertest.Memory(*pid)-before) / 1e6,

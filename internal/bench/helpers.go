@@ -77,7 +77,7 @@ func floor(args []string) error {
 			next = time.Now()
 		}
 	}
-	return tell(map[string]float64{
+	return tell(figures{
 		"per_s": float64(written) / time.Since(began).Seconds(), "cpu_s_per_million": (cpuTime(os.Getpid()) - before) / float64(written) * 1e6,
 	})
 }
@@ -167,7 +167,7 @@ func arrive(args []string) error {
 	}
 	cpu := cpuTime(pid) - before
 	slices.Sort(took)
-	return tell(map[string]float64{
+	return tell(figures{
 		"connections": float64(n), "again": float64(again.Load()), "all_after_s": took[n-1].Seconds(), "median_s": took[n/2].Seconds(),
 		"cpu_us_each": cpu / float64(n) * 1e6, "per_cpu_s": float64(n) / cpu, "rss_most_mb": mostMemory(pid) / 1e6,
 	})
@@ -194,7 +194,7 @@ func welcomed(addr, handshake string) error {
 	return nil
 }
 
-func tell(figures map[string]float64) error { return json.NewEncoder(os.Stdout).Encode(figures) }
+func tell(f figures) error { return json.NewEncoder(os.Stdout).Encode(f) }
 
 // cpuTime is the CPU time that the process has used, in seconds: fields 14 and 15 of stat in proc(5).
 func cpuTime(pid int) float64 {

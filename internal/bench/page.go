@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -19,7 +18,7 @@ import (
 // ten minutes.
 var scenarios = []struct {
 	name    string
-	measure func(ctx context.Context, b *bench) (map[string]float64, error)
+	measure func(*trial) figures
 }{
 	{"floor-write", floored("write", "1ms")},
 	{"floor-send", floored("send", "1ms")},
@@ -38,7 +37,7 @@ var scenarios = []struct {
 	{"limit", counted(nil, "-limit", "-keys", "user:*")},
 	{"unique", counted(nil, "-keys", "visitors:1", "-unique", "1000000")},
 	{"dimensions", underDimensions},
-	{"top", topInMemory},
+	{"top", func(t *trial) figures { return topOfMany(t) }},
 	{"top-redis", topInRedis},
 	{"top-postgres", topInPostgres},
 	{"file-sum", inFile("-keys", "votes:1")},

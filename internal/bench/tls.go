@@ -4,8 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,42 +17,27 @@ import (
 
 // fannedOutOverTLS runs a scenario of the simulator against a server without TLS, then against one
 // that has TLS of its own, and then against one without whose TLS nginx ends, on the same core.
-func fannedOutOverTLS(args ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
-	return func(ctx context.Context, b *bench) (map[string]float64, error) {
-		dir, err := os.MkdirTemp("", "headcount-bench-")
+func fannedOutOverTLS(args ...string) func(*trial) figures {
+	return func(t *trial) figures {
+		dir := t.TempDir()
+		cert, err := servertest.NewLoopbackCertificate(dir)
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		defer os.RemoveAll(dir)
-		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-		if err := benchenv.WriteCertificate(cert, key); err != nil {
-			return nil, err
-		}
-		var plain, secured, proxied map[string]float64
-		if err := b.withServer(ctx, quick("35ms"), func(url string, pid int) (err error) {
-			plain, err = b.simulate(ctx, "", url, pid, args...)
-			return err
-		}); err != nil {
-			return nil, err
-		}
-		if err := b.withServer(ctx, append(quick("35ms"), "--tls-cert", cert, "--tls-key", key), func(url string, pid int) (err error) {
-			secured, err = b.simulate(ctx, cert, strings.Replace(url, "http:", "https:", 1), pid, args...)
-			return err
-		}); err != nil {
-			return nil, err
-		}
-		if err := b.withServer(ctx, quick("35ms"), func(url string, pid int) (err error) {
-			proxied, err = b.throughNginx(ctx, dir, url, pid, args...)
-			return err
-		}); err != nil {
-			return nil, err
-		}
+		s := t.serve(quick("35ms")...)
+		plain := t.simulate(s, args...)
+		s.End(benchenv.EndTime)
+		s = t.serve(append(quick("35ms"), "--tls-cert", cert.File, "--tls-key", cert.Key)...)
+		s.url, s.roots = "https://"+s.addr, cert.File
+		secured := t.simulate(s, args...)
+		s.End(benchenv.EndTime)
+		proxied := t.throughNginx(dir, cert, t.serve(quick("35ms")...), args...)
 		const cpu, rss = "server_cpu_s_per_million_counts", "server_rss_bytes_per_connection"
-		return map[string]float64{
+		return figures{
 			"cpu_s_per_million": secured[cpu], "plain_cpu_s_per_million": plain[cpu], "times": secured[cpu] / plain[cpu],
 			"rss_kb_each": secured[rss] / 1e3, "plain_rss_kb_each": plain[rss] / 1e3,
 			"nginx_cpu_s_per_million": proxied[cpu], "nginx_times": proxied[cpu] / plain[cpu], "nginx_rss_kb_each": proxied["nginx_rss_kb_each"],
-		}, nil
+		}
 	}
 }
 
@@ -83,38 +66,26 @@ http {
 
 // throughNginx is simulate of clients who reach the server through nginx, which speaks TLS with them.
 // CPU time is that of both processes.
-func (b *bench) throughNginx(ctx context.Context, dir, url string, pid int, args ...string) (map[string]float64, error) {
+func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, args ...string) figures {
 	program, err := exec.LookPath("nginx")
 	if err != nil {
 		program = "/usr/sbin/nginx" // which a user's PATH may lack
 	}
 	listen, conf := servertest.FreeAddr(), filepath.Join(dir, "nginx.conf")
-	text := strings.NewReplacer("{dir}", dir, "{listen}", listen, "{server}", strings.TrimPrefix(url, "http://")).Replace(nginxConf)
+	text := strings.NewReplacer("{dir}", dir, "{listen}", listen, "{server}", s.addr).Replace(nginxConf)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	var proxy servertest.Process
-	if err := proxy.Start(benchenv.On(ctx, benchenv.ServerCore, program, "-p", dir, "-c", conf)); err != nil {
-		return nil, err
-	}
-	defer proxy.End(benchenv.EndTime)
-	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	if err := servertest.Await(wait, &proxy, func(ctx context.Context) error {
-		var d net.Dialer
-		c, err := d.DialContext(ctx, "tcp", listen)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}); err != nil {
-		return nil, fmt.Errorf("nginx does not listen (make setup installs it): %w", err)
+	proxy := &servertest.Process{}
+	listens := func(ctx context.Context) error { return servertest.Listens(ctx, listen) }
+	t.Cleanup(func() { proxy.End(benchenv.EndTime) })
+	cmd := benchenv.On(t.ctx, benchenv.ServerCore, program, "-p", dir, "-c", conf)
+	if err := proxy.Serve(cmd, filepath.Join(dir, "output"), 20*time.Second, listens); err != nil {
+		t.Fatalf("nginx does not listen (make setup installs it): %w", err)
 	}
 	before := mostMemory(proxy.PID())
-	figures, err := b.simulate(ctx, filepath.Join(dir, "cert.pem"), "https://"+listen, pid, append([]string{"--pid", strconv.Itoa(proxy.PID())}, args...)...)
-	if err != nil {
-		return nil, err
-	}
-	figures["nginx_rss_kb_each"] = (mostMemory(proxy.PID()) - before) / subscribers / 1e3
-	return figures, nil
+	s.url, s.roots = "https://"+listen, cert.File
+	f := t.simulate(s, append([]string{"--pid", strconv.Itoa(proxy.PID())}, args...)...)
+	f["nginx_rss_kb_each"] = (mostMemory(proxy.PID()) - before) / subscribers / 1e3
+	return f
 }

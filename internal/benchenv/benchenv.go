@@ -6,15 +6,8 @@ package benchenv
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -60,36 +53,9 @@ func Serve(ctx context.Context, program string, flags ...string) (public, admin 
 	if err := server.Start(On(ctx, ServerCore, program, args...)); err != nil {
 		return "", "", nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	if err := servertest.Await(ctx, server, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
+	if err := servertest.Await(server, 20*time.Second, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
 		server.End(EndTime)
 		return "", "", nil, fmt.Errorf("the server is not ready: %w", err)
 	}
 	return public, admin, server, nil
-}
-
-// WriteCertificate writes a certificate of the loopback address that is its own authority.
-func WriteCertificate(cert, key string) error {
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		return err
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), 0o600)
 }

@@ -39,7 +39,7 @@ type Server struct {
 	dir  string
 	args []string
 
-	process   servertest.Process
+	servertest.Process
 	databases atomic.Int64 // made so far
 }
 
@@ -48,40 +48,58 @@ type Server struct {
 // disk, which a killed process survives and a machine without power does not.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	dir, err := folder()
+	s := newServer(t, settings...)
+	t.Cleanup(s.remove)
+	s.create(t)
+	return s
+}
+
+// newServer is a server in a new folder that the server's user owns. It is not in the
+// test's own folder, into which only the test's user may look.
+func newServer(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pgtest")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s, err := newServer(dir, settings...)
-	if err == nil {
-		t.Cleanup(s.Kill)
-		err = s.start()
+	if who := credential(t); who != nil {
+		if err := os.Chown(dir, int(who.Uid), int(who.Gid)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
+	port := strconv.Itoa(servertest.FreePort())
+	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir}
+	s.args = []string{"-D", s.data(), "-h", "127.0.0.1", "-p", port, "-k", dir}
+	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
+		s.args = append(s.args, "-c", setting)
 	}
 	return s
 }
 
-// folder is a new one that the server's user owns. It is not in the test's own
-// folder, into which only the test's user may look.
-func folder() (string, error) {
-	dir, err := os.MkdirTemp("", "pgtest")
-	if err != nil {
-		return "", err
+// data is the folder of the server's files.
+func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+
+// create makes the server's files and starts it.
+func (s *Server) create(t testing.TB) {
+	t.Helper()
+	initdb := command(t, "initdb", "--pgdata", s.data(), "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	if text, err := initdb.CombinedOutput(); err != nil {
+		t.Fatalf("pgtest: initdb: %v\n%s", err, text)
 	}
-	who, err := credential()
-	if err == nil && who != nil {
-		err = os.Chown(dir, int(who.Uid), int(who.Gid))
-	}
-	return dir, err
+	s.start(t)
+}
+
+// remove ends the server for good.
+func (s *Server) remove() {
+	s.Kill()
+	_ = os.RemoveAll(s.dir)
 }
 
 // credential is the user that runs servers; nil when it is the test's own.
-func credential() (*syscall.Credential, error) {
+func credential(t testing.TB) *syscall.Credential {
+	t.Helper()
 	if os.Getuid() != 0 {
-		return nil, nil
+		return nil
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
@@ -90,21 +108,23 @@ func credential() (*syscall.Credential, error) {
 		}
 		uid, err := strconv.ParseUint(u.Uid, 10, 32)
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
 		gid, err := strconv.ParseUint(u.Gid, 10, 32)
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true}, nil
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true}
 	}
-	return nil, errors.New("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
+	t.Fatal("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
+	return nil
 }
 
 // program is the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
-func program(name string) (string, error) {
+func program(t testing.TB, name string) string {
+	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
-		return path, nil
+		return path
 	}
 	var found []string
 	for _, pattern := range []string{"/usr/sbin/", "/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
@@ -112,50 +132,25 @@ func program(name string) (string, error) {
 		found = append(found, paths...)
 	}
 	if len(found) == 0 {
-		return "", fmt.Errorf("pgtest: %s is missing: run make setup", name)
+		t.Fatalf("pgtest: %s is missing: run make setup", name)
 	}
 	slices.SortFunc(found, func(a, b string) int { return len(a) - len(b) }) // version 9 before version 10
-	return found[len(found)-1], nil
+	return found[len(found)-1]
 }
 
-func command(name string, args ...string) (*exec.Cmd, error) {
-	path, err := program(name)
-	if err != nil {
-		return nil, err
-	}
-	who, err := credential()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(path, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: who}
+func command(t testing.TB, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(program(t, name), args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(t)}
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	return cmd, nil
+	return cmd
 }
 
-func newServer(dir string, settings ...string) (*Server, error) {
-	port := strconv.Itoa(servertest.FreePort())
-	data := filepath.Join(dir, "data")
-	initdb, err := command("initdb", "--pgdata", data, "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
-	if err != nil {
-		return nil, err
-	}
-	if text, err := initdb.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("pgtest: initdb: %w\n%s", err, text)
-	}
-	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir, args: []string{"-D", data, "-h", "127.0.0.1", "-p", port, "-k", dir}}
-	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
-		s.args = append(s.args, "-c", setting)
-	}
-	return s, nil
-}
-
-// start waits until the server answers. One that was killed a moment ago may
-// have left its shared memory to the last of its children, so a start is tried
-// again until that is gone.
-func (s *Server) start() error {
-	return s.startWith(s.args, func(ctx context.Context) error {
+// start waits until the server answers.
+func (s *Server) start(t testing.TB) {
+	t.Helper()
+	s.startWith(t, s.args, func(ctx context.Context) error {
 		c, err := pgx.Connect(ctx, s.URL("postgres"))
 		if err != nil {
 			return err
@@ -164,41 +159,21 @@ func (s *Server) start() error {
 	})
 }
 
-// startWith is start with other arguments, until answers returns no error.
-func (s *Server) startWith(args []string, answers func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	for {
-		output := filepath.Join(s.dir, "output")
-		if err := s.run(output, args); err != nil {
-			return err
-		}
-		err := servertest.Await(ctx, &s.process, answers)
+// startWith is start with other arguments, until answers returns no error. A server that
+// was killed a moment ago may have left its shared memory to the last of its children, so
+// a start is tried again until that is gone.
+func (s *Server) startWith(t testing.TB, args []string, answers func(context.Context) error) {
+	t.Helper()
+	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
+		err := s.Serve(command(t, "postgres", args...), filepath.Join(s.dir, "output"), startTimeout, answers)
 		if err == nil {
-			return nil
+			return
 		}
-		text, _ := os.ReadFile(output)
-		if !strings.Contains(string(text), "still in use") || ctx.Err() != nil {
-			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(args, " "), err, text)
+		if !strings.Contains(err.Error(), "still in use") || time.Now().After(end) {
+			t.Fatalf("pgtest: %v", err)
 		}
 		s.Kill()
-		time.Sleep(50 * time.Millisecond)
 	}
-}
-
-// run starts the server, whose output is that of this run alone.
-func (s *Server) run(output string, args []string) error {
-	cmd, err := command("postgres", args...)
-	if err != nil {
-		return err
-	}
-	out, err := os.Create(output)
-	if err != nil {
-		return err
-	}
-	defer out.Close() // the process has it as its own
-	cmd.Stdout, cmd.Stderr = out, out
-	return s.process.Start(cmd)
 }
 
 // URL is that of a database.
@@ -263,22 +238,11 @@ func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
 	return do(c)
 }
 
-// Kill ends the server and all of its connections at once, as a crash does.
-func (s *Server) Kill() { s.process.Kill() }
-
-// Pause has the server hang: its connections stay, and it says nothing.
-func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
-
-// Resume ends Pause.
-func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
-
 // Restart starts the server again after Kill, with all that was committed.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
-	if err := s.start(); err != nil {
-		t.Fatal(err)
-	}
+	s.start(t)
 }
 
 // StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It is
@@ -286,26 +250,22 @@ func (s *Server) Restart(t testing.TB) {
 func (s *Server) StartUp(t testing.TB) (end func()) {
 	t.Helper()
 	s.Kill()
-	data := filepath.Join(s.dir, "data")
 	file := func(name string) {
-		if err := os.WriteFile(filepath.Join(data, name), nil, 0o666); err != nil {
+		if err := os.WriteFile(filepath.Join(s.data(), name), nil, 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
 	file("standby.signal")
-	err := s.startWith(append(slices.Clip(s.args), "-c", "hot_standby=off"), func(ctx context.Context) error {
+	s.startWith(t, append(slices.Clip(s.args), "-c", "hot_standby=off"), func(ctx context.Context) error {
 		_, err := pgx.Connect(ctx, s.URL("postgres"))
 		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "57P03" {
 			return nil
 		}
 		return fmt.Errorf("it does not start up: %w", err)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return func() {
 		file("promote")
-		_ = syscall.Kill(s.process.PID(), syscall.SIGUSR1)
+		_ = syscall.Kill(s.PID(), syscall.SIGUSR1)
 	}
 }
 
@@ -328,30 +288,13 @@ func (s *Server) Bouncer(t testing.TB, url, mode string) string {
 			t.Fatal(err)
 		}
 	}
-	cmd, err := command("pgbouncer", conf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log servertest.Log
-	cmd.Stdout, cmd.Stderr = &log, &log
 	var bouncer servertest.Process
-	if err := bouncer.Start(cmd); err != nil {
+	t.Cleanup(bouncer.Kill)
+	listens := func(ctx context.Context) error { return servertest.Listens(ctx, addr) }
+	if err := bouncer.Serve(command(t, "pgbouncer", conf), filepath.Join(dir, "output"), startTimeout, listens); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bouncer.Kill)
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	url = strings.Replace(url, s.Addr, addr, 1)
-	if err := servertest.Await(ctx, &bouncer, func(ctx context.Context) error {
-		c, err := net.Dial("tcp", addr)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}); err != nil {
-		t.Fatalf("pgbouncer: %v\n%s", err, &log)
-	}
-	return url
+	return strings.Replace(url, s.Addr, addr, 1)
 }
 
 // shared lives as long as the test process: starting a server takes longer
@@ -366,26 +309,11 @@ func Single(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.server != nil {
-		return shared.server
+	if shared.server == nil {
+		shared.server = newServer(t)
+		shared.server.create(t)
 	}
-	dir, err := folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newServer(dir)
-	if err == nil {
-		err = s.start()
-	}
-	if err != nil {
-		if s != nil {
-			s.Kill()
-		}
-		_ = os.RemoveAll(dir)
-		t.Fatal(err)
-	}
-	shared.server = s
-	return s
+	return shared.server
 }
 
 // Stop ends the shared server. TestMain calls it after the tests.
@@ -398,8 +326,7 @@ func Stop() {
 	shared.Lock()
 	defer shared.Unlock()
 	if s := shared.server; s != nil {
-		s.Kill()
-		_ = os.RemoveAll(s.dir)
+		s.remove()
 		shared.server = nil
 	}
 }

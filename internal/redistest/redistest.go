@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,15 +31,14 @@ const clusterBus = 10000
 type Server struct {
 	Addr string
 
+	servertest.Process
+
 	dir  string
 	args []string
-	env  []string // beside that of the test
-	text string   // a configuration file, for those that need one
+	text string // a configuration file, for those that need one
 
 	tls   *tls.Config // of those that speak TLS alone
 	login string      // user:password of URL; "" for nobody in particular
-
-	process servertest.Process
 }
 
 // Durable are the options of a server that loses nothing when it is killed.
@@ -53,13 +51,29 @@ func Start(t testing.TB, args ...string) *Server {
 	return newServer(t.TempDir(), args...).startFor(t)
 }
 
+// StartAt is Start of a server whose clock is wrong by offset, in whole seconds.
+func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
+	t.Helper()
+	s := newServer(t.TempDir(), args...)
+	s.Clock = offset
+	s.startFor(t)
+	c := s.Client()
+	defer c.Close()
+	there, err := c.Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off := time.Until(there) - offset; off.Abs() > time.Minute {
+		t.Fatalf("the server's clock is not %s off, but %s", offset, time.Until(there))
+	}
+	return s
+}
+
 // startFor starts the server for a test, with which it ends.
 func (s *Server) startFor(t testing.TB) *Server {
 	t.Helper()
 	t.Cleanup(s.Kill)
-	if err := s.start(); err != nil {
-		t.Fatal(err)
-	}
+	s.start(t)
 	return s
 }
 
@@ -72,47 +86,33 @@ func newServer(dir string, args ...string) *Server {
 	}
 }
 
-func (s *Server) start() error {
+func (s *Server) start(t testing.TB) {
+	t.Helper()
 	args := s.args
 	if s.text != "" {
 		file := filepath.Join(s.dir, "redis.conf")
 		if _, err := os.Stat(file); err != nil { // a sentinel writes into its own
 			if err := os.WriteFile(file, []byte(s.text), 0o600); err != nil {
-				return err
+				t.Fatal(err)
 			}
 		}
 		args = append([]string{file}, args...)
 	}
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		return errors.New("redistest: install redis-server: run make setup")
-	}
-	output := filepath.Join(s.dir, "output")
-	out, err := os.OpenFile(output, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer out.Close() // the process has it as its own
-	cmd := exec.Command(path, args...)
-	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Env = append(os.Environ(), s.env...)
-	if err := s.process.Start(cmd); err != nil {
-		return err
-	}
 	c := s.Client()
 	defer c.Close()
-	if err := await(&s.process, func(ctx context.Context) error { return c.Ping(ctx).Err() }); err != nil {
-		text, _ := os.ReadFile(output)
-		return fmt.Errorf("redistest: redis-server %s: %w\n%s", strings.Join(args, " "), err, text)
+	answers := func(ctx context.Context) error { return c.Ping(ctx).Err() }
+	cmd, output := exec.Command("redis-server", args...), filepath.Join(s.dir, "output")
+	if err := s.Serve(cmd, output, testkit.Timeout, answers); err != nil {
+		t.Fatalf("redistest: %v (make setup installs redis-server)", err)
 	}
-	return nil
 }
 
-// await asks until ok, or the process has ended, or it is too late.
-func await(p *servertest.Process, ok func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
-	defer cancel()
-	return servertest.Await(ctx, p, ok)
+// await asks until ok returns no error, and fails the test when that takes too long.
+func await(t testing.TB, ok func() error) {
+	t.Helper()
+	if err := servertest.Await(nil, testkit.Timeout, func(context.Context) error { return ok() }); err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
 }
 
 // URL is the server's, as presenceredis.Config wants it.
@@ -152,25 +152,23 @@ func (s *Server) do(args ...any) (any, error) {
 	return c.Do(context.Background(), args...).Result()
 }
 
+// shows returns an error unless the answer to a command has the text.
+func (s *Server) shows(text string, command ...any) error {
+	answer, err := s.do(command...)
+	if err == nil && !strings.Contains(answer.(string), text) {
+		err = fmt.Errorf("%v: no %q in %s", command, text, answer)
+	}
+	return err
+}
+
 // Flush empties the server, with the scripts it knows left.
 func (s *Server) Flush(t testing.TB) { t.Helper(); s.Do(t, "FLUSHALL") }
-
-// Kill ends the server at once, as a crash does.
-func (s *Server) Kill() { s.process.Kill() }
-
-// Pause has the server hang: its connections stay, and it says nothing.
-func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
-
-// Resume ends Pause.
-func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
 
 // Restart starts the server again after Kill: empty, unless it keeps its data.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
-	if err := s.start(); err != nil {
-		t.Fatal(err)
-	}
+	s.start(t)
 }
 
 // Cluster is a Redis Cluster of real servers.
@@ -182,20 +180,17 @@ type Cluster struct {
 // StartCluster starts a Cluster that ends with the test. args are as for Start.
 func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster {
 	t.Helper()
-	c, err := startCluster(t.TempDir(), masters, replicas, func(dir string, more ...string) (*Server, error) {
-		return newServer(dir, append(more, args...)...), nil
+	c := &Cluster{}
+	t.Cleanup(c.Kill)
+	c.start(t, t.TempDir(), masters, replicas, func(dir string, more ...string) *Server {
+		return newServer(dir, append(more, args...)...)
 	})
-	if c != nil {
-		t.Cleanup(c.Kill)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	return c
 }
 
-func startCluster(dir string, masters, replicas int, newServer func(dir string, args ...string) (*Server, error)) (*Cluster, error) {
-	c := &Cluster{}
+// start starts the servers, which newServer makes, and joins them.
+func (c *Cluster) start(t testing.TB, dir string, masters, replicas int, newServer func(dir string, args ...string) *Server) {
+	t.Helper()
 	timeout := "15000" // on a busy machine one must not be taken for dead
 	if replicas > 0 {
 		timeout = "1500" // here it is to be noticed soon
@@ -203,79 +198,44 @@ func startCluster(dir string, masters, replicas int, newServer func(dir string, 
 	for i := range masters + replicas {
 		sub := filepath.Join(dir, "node"+strconv.Itoa(i))
 		if err := os.Mkdir(sub, 0o700); err != nil {
-			return c, err
+			t.Fatal(err)
 		}
-		s, err := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
-		if err != nil {
-			return c, err
-		}
+		s := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
 		if i < masters {
 			c.Masters = append(c.Masters, s)
 		} else {
 			c.Replicas = append(c.Replicas, s)
 		}
-		if err := s.start(); err != nil {
-			return c, err
-		}
+		s.start(t)
 	}
 	for i, s := range c.Masters {
-		first, last := 16384*i/masters, 16384*(i+1)/masters-1
-		if _, err := s.do("CLUSTER", "ADDSLOTSRANGE", first, last); err != nil {
-			return c, err
-		}
-		if _, err := s.do("CLUSTER", "SET-CONFIG-EPOCH", i+1); err != nil {
-			return c, err
-		}
+		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
+		s.Do(t, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 	}
 	host, port, err := net.SplitHostPort(c.Masters[0].Addr)
 	if err != nil {
-		return c, err
+		t.Fatal(err)
 	}
 	for _, s := range c.all()[1:] {
-		if _, err := s.do("CLUSTER", "MEET", host, port); err != nil {
-			return c, err
-		}
+		s.Do(t, "CLUSTER", "MEET", host, port)
 	}
 	for i, s := range c.Replicas {
-		id, err := c.Masters[i%masters].do("CLUSTER", "MYID")
-		if err != nil {
-			return c, err
-		}
-		err = await(nil, func(context.Context) error {
+		id := c.Masters[i%masters].Do(t, "CLUSTER", "MYID")
+		await(t, func() error {
 			_, err := s.do("CLUSTER", "REPLICATE", id)
 			return err
 		})
-		if err != nil {
-			return c, err
-		}
 	}
-	return c, c.await()
-}
-
-// await waits until every server finds the Cluster whole.
-func (c *Cluster) await() error {
-	all := c.all()
-	return await(nil, func(context.Context) error {
-		for _, s := range all {
-			info, err := s.do("CLUSTER", "INFO")
-			if err != nil {
-				return err
-			}
-			text := info.(string)
-			if !strings.Contains(text, "cluster_state:ok") || !strings.Contains(text, "cluster_known_nodes:"+strconv.Itoa(len(all))+"\r") {
-				return fmt.Errorf("redistest: cluster: %s", text)
-			}
+	await(t, func() error {
+		var errs []error
+		known := fmt.Sprintf("cluster_known_nodes:%d\r", masters+replicas)
+		for _, s := range c.all() {
+			errs = append(errs, s.shows("cluster_state:ok", "CLUSTER", "INFO"), s.shows(known, "CLUSTER", "INFO"))
 		}
 		for _, s := range c.Replicas {
-			info, err := s.do("INFO", "replication")
-			if err != nil {
-				return err
-			}
-			if !strings.Contains(info.(string), "master_link_status:up") {
-				return errors.New("redistest: cluster: a replica has not caught up")
-			}
+			errs = append(errs, s.shows("master_link_status:up", "INFO", "replication"))
 		}
-		return nil
+		return errors.Join(errs...)
 	})
 }
 
@@ -337,28 +297,13 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 		sn.args = []string{"--sentinel", "--bind", "127.0.0.1", "--port", own, "--dir", sn.dir}
 		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
-	err = await(nil, func(context.Context) error {
-		info, err := s.Replica.do("INFO", "replication")
-		if err != nil {
-			return err
-		}
-		if !strings.Contains(info.(string), "master_link_status:up") {
-			return errors.New("redistest: the replica has not caught up")
-		}
+	await(t, func() error {
+		errs := []error{s.Replica.shows("master_link_status:up", "INFO", "replication")}
 		for _, sn := range s.Sentinels {
-			info, err := sn.do("INFO", "sentinel")
-			if err != nil {
-				return err
-			}
-			if !strings.Contains(info.(string), "slaves=1,sentinels=3") {
-				return fmt.Errorf("redistest: sentinels do not know each other: %s", info)
-			}
+			errs = append(errs, sn.shows("slaves=1,sentinels=3", "INFO", "sentinel"))
 		}
-		return nil
+		return errors.Join(errs...)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return s
 }
 
@@ -375,10 +320,10 @@ func (s *Sentinel) URL() string {
 // than emptying it.
 var shared struct {
 	sync.Mutex
-	dir       string
-	single    *Server
-	cluster   *Cluster
-	authority *Authority // it stays: Go reads SSL_CERT_FILE once
+	dir      string
+	single   *Server
+	cluster  *Cluster
+	loopback servertest.Certificate // it stays: Go reads SSL_CERT_FILE once
 }
 
 // Single is this test process's shared server, emptied.
@@ -387,11 +332,8 @@ func Single(t testing.TB) *Server {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.single == nil {
-		s := newServer(sharedDir(t, "single"))
-		if err := s.start(); err != nil {
-			t.Fatal(err)
-		}
-		shared.single = s
+		shared.single = newServer(sharedDir(t, "single"))
+		shared.single.start(t)
 	}
 	shared.single.Flush(t)
 	return shared.single
@@ -403,14 +345,8 @@ func ThreeMasters(t testing.TB) *Cluster {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil {
-		c, err := startCluster(sharedDir(t, "cluster"), 3, 0, func(dir string, args ...string) (*Server, error) {
-			return newServer(dir, args...), nil
-		})
-		if err != nil {
-			c.Kill()
-			t.Fatal(err)
-		}
-		shared.cluster = c
+		shared.cluster = &Cluster{}
+		shared.cluster.start(t, sharedDir(t, "cluster"), 3, 0, newServer)
 	}
 	shared.cluster.Flush(t)
 	return shared.cluster

@@ -2,102 +2,36 @@ package redistest
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"errors"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
+
+	"headcount/internal/servertest"
 )
 
-// Authority is the certificate authority of this test process.
-type Authority struct {
-	file string // its certificate
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
-}
-
-// Trust returns the authority of this test process, and has this process and
-// those it starts trust it, as documented: by SSL_CERT_FILE. Call it before
+// certificate returns the certificate of this test process's servers, and has this process
+// and those it starts trust it, as documented: by SSL_CERT_FILE. It has to be called before
 // the first TLS connection of the process, because Go reads that file once.
-func Trust(t testing.TB) *Authority {
+func certificate(t testing.TB) servertest.Certificate {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.authority == nil {
-		a, err := newAuthority(sharedDir(t, "authority"))
+	if shared.loopback.File == "" {
+		c, err := servertest.NewLoopbackCertificate(sharedDir(t, "certificate"))
 		if err == nil {
-			err = os.Setenv("SSL_CERT_FILE", a.file)
+			err = os.Setenv("SSL_CERT_FILE", c.File)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		shared.authority = a
+		shared.loopback = c
 	}
-	return shared.authority
-}
-
-func newAuthority(dir string) (*Authority, error) {
-	a := &Authority{file: filepath.Join(dir, "ca.pem"), pool: x509.NewCertPool()}
-	var err error
-	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		return nil, err
-	}
-	a.cert = &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Authority of a test"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, &a.key.PublicKey, a.key)
-	if err != nil {
-		return nil, err
-	}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		return nil, err
-	}
-	a.pool.AddCert(a.cert)
-	return a, writePEM(a.file, "CERTIFICATE", der)
-}
-
-// issue writes a key and a certificate of 127.0.0.1 into dir.
-func (a *Authority) issue(dir string) (certFile, keyFile string, err error) {
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return "", "", err
-	}
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		return "", "", err
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "redis of a test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: a.cert.NotBefore, NotAfter: a.cert.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, // a server of a Cluster is both
-	}, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		return "", "", err
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return "", "", err
-	}
-	return certFile, keyFile, errors.Join(writePEM(certFile, "CERTIFICATE", der), writePEM(keyFile, "PRIVATE KEY", private))
-}
-
-func writePEM(file, kind string, der []byte) error {
-	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
+	return shared.loopback
 }
 
 // ACL is the file of Redis users that the product documents.
@@ -116,63 +50,53 @@ func ACL() string {
 var user = regexp.MustCompile(`^user (\S+) on >(\S+) `)
 
 // login is the user of ACL, as a URL has it.
-func login() (string, error) {
-	text, err := os.ReadFile(ACL())
-	if err != nil {
-		return "", err
-	}
-	m := user.FindSubmatch(text)
-	if m == nil {
-		return "", errors.New("redistest: deploy/redis.acl does not begin with a user that is on and has a password")
-	}
-	return string(m[1]) + ":" + string(m[2]), nil
-}
-
-// StartSecure starts a server that speaks TLS alone, with a certificate of
-// Trust's authority, and knows the user of deploy/redis.acl. URL is for that user.
-func StartSecure(t testing.TB, args ...string) *Server {
+func login(t testing.TB) string {
 	t.Helper()
-	s, err := newSecure(t.TempDir(), Trust(t), args...)
+	text, err := os.ReadFile(ACL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.startFor(t)
+	m := user.FindSubmatch(text)
+	if m == nil {
+		t.Fatal("redistest: deploy/redis.acl does not begin with a user that is on and has a password")
+	}
+	return string(m[1]) + ":" + string(m[2])
 }
 
-func newSecure(dir string, a *Authority, args ...string) (*Server, error) {
-	s := newServer(dir)
-	var err error
-	if s.login, err = login(); err != nil {
-		return nil, err
+// StartSecure starts a server that speaks TLS alone, with a certificate that this process
+// trusts, and knows the user of deploy/redis.acl. URL is for that user.
+func StartSecure(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return newSecure(t, t.TempDir(), args...).startFor(t)
+}
+
+func newSecure(t testing.TB, dir string, args ...string) *Server {
+	t.Helper()
+	s, c := newServer(dir), certificate(t)
+	s.login = login(t)
+	s.tls = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+	text, err := os.ReadFile(c.File)
+	if err != nil || !s.tls.RootCAs.AppendCertsFromPEM(text) {
+		t.Fatalf("read the certificate: %v", err)
 	}
-	cert, key, err := a.issue(dir)
-	if err != nil {
-		return nil, err
-	}
-	s.tls = &tls.Config{RootCAs: a.pool, MinVersion: tls.VersionTLS12}
 	_, port, err := net.SplitHostPort(s.Addr)
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
 	s.args = append(s.args, "--port", "0", "--tls-port", port, "--tls-auth-clients", "no", "--aclfile", ACL(),
-		"--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", a.file)
+		"--tls-cert-file", c.File, "--tls-key-file", c.Key, "--tls-ca-cert-file", c.File)
 	s.args = append(s.args, args...)
-	return s, nil
+	return s
 }
 
 // StartSecureCluster is StartCluster of masters alone, as StartSecure.
 func StartSecureCluster(t testing.TB, masters int) *Cluster {
 	t.Helper()
-	a := Trust(t)
-	c, err := startCluster(t.TempDir(), masters, 0, func(dir string, args ...string) (*Server, error) {
-		return newSecure(dir, a, append(args, "--tls-cluster", "yes")...)
+	c := &Cluster{}
+	t.Cleanup(c.Kill)
+	c.start(t, t.TempDir(), masters, 0, func(dir string, args ...string) *Server {
+		return newSecure(t, dir, append(args, "--tls-cluster", "yes")...)
 	})
-	if c != nil {
-		t.Cleanup(c.Kill)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	return c
 }
 
@@ -181,10 +105,7 @@ func StartSecureCluster(t testing.TB, masters int) *Cluster {
 func StartSentinelWithUser(t testing.TB) *Sentinel {
 	t.Helper()
 	s := StartSentinel(t, "--aclfile", ACL())
-	var err error
-	if s.Master.login, err = login(); err != nil {
-		t.Fatal(err)
-	}
+	s.Master.login = login(t)
 	return s
 }
 

@@ -9,43 +9,42 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 )
 
-// StartAt is Start of a program whose wall clock is wrong by offset, in whole seconds;
-// its monotonic clock is right. The program reads the clock in memory that the kernel gives
-// each process (the vDSO), so the function there is replaced before the program's first
-// instruction. It needs nothing of the program.
-func (p *Process) StartAt(cmd *exec.Cmd, offset time.Duration) error {
-	return p.start(cmd, func() error {
-		cmd.SysProcAttr.Ptrace = true // it stops when it is loaded
-		if err := cmd.Start(); err != nil {
-			return err
-		}
-		pid := cmd.Process.Pid
-		var status syscall.WaitStatus
-		_, err := syscall.Wait4(pid, &status, 0, nil)
-		if err == nil && !status.Stopped() {
-			err = fmt.Errorf("it ended with %d", status.ExitStatus())
-		}
-		if err == nil {
-			err = setClock(pid, int32(offset/time.Second))
-		}
-		if err == nil {
-			err = syscall.PtraceDetach(pid)
-		}
-		if err != nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-			return fmt.Errorf("servertest: a clock that is wrong: %w", err)
-		}
-		return nil
-	})
+// startWithClock starts a program whose wall clock is wrong by offset; its monotonic clock
+// is right. The program reads the clock in memory that the kernel gives each process (the
+// vDSO), so the functions there are replaced before the program's first instruction. It
+// needs nothing of the program.
+func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
+	cmd.SysProcAttr.Ptrace = true // it stops when it is loaded
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	pid := cmd.Process.Pid
+	var status syscall.WaitStatus
+	_, err := syscall.Wait4(pid, &status, 0, nil)
+	if err == nil && !status.Stopped() {
+		err = fmt.Errorf("it ended with %d", status.ExitStatus())
+	}
+	if err == nil {
+		err = setClock(pid, int32(offset/time.Second))
+	}
+	if err == nil {
+		err = syscall.PtraceDetach(pid)
+	}
+	if err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return fmt.Errorf("servertest: a clock that is wrong: %w", err)
+	}
+	return nil
 }
 
-// setClock replaces __vdso_clock_gettime of a process that this thread traces.
+// setClock replaces the clocks in the vDSO of a process that this thread traces.
 func setClock(pid int, seconds int32) error {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -71,25 +70,48 @@ func setClock(pid int, seconds int32) error {
 	if err != nil {
 		return err
 	}
+	codes := clockCodes(seconds)
 	for _, s := range symbols {
-		if s.Name == "__vdso_clock_gettime" {
-			_, err := syscall.PtracePokeData(pid, from+uintptr(s.Value), clockCode(seconds))
+		code := codes[s.Name]
+		if uint64(len(code)) > s.Size {
+			return fmt.Errorf("%s of the kernel has no room for %d bytes", s.Name, len(code))
+		}
+		if _, err := syscall.PtracePokeData(pid, from+uintptr(s.Value), code); err != nil {
 			return err
 		}
+		delete(codes, s.Name)
 	}
-	return errors.New("the kernel gives no clock")
+	if len(codes) > 0 {
+		return fmt.Errorf("the kernel lacks %d clocks", len(codes))
+	}
+	return nil
 }
 
-// clockCode is clock_gettime(edi: which clock, rsi: *timespec), which asks the kernel, and
-// moves the wall clock.
-func clockCode(seconds int32) []byte {
-	code := []byte{
-		0xb8, 0xe4, 0, 0, 0, // mov eax, 228: clock_gettime
-		0x0f, 0x05, //          syscall
-		0x85, 0xff, //          test edi, edi: CLOCK_REALTIME is 0
-		0x75, 0x07, //          jnz +7
-		0x48, 0x81, 0x06, //    add qword [rsi], seconds
+// clockCodes are functions of the vDSO that ask the kernel, and move the wall clock.
+func clockCodes(seconds int32) map[string][]byte {
+	by := binary.LittleEndian.AppendUint32(nil, uint32(seconds))
+	return map[string][]byte{
+		"__vdso_clock_gettime": slices.Concat([]byte{ // edi: which clock, rsi: *timespec
+			0xb8, 0xe4, 0, 0, 0, // mov eax, 228: clock_gettime
+			0x0f, 0x05, //          syscall
+			0x85, 0xff, //          test edi, edi: CLOCK_REALTIME is 0
+			0x75, 0x07, //          jnz +7
+			0x48, 0x81, 0x06, //    add qword [rsi], seconds
+		}, by, []byte{0xc3}), //    ret
+		"__vdso_gettimeofday": slices.Concat([]byte{ // rdi: *timeval, rsi: *timezone
+			0xb8, 0x60, 0, 0, 0, // mov eax, 96: gettimeofday
+			0x0f, 0x05, //          syscall
+			0x48, 0x81, 0x07, //    add qword [rdi], seconds
+		}, by, []byte{0xc3}), //    ret
+		"__vdso_time": slices.Concat([]byte{ // rdi: *time, or 0
+			0xb8, 0xc9, 0, 0, 0, // mov eax, 201: time
+			0x0f, 0x05, //          syscall
+			0x48, 0x05, //          add rax, seconds
+		}, by, []byte{
+			0x48, 0x85, 0xff, //    test rdi, rdi
+			0x74, 0x03, //          jz +3
+			0x48, 0x89, 0x07, //    mov [rdi], rax
+			0xc3, //                ret
+		}),
 	}
-	code = binary.LittleEndian.AppendUint32(code, uint32(seconds))
-	return append(code, 0xc3) // ret
 }

@@ -26,9 +26,9 @@ func TestAClockIsWrong(t *testing.T) {
 		var out bytes.Buffer
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestAClockIsWrong$")
 		cmd.Env, cmd.Stdout = append(os.Environ(), asked+"=1"), &out
-		var p Process
+		p := Process{Clock: offset}
 		begun := time.Now()
-		if err := p.StartAt(cmd, offset); err != nil {
+		if err := p.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
 		if status := p.Wait(testkit.Timeout); status != 0 {

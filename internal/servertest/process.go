@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -20,18 +22,23 @@ import (
 // Process is a program that is started, ends, and may be started again. The zero
 // value has not been started.
 type Process struct {
+	// Clock is by how much the program's wall clock is wrong, in whole seconds. Only
+	// Linux on amd64 can start a program with another one than 0.
+	Clock time.Duration
+
 	mu    sync.Mutex
 	cmd   *exec.Cmd     // the newest run
 	ended chan struct{} // closed when that has ended
 }
 
 // Start starts the program. The run before it has ended.
-func (p *Process) Start(cmd *exec.Cmd) error { return p.start(cmd, cmd.Start) }
-
-// start has begin start the program, in the goroutine that waits for its end.
-func (p *Process) start(cmd *exec.Cmd, begin func() error) error {
+func (p *Process) Start(cmd *exec.Cmd) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	begin := cmd.Start
+	if p.Clock != 0 {
+		begin = func() error { return startWithClock(cmd, p.Clock) }
+	}
 	started, ended := make(chan error), make(chan struct{})
 	go func() { // ends with the program
 		defer close(ended)
@@ -41,6 +48,25 @@ func (p *Process) start(cmd *exec.Cmd, begin func() error) error {
 		return err
 	}
 	p.cmd, p.ended = cmd, ended
+	return nil
+}
+
+// Serve starts a server that writes to the file output, and waits until it answers:
+// until answers returns no error. The error of Serve has what the server wrote.
+func (p *Process) Serve(cmd *exec.Cmd, output string, within time.Duration, answers func(context.Context) error) error {
+	out, err := os.Create(output)
+	if err != nil {
+		return err
+	}
+	defer out.Close() // the process has it as its own
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := p.Start(cmd); err != nil {
+		return err
+	}
+	if err := Await(p, within, answers); err != nil {
+		text, _ := os.ReadFile(output)
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, text)
+	}
 	return nil
 }
 
@@ -108,6 +134,12 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
+// Pause has the process hang: its connections stay, and it says nothing.
+func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (p *Process) Resume() { p.Signal(syscall.SIGCONT) }
+
 // Kill ends the process and those that it started at once, as a crash does.
 func (p *Process) Kill() {
 	if p.Runs() {
@@ -135,8 +167,11 @@ func (p *Process) End(within time.Duration) int {
 	return status
 }
 
-// Await asks until ok returns no error, p has ended, or ctx ends. p may be nil.
-func Await(ctx context.Context, p *Process, ok func(context.Context) error) error {
+// Await asks until ok returns no error, and returns an error when p has ended or that
+// takes too long. p may be nil.
+func Await(p *Process, within time.Duration, ok func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
 	var ended <-chan struct{} // nil, hence never ready, without a process
 	if p != nil {
 		ended = p.Ended()
@@ -183,6 +218,9 @@ func Waited(pid int) time.Duration {
 	return sum
 }
 
+// probe keeps no connection open, so that no goroutine is left.
+var probe = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
 // Ready asks the program of this repository whether it is ready; admin is its
 // operators' address.
 func Ready(ctx context.Context, admin string) error {
@@ -190,7 +228,7 @@ func Ready(ctx context.Context, admin string) error {
 	if err != nil {
 		return err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := probe.Do(req)
 	if err != nil {
 		return err
 	}
@@ -199,4 +237,13 @@ func Ready(ctx context.Context, admin string) error {
 		return fmt.Errorf("it is not ready: %s", resp.Status)
 	}
 	return nil
+}
+
+// Listens asks whether a server takes connections.
+func Listens(ctx context.Context, addr string) error {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }

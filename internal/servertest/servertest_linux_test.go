@@ -9,13 +9,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"headcount/internal/testkit"
 )
 
 // A signal also reaches what the process has started.
 func TestKillEndsChildren(t *testing.T) {
 	p := sleeper(t)
 	var pids []int
-	if err := Await(t.Context(), p, func(context.Context) error {
+	if err := Await(p, testkit.Timeout, func(context.Context) error {
 		if pids = children(p.PID()); len(pids) == 0 {
 			return errors.New("it has no child yet")
 		}
@@ -27,7 +29,7 @@ func TestKillEndsChildren(t *testing.T) {
 		t.Error("a process without memory")
 	}
 	p.Kill()
-	if err := Await(t.Context(), nil, func(context.Context) error {
+	if err := Await(nil, testkit.Timeout, func(context.Context) error {
 		if Memory(pids[0]) > 0 {
 			return errors.New("the child is still there")
 		}

@@ -105,7 +105,7 @@ func TestAwait(t *testing.T) {
 	p := sleeper(t)
 	asked := 0
 	not := errors.New("not yet")
-	err := Await(t.Context(), p, func(context.Context) error {
+	err := Await(p, testkit.Timeout, func(context.Context) error {
 		if asked++; asked < 3 {
 			return not
 		}
@@ -114,13 +114,11 @@ func TestAwait(t *testing.T) {
 	if err != nil || asked != 3 {
 		t.Errorf("%v after %d questions", err, asked)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if err := Await(ctx, nil, func(context.Context) error { return not }); !errors.Is(err, not) {
+	if err := Await(nil, time.Millisecond, func(context.Context) error { return not }); !errors.Is(err, not) {
 		t.Errorf("in time: %v", err)
 	}
 	p.Kill()
-	if err := Await(t.Context(), p, func(context.Context) error { return not }); err == nil || errors.Is(err, not) {
+	if err := Await(p, testkit.Timeout, func(context.Context) error { return not }); err == nil || errors.Is(err, not) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 }

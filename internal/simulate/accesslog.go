@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -61,10 +62,15 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 	}
 }
 
-// parseLine reads a line of the common or combined format:
+// logLine is a line of the common or combined format:
 //
 //	address identity user [time] "request" status bytes
 //	address identity user [time] "request" status bytes "referer" "agent"
+//
+// In quotes a backslash hides what follows it.
+var logLine = regexp.MustCompile(`^([^ ]+) .*? \[(.*?)\] "((?:[^"\\]|\\.)*)" [0-9]{3} (?:[0-9]+|-)(?: "(?:[^"\\]|\\.)*" ?"((?:[^"\\]|\\.)*)".*)?$`)
+
+// parseLine reads a line of a log.
 //
 // The page is the path of the request as it stands in the log. The query is left
 // out: it more often says how a visitor came (utm_source) than which page the
@@ -72,62 +78,16 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 // the replay and a page's own script name the same page. Invalid UTF-8 becomes
 // U+FFFD, which no page may contain.
 func parseLine(line string) (request, error) {
-	bad := func(what string) (request, error) { return request{}, fmt.Errorf("%w: %s", errLine, what) }
-	address, rest, ok := strings.Cut(line, " ")
-	if !ok || address == "" {
-		return bad("no address")
+	m := logLine.FindStringSubmatch(line)
+	if m == nil {
+		return request{}, errLine
 	}
-	_, rest, ok = strings.Cut(rest, " [")
-	if !ok {
-		return bad("no time")
+	at, err := time.Parse("02/Jan/2006:15:04:05 -0700", m[2])
+	page, ok := pageOf(m[3])
+	if err != nil || !ok {
+		return request{}, errLine
 	}
-	stamp, rest, ok := strings.Cut(rest, "] ")
-	if !ok {
-		return bad("no time")
-	}
-	at, err := time.Parse("02/Jan/2006:15:04:05 -0700", stamp)
-	if err != nil {
-		return bad("a time that is none")
-	}
-	asked, rest, ok := cutQuoted(rest)
-	if !ok {
-		return bad("no request")
-	}
-	page, ok := pageOf(asked)
-	if !ok {
-		return bad("the request has no path")
-	}
-	fields := strings.SplitN(strings.TrimPrefix(rest, " "), " ", 3)
-	if len(fields) < 2 || len(fields[0]) != 3 || !digits(fields[0]) || fields[1] != "-" && !digits(fields[1]) {
-		return bad("no status and size")
-	}
-	req := request{address: address, page: page, at: at}
-	if len(fields) == 3 {
-		if _, rest, ok = cutQuoted(fields[2]); !ok {
-			return bad("the referer has no closing quote")
-		}
-		if req.agent, _, ok = cutQuoted(strings.TrimPrefix(rest, " ")); !ok {
-			return bad("the user agent has no closing quote")
-		}
-	}
-	return req, nil
-}
-
-// cutQuoted takes a quoted text off the front; a backslash hides what follows it.
-// The text keeps its escapes.
-func cutQuoted(s string) (text, rest string, ok bool) {
-	if !strings.HasPrefix(s, `"`) {
-		return "", "", false
-	}
-	for i := 1; i < len(s); i++ {
-		switch s[i] {
-		case '\\':
-			i++
-		case '"':
-			return s[1:i], s[i+1:], true
-		}
-	}
-	return "", "", false
+	return request{address: m[1], agent: m[4], page: page, at: at}, nil
 }
 
 // pageOf takes the path out of `GET /path?query HTTP/1.1`. The protocol may be
@@ -146,13 +106,4 @@ func pageOf(asked string) (string, bool) {
 	}
 	path, _, _ := strings.Cut(target, "?")
 	return strings.ToValidUTF8(path, "\uFFFD"), path != ""
-}
-
-func digits(s string) bool {
-	for _, c := range []byte(s) {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return s != ""
 }

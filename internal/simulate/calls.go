@@ -1,14 +1,12 @@
 package simulate
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync/atomic"
 	"time"
 
@@ -78,7 +76,7 @@ type callStats struct {
 	unavailable atomic.Int64 // 503
 	lost        atomic.Int64 // connections that ended before the answer
 	cuts        atomic.Int64 // connections that the client cut
-	latency     histogram    // of a try that was answered
+	latency     latencies    // of a try that was answered
 }
 
 // failures count what a healthy server does not do.
@@ -105,7 +103,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		}
 		if try < cutsAtMost && rng.Float64() < cuts {
 			unknown = true
-			r.cut(ctx, rng, api, q)
+			r.cut(ctx, api, q)
 			continue
 		}
 		start := time.Now()
@@ -167,47 +165,13 @@ func (r *lastingRun) api(gateway string, who *fan) (client.Config, error) {
 	return cfg, err
 }
 
-// cut sends a call, or a part of it, and ends the connection, as a client does that is
-// killed.
-func (r *lastingRun) cut(ctx context.Context, rng *rand.Rand, api client.Config, q call) {
+// cut makes a call and hangs up soon after it was sent, as a client does that is killed.
+func (r *lastingRun) cut(ctx context.Context, api client.Config, q call) {
 	r.calls.cuts.Add(1)
-	api.HTTP = &http.Client{Transport: cutter{rng}}
-	_, _ = q.do(ctx, client.NewAPI(api).Once(q.once))
-}
-
-// A cutter is a transport that never answers.
-type cutter struct{ rng *rand.Rand }
-
-var errCut = errors.New("the connection was cut")
-
-func (c cutter) RoundTrip(req *http.Request) (*http.Response, error) {
-	var text bytes.Buffer
-	if err := req.Write(&text); err != nil {
-		return nil, err
-	}
-	port := req.URL.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[req.URL.Scheme]
-	}
-	tcp, err := (&net.Dialer{Timeout: dialAtMost}).DialContext(req.Context(), "tcp", net.JoinHostPort(req.URL.Hostname(), port))
-	if err != nil {
-		return nil, err
-	}
-	defer tcp.Close()
-	conn := tcp
-	if req.URL.Scheme == "https" {
-		conn = tls.Client(tcp, &tls.Config{ServerName: req.URL.Hostname()})
-	}
-	sent := text.Bytes()
-	if c.rng.IntN(3) == 0 {
-		sent = sent[:c.rng.IntN(len(sent))]
-	}
-	_, _ = conn.Write(sent)
-	_ = sleep(req.Context(), rand.N(3*time.Millisecond))
-	if c.rng.IntN(2) == 0 {
-		_ = tcp.(*net.TCPConn).SetLinger(0) // it is reset
-	}
-	return nil, errCut
+	ctx, hangUp := context.WithCancel(ctx)
+	defer hangUp()
+	sent := func(httptrace.WroteRequestInfo) { time.AfterFunc(rand.N(3*time.Millisecond), hangUp) }
+	_, _ = q.do(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: sent}), client.NewAPI(api).Once(q.once))
 }
 
 // read gets one counter and checks what every answer must be.

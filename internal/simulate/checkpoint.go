@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -70,7 +68,7 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 			return fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 		cp.AtS = time.Since(c.began).Seconds()
-		c.checks = append(c.checks, cp)
+		c.result.Checkpoints = append(c.result.Checkpoints, cp)
 		return nil
 	}
 }
@@ -86,23 +84,17 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	cp.QuietMS = quiet.Sub(began).Milliseconds()
 	cp.Clients = len(everyone)
 
-	gets := c.gets()
-	cp.Gets = len(gets)
+	cp.Gets = len(c.topics()) * len(c.cfg.URL)
 	for {
 		wrong := c.held(everyone)
 		if wrong.n == 0 {
-			gets = c.ask(ctx, gets)
-		}
-		for _, g := range gets {
-			if g.answer != "" { // else it was not sent yet
-				wrong.add("%s", g.answer)
-			}
+			c.ask(ctx, c.topics(), wrong)
 		}
 		settled := time.Since(quiet)
 		if _, now := c.quiet(); now != before {
 			return errSpoilt
 		}
-		if wrong.n == 0 || settled > c.cfg.settle {
+		if wrong.n == 0 || settled > c.settle {
 			cp.SettleMS, cp.Wrong = settled.Milliseconds(), wrong.n
 			c.faults.merge(wrong)
 			return nil
@@ -117,9 +109,9 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 func (c *crowd) held(everyone []*tab) *faults {
 	wrong := &faults{}
 	for _, tab := range everyone {
-		placed := tab.look(func(page string, count int64) {
-			if want, ok := c.want(page); ok && count != want {
-				wrong.add("page %q: a client of %s holds the count %d; the true count is %d", page, c.gateway(tab.gateway), count, want)
+		placed := tab.look(func(n client.Count) {
+			if want, ok := c.want(n.Page); ok && n.Count != want {
+				wrong.add("page %q: a client of %s holds the count %d; the true count is %d", n.Page, c.gateway(tab.gateway), n.Count, want)
 			}
 		})
 		if !placed {
@@ -132,7 +124,7 @@ func (c *crowd) held(everyone []*tab) *faults {
 // want is the true count of a page; of `*` only when nobody else is on the site.
 func (c *crowd) want(page string) (count int64, ok bool) {
 	if page == wholeSite {
-		return c.baseline + c.truth.count(page), !c.starMoved
+		return c.baseline + c.truth.count(page), c.result.SiteChecked
 	}
 	return c.truth.count(page), true
 }
@@ -179,56 +171,33 @@ func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, 
 	}
 }
 
-// A get is a request for one counter to one gateway.
-type get struct {
-	gateway, page string
-	answer        string // says in words what is wrong; empty if nothing is
-}
-
-func (c *crowd) gets() []get {
-	var gets []get
-	for _, gateway := range c.cfg.URL {
-		gets = append(gets, get{gateway: gateway, page: wholeSite})
-		for _, page := range c.pages {
-			gets = append(gets, get{gateway: gateway, page: page})
-		}
-	}
-	return gets
-}
-
-// ask sends the requests and returns those with a wrong answer. It skips a gateway
-// whose address nobody listens on, unless that is the last gateway.
-func (c *crowd) ask(ctx context.Context, gets []get) (wrong []get) {
-	var mu sync.Mutex
-	down := map[string]bool{}
+// ask compares what the gateways answer for pages. It leaves out a gateway at whose address
+// nobody listens, unless none of the gateways answers.
+func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
+	down := &faults{}
 	var group errgroup.Group
 	group.SetLimit(getsAtOnce)
-	for _, g := range gets {
-		group.Go(func() error {
-			counter, err := c.get(ctx, g.gateway, g.page)
-			mu.Lock()
-			defer mu.Unlock()
-			want, checked := c.want(g.page)
-			switch {
-			case err != nil && !answered(err):
-				down[g.gateway] = true
-				g.answer = err.Error()
-				wrong = append(wrong, g)
-			case err != nil:
-				g.answer = fmt.Sprintf("page %q: GET from %s: %v", g.page, g.gateway, err)
-				wrong = append(wrong, g)
-			case checked && counter.Count != want:
-				g.answer = fmt.Sprintf("page %q: GET from %s answers %d; the true count is %d", g.page, g.gateway, counter.Count, want)
-				wrong = append(wrong, g)
-			}
-			return nil
-		})
+	for _, gateway := range c.cfg.URL {
+		if _, err := c.get(ctx, gateway, wholeSite); err != nil && !answered(err) {
+			down.add("%v", err)
+			continue
+		}
+		for _, page := range pages {
+			group.Go(func() error {
+				counter, err := c.get(ctx, gateway, page)
+				if want, checked := c.want(page); err != nil {
+					wrong.add("page %q: GET from %s: %v", page, gateway, err)
+				} else if checked && counter.Count != want {
+					wrong.add("page %q: GET from %s answers %d; the true count is %d", page, gateway, counter.Count, want)
+				}
+				return nil
+			})
+		}
 	}
 	_ = group.Wait()
-	if len(down) < len(c.cfg.URL) {
-		wrong = slices.DeleteFunc(wrong, func(g get) bool { return down[g.gateway] })
+	if down.n == len(c.cfg.URL) {
+		wrong.merge(down)
 	}
-	return wrong
 }
 
 // get returns the count of a page as a gateway has it.
@@ -294,7 +263,7 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(limit) {
-			c.starMoved = true
+			c.result.SiteChecked = false
 			return nil
 		}
 		if err := sleep(ctx, 2*pollEvery); err != nil {
@@ -307,14 +276,14 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 // made for the run, and other visitors of these pages would make every count look
 // wrong.
 func (c *crowd) expectEmpty(ctx context.Context) error {
-	gets := c.gets()
 	for deadline := time.Now().Add(c.ghostBound()); ; {
-		gets = slices.DeleteFunc(c.ask(ctx, gets), func(g get) bool { return g.page == wholeSite })
-		if len(gets) == 0 {
+		there := &faults{}
+		c.ask(ctx, c.pages, there)
+		if there.n == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; first page: %s", len(gets), gets[0].answer)
+			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; first page: %s", there.n, there.texts[0])
 		}
 		if err := sleep(ctx, 5*pollEvery); err != nil {
 			return err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -52,32 +51,20 @@ func lastChecks(duration, grace time.Duration) time.Duration {
 	return min(2*(grace+checkTime), duration/2)
 }
 
-func planChurn(cfg *Command, scenario string, whole bool) plan {
-	run := &churn{whole: whole}
-	name := runName(cfg.Seed)
-	return plan{
-		name:    name,
-		pages:   ownPages(name, cfg.Pages),
-		clients: cfg.Users*cfg.Tabs*3/2 + maxDials, // another half of the tabs may be closing
-		probes:  true,
-		work: func(ctx context.Context, crowd *crowd) error {
-			run.crowd = crowd
-			return run.work(ctx)
-		},
-		describe: func(r *Report) { r.Scenario, r.Churn = scenario, &run.tally },
-	}
-}
+// churners is how many connections a churn needs at once, at most: another half of the
+// tabs may be closing.
+func churners(cfg *Command) int { return cfg.Users * cfg.Tabs * 3 / 2 }
 
-// ownPages are pages that no other run has used.
-func ownPages(name string, n int) []string {
-	pages := make([]string, n)
-	for i := range pages {
-		pages[i] = name + "/page " + strconv.Itoa(i)
-	}
-	return pages
+func (c *crowd) mixed(ctx context.Context) error { return (&churn{crowd: c, whole: true}).work(ctx) }
+
+// measuredChurn has figures of all of --duration.
+func (c *crowd) measuredChurn(ctx context.Context) error {
+	defer c.measure()()
+	return (&churn{crowd: c}).work(ctx)
 }
 
 func (r *churn) work(ctx context.Context) error {
+	r.result.Churn = &r.tally
 	r.zipf = rand.NewZipf(r.rng, 1.2, 1, uint64(len(r.pages)-1))
 	r.enterPhase("arriving")
 	for range r.cfg.Users {

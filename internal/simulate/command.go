@@ -22,14 +22,15 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/url"
-	"slices"
-	"strings"
+	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -42,9 +43,7 @@ var (
 	errInterrupted = errors.New("interrupted")
 )
 
-// Command holds the flags of `headcount simulate`. Package flags fills in the defaults; in
-// a Command made by hand a zero URL, Users, Pages, Tabs, Duration, Dwell, Speed,
-// PongTimeout and PresenceTimeout take their defaults, and other fields stay as they are.
+// Command holds the flags of `headcount simulate`. Package flags fills in the defaults.
 type Command struct {
 	URL             []string      `name:"url" default:"http://127.0.0.1:8080" placeholder:"URL" help:"A gateway's address; repeat it to spread the clients over several."`
 	Users           int           `name:"users" default:"100" help:"Users present at the same time, at most."`
@@ -67,8 +66,7 @@ type Command struct {
 	PongTimeout     time.Duration `name:"pong-timeout" default:"5s" help:"The server's --pong-timeout."`
 	PresenceTimeout time.Duration `name:"presence-timeout" default:"7s" help:"The server's --presence-timeout."`
 
-	settle time.Duration // the contract's 10 s; tests of wrong counts do not wait that long
-	parsed bool          // package flags has filled in the fields, so a 0 is what the user gave
+	settle time.Duration // 0: the contract's 10 s; tests of wrong counts do not wait that long
 }
 
 // Help is printed above the flags.
@@ -76,12 +74,6 @@ func (c *Command) Help() string {
 	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
 
 Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
-}
-
-// AfterApply is called when the fields are filled in.
-func (c *Command) AfterApply() error {
-	c.parsed = true
-	return nil
 }
 
 // Bounds of the flags: beyond them one process is the wrong tool.
@@ -96,37 +88,37 @@ const (
 // ErrWrong when a count was wrong. That ctx ends the run is no error; the report says so. Run ends everything that it started before it
 // returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
-	cfg := c.withDefaults()
-	if err := cfg.check(); err != nil {
+	if err := c.check(); err != nil {
 		return err
 	}
-	plan, err := cfg.plan()
+	p, err := c.plan()
 	if err != nil {
 		return err
 	}
-	if err := enoughFiles(plan.sockets); err != nil {
+	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
+	p.limit += watchers + 2*probeCount + maxDials
+	if err := enoughFiles(p.limit + maxGraves + getsAtOnce*len(c.URL) + 64); err != nil {
 		return err
 	}
-	server, err := newProcesses(cfg.PID)
+	server, err := newProcesses(c.PID)
 	if err != nil {
 		return fmt.Errorf("%w: --pid: %w: give the id of a running process", ErrSettings, err)
 	}
 
-	crowd := newCrowd(cfg, plan, server)
+	crowd := newCrowd(c, p, server)
 	stop := crowd.tell(progress)
-	err = drive(ctx, crowd, plan)
+	err = crowd.run(ctx)
 	crowd.close()
 	stop()
 
 	if err != nil && ctx.Err() != nil { // whatever it is, it comes of that
 		err = errInterrupted
 	}
-	if errors.Is(err, errNobody) && !cfg.JSON {
+	if errors.Is(err, errNobody) && !c.JSON {
 		return fmt.Errorf("simulate: %w", err) // there is nothing to report to people
 	}
 	report := crowd.report(err)
-	plan.describe(&report)
-	if werr := report.write(out, cfg.JSON); werr != nil {
+	if werr := report.write(out, c.JSON); werr != nil {
 		return fmt.Errorf("simulate: write the report: %w", werr)
 	}
 	if err != nil && err != errInterrupted { //nolint:errorlint
@@ -138,85 +130,65 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	return nil
 }
 
+// enoughFiles refuses a run that needs more open files than this process may have. Go has
+// raised that to the hard limit.
+func enoughFiles(need int) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("simulate: read the limit of open files: %w", err)
+	}
+	if uint64(need) > uint64(limit.Cur) { // FreeBSD has it signed
+		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: give smaller numbers or raise `ulimit -Hn`",
+			ErrSettings, need, limit.Cur)
+	}
+	return nil
+}
+
 // A plan is what a run does with a crowd, and what it needs for it.
 type plan struct {
+	scenario string   // as the report calls it
 	name     string   // of the run on the server: prefix of pages and token subjects
-	pages    []string // every page it will use, for the watchers
-	foreign  bool     // the pages were not made for the run, so they must be empty at the start
-	clients  int      // connections at once, at most
-	sockets  int      // open files at the worst moment
-	probes   bool     // whether latency probes join and leave beside it
-	work     func(context.Context, *crowd) error
-	describe func(*Report)
+	made     int      // how many pages are made for the run
+	pages    []string // every page that it will use, for the watchers: those, or those of a log
+	limit    int      // connections at once, at most, without those that every run needs
+	probing  bool     // whether latency probes join and leave beside it
+	work     func(*crowd, context.Context) error
 }
+
+// topics are the pages and the whole site.
+func (p *plan) topics() []string { return append([]string{wholeSite}, p.pages...) }
 
 // plan chooses what to do; it reads the log when there is one.
-func (c *Command) plan() (plan, error) {
-	var p plan
-	switch {
-	case c.Replay != "":
-		var err error
-		if p, err = planReplay(c); err != nil {
-			return plan{}, err
-		}
-	case c.Scenario != "":
-		p = scenarios[c.Scenario](c)
-	default:
-		p = planChurn(c, "mixed", true)
+func (c *Command) plan() (p plan, err error) {
+	scenario := cmp.Or(c.Scenario, "mixed")
+	if c.Replay != "" {
+		scenario = "replay"
+		p, err = planReplay(c)
+	} else {
+		p = scenarios[scenario](c)
 	}
-	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
-	p.clients += watchers + 2*probeCount
-	p.sockets = p.clients + maxGraves + getsAtOnce*len(c.URL) + 64
-	return p, nil
+	p.scenario, p.name = scenario, runName(c.Seed)
+	for i := range p.made {
+		p.pages = append(p.pages, p.name+"/page "+strconv.Itoa(i))
+	}
+	return p, err
 }
 
-// drive takes a crowd from the first dial to the last check.
-func drive(ctx context.Context, crowd *crowd, p plan) error {
-	if err := crowd.open(ctx); err != nil {
+// run takes a crowd from the first dial to the last check.
+func (c *crowd) run(ctx context.Context) error {
+	if err := c.open(ctx); err != nil {
 		return err
 	}
-	if p.foreign {
-		if err := crowd.expectEmpty(ctx); err != nil {
+	if c.made == 0 && len(c.pages) > 0 {
+		if err := c.expectEmpty(ctx); err != nil {
 			return err
 		}
 	}
-	if p.probes {
-		stop := crowd.probe(ctx)
+	if c.probing {
+		stop := c.probe(ctx)
 		defer stop()
 	}
-	return p.work(ctx, crowd)
-}
-
-// withDefaults returns a copy that has the defaults which package flags did not fill in.
-func (c *Command) withDefaults() *Command {
-	d := *c
-	if len(d.URL) == 0 {
-		d.URL = []string{"http://127.0.0.1:8080"}
-	}
-	d.URL = slices.Clone(d.URL)
-	for i, u := range d.URL {
-		d.URL[i] = strings.TrimRight(u, "/")
-	}
-	fill(&d.settle, settleLimit)
-	if d.parsed {
-		return &d
-	}
-	fill(&d.Users, 100)
-	fill(&d.Pages, 10)
-	fill(&d.Tabs, 2)
-	fill(&d.Duration, 30*time.Second)
-	fill(&d.Dwell, 5*time.Minute)
-	fill(&d.Speed, 600)
-	fill(&d.PongTimeout, 5*time.Second)
-	fill(&d.PresenceTimeout, 7*time.Second)
-	return &d
-}
-
-func fill[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	return c.work(c, ctx)
 }
 
 // check refuses flags that cannot work. Its error is one line that names the flag and

@@ -22,32 +22,28 @@ import (
 // A crowd is all clients of a run and the truth about them. The goroutine that
 // runs a plan drives it; the clients' goroutines only report to it.
 type crowd struct {
-	cfg   *Command
-	rng   *rand.Rand // the driver's
-	truth *truth
-	pages []string // that the run may use and the server must accept
-	limit int      // of clients at once, those that are closing included
-	name  string   // of this run: prefix of its pages and token subjects
-	began time.Time
+	plan
+	cfg    *Command
+	rng    *rand.Rand // the driver's
+	truth  *truth
+	settle time.Duration // in which counts must be right
+	began  time.Time
+	result Report // what the driver adds to the report
 
 	stats     stats
 	faults    faults
 	server    *processes
 	http      *http.Client
 	dialing   chan struct{} // one value per handshake under way
+	graves    chan struct{} // one value per vanished socket that is open
 	heartbeat atomic.Int64  // from welcome, ns
 	phase     atomic.Pointer[string]
-	inspect   func(who string, n *client.Count) // looks at every count; nil: nobody does
-	deaf      atomic.Bool                       // slow clients do not read
-	spread    atomic.Pointer[spread]            // of a count that is measured; nil: of none
+	deaf      atomic.Bool // slow clients do not read
 
 	baseline   int64 // of `*`, before the run
-	starMoved  bool  // the run does not check `*`: other people are on the site
 	users      int   // made so far
-	watchers   []*tab
-	checks     []Checkpoint
 	probes     probes
-	background sync.WaitGroup // watchdog
+	background sync.WaitGroup // watchdog and graves
 	stop       chan struct{}  // closed to end it
 
 	clients struct {
@@ -64,20 +60,12 @@ type crowd struct {
 		quietAt      time.Time // when the server must have noticed all of them
 		disturbances int
 		failure      error
-		graves       []grave
 	}
-}
-
-// A grave is the socket of a client that vanished. It stays open until the server
-// must have given up on the client.
-type grave struct {
-	socket *socket
-	open   time.Time
 }
 
 const (
 	maxDials    = 256 // handshakes at once; more wait
-	maxGraves   = 512 // vanished sockets at once; more: the oldest is closed
+	maxGraves   = 512 // vanished sockets at once; more: the newest is closed
 	silentExtra = 2 * time.Second
 	orphanExtra = 3 * time.Second
 	watchPages  = 99 // pages of one watcher, with `*` the 100 that a connection may have
@@ -85,16 +73,17 @@ const (
 
 func newCrowd(cfg *Command, p plan, server *processes) *crowd {
 	c := &crowd{
+		plan:    p,
 		cfg:     cfg,
 		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
 		truth:   newTruth(),
-		pages:   p.pages,
-		limit:   p.clients,
-		name:    p.name,
-		server:  server,
+		settle:  cmp.Or(cfg.settle, settleLimit),
 		began:   time.Now(),
+		result:  Report{SiteChecked: true, Figures: map[string]float64{}},
+		server:  server,
 		http:    &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce}},
 		dialing: make(chan struct{}, maxDials),
+		graves:  make(chan struct{}, maxGraves),
 		stop:    make(chan struct{}),
 	}
 	c.clients.live = map[*tab]struct{}{}
@@ -116,29 +105,24 @@ func (c *crowd) open(ctx context.Context) error {
 	}
 	c.background.Go(c.watchdog)
 	if len(c.pages) == 0 {
-		c.starMoved = true // the run is not about presence
+		c.result.SiteChecked = false // the run is not about presence
 		return nil
 	}
 	for batch := range slices.Chunk(c.pages, watchPages) {
-		for gateway := range c.cfg.URL {
-			c.watchers = append(c.watchers, c.watch(ctx, gateway, append(slices.Clone(batch), wholeSite)))
+		for gateway := range c.cfg.URL { // watchers are nowhere
+			c.start(&tab{user: c.newUser(), watched: holdings(append(slices.Clone(batch), wholeSite))}, gateway)
 		}
 	}
-	if err := c.awaitPlaces(ctx, c.watchers); err != nil {
+	if err := c.awaitPlaces(ctx, c.everyone()); err != nil {
 		return err
 	}
 	return c.readBaseline(ctx)
 }
 
-// watch adds a client that is nowhere and subscribes to pages.
-func (c *crowd) watch(ctx context.Context, gateway int, pages []string) *tab {
-	return c.start(ctx, &tab{user: c.newUser(), watched: holdings(pages)}, gateway)
-}
-
 func holdings(pages []string) []holding {
 	hs := make([]holding, len(pages))
 	for i, page := range pages {
-		hs[i].page = page
+		hs[i] = watching(page)
 	}
 	return hs
 }
@@ -150,22 +134,22 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 	}
 	tab := &tab{user: u, joined: joining(page)}
 	if c.clients.made%16 == 0 {
-		tab.watched = []holding{{page: wholeSite}}
+		tab.watched = holdings([]string{wholeSite})
 	}
 	c.truth.enter(u, page)
-	return c.start(ctx, tab, int(c.clients.made)%len(c.cfg.URL)), nil
+	return c.start(tab, int(c.clients.made)%len(c.cfg.URL)), nil
 }
 
 // move takes a tab to another page.
 func (c *crowd) move(tab *tab, page string) {
-	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.exit(tab.user, tab.joined.Page)
 	c.truth.enter(tab.user, page)
 	tab.move(page)
 }
 
 // leave ends a tab.
 func (c *crowd) leave(tab *tab, how exit) {
-	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.exit(tab.user, tab.joined.Page)
 	tab.leave(how)
 }
 
@@ -174,16 +158,17 @@ func (c *crowd) newUser() *user {
 	return newUser(c.name + "-u" + strconv.Itoa(c.users))
 }
 
-// start runs a client, first on the gateway.
-func (c *crowd) start(ctx context.Context, tab *tab, gateway int) *tab {
-	tab.crowd, tab.done = c, make(chan struct{})
+// start runs a client, first on the gateway, until it leaves.
+func (c *crowd) start(tab *tab, gateway int) *tab {
+	tab.crowd = c
+	tab.stays, tab.quit = context.WithCancel(context.Background())
 	tab.user.add(tab)
 	c.clients.Lock()
 	defer c.clients.Unlock()
 	c.clients.made++
 	tab.number, tab.gateway = c.clients.made, gateway
 	c.clients.live[tab] = struct{}{}
-	c.clients.wait.Go(func() { tab.run(ctx) })
+	c.clients.wait.Go(tab.run)
 	return tab
 }
 
@@ -223,38 +208,23 @@ func (c *crowd) close() {
 	for _, tab := range c.everyone() {
 		tab.leave(closesFrame)
 	}
-	if !waitFor(&c.clients.wait, answerLimitOfClose/2) {
+	late := time.AfterFunc(answerLimitOfClose/2, func() {
 		c.clients.Lock()
 		left := slices.Collect(maps.Keys(c.clients.live))
 		c.clients.Unlock()
 		for _, tab := range left {
 			tab.closeNow()
 		}
-		c.clients.wait.Wait()
-	}
+	})
+	c.clients.wait.Wait()
+	late.Stop()
 	close(c.stop)
 	c.background.Wait()
-	c.closeGraves(time.Now().Add(time.Hour))
 	c.http.CloseIdleConnections()
 }
 
-// waitFor reports whether the group ended in time. The goroutine that waits ends
-// together with the group. The caller makes sure that the group ends.
-func waitFor(group *sync.WaitGroup, limit time.Duration) bool {
-	done := make(chan struct{})
-	go func() { group.Wait(); close(done) }()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
-}
-
-// watchdog once a second looks for connections that are dead without knowing,
-// closes old graves, and looks at the server's memory.
+// watchdog once a second looks for connections that are dead without knowing, and at
+// the server's memory.
 func (c *crowd) watchdog() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -267,33 +237,27 @@ func (c *crowd) watchdog() {
 			for _, tab := range c.everyone() {
 				tab.cut(now, ask, ask+c.cfg.PongTimeout)
 			}
-			c.closeGraves(now)
 			c.server.sample()
 		}
 	}
 }
 
-// bury keeps the socket of a vanished client open until the server must have
-// given up on it.
+// bury keeps the socket of a vanished client open until the server must have given up
+// on it.
 func (c *crowd) bury(s *socket, bound time.Duration) {
-	c.ended.Lock()
-	defer c.ended.Unlock()
-	if len(c.ended.graves) == maxGraves {
-		_ = c.ended.graves[0].socket.TCPConn.Close()
-		c.ended.graves = c.ended.graves[1:]
+	select {
+	case c.graves <- struct{}{}:
+	default:
+		_ = s.TCPConn.Close()
+		return
 	}
-	c.ended.graves = append(c.ended.graves, grave{s, time.Now().Add(bound)})
-}
-
-func (c *crowd) closeGraves(now time.Time) {
-	c.ended.Lock()
-	defer c.ended.Unlock()
-	c.ended.graves = slices.DeleteFunc(c.ended.graves, func(g grave) bool {
-		if now.Before(g.open) {
-			return false
+	c.background.Go(func() {
+		select {
+		case <-time.After(bound):
+		case <-c.stop:
 		}
-		_ = g.socket.TCPConn.Close()
-		return true
+		_ = s.TCPConn.Close()
+		<-c.graves
 	})
 }
 
@@ -386,12 +350,10 @@ func (c *crowd) learn(beat time.Duration) {
 func (c *crowd) gateway(n int) string { return c.cfg.URL[n%len(c.cfg.URL)] }
 
 // dialSlot waits for one of the handshakes that may be under way at once.
-func (c *crowd) dialSlot(ctx context.Context, done <-chan struct{}) (free func(), err error) {
+func (c *crowd) dialSlot(ctx context.Context) (free func(), err error) {
 	select {
 	case c.dialing <- struct{}{}:
 		return func() { <-c.dialing }, nil
-	case <-done:
-		return nil, context.Canceled
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -30,8 +30,6 @@ import (
 // any time: a 503 and a lost connection are no faults, but delays.
 type lastingRun struct {
 	*crowd
-	figures map[string]float64
-
 	web     *http.Client // of the calls
 	streams *http.Client // of the event streams: without a time limit
 	calls   callStats
@@ -63,32 +61,24 @@ var lastingKinds = []struct{ prefix, kind string }{
 	{"views:", "sum"}, {"votes:", "sum"}, {"", "sum"}, {"likes:", "members"}, {"stock:", "exact"},
 }
 
-func planLasting(cfg *Command) plan {
-	r := &lastingRun{figures: map[string]float64{}}
-	name := runName(cfg.Seed)
-	fans := cfg.Users / 4
-	watchers := len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + fans + streamsAtMost
-	return plan{
-		name:    name,
-		clients: 2*cfg.Users + watchers,
-		work: func(ctx context.Context, crowd *crowd) error {
-			r.crowd = crowd
-			err := r.work(ctx)
-			no := (*client.Error)(nil)
-			switch {
-			case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
-				return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
-			case errors.Is(err, errUnexpected):
-				r.wrong("%v", err)
-				return nil
-			}
-			return err
-		},
-		describe: func(report *Report) {
-			report.Scenario, report.Figures, report.Users = "counters", r.figures, cfg.Users
-			report.Counters = len(r.all)
-		},
+// lastingConns is how many connections the scenario needs at once, at most.
+func lastingConns(cfg *Command) int {
+	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4 + streamsAtMost
+}
+
+func (c *crowd) lasting(ctx context.Context) error {
+	r := &lastingRun{crowd: c}
+	c.users = c.cfg.Users
+	err := r.work(ctx)
+	no := (*client.Error)(nil)
+	switch {
+	case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
+		return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
+	case errors.Is(err, errUnexpected):
+		r.wrong("%v", err)
+		return nil
 	}
+	return err
 }
 
 // open makes the tallies, and those who move and watch them.
@@ -105,18 +95,23 @@ func (r *lastingRun) open() {
 		}
 	}
 	r.views, r.votes, r.sets, r.stocks = byPrefix["views:"], byPrefix["votes:"], byPrefix["likes:"], byPrefix["stock:"]
+	r.result.Counters = len(r.all)
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
 	r.openQuotas()
 
 	for i := range r.cfg.Users / 4 {
-		v := &fan{number: i, name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
+		v := &fan{name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
 		r.fans = append(r.fans, v)
 		r.subscribe(&subscriber{who: v}, v.likes, r.votes[i%len(r.votes)])
 	}
-	for i := range r.cfg.Users - len(r.fans) {
+	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
-		for n := range membersEach {
-			w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+		if n := i - (r.cfg.Users - len(r.fans)); n >= 0 { // the last ones are the fans
+			w.fan = r.fans[n]
+		} else {
+			for n := range membersEach {
+				w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+			}
 		}
 		r.workers = append(r.workers, w)
 	}
@@ -169,13 +164,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 	working, rest := context.WithCancel(ctx)
 	defer rest()
 	for _, w := range r.workers {
-		group.Go(func() error { return r.busy(working, w.act) })
-	}
-	for _, v := range r.fans {
-		rng := rand.New(rand.NewPCG(r.cfg.Seed, 1<<32+uint64(v.number)))
-		group.Go(func() error {
-			return r.busy(working, func(ctx context.Context) error { return v.act(ctx, r, rng) })
-		})
+		group.Go(func() error { return w.busy(working) })
 	}
 	worked := time.Duration(0)
 	for end := r.cfg.Duration; worked < end; {
@@ -185,7 +174,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 		if err := sleep(ctx, round); err != nil {
 			return err
 		}
-		r.figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
+		r.result.Figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
 		name := "mid"
 		if worked += round; worked >= end {
 			name = "final"
@@ -194,34 +183,35 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 			return err
 		}
 	}
-	r.figures["calls_per_s"] /= worked.Seconds()
+	r.result.Figures["calls_per_s"] /= worked.Seconds()
 	r.sum()
 	return r.clear(ctx)
 }
 
 // sum writes the figures.
 func (r *lastingRun) sum() {
-	ms := func(q float64) float64 { return float64(r.calls.latency.quantile(q).Microseconds()) / 1000 }
-	r.figures["calls"] = float64(r.calls.answered.Load())
-	r.figures["p50_ms"], r.figures["p99_ms"] = ms(0.5), ms(0.99)
+	r.result.Figures["calls"] = float64(r.calls.answered.Load())
+	r.result.Figures["p50_ms"], r.result.Figures["p99_ms"] = r.calls.latency.ms(0.5), r.calls.latency.ms(0.99)
 	for name, n := range map[string]int64{
 		"retries": r.calls.retries.Load(), "replays": r.calls.replays.Load(), "refused": r.calls.refused.Load(), "limited": r.calls.limited.Load(),
 		"limit_passed": r.calls.passed.Load(), "limit_refused": r.calls.held.Load(),
 		"unavailable": r.calls.unavailable.Load(), "lost_connections": r.calls.lost.Load(), "cut_connections": r.calls.cuts.Load(),
 	} {
-		r.figures[name] = float64(n)
+		r.result.Figures[name] = float64(n)
 	}
 }
 
-// busy repeats act until ctx ends.
-func (r *lastingRun) busy(ctx context.Context, act func(context.Context) error) error {
+// busy acts until ctx ends.
+func (w *worker) busy(ctx context.Context) error {
 	for {
-		r.gate.RLock()
+		w.gate.RLock()
 		err := ctx.Err()
-		if err == nil {
-			err = act(ctx)
+		if err == nil && w.fan != nil {
+			err = w.visit(ctx, w.fan)
+		} else if err == nil {
+			err = w.act(ctx)
 		}
-		r.gate.RUnlock()
+		w.gate.RUnlock()
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -231,9 +221,10 @@ func (r *lastingRun) busy(ctx context.Context, act func(context.Context) error) 
 	}
 }
 
-// A worker is a server that changes counters, one call at a time.
+// A worker is a server that changes counters, one call at a time, or a fan.
 type worker struct {
 	*lastingRun
+	fan     *fan
 	number  int
 	rng     *rand.Rand
 	made    int
@@ -571,18 +562,17 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 	return nil
 }
 
-// act has a fan vote or like.
-func (v *fan) act(ctx context.Context, r *lastingRun, rng *rand.Rand) error {
+// visit has a fan vote or like.
+func (w *worker) visit(ctx context.Context, v *fan) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err
 	}
-	w := &worker{lastingRun: r, rng: rng}
-	if rng.IntN(2) == 0 {
-		t := w.pick(r.votes)
+	if w.rng.IntN(2) == 0 {
+		t := w.pick(w.votes)
 		q := one("a vote for "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
 			return api.Increment(ctx, t.key, 1)
 		})
-		q.once, q.who = strconv.FormatUint(rng.Uint64(), 36), v
+		q.once, q.who = w.once(), v
 		return w.change(ctx, change{q, []part{moving(t, 1)}})
 	}
 	liked := !v.hasLiked()

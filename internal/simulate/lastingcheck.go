@@ -39,7 +39,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 		rest()
 	}
 	quiet := time.Now()
-	cp := Checkpoint{Name: name, Users: len(r.workers) + len(r.fans), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
+	cp := Checkpoint{Name: name, Users: len(r.workers), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
 	before, _ := r.faults.get()
 	var gets atomic.Int64
 	group, gctx := errgroup.WithContext(ctx)
@@ -80,7 +80,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	failures := r.calls.failures() + r.stats.drops.Load()
 	cp.Failures, r.failures = failures-r.failures, failures
 	cp.Gets, cp.Wrong, cp.AtS, cp.SettleMS = int(gets.Load()), after-before, time.Since(r.began).Seconds(), time.Since(quiet).Milliseconds()
-	r.checks = append(r.checks, cp)
+	r.result.Checkpoints = append(r.result.Checkpoints, cp)
 	return nil
 }
 
@@ -242,7 +242,7 @@ func (r *lastingRun) converge(ctx context.Context) error {
 		if now := r.calls.failures() + r.stats.drops.Load(); now != failures && time.Since(began) < placeLimit {
 			failures, since = now, time.Now()
 		}
-		if wrong.n == 0 || time.Since(since) > r.cfg.settle {
+		if wrong.n == 0 || time.Since(since) > r.settle {
 			r.faults.merge(wrong)
 			return nil
 		}

@@ -1,58 +1,49 @@
 package simulate
 
 import (
-	"math/bits"
-	"sync/atomic"
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
 )
 
-// A histogram counts durations in buckets that are at most 1/32 wider than what
-// they hold, in constant memory. It may be used by many goroutines.
-type histogram struct {
-	buckets [histogramBuckets]atomic.Int64
-	n       atomic.Int64
-	longest atomic.Int64
+// maxLatencies bounds what latencies keep: of more, a random choice, with the longest.
+const maxLatencies = 1 << 20
+
+// latencies are durations. They may be used by many goroutines.
+type latencies struct {
+	mu      sync.Mutex
+	kept    []time.Duration
+	n       int64 // added so far
+	longest time.Duration
 }
 
-// 32 buckets a power of two over 40 bits of microseconds: twelve days.
-const (
-	subBits          = 5
-	histogramBuckets = (40 - subBits + 1) << subBits
-)
-
-func (h *histogram) add(d time.Duration) {
-	us := max(d.Microseconds(), 0)
-	h.buckets[bucketOf(us)].Add(1)
-	h.n.Add(1)
-	for {
-		old := h.longest.Load()
-		if us <= old || h.longest.CompareAndSwap(old, us) {
-			return
-		}
+func (l *latencies) add(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n++
+	l.longest = max(l.longest, d)
+	if len(l.kept) < maxLatencies {
+		l.kept = append(l.kept, d)
+	} else if i := rand.Int64N(l.n); i < maxLatencies {
+		l.kept[i] = d
 	}
 }
 
-// bucketOf is exact below 64 µs; longer than it can hold goes to the last one.
-func bucketOf(us int64) int {
-	shift := max(bits.Len64(uint64(us))-subBits-1, 0)
-	return min(shift<<subBits+int(us>>shift), histogramBuckets-1)
+func (l *latencies) count() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
 }
 
-// bucketTop is the longest duration in a bucket.
-func bucketTop(b int) int64 {
-	shift := max(b>>subBits-1, 0)
-	return int64(b-shift<<subBits+1)<<shift - 1
-}
-
-// quantile returns a duration that the fraction q of all is not longer than.
-func (h *histogram) quantile(q float64) time.Duration {
-	rank, seen := int64(q*float64(h.n.Load())), int64(0)
-	for b := range h.buckets {
-		if seen += h.buckets[b].Load(); seen > rank || seen > 0 && seen == h.n.Load() {
-			return time.Duration(min(bucketTop(b), h.longest.Load())) * time.Microsecond
-		}
+// ms returns the duration that a fraction q of all is not longer than, in milliseconds.
+func (l *latencies) ms(q float64) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d := l.longest
+	if q < 1 && len(l.kept) > 0 {
+		slices.Sort(l.kept)
+		d = l.kept[int(q*float64(len(l.kept)))]
 	}
-	return 0
+	return float64(d.Microseconds()) / 1000
 }
-
-func (h *histogram) max() time.Duration { return time.Duration(h.longest.Load()) * time.Microsecond }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"headcount/client"
 )
 
 // probes measure how long it takes from a user's sending join until another
@@ -17,7 +19,7 @@ import (
 // back. The time includes the simulator's own: it reads many connections.
 type probes struct {
 	gate    sync.RWMutex // read-held while somebody is on a probe's page
-	latency histogram
+	latency latencies
 	missed  atomic.Int64 // joins that nobody saw within the settling time
 }
 
@@ -39,17 +41,17 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 	for i := range probeCount {
 		page := c.name + "-probe" + strconv.Itoa(i)
 		seen := make(chan sighting, 64)
-		watcher := c.start(ctx, &tab{
+		watcher := c.start(&tab{
 			user:    c.newUser(),
-			watched: []holding{{page: page}},
-			seen: func(_ string, count int64, at time.Time) {
+			watched: holdings([]string{page}),
+			seen: func(_ *tab, n *client.Count, at time.Time) {
 				select {
-				case seen <- sighting{count, at}:
+				case seen <- sighting{n.Count, at}:
 				default: // a probe that is not looking misses nothing
 				}
 			},
 		}, i%len(c.cfg.URL))
-		joiner := c.start(ctx, &tab{user: c.newUser()}, (i+1)%len(c.cfg.URL))
+		joiner := c.start(&tab{user: c.newUser()}, (i+1)%len(c.cfg.URL))
 		rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(i)+1))
 		group.Go(func() {
 			for sleep(probing, probePause+time.Duration(rng.Float64()*float64(probePause))) == nil {
@@ -90,7 +92,7 @@ func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab
 
 // await takes sightings until one is the wanted or the settling time is over.
 func (c *crowd) await(ctx context.Context, seen <-chan sighting, wanted func(sighting) bool) (sighting, bool) {
-	limit := time.NewTimer(c.cfg.settle)
+	limit := time.NewTimer(c.settle)
 	defer limit.Stop()
 	for {
 		select {

@@ -3,6 +3,7 @@ package simulate
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"io"
@@ -46,15 +47,9 @@ func serve(t *testing.T, flags ...string) string {
 			t.Errorf("the server ended with status %d:\n%s", status, &out)
 		}
 	})
-	probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testkit.Eventually(t, "the server is ready", func() bool {
-		resp, err := probe.Get("http://" + admin + "/readyz")
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
+	if err := servertest.Await(&p, testkit.Timeout, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
+		t.Fatalf("%v:\n%s", err, &out)
+	}
 	return "http://" + addr
 }
 

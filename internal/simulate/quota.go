@@ -45,10 +45,10 @@ type pass struct {
 }
 
 func (r *lastingRun) openQuotas() {
-	for algorithm, window := range map[string]time.Duration{"fixed": time.Second, "sliding": time.Second, "log": 2 * time.Second} {
-		r.quotas = append(r.quotas, &quota{key: r.name, algorithm: algorithm, window: window})
+	r.quotas = []*quota{
+		{key: r.name, algorithm: "fixed", window: time.Second}, {key: r.name, algorithm: "sliding", window: time.Second},
+		{key: r.name, algorithm: "log", window: 2 * time.Second},
 	}
-	slices.SortFunc(r.quotas, func(a, b *quota) int { return cmp.Compare(a.algorithm, b.algorithm) })
 }
 
 // pass asks whether something may pass. A call that is not answered is not repeated: it may have been counted.
@@ -65,7 +65,7 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 	}
 	p := q.send(cost)
 	if w.rng.Float64() < w.cfg.KillFraction {
-		w.cut(ctx, w.rng, api, c)
+		w.cut(ctx, api, c)
 		q.unknown(p)
 		return nil
 	}

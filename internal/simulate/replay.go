@@ -92,16 +92,13 @@ func planReplay(cfg *Command) (plan, error) {
 	run := schedule(requests, cfg.Dwell)
 	run.tally.Lines, run.tally.BadLines, run.tally.Speed = lines, bad, cfg.Speed
 	return plan{
-		name:    runName(cfg.Seed),
 		pages:   pagesOf(requests),
-		foreign: true,
-		clients: run.tally.MostPresent + maxDials,
-		probes:  true,
-		work: func(ctx context.Context, crowd *crowd) error {
-			run.crowd = crowd
+		limit:   run.tally.MostPresent,
+		probing: true,
+		work: func(c *crowd, ctx context.Context) error {
+			run.crowd, c.result.Replay = c, &run.tally
 			return run.work(ctx)
 		},
-		describe: func(r *Report) { r.Scenario, r.Replay = "replay", &run.tally },
 	}, nil
 }
 
@@ -242,7 +239,7 @@ func (r *replay) take(ctx context.Context, s step, silent bool) error {
 			return err
 		}
 		v.tab, v.pace = tab, rate.NewLimiter(movesPerSecond, moveBurst)
-	case v.tab.joined.page != s.page:
+	case v.tab.joined.Page != s.page:
 		if err := v.pace.Wait(ctx); err != nil {
 			return fmt.Errorf("interrupted: %w", err)
 		}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // A Report is what a run found. Its JSON names are stable: members may be added,
@@ -59,7 +61,7 @@ type Report struct {
 	Server  *ServerReport      `json:"server,omitempty"`  // with --pid
 }
 
-// Latency is a distribution in milliseconds; p50 and p99 are at most 3 % too long.
+// Latency is a distribution in milliseconds.
 type Latency struct {
 	Samples int64   `json:"samples"`
 	P50     float64 `json:"p50"`
@@ -153,21 +155,17 @@ func (f *faults) get() (n int, texts []string) {
 
 // report sums up; err is why the run was not completed.
 func (c *crowd) report(err error) Report {
-	s, n := &c.stats, 0
-	r := Report{
-		Seed: c.cfg.Seed, URLs: c.cfg.URL, Seconds: time.Since(c.began).Seconds(), Users: c.users, Pages: len(c.pages),
-		Connects: s.connects.Load(), ConnectsPerSecond: float64(s.bestSecond.Load()), RefusedUpgrades: s.refusedUpgrades.Load(),
-		Drops: s.drops.Load(), SentAway: s.sentAway.Load(),
-		Messages: s.messages.Load(), Counts: s.counts.Load(), StaleCounts: s.stale.Load(), BytesReceived: s.bytes.Load(),
-		JoinToSeen:   c.probes.report(),
-		ErrorFrames:  s.errorFrames(),
-		SiteChecked:  !c.starMoved,
-		Checkpoints:  c.checks,
-		Server:       c.server.report(),
-		RefusedJoins: s.errorFrames()["bad_page"], NegativeCounts: s.negative.Load(), BackwardVersions: s.backward.Load(),
-	}
-	n, r.Wrong = c.faults.get()
-	r.WrongCounts = int64(n)
+	s, r := &c.stats, c.result
+	r.Scenario, r.Seed, r.URLs, r.Seconds, r.Users, r.Pages = c.scenario, c.cfg.Seed, c.cfg.URL, time.Since(c.began).Seconds(), c.users, len(c.pages)
+	r.Connects, r.ConnectsPerSecond, r.RefusedUpgrades = s.connects.Load(), float64(s.bestSecond.Load()), s.refusedUpgrades.Load()
+	r.Drops, r.SentAway = s.drops.Load(), s.sentAway.Load()
+	r.Messages, r.Counts, r.StaleCounts, r.BytesReceived = s.messages.Load(), s.counts.Load(), s.stale.Load(), s.bytes.Load()
+	r.NegativeCounts, r.BackwardVersions = s.negative.Load(), s.backward.Load()
+	r.ErrorFrames = s.errorFrames()
+	r.RefusedJoins = r.ErrorFrames["bad_page"]
+	r.JoinToSeen, r.Server = c.probes.report(), c.server.report()
+	n, wrong := c.faults.get()
+	r.WrongCounts, r.Wrong = int64(n), wrong
 	if err != nil {
 		r.Error = err.Error()
 	}
@@ -176,9 +174,8 @@ func (c *crowd) report(err error) Report {
 }
 
 func (p *probes) report() Latency {
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	h := &p.latency
-	return Latency{h.n.Load(), ms(h.quantile(0.5)), ms(h.quantile(0.99)), ms(h.max()), p.missed.Load()}
+	l := &p.latency
+	return Latency{l.count(), l.ms(0.5), l.ms(0.99), l.ms(1), p.missed.Load()}
 }
 
 func (r *Report) write(w io.Writer, asJSON bool) error {
@@ -247,7 +244,7 @@ func (c *crowd) enterPhase(name string) (before string) {
 func (c *crowd) tell(w io.Writer) (stop func()) {
 	end, done := make(chan struct{}), make(chan struct{})
 	before, after, every := "", "\n", 5
-	if isTerminal(w) {
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		before, after, every = "\r\x1b[K", "", 1
 	}
 	go func() {
@@ -279,13 +276,4 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 		}
 	}()
 	return func() { close(end); <-done }
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -36,7 +36,7 @@ func exec(args ...string) *osexec.Cmd { return osexec.Command(program, args...) 
 // because the machine may be busy.
 func command(urls ...string) *Command {
 	return &Command{
-		URL: urls, Users: 12, Pages: 3, Tabs: 3, Duration: 2 * time.Second, Churn: 1, KillFraction: 0.4, Seed: 7,
+		URL: urls, Users: 12, Pages: 3, Tabs: 3, Duration: 2 * time.Second, Churn: 1, KillFraction: 0.4, Seed: 7, Dwell: time.Minute, Speed: 600,
 		LeaveGrace: 200 * time.Millisecond, PongTimeout: 2 * time.Second, PresenceTimeout: time.Second, settle: testkit.Timeout,
 	}
 }
@@ -247,7 +247,7 @@ func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	for name := range scenarios {
-		if name == "counters" { // has a test of its own
+		if name == "mixed" || name == "counters" { // have tests of their own
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -326,7 +326,7 @@ func TestSettingsThatCannotWork(t *testing.T) {
 		"--pid":              func(c *Command) { c.PID = []int{-5} },
 	} {
 		t.Run(flag, func(t *testing.T) {
-			c := &Command{URL: []string{"http://127.0.0.1:1"}}
+			c := parseFlags(t, "--url=http://127.0.0.1:1")
 			change(c)
 			var out bytes.Buffer
 			err := c.Run(t.Context(), &out, io.Discard)
@@ -340,25 +340,29 @@ func TestSettingsThatCannotWork(t *testing.T) {
 	}
 }
 
-func TestFlags(t *testing.T) {
-	t.Parallel()
+// parseFlags reads flags as the program does.
+func parseFlags(t *testing.T, args ...string) *Command {
+	t.Helper()
 	var all struct {
 		Simulate Command `cmd:"" default:""`
 	}
 	set := flags.Set{Out: io.Discard}
 	set.Add(&all)
-	if _, err := set.Parse(strings.Fields("--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")); err != nil {
+	if _, err := set.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	c := all.Simulate
-	if cfg := c.withDefaults(); cfg.check() != nil {
-		t.Errorf("the defaults cannot work: %v", cfg.check())
+	return &all.Simulate
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	if c := parseFlags(t); c.check() != nil || len(c.URL) != 1 || c.URL[0] != "http://127.0.0.1:8080" {
+		t.Errorf("the defaults cannot work: %v, %+v", c.check(), c)
 	}
-	c.Users = 0
-	if cfg := c.withDefaults(); cfg.check() == nil {
+	if parseFlags(t, "--users=0").check() == nil {
 		t.Error("--users 0 is taken for the default")
 	}
-	c.Users = 100
+	c := parseFlags(t, strings.Fields("--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")...)
 	if len(c.URL) != 2 || c.Users != 100 || c.Duration != 30*time.Second || c.Speed != 600 || c.Dwell != 5*time.Minute ||
 		c.LeaveGrace != 2*time.Second || len(c.PID) != 2 || !c.JSON || c.KillFraction != 0 {
 		t.Errorf("parsed %+v", c)

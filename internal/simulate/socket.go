@@ -9,9 +9,8 @@ import (
 )
 
 const (
-	answerLimitOfClose = 5 * time.Second  // how long the server may take to answer a close frame
-	endOfHeader        = "\r\n\r\n"       // after it the frames begin
-	dialAtMost         = 10 * time.Second // of a connection that is cut
+	answerLimitOfClose = 5 * time.Second // how long the server may take to answer a close frame
+	endOfHeader        = "\r\n\r\n"      // after it the frames begin
 )
 
 // A socket is a connection that can end as those of real clients do, in ways that no

@@ -51,22 +51,19 @@ type churner struct {
 
 // NewCrowd brings the users in who stay, and waits until all counts are exact.
 func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
-	command := (&Command{LeaveGrace: 2 * time.Second}).withDefaults()
-	command.URL = nil
+	command := &Command{LeaveGrace: 2 * time.Second, PongTimeout: 5 * time.Second, PresenceTimeout: 7 * time.Second} // of serve
 	for _, g := range cfg.Gateways {
 		command.URL = append(command.URL, g.URL)
 	}
 	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
-	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64())}, &processes{})
-	c.limit = 1 << 20
-	c.inspect = c.check
+	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}, &processes{})
 	c.background.Go(c.watchdog)
 	for range cfg.Watchers {
 		for i := range cfg.Gateways {
 			if len(c.watching) <= i {
 				c.watching = append(c.watching, nil)
 			}
-			w := c.start(ctx, &tab{user: c.newUser(), watched: holdings(append([]string{wholeSite}, cfg.Pages...)), fixed: true}, i)
+			w := c.start(&tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}, i)
 			c.watching[i] = append(c.watching[i], w)
 		}
 	}
@@ -78,10 +75,10 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		}
 		for _, page := range pages {
 			c.truth.enter(u, page)
-			c.start(ctx, &tab{user: u, joined: joining(page), strict: true}, i)
+			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
 		}
 	}
-	for _, page := range append([]string{wholeSite}, cfg.Pages...) {
+	for _, page := range c.topics() {
 		c.floor[page] = c.truth.count(page)
 	}
 	for range cfg.Churners {
@@ -104,6 +101,9 @@ func (c *Crowd) Close() {
 	c.guard.Store(false)
 	c.close()
 }
+
+// seen looks at each count that a tab is told.
+func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n) }
 
 // check looks at a count that a client got.
 func (c *Crowd) check(who string, n *client.Count) {
@@ -140,7 +140,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 				pages = append(pages, second)
 			}
 			for _, page := range pages {
-				u.tabs = append(u.tabs, c.start(context.Background(), &tab{user: u.user, joined: joining(page), fickle: true}, at))
+				u.tabs = append(u.tabs, c.start(&tab{user: u.user, joined: joining(page), fickle: true, seen: c.seen}, at))
 			}
 		}
 	})
@@ -175,7 +175,7 @@ func (u *churner) leave() (here bool) {
 func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
 	all = true
 	for _, w := range c.watching[gateway] {
-		all = w.each(fn) && all
+		all = w.look(fn) && all
 	}
 	return all
 }
@@ -191,35 +191,29 @@ func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count
 
 // off says which counts at the gateways that are up are not true, or are stale.
 func (c *Crowd) off(ctx context.Context) error {
-	var wrong []string
+	wrong := &faults{}
 	for i, g := range c.gateways {
-		if !g.Up() {
-			continue
-		}
-		if !c.Look(i, func(n client.Count) {
+		if g.Up() && !c.Look(i, func(n client.Count) {
 			if want := c.truth.count(n.Page); n.Count != want || n.Stale {
-				wrong = append(wrong, fmt.Sprintf("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want))
+				wrong.add("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want)
 			}
 		}) {
-			wrong = append(wrong, "a watcher of "+g.Name+" lacks counts")
+			wrong.add("a watcher of %s lacks counts", g.Name)
 		}
 	}
 	for i, g := range c.gateways {
-		if len(wrong) > 0 {
-			return errors.New(strings.Join(wrong, "; "))
-		}
-		if !g.Up() {
-			continue
-		}
-		for _, page := range append([]string{wholeSite}, c.pages...) {
+		for _, page := range c.topics() {
+			if wrong.n > 0 || !g.Up() {
+				break
+			}
 			n, err := c.Get(ctx, i, page)
 			if want := c.truth.count(page); err != nil || n.Count != want || n.Stale {
-				wrong = append(wrong, fmt.Sprintf("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want))
+				wrong.add("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want)
 			}
 		}
 	}
-	if len(wrong) > 0 {
-		return errors.New(strings.Join(wrong, "; "))
+	if wrong.n > 0 {
+		return errors.New(strings.Join(wrong.take(), "; "))
 	}
 	return nil
 }
@@ -296,7 +290,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 				})
 			}
 			if at := turn % len(c.gateways); c.gateways[at].Up() { // for check
-				_, _ = c.Get(ctx, at, append([]string{wholeSite}, c.pages...)[turn%(len(c.pages)+1)])
+				_, _ = c.Get(ctx, at, c.topics()[turn%(len(c.pages)+1)])
 			}
 		}
 	})

@@ -16,9 +16,8 @@ import (
 // A fan is a user without API key. Its identity comes with its first WebSocket
 // connection, so that all its calls are made as one user.
 type fan struct {
-	number int
-	name   string // subject of its tokens
-	likes  *tally
+	name  string // subject of its tokens
+	likes *tally
 
 	known chan struct{} // closed when user and id are set
 	user  string

@@ -19,19 +19,19 @@ import (
 type tab struct {
 	crowd   *crowd
 	user    *user
-	number  uint64                                       // seeds its jitter
-	gateway int                                          // the gateway that it dials first
-	fixed   bool                                         // it dials no other gateway
-	fickle  bool                                         // it does not come back, and is on its page while it is connected
-	strict  bool                                         // an error frame is wrong
-	slow    bool                                         // it has a small buffer, and stops reading when the run asks for that
-	seen    func(page string, count int64, at time.Time) // called by run's goroutine; nil for most
+	number  uint64
+	gateway int                                               // the gateway that it dials first
+	fixed   bool                                              // it dials no other gateway
+	fickle  bool                                              // it does not come back, and is on its page while it is connected
+	strict  bool                                              // an error frame is wrong
+	slow    bool                                              // it has a small buffer, and stops reading when the run asks for that
+	seen    func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
 
-	done chan struct{} // closed by leave
+	stays context.Context // until the tab leaves
+	quit  func()          // ends stays
 
 	mu      sync.Mutex
-	giveUp  func() // ends the dial under way
-	counted bool   // it is fickle, and in the truth
+	counted bool // it is fickle, and in the truth
 	link    *link
 	joined  holding   // without a page the client is on no page
 	watched []holding // subscribed without being there
@@ -39,18 +39,22 @@ type tab struct {
 
 // A holding is what a client holds of one page.
 type holding struct {
-	page    string
-	count   int64
-	version client.Version
-	stale   bool
-	known   bool // a count came on this connection after the request for the page
+	client.Count
+	known   bool // the count came on this connection after the request for the page
 	refused bool // the join was answered with bad_page
 	arrival bool // the next count is the first after a join on a fresh connection
 	bad     bool // the client joined it and the server must refuse it
 }
 
+// watching is what a client holds of a page that it is about to subscribe to.
+func watching(page string) holding { return holding{Count: client.Count{Page: page}} }
+
 // joining is what a client holds of a page that it is about to join.
-func joining(page string) holding { return holding{page: page, bad: page != "" && !validPage(page)} }
+func joining(page string) holding {
+	h := watching(page)
+	h.bad = page != "" && !validPage(page)
+	return h
+}
 
 // An exit is a way to leave.
 type exit int
@@ -79,12 +83,12 @@ const (
 	steadyLife = 5 * time.Second // a connection this old makes the attempts before it forgotten
 )
 
-func (c *tab) run(ctx context.Context) {
+func (c *tab) run() {
 	defer c.crowd.forget(c)
 	for gateway, failures := c.gateway, 0; ; gateway++ {
 		began := time.Now()
-		how, err := c.connect(ctx, c.crowd.gateway(gateway))
-		if c.left() || ctx.Err() != nil {
+		how, err := c.connect(c.crowd.gateway(gateway))
+		if c.left() {
 			return
 		}
 		if how != lost || time.Since(began) > steadyLife {
@@ -94,16 +98,11 @@ func (c *tab) run(ctx context.Context) {
 			c.closeNow()
 			return
 		}
-		if c.fixed {
-			gateway--
+		if c.fixed || how == reloaded {
+			gateway-- // it dials the same gateway again
 		}
 		var pause time.Duration
-		switch how {
-		case reloaded:
-			if !c.fixed {
-				gateway-- // it dials the same gateway again
-			}
-		case lost:
+		if how == lost {
 			c.crowd.failed(err)
 			pause = min(firstPause<<failures, lastPause)
 			failures = min(failures+1, 8)
@@ -111,34 +110,16 @@ func (c *tab) run(ctx context.Context) {
 		if no := (*client.Error)(nil); errors.As(err, &no) {
 			pause = max(pause, min(no.RetryAfter, lastPause))
 		}
-		jitter := rand.New(rand.NewPCG(c.crowd.cfg.Seed^c.number, uint64(gateway)))
-		pause -= time.Duration(jitter.Float64() * float64(pause) / 2)
-		if !c.sleep(ctx, pause) {
+		if sleep(c.stays, pause/2+rand.N(pause/2+1)) != nil {
 			return
 		}
 	}
 }
 
-// sleep reports false when the client is to leave instead.
-func (c *tab) sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return !c.left() && ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-c.done:
-	case <-ctx.Done():
-	}
-	return false
-}
-
 // connect opens one connection and serves it. It returns after the connection has
 // ended, with the reason.
-func (c *tab) connect(ctx context.Context, gateway string) (how ending, err error) {
-	l, strays, err := c.dial(ctx, gateway)
+func (c *tab) connect(gateway string) (how ending, err error) {
+	l, strays, err := c.dial(gateway)
 	for _, stray := range strays {
 		if stray != c {
 			stray.end(lost) // it pauses before it dials: two servers might disagree for ever
@@ -159,7 +140,7 @@ func (c *tab) connect(ctx context.Context, gateway string) (how ending, err erro
 		default:
 			c.handle(l, &f)
 		}
-		for c.slow && c.crowd.deaf.Load() && c.sleep(ctx, time.Second) {
+		for c.slow && c.crowd.deaf.Load() && sleep(c.stays, time.Second) == nil {
 		}
 	}
 }
@@ -176,25 +157,20 @@ type link struct {
 // dial opens a connection as the tab's user, and asks for what the tab wants. Until it
 // returns, the user's other new tabs wait when they have no id yet. It returns the user's tabs that
 // have to dial again under the user's new id.
-func (c *tab) dial(ctx context.Context, gateway string) (l *link, strays []*tab, err error) {
+func (c *tab) dial(gateway string) (l *link, strays []*tab, err error) {
 	var id string
 	if c.crowd.cfg.JWTSecret == "" {
 		var release func()
-		if id, release, err = c.user.claim(ctx, c.done); err != nil {
+		if id, release, err = c.user.claim(c.stays); err != nil {
 			return nil, nil, err
 		}
 		defer release()
 	}
-	free, err := c.crowd.dialSlot(ctx, c.done)
+	free, err := c.crowd.dialSlot(c.stays)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer free()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if !c.mayDial(cancel) {
-		return nil, nil, context.Canceled
-	}
 	cfg, err := c.crowd.config(gateway, c.user.name, id)
 	if err != nil {
 		return nil, nil, err
@@ -208,7 +184,7 @@ func (c *tab) dial(ctx context.Context, gateway string) (l *link, strays []*tab,
 		}
 		return conn, err
 	}
-	l.Conn, err = client.Dial(ctx, cfg)
+	l.Conn, err = client.Dial(c.stays, cfg)
 	switch {
 	case errors.As(err, new(*client.Error)):
 		c.crowd.stats.refusedUpgrades.Add(1)
@@ -241,14 +217,6 @@ func (c *tab) dial(ctx context.Context, gateway string) (l *link, strays []*tab,
 	return l, strays, nil
 }
 
-// mayDial has leave end the dial. It reports false when the tab has left.
-func (c *tab) mayDial(cancel func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.giveUp = cancel
-	return !c.left()
-}
-
 // enter gives the link to the tab, and sends the join and the subscriptions. When the tab
 // has left, it resets the link and reports false.
 func (c *tab) enter(l *link) bool {
@@ -263,16 +231,16 @@ func (c *tab) enter(l *link) bool {
 	c.crowd.stats.connects.Add(1)
 	if c.fickle {
 		c.counted = true
-		c.crowd.truth.enter(c.user, c.joined.page)
+		c.crowd.truth.enter(c.user, c.joined.Page)
 	}
 	pages := make([]string, len(c.watched))
 	for i, h := range c.watched {
-		pages[i] = h.page
+		pages[i] = h.Page
 	}
 	_ = l.Subscribe(pages...) // an error ends the connection, here and below
-	if c.joined.page != "" {
-		c.joined.arrival = !slices.Contains(pages, c.joined.page) // or the first count is for the subscription
-		_ = l.Join(c.joined.page)
+	if c.joined.Page != "" {
+		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
+		_ = l.Join(c.joined.Page)
 	}
 	return true
 }
@@ -281,7 +249,7 @@ func (c *tab) enter(l *link) bool {
 func (c *tab) part() {
 	if c.counted {
 		c.counted = false
-		c.crowd.truth.exit(c.user, c.joined.page)
+		c.crowd.truth.exit(c.user, c.joined.Page)
 	}
 }
 
@@ -310,21 +278,14 @@ func (c *tab) detach(l *link) ending {
 	return l.how
 }
 
-func (c *tab) left() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
-}
+func (c *tab) left() bool { return c.stays.Err() != nil }
 
 // move sends the client to another page, or to none.
 func (c *tab) move(page string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.joined
-	if old.page == page || c.left() {
+	if old.Page == page || c.left() {
 		return
 	}
 	c.joined = joining(page)
@@ -334,8 +295,8 @@ func (c *tab) move(page string) {
 	if page != "" {
 		_ = c.link.Join(page)
 	}
-	if old.page != "" && !old.bad {
-		_ = c.link.Leave(old.page)
+	if old.Page != "" && !old.bad {
+		_ = c.link.Leave(old.Page)
 	}
 }
 
@@ -361,11 +322,8 @@ func (c *tab) leave(how exit) {
 	if c.left() {
 		return
 	}
-	close(c.done)
+	c.quit()
 	c.part()
-	if c.giveUp != nil {
-		c.giveUp()
-	}
 	l := c.link
 	if l == nil {
 		return
@@ -373,8 +331,8 @@ func (c *tab) leave(how exit) {
 	grace := c.crowd.cfg.LeaveGrace
 	switch how {
 	case leaveFrame:
-		if c.joined.page != "" && !c.joined.bad {
-			_ = l.Leave(c.joined.page)
+		if c.joined.Page != "" && !c.joined.bad {
+			_ = l.Leave(c.joined.Page)
 		}
 		l.Close()
 	case closesFrame:
@@ -411,13 +369,8 @@ func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 func (c *tab) closeNow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.left() {
-		close(c.done)
-		c.part()
-	}
-	if c.giveUp != nil {
-		c.giveUp()
-	}
+	c.quit()
+	c.part()
 	if c.link != nil {
 		c.link.socket.fin()
 	}
@@ -447,50 +400,44 @@ func (c *tab) count(l *link, n *client.Count) {
 	if n.Stale {
 		c.crowd.stats.stale.Add(1)
 	}
-	if c.crowd.inspect != nil {
-		c.crowd.inspect(c.name(), n)
+	if c.seen != nil {
+		c.seen(c, n, now)
 	}
-	if s := c.crowd.spread.Load(); s != nil && !c.slow {
-		s.add(n.Page, n.Version, now)
-	}
-	if c.hold(l, n) && c.seen != nil {
-		c.seen(n.Page, n.Count, now)
-	}
+	c.hold(l, n)
 }
 
-// hold keeps the count as that of its page. It reports false when the tab holds no such page.
-func (c *tab) hold(l *link, n *client.Count) (ok bool) {
+// hold keeps the count as that of its page, if the tab holds that.
+func (c *tab) hold(l *link, n *client.Count) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.link != l {
-		return false
+		return
 	}
 	for h := range c.holdings() {
-		if h.page != n.Page {
+		if h.Page != n.Page {
 			continue
 		}
 		if h.bad {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
-		if h.known && n.Version.Before(h.version) {
+		if h.known && n.Version.Before(h.Version) {
 			c.crowd.stats.backward.Add(1)
-			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.version, n.Version)
-			return false
+			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
+			return
 		}
 		if h.arrival && n.Count < 1 && !n.Stale {
 			c.crowd.wrong("page %q: the first count after a join is %d (version %s), which does not include the user who joined", n.Page, n.Count, n.Version)
 		}
-		h.count, h.version, h.stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
-		ok = true
+		// The page stays: it is the driver's, who reads it without a lock.
+		h.Count.Count, h.Version, h.Stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
 	}
-	return ok
 }
 
 // holdings are the client's, the joined page's first. A page may be both joined and
 // watched.
 func (c *tab) holdings() iter.Seq[*holding] {
 	return func(yield func(*holding) bool) {
-		if c.joined.page != "" && !yield(&c.joined) {
+		if c.joined.Page != "" && !yield(&c.joined) {
 			return
 		}
 		for i := range c.watched {
@@ -517,7 +464,7 @@ func (c *tab) failed(l *link, f *client.Frame) {
 		switch {
 		case c.joined.bad:
 			c.joined.refused = true
-		case f.Page == c.joined.page:
+		case f.Page == c.joined.Page:
 			c.crowd.wrong("page %q: the server refuses a page that is allowed: %s", f.Page, f.Message)
 		}
 	case "rate_limited":
@@ -548,33 +495,16 @@ func (c *tab) reconnect(l *link, after time.Duration) {
 const maxReconnect = time.Minute
 
 // look reports whether the client is on the wanted page and knows its counts. It
-// passes each count that the client holds to check.
-func (c *tab) look(check func(page string, count int64)) (placed bool) {
+// passes each count that the client holds to check, which may be nil.
+func (c *tab) look(check func(client.Count)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.link == nil || c.link.ending {
-		return false
-	}
-	placed = true
+	placed = c.link != nil && !c.link.ending
 	for h := range c.holdings() {
 		placed = placed && (h.known || h.refused)
 		if h.known && !h.bad && check != nil {
-			check(h.page, h.count)
+			check(h.Count)
 		}
 	}
 	return placed
-}
-
-// each passes the counts that a watcher holds to fn, and reports whether it holds one of each page.
-func (c *tab) each(fn func(client.Count)) (all bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all = c.link != nil
-	for h := range c.holdings() {
-		if h.known {
-			fn(client.Count{Page: h.page, Count: h.count, Version: h.version, Stale: h.stale})
-		}
-		all = all && h.known
-	}
-	return all
 }

@@ -2,9 +2,9 @@ package simulate
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -188,38 +188,26 @@ func TestTruthIsTheTabsThatAreOpen(t *testing.T) {
 	})
 }
 
-func TestHistogram(t *testing.T) {
-	var empty histogram
-	if empty.quantile(0.5) != 0 || empty.max() != 0 {
-		t.Error("an empty histogram has quantiles")
+func TestLatencies(t *testing.T) {
+	var empty latencies
+	if empty.ms(0.5) != 0 || empty.ms(1) != 0 || empty.count() != 0 {
+		t.Error("nothing has quantiles")
 	}
-	var h histogram
+	var l latencies
 	for i := range 1000 {
-		h.add(time.Duration(i+1) * time.Millisecond)
+		l.add(time.Duration(1000-i) * time.Millisecond)
 	}
 	for q, want := range map[float64]float64{0: 1, 0.5: 501, 0.99: 991, 1: 1000} {
-		if got := float64(h.quantile(q).Microseconds()) / 1000; got < want || got > want*1.035 {
-			t.Errorf("quantile %v = %v ms, want %v or 3 %% more", q, got, want)
+		if got := l.ms(q); got != want {
+			t.Errorf("quantile %v = %v ms, want %v", q, got, want)
 		}
 	}
-	if h.max() != time.Second {
-		t.Errorf("max %v", h.max())
+	for range 2 * maxLatencies {
+		l.add(2 * time.Second)
 	}
-	h.add(-time.Second)
-	h.add(math.MaxInt64)
-}
-
-func TestHistogramBucketsHoldWhatTheyClaim(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		us := rapid.Int64Range(0, 1<<40-1).Draw(t, "us")
-		b := bucketOf(us)
-		if us > bucketTop(b) || b > 0 && us <= bucketTop(b-1) {
-			t.Fatalf("%d is in bucket %d, from %d to %d", us, b, bucketTop(b-1)+1, bucketTop(b))
-		}
-		if top := bucketTop(b); top-us > us/32 {
-			t.Fatalf("%d is counted as %d", us, top)
-		}
-	})
+	if len(l.kept) != maxLatencies || l.count() != 1000+2*maxLatencies || l.ms(0.5) != 2000 || l.ms(1) != 2000 {
+		t.Errorf("%d of %d are kept; median %v, longest %v", len(l.kept), l.count(), l.ms(0.5), l.ms(1))
+	}
 }
 
 func TestValidPage(t *testing.T) {
@@ -239,13 +227,13 @@ func TestValidPage(t *testing.T) {
 
 func TestUsersHaveOneIdentity(t *testing.T) {
 	u := newUser("x")
-	id, release, err := u.claim(t.Context(), nil)
+	id, release, err := u.claim(t.Context())
 	if id != "" || err != nil {
 		t.Fatalf("claim = %q, %v", id, err)
 	}
-	gone := make(chan struct{})
-	close(gone)
-	if _, _, err := u.claim(t.Context(), gone); err == nil {
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, _, err := u.claim(gone); err == nil {
 		t.Error("a second tab did not wait for the first")
 	}
 	if ok, strays := u.adopt("", "u1", "u1.a"); !ok || len(strays) > 0 {
@@ -253,7 +241,7 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 	}
 	release()
 	release()
-	if id, _, _ := u.claim(t.Context(), nil); id != "u1.a" {
+	if id, _, _ := u.claim(t.Context()); id != "u1.a" {
 		t.Errorf("the second tab got %q", id)
 	}
 	u.add(&tab{})

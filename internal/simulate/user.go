@@ -25,14 +25,12 @@ func newUser(name string) *user { return &user{name: name, first: make(chan stru
 
 // claim returns the id to dial with. When there is none yet it lets one caller
 // through at a time; release lets the next one look again.
-func (u *user) claim(ctx context.Context, done <-chan struct{}) (id string, release func(), err error) {
+func (u *user) claim(ctx context.Context) (id string, release func(), err error) {
 	if id := u.signed(); id != "" {
 		return id, func() {}, nil
 	}
 	select {
 	case u.first <- struct{}{}:
-	case <-done:
-		return "", nil, context.Canceled
 	case <-ctx.Done():
 		return "", nil, ctx.Err()
 	}

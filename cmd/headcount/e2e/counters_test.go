@@ -148,7 +148,7 @@ func refused(t *testing.T, says string, flags ...string) {
 	t.Helper()
 	s, err := spawn(flags...)
 	if err == nil {
-		s.signal(syscall.SIGKILL)
+		s.Signal(syscall.SIGKILL)
 		t.Fatalf("it started with %q", flags)
 	}
 	_, text, _ := strings.Cut(err.Error(), "\n")

@@ -107,7 +107,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	t.Helper()
 	limit := unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}
-	if err := unix.Prlimit(s.cmd.Process.Pid, unix.RLIMIT_FSIZE, &limit, nil); err != nil {
+	if err := unix.Prlimit(s.PID(), unix.RLIMIT_FSIZE, &limit, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -197,8 +197,8 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%q is %d times in the log:\n%s", says, n, s.log)
 		}
 	}
-	s.signal(syscall.SIGKILL)
-	<-s.gone
+	s.Signal(syscall.SIGKILL)
+	<-s.Ended()
 	s.ended.Do(func() {}) // the log has the error that was wanted
 	s = startWithKey(t, "--data-dir="+dir)
 	s.wantUnread(t, c.as(), total)

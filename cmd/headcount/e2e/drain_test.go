@@ -29,7 +29,7 @@ func TestDrain(t *testing.T) {
 	st.take()
 	watch := testkit.NewStopwatch(t)
 	told := time.Now()
-	s.signal(syscall.SIGTERM)
+	s.Signal(syscall.SIGTERM)
 	f := mover.await("reconnect", func(f frame) bool { return f.Type == "reconnect" })
 	if f.AfterMS == nil || *f.AfterMS < 0 || *f.AfterMS >= within.Milliseconds()/2 {
 		t.Errorf("%s", f.text)
@@ -147,7 +147,7 @@ func TestDrainEndsInTime(t *testing.T) {
 			s := start(t, "--shutdown-timeout="+within.String())
 			hang(t, s)
 			watch := testkit.NewStopwatch(t)
-			s.signal(syscall.SIGTERM)
+			s.Signal(syscall.SIGTERM)
 			s.died(t, 0)
 			endedWithin(t, watch, within)
 		})

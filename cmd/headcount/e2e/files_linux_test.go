@@ -35,7 +35,7 @@ func TestNoFiles(t *testing.T) {
 	readyz()
 	limit := func(files uint64) {
 		t.Helper()
-		if err := unix.Prlimit(s.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: 4096}, nil); err != nil {
+		if err := unix.Prlimit(s.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: 4096}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,7 +57,7 @@ func TestNoFiles(t *testing.T) {
 			t.Errorf("%q is %d times in the log:\n%s", line, n, s.log)
 		}
 	}
-	s.signal(unix.SIGKILL)
-	<-s.gone
+	s.Signal(unix.SIGKILL)
+	<-s.Ended()
 	s.ended.Do(func() {}) // the log has the error that was wanted
 }

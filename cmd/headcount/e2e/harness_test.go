@@ -10,6 +10,7 @@ package e2e
 import (
 	"bufio"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -53,11 +53,11 @@ type server struct {
 	url   string // http://127.0.0.1:port
 	addr  string // 127.0.0.1:port
 	admin string // http://127.0.0.1:port
-	cmd   *exec.Cmd
-	gone  chan struct{} // closed when the process has ended
 	log   *servertest.Log
 	ended sync.Once
 	what  string // what end found
+
+	servertest.Process
 }
 
 // start runs a server with flags such as "--leave-grace=0s" and waits until it
@@ -107,19 +107,18 @@ func launch(flags ...string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(testkit.Timeout); !s.ready(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			_ = s.cmd.Process.Kill()
-			return nil, fmt.Errorf("not ready after %s:\n%s", testkit.Timeout, s.log)
-		}
+	if err := servertest.Await(&s.Process, testkit.Timeout, s.askReady); err != nil {
+		s.Kill()
+		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
 	return s, nil
 }
 
-func (s *server) ready() bool {
-	a, err := try("GET", s.admin+"/readyz", "")
-	return err == nil && a.status == http.StatusOK
+func (s *server) askReady(ctx context.Context) error {
+	return servertest.Ready(ctx, strings.TrimPrefix(s.admin, "http://"))
 }
+
+func (s *server) ready() bool { return s.askReady(context.Background()) == nil }
 
 // startAll starts servers at the same time, one for each list of flags.
 func startAll(t testing.TB, flags ...[]string) []*server {
@@ -154,76 +153,38 @@ func spawn(flags ...string) (*server, error) {
 			flags = append(flags, d)
 		}
 	}
-	s := &server{cmd: exec.Command(program, append([]string{"serve"}, flags...)...), gone: make(chan struct{}), log: &servertest.Log{}}
-	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
-	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
-	stderr, err := s.cmd.StderrPipe()
-	if err != nil {
+	s := &server{log: &servertest.Log{}}
+	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
+	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
+	cmd.Stderr = s.log
+	if err := s.Start(cmd); err != nil {
 		return nil, err
 	}
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	type listening struct{ Listen, Admin string }
-	where := make(chan listening, 1)
-	go func() { // ends with the process
-		defer close(s.gone)
-		lines := bufio.NewReader(stderr)
-		for {
-			line, err := lines.ReadString('\n')
-			_, _ = s.log.Write([]byte(line)) // it takes all
-			var l listening
+	err := servertest.Await(&s.Process, testkit.Timeout, func(context.Context) error {
+		for line := range strings.Lines(s.log.String()) {
+			var l struct{ Listen, Admin string }
 			if json.Unmarshal([]byte(line), &l) == nil && l.Admin != "" { // only a gateway has l.Listen
-				select {
-				case where <- l:
-				default:
-				}
-			}
-			if err != nil {
-				break
+				s.addr, s.url, s.admin = l.Listen, "http://"+l.Listen, "http://"+l.Admin
+				return nil
 			}
 		}
-		_ = s.cmd.Wait()
-	}()
-	select {
-	case l := <-where:
-		s.addr, s.url, s.admin = l.Listen, "http://"+l.Listen, "http://"+l.Admin
-		return s, nil
-	case <-s.gone:
-		return nil, fmt.Errorf("it ended at once:\n%s", s.log)
-	case <-time.After(testkit.Timeout):
-		_ = s.cmd.Process.Kill()
-		return nil, fmt.Errorf("it does not say where it listens:\n%s", s.log)
+		return errors.New("it does not say where it listens")
+	})
+	if err != nil {
+		s.Kill()
+		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
-}
-
-func (s *server) signal(sig os.Signal) { _ = s.cmd.Process.Signal(sig) }
-
-// wait returns the exit status. A process that still runs after testkit.Timeout logs
-// where its goroutines are and is killed.
-func (s *server) wait() (status int, ended bool) {
-	select {
-	case <-s.gone:
-		return s.cmd.ProcessState.ExitCode(), true
-	case <-time.After(testkit.Timeout):
-	}
-	s.signal(syscall.SIGQUIT)
-	time.AfterFunc(10*time.Second, func() { s.signal(syscall.SIGKILL) })
-	<-s.gone
-	return 0, false
+	return s, nil
 }
 
 // end ends the server as an operator would, unless that has been done, and
 // returns what was wrong with it.
 func (s *server) end() string {
 	s.ended.Do(func() {
-		s.signal(syscall.SIGTERM)
-		switch status, ended := s.wait(); {
-		case !ended:
-			s.what = "it did not end:\n" + s.log.String()
-		case status != 0:
+		if status := s.End(testkit.Timeout); status != 0 {
 			s.what = fmt.Sprintf("exit status %d:\n%s", status, s.log)
-		default:
+		} else {
 			s.what = s.log.Complaint()
 		}
 	})
@@ -235,9 +196,9 @@ func (s *server) end() string {
 func (s *server) died(t testing.TB, status int) {
 	t.Helper()
 	s.ended.Do(func() {
-		got, ended := s.wait()
-		if !ended || got != status {
-			t.Fatalf("ended: %t, exit status %d, want %d:\n%s", ended, got, status, s.log)
+		if got := s.Wait(testkit.Timeout); got != status {
+			s.End(0)
+			t.Fatalf("exit status %d, want %d:\n%s", got, status, s.log)
 		}
 		if what := s.log.Complaint(); what != "" && status == 0 {
 			t.Error(what)
@@ -247,8 +208,7 @@ func (s *server) died(t testing.TB, status int) {
 
 // kill ends the server as a crash does.
 func (s *server) kill() {
-	s.signal(syscall.SIGKILL)
-	<-s.gone
+	s.Kill()
 	s.ended.Do(func() { s.what = s.log.Complaint() })
 }
 

@@ -363,9 +363,9 @@ func TestSuspendedServer(t *testing.T) {
 	testkit.Eventually(t, "all are on the site", func() bool { return s.count(t, "*") == users })
 	watcher.during(time.Now().Add(300 * time.Millisecond))
 	for _, stop := range []time.Duration{timeout - 100*time.Millisecond, timeout + 300*time.Millisecond, 2 * timeout} {
-		s.signal(syscall.SIGSTOP)
+		s.Signal(syscall.SIGSTOP)
 		time.Sleep(stop)
-		s.signal(syscall.SIGCONT)
+		s.Signal(syscall.SIGCONT)
 		for _, f := range watcher.during(time.Now().Add(timeout + 500*time.Millisecond)) {
 			if f.Type == "count" && *f.Count < users {
 				t.Errorf("suspended for %s: %s", stop, f.text)

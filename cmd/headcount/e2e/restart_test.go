@@ -18,7 +18,7 @@ func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, s *server){
 		"SIGTERM": func(t *testing.T, s *server) {
-			s.signal(syscall.SIGTERM)
+			s.Signal(syscall.SIGTERM)
 			s.died(t, 0)
 		},
 		"kill -9": func(_ *testing.T, s *server) { s.kill() },

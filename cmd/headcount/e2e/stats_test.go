@@ -94,7 +94,7 @@ func TestPagesRemember(t *testing.T) {
 		c.close()
 	}
 	testkit.Eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 }) // else they are remembered, too
-	s.signal(syscall.SIGTERM)
+	s.Signal(syscall.SIGTERM)
 	s.died(t, 0)
 	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")
 	if after.Now != 0 || after.Peak.Count != 3 || after.Joins != 3 || after.Visitors != 3 {

@@ -213,10 +213,10 @@ func endsWith(t *testing.T, says string, flags ...string) (text string) {
 	s, err := spawn(flags...)
 	text = fmt.Sprint(err)
 	if err == nil {
-		defer s.signal(syscall.SIGKILL)
+		defer s.Signal(syscall.SIGKILL)
 		testkit.Eventually(t, "it ends", func() bool {
 			select {
-			case <-s.gone:
+			case <-s.Ended():
 				return true
 			default:
 			}

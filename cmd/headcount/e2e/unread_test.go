@@ -400,7 +400,7 @@ func TestUnreadSurvivesARestart(t *testing.T) {
 
 	second, err := spawn("--data-dir=" + dir)
 	if err == nil {
-		second.signal(syscall.SIGKILL)
+		second.Signal(syscall.SIGKILL)
 		t.Fatal("two processes with one data directory")
 	}
 	if !strings.Contains(err.Error(), "in use by another process") || strings.Contains(err.Error(), "goroutine") {

@@ -3,7 +3,6 @@ package faults
 import (
 	"cmp"
 	"fmt"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -12,11 +11,6 @@ import (
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
-
-// setClock has the process run with a wall clock that is wrong by offset.
-func (m *member) setClock(offset time.Duration) {
-	m.begin = func(cmd *exec.Cmd) error { return m.process.StartAt(cmd, offset) }
-}
 
 // TestClocksThatAreWrong: processes whose clocks are 2 s ahead or behind, so 4 s apart, start
 // while users are there, and others start beside them. No user who stays is missing from a
@@ -27,10 +21,8 @@ func TestClocksThatAreWrong(t *testing.T) {
 	const wrong = 2 * time.Second
 	top := layout(redistest.Start(t).URL(), nil)
 	ahead, behind := top.nodes[0], top.nodes[1]
-	ahead.setClock(wrong)
-	behind.setClock(-wrong)
-	top.dispatchers[0].setClock(wrong)
-	top.gateways[1].setClock(-wrong)
+	ahead.process.Clock, top.dispatchers[0].process.Clock = wrong, wrong
+	behind.process.Clock, top.gateways[1].process.Clock = -wrong, -wrong
 	top.begin(t)
 	top.suffer(t, fault{
 		name: "processes start again beside others whose clocks are 2 s ahead and behind", since: "the last is ready",
@@ -58,7 +50,7 @@ func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	redis := redistest.Start(t).URL()
 	gateway := newMember("gateway", "gateway,dispatcher", redis, nil)
 	right, ahead := newMember("right", "presence", redis, nil), newMember("ahead", "presence", redis, nil)
-	ahead.setClock(25 * time.Second)
+	ahead.process.Clock = 25 * time.Second
 	startAll(t, gateway, right, ahead)
 	awaitReady(t, gateway, right, ahead)
 	watcher := mustDial(t, gateway)
@@ -71,7 +63,7 @@ func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 		t.Helper()
 		var all sync.WaitGroup
 		for i := range ids {
-			api := client.NewAPI(client.Config{URL: "http://" + gateway.addr, ID: ids[i], HTTP: web})
+			api := gateway.api(ids[i])
 			all.Go(func() {
 				testkit.Eventually(t, "a call is answered", func() bool { return do(api, i, fmt.Sprint("p", i)) == nil })
 			})

@@ -169,21 +169,22 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	}
 	var out bytes.Buffer
 	var progress servertest.Log
-	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = &out, &progress
-	if err := cmd.Start(); err != nil {
+	var p servertest.Process
+	if err := p.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the process, which ends with the test
+	t.Cleanup(p.Kill)
 	testkit.Eventually(t, "the simulator's first round", func() bool {
-		return len(ended) > 0 || strings.Contains(progress.String(), "counting:")
+		return !p.Runs() || strings.Contains(progress.String(), "counting:")
 	})
 	for {
 		select {
-		case err := <-ended:
-			if jerr := json.Unmarshal(out.Bytes(), &report); err != nil || jerr != nil || !report.OK {
-				t.Errorf("%v, %v: %s %s\n%s\n%s", err, jerr, report.Error, strings.Join(report.Wrong, "\n"), args, &progress)
+		case <-p.Ended():
+			status := p.Wait(testkit.Timeout)
+			if err := json.Unmarshal(out.Bytes(), &report); status != 0 || err != nil || !report.OK {
+				t.Errorf("status %d, %v: %s %s\n%s\n%s", status, err, report.Error, strings.Join(report.Wrong, "\n"), args, &progress)
 			}
 			return report, struck
 		case <-time.After(300*time.Millisecond + rand.N(1200*time.Millisecond)):

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"headcount/client"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
@@ -84,7 +83,7 @@ func TestWhatRedisLost(t *testing.T) {
 			m := newMember(name, allRoles, link.url(), nil, "--api-key="+counterKey)
 			startAll(t, m)
 			awaitReady(t, m)
-			api := client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+			api := m.keyed()
 			acknowledged := int64(0)
 			count := func(d time.Duration) {
 				t.Helper()
@@ -146,7 +145,7 @@ func TestWhatAMasterOfAClusterLost(t *testing.T) {
 	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)
 	startAll(t, m)
 	awaitReady(t, m)
-	api := client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+	api := m.keyed()
 	for i := range 150 {
 		if _, err := api.Increment(t.Context(), fmt.Sprint("views:", i), 1); err != nil {
 			t.Fatal(err)

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
+	"headcount/client"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
@@ -32,8 +32,7 @@ type member struct {
 	program string // empty: the program under test
 
 	process servertest.Process
-	begin   func(*exec.Cmd) error // starts process; nil: Start
-	still   atomic.Bool           // it is frozen, or was killed
+	still   atomic.Bool // it is frozen, or was killed
 }
 
 // newMember is a process with one role, or several, as --roles names them. With a proxy,
@@ -65,9 +64,6 @@ func (m *member) start() error {
 	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	cmd.Stderr = &m.log
 	m.still.Store(false)
-	if m.begin != nil {
-		return m.begin(cmd)
-	}
 	return m.process.Start(cmd)
 }
 
@@ -77,13 +73,13 @@ func (m *member) up() bool { return m.process.Runs() && !m.still.Load() }
 // pause has the process hang.
 func (m *member) pause() {
 	m.still.Store(true)
-	m.process.Signal(syscall.SIGSTOP)
+	m.process.Pause()
 }
 
 // resume ends pause.
 func (m *member) resume() {
 	m.still.Store(false)
-	m.process.Signal(syscall.SIGCONT)
+	m.process.Resume()
 }
 
 // kill ends the process as a crash does.
@@ -106,6 +102,16 @@ func (m *member) leave() error {
 
 // web is an HTTP client without memory.
 var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: testkit.Timeout}
+
+// api makes calls as the user with that id; "": as a new one.
+func (m *member) api(id string) *client.API {
+	return client.NewAPI(client.Config{URL: "http://" + m.addr, ID: id, HTTP: web})
+}
+
+// keyed makes calls with the API key.
+func (m *member) keyed() *client.API {
+	return client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+}
 
 // get returns status, header and body.
 func get(url string) (int, http.Header, string, error) {

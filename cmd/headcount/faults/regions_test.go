@@ -194,7 +194,7 @@ func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[s
 
 // api makes calls in the region.
 func (r *dataCentre) api() *client.API {
-	return client.NewAPI(client.Config{URL: "http://" + r.members[0].addr, APIKey: counterKey, HTTP: web})
+	return r.members[0].keyed()
 }
 
 // count has a region count views, one of them too much, two who like, and two visitors, one of whom was in other

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -77,27 +78,15 @@ func (p *person) once(at ...*member) bool {
 	return !slices.ContainsFunc(at, func(m *member) bool { return p.shown[m] != 1 })
 }
 
-func (p *person) ask(t *testing.T, at *member, method, path string) string {
+// ask makes a call as the person, whose answer is read into out unless that is nil.
+func (p *person) ask(t *testing.T, at *member, method, path string, out any) {
 	t.Helper()
 	p.mu.Lock()
 	id := p.id
 	p.mu.Unlock()
-	req, err := http.NewRequest(method, "http://"+at.addr+path, nil)
-	if err != nil {
-		t.Fatal(err)
+	if _, err := at.api(id).Do(t.Context(), method, path, nil, out); err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
 	}
-	req.Header.Set("Headcount-Id", id)
-	resp, err := web.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body := make([]byte, 1024)
-	n, _ := resp.Body.Read(body)
-	if resp.StatusCode/100 != 2 {
-		t.Fatalf("%s %s: %s", method, path, resp.Status)
-	}
-	return string(body[:n])
 }
 
 // TestSecretsRotateOverARunningCluster changes the cluster secret as documented, one
@@ -124,7 +113,7 @@ func TestSecretsRotateOverARunningCluster(t *testing.T) {
 		connections.Go(func() { p.be(ctx, m) })
 	}
 	testkit.Within(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
-	p.ask(t, all[0], http.MethodPut, "/-/me/follows/followed")
+	p.ask(t, all[0], http.MethodPut, "/-/me/follows/followed", nil)
 
 	for _, step := range [][]string{{"old", "new"}, {"new", "old"}, {"new"}} {
 		for _, m := range all {
@@ -141,7 +130,8 @@ func TestSecretsRotateOverARunningCluster(t *testing.T) {
 			awaitReady(t, all...)
 			testkit.Within(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
 			for _, at := range all {
-				if got := p.ask(t, at, http.MethodGet, "/-/me/follows"); !strings.Contains(got, `"followed"`) {
+				var got json.RawMessage
+				if p.ask(t, at, http.MethodGet, "/-/me/follows", &got); !strings.Contains(string(got), `"followed"`) {
 					t.Errorf("%q, %s restarted: %s says %s", step, m.name, at.name, got)
 				}
 			}

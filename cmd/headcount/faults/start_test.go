@@ -51,7 +51,7 @@ func counts(t *testing.T, gateway *member) {
 // put takes or ends a hold and returns the id of its user.
 func put(t *testing.T, gateway *member, id, action string, want int64) string {
 	t.Helper()
-	api := client.NewAPI(client.Config{URL: "http://" + gateway.addr, ID: id, HTTP: web})
+	api := gateway.api(id)
 	var got client.Count
 	var err error
 	if action == "decrement" {

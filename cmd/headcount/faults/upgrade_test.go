@@ -3,9 +3,10 @@
 package faults
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/client"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
@@ -89,26 +91,14 @@ func (b *books) follow(t *testing.T) {
 	b.unread = 0
 }
 
-// call is one call at a gateway with the API key.
-func call(at *member, method, path, body, once string) (status int, text string, err error) {
-	req, err := http.NewRequest(method, "http://"+at.addr+path, strings.NewReader(body))
-	if err != nil {
-		return 0, "", err
-	}
-	req.Header.Set("X-API-Key", counterKey)
+// call is one call at a gateway with the API key. Its answer is read into out unless that is nil.
+func call(at *member, method, path, body, once string, out any) error {
+	var in any
 	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
+		in = json.RawMessage(body)
 	}
-	if once != "" {
-		req.Header.Set("Idempotency-Key", once)
-	}
-	resp, err := web.Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(answer), err
+	_, err := at.keyed().Once(once).Do(context.Background(), method, path, in, out)
+	return err
 }
 
 // change makes a change through any gateway that is up, and repeats it until it is
@@ -125,12 +115,12 @@ func (b *books) change(method, path, body string) error {
 		if !at.up() {
 			continue
 		}
-		status, text, err := call(at, method, path, body, once)
-		if err == nil && status/100 == 2 {
+		err := call(at, method, path, body, once, nil)
+		if err == nil {
 			return nil
 		}
-		said = fmt.Sprintf("%s: %d %s %v", at.name, status, text, err)
-		if status/100 == 4 {
+		said = fmt.Sprintf("%s: %v", at.name, err)
+		if no := (*client.Error)(nil); errors.As(err, &no) && no.Status/100 == 4 {
 			break
 		}
 	}
@@ -222,14 +212,11 @@ func (b *books) check(t *testing.T) {
 	for _, at := range b.gateways {
 		said := ""
 		number := func(path, member string, want, off int64) bool {
-			status, text, err := call(at, http.MethodGet, path, "", "")
-			said = fmt.Sprintf("GET %s: %d %s %v, want %s %d", path, status, text, err, member, want)
 			var all map[string]any
-			if err != nil || status != http.StatusOK || json.Unmarshal([]byte(text), &all) != nil {
-				return false
-			}
-			n, _ := all[member].(float64)
-			return int64(n) >= want-off && int64(n) <= want+off
+			err := call(at, http.MethodGet, path, "", "", &all)
+			said = fmt.Sprintf("GET %s: %v %v, want %s %d", path, all, err, member, want)
+			n, known := all[member].(float64)
+			return known && int64(n) >= want-off && int64(n) <= want+off
 		}
 		right := func() bool {
 			if !number(booksUnread, "count", b.unread, 0) {
@@ -248,16 +235,17 @@ func (b *books) check(t *testing.T) {
 				break
 			}
 		}
-		if _, text, err := call(at, http.MethodGet, "/-/users/reader/follows", "", ""); err != nil || !strings.Contains(text, strconv.Quote(booksPage)) {
-			t.Errorf("%s: follows: %s %v", at.name, text, err)
+		var follows json.RawMessage
+		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
+			t.Errorf("%s: follows: %s %v", at.name, follows, err)
 		}
 		if !b.lasting {
 			continue
 		}
 		var ledger struct{ Entries []json.RawMessage }
-		_, text, err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "")
-		if err != nil || json.Unmarshal([]byte(text), &ledger) != nil || int64(len(ledger.Entries)) != b.entries {
-			t.Errorf("%s: a ledger of %d entries, want %d: %s %v", at.name, len(ledger.Entries), b.entries, text, err)
+		err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
+		if err != nil || int64(len(ledger.Entries)) != b.entries {
+			t.Errorf("%s: a ledger of %d entries, want %d: %s %v", at.name, len(ledger.Entries), b.entries, ledger.Entries, err)
 		}
 	}
 }

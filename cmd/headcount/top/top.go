@@ -15,12 +15,11 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"headcount/client"
 )
 
-const (
-	patience = 5 * time.Second // for one answer
-	maxBody  = 4 << 20         // of one answer: a hundred pages, and a thousand processes
-)
+const patience = 5 * time.Second // for one answer
 
 // ErrSettings is in errors about flags.
 var ErrSettings = errors.New("bad setting")
@@ -41,27 +40,28 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return fmt.Errorf("--url: %w: it is not an http or https URL; write the address of a gateway", ErrSettings)
 	}
-	ask := &client{url: strings.TrimSuffix(c.URL, "/") + "/-/dashboard/data"}
+	cfg := client.Config{URL: c.URL, Site: c.Site}
 	if len(c.APIKeys) > 0 {
-		ask.key = c.APIKeys[0]
+		cfg.APIKey = c.APIKeys[0]
 	}
-	ask.site = c.Site
+	api := client.NewAPI(cfg)
 	if c.JSON && !c.Once {
 		return fmt.Errorf("--json: %w: it needs --once", ErrSettings)
 	}
 	file, isFile := out.(*os.File)
 	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {
-		body, d, err := ask.get(ctx)
+		body, d, err := ask(ctx, api)
 		if err != nil {
 			return err
 		}
+		body = append(body, '\n')
 		if !c.JSON {
 			body = []byte(screen{now: d}.text(0, 0))
 		}
 		_, err = out.Write(body)
 		return err
 	}
-	return watch(ctx, ask, c.Interval, out, func() (width, height int) {
+	return watch(ctx, api, c.Interval, out, func() (width, height int) {
 		width, height, _ = term.GetSize(int(file.Fd())) // 0 and 0: not known, and nothing is cut off
 		return width, height
 	})
@@ -77,7 +77,7 @@ const (
 
 // watch writes the screen over the one before, each interval, until ctx ends. While the server does not answer it shows
 // the last answer, and why.
-func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writer, size func() (width, height int)) error {
+func watch(ctx context.Context, api *client.API, interval time.Duration, out io.Writer, size func() (width, height int)) error {
 	next := time.NewTicker(interval)
 	defer next.Stop()
 	for s := (screen{}); ; {
@@ -88,7 +88,7 @@ func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writ
 		if _, err := io.WriteString(out, text); err != nil {
 			return err
 		}
-		_, d, err := ask.get(ctx)
+		_, d, err := ask(ctx, api)
 		if s.err = err; err == nil {
 			s.before, s.now = s.now, d
 		}
@@ -101,44 +101,28 @@ func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writ
 	}
 }
 
-// client asks the server.
-type client struct{ url, key, site string }
-
-// get returns an answer as it came, and as data.
-func (c *client) get(ctx context.Context) ([]byte, *data, error) {
+// ask returns an answer as it came, without the new line, and as data.
+func ask(ctx context.Context, api *client.API) (body json.RawMessage, d *data, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
-	if err != nil {
-		return nil, nil, err
+	_, err = api.Do(ctx, http.MethodGet, "/-/dashboard/data", nil, &body)
+	if err == nil {
+		err = json.Unmarshal(body, &d)
 	}
-	req.Header.Set("Accept", "application/json")
-	if c.key != "" {
-		req.Header.Set("X-API-Key", c.key)
-	}
-	if c.site != "" {
-		req.Header.Set("Headcount-Site", c.site)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, nil, fmt.Errorf("the server does not answer: %w", err)
-	}
-	defer resp.Body.Close()
+	no := (*client.Error)(nil)
 	switch {
-	case resp.StatusCode == http.StatusUnauthorized:
-		return nil, nil, errors.New("the server asks for an API key, and has not got the right one; give --api-key")
-	case resp.StatusCode == http.StatusForbidden:
-		return nil, nil, errors.New("the server's key holds for another site; give --site")
-	case resp.StatusCode != http.StatusOK:
-		return nil, nil, fmt.Errorf("the server answers %s", resp.Status)
+	case err == nil:
+		return body, d, nil
+	case body != nil, errors.Is(err, client.ErrFrame):
+		err = fmt.Errorf("this is no dashboard: %w", err)
+	case !errors.As(err, &no):
+		err = fmt.Errorf("the server does not answer: %w", err)
+	case no.Status == http.StatusUnauthorized:
+		err = errors.New("the server asks for an API key, and has not got the right one; give --api-key")
+	case no.Status == http.StatusForbidden:
+		err = errors.New("the server's key holds for another site; give --site")
+	default:
+		err = fmt.Errorf("the server answers %d %s", no.Status, http.StatusText(no.Status))
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
-	if err != nil {
-		return nil, nil, fmt.Errorf("the server's answer ends early: %w", err)
-	}
-	d := &data{}
-	if err := json.Unmarshal(body, d); err != nil {
-		return nil, nil, fmt.Errorf("this is no dashboard: %w", err)
-	}
-	return body, d, nil
+	return nil, nil, err
 }

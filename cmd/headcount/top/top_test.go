@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/client"
 	"headcount/internal/testkit"
 )
 
@@ -33,7 +34,7 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 		case r.Header.Get("Headcount-Site") == "other":
 			w.WriteHeader(http.StatusForbidden)
 		default:
-			_, _ = io.WriteString(w, answer)
+			_, _ = io.WriteString(w, answer+"\n")
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -45,7 +46,7 @@ func TestOnce(t *testing.T) {
 	url := serve(t, &asked)
 	var out bytes.Buffer
 	c := Command{URL: url + "/", APIKeys: []string{"key"}, Once: true, JSON: true}
-	if err := c.Run(t.Context(), &out); err != nil || out.String() != answer {
+	if err := c.Run(t.Context(), &out); err != nil || out.String() != answer+"\n" {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()
@@ -142,7 +143,7 @@ func TestWatch(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- watch(ctx, &client{url: proxy.URL + "/-/dashboard/data", key: "key"}, time.Millisecond, out, func() (int, int) { return 80, 24 })
+		ended <- watch(ctx, client.NewAPI(client.Config{URL: proxy.URL, APIKey: "key"}), time.Millisecond, out, func() (int, int) { return 80, 24 })
 	}()
 	until := func(words ...string) {
 		t.Helper()
