@@ -17,7 +17,7 @@ type DecoderConfig struct {
 	Name       string           // of the receiver, as its senders know it; required
 	Partitions int              // P; default presence.DefaultPartitions
 	Keys       *seal.Keys       // nil: nothing is signed
-	Guard      *seal.Guard      // nil: the Decoder makes one with the defaults
+	Window     time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
 	Now        func() time.Time // default time.Now
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
@@ -30,6 +30,7 @@ type Decoder struct {
 	cfg    DecoderConfig
 	self   uint64
 	sealer *seal.Sealer
+	guard  *seal.Guard
 
 	// The messages of the current datagram, whose size bounds them.
 	beats   []*Beat
@@ -57,17 +58,16 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.Guard == nil {
-		var err error
-		if cfg.Guard, err = seal.NewGuard(seal.GuardConfig{Now: cfg.Now}); err != nil {
-			return nil, err
-		}
+	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Now: cfg.Now})
+	if err != nil {
+		return nil, err
 	}
 	const maxUsers = MaxDatagram / 8
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
 		sealer: cfg.Keys.Sealer(),
+		guard:  guard,
 		alive:  make([]presence.User, 0, maxUsers),
 		parts:  make([]int32, 0, maxUsers),
 		number: make([]int32, cfg.Partitions),
@@ -136,7 +136,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 		return nil, 0, source, ErrMisdirected
 	}
 	source.Incarnation = le.Uint64(p[offIncarnation:])
-	source.Gateway, err = d.cfg.Guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
+	source.Gateway, err = d.guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
 		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
 	return signed[header:], p[3], source, err
 }

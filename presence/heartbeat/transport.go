@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"headcount/presence"
 	"headcount/presence/seal"
 )
 
@@ -123,7 +122,6 @@ type destination struct {
 
 // New returns a Transport that drops everything until Run.
 func New(cfg Config) (*Transport, error) {
-	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	if cfg.Resolver == nil {
 		cfg.Resolver = dns{}
 	}
@@ -137,10 +135,6 @@ func New(cfg Config) (*Transport, error) {
 		cfg.Now = time.Now
 	}
 	keys, err := seal.NewKeys(cfg.Keys, "heartbeat")
-	if err != nil {
-		return nil, err
-	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Now: cfg.Now})
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +160,7 @@ func New(cfg Config) (*Transport, error) {
 	t.drops.WithLabelValues("in", "error")
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Now:  cfg.Now,
-		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,
+		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Window: cfg.Window,
 		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t}, OnProbe: prober{t},
 	})
 	if err != nil {

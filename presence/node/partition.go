@@ -221,7 +221,7 @@ func (p *partition) sendReplies(batch uint64) {
 			rest = append(rest, r)
 		case r.done != nil:
 			r.done <- nil
-		case r.from.stream == r.stream:
+		case r.from.stream == r.stream: // otherwise the gateway has begun a new stream meanwhile
 			r.from.acked = max(r.from.acked, r.acked)
 			p.node.cfg.Reply.SendReply(r.from.Gateway, &heartbeat.Reply{
 				Partition: p.id, Stream: r.stream, Acked: r.from.acked, Counts: latest(r.pages),
@@ -241,6 +241,7 @@ func (p *partition) stored(st *stored) {
 		}
 	}
 	p.sendReplies(st.batch)
+	// Forget empty pages, once the store has their 0.
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {
 			p.out.mu.Lock()

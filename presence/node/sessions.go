@@ -102,12 +102,14 @@ func (p *partition) join(s *session, pg *page, until int64) {
 		s.set(pp, until)
 		return
 	}
+	// A user counts once, however many sessions are on the page.
 	first := !p.present(s.user, pg)
 	s.add(pg, until)
 	if first {
 		pg.users++
 		p.noteCount(pg)
 	}
+	// The store also keeps whether a held user has a connection (Member.Alone).
 	if first || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
 	}
@@ -160,6 +162,8 @@ func (p *partition) removeSession(s *session, pg *page) {
 func (p *partition) schedule(s *session) {
 	at := s.earliestEnd
 	if s.live() {
+		// Long before the deadline, come back when the questions begin; after that, come
+		// back for every question.
 		end := s.deadline
 		if left := end - p.now(); left > p.askBefore() {
 			end -= p.askBefore()
@@ -191,6 +195,7 @@ func (p *partition) expire(s *session) {
 	for _, pp := range s.list {
 		if end := pp.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, pp.page)
+			// The gateway may still have a user whose heartbeats did not arrive.
 			s.from.mustReset = s.from.mustReset || end == 0
 			silent = silent || end == 0
 		} else {

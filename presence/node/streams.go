@@ -66,7 +66,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			s.deadline = now + p.timeout()
+			s.deadline = now + p.timeout() // the wheel finds out when the old deadline comes up
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
@@ -81,10 +81,12 @@ func (p *partition) beat(b *heartbeat.Beat) {
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
+		// A new stream reports all users of the gateway again.
 		p.putOnTrial(src)
 		src.lastProgress = p.now()
 		src.stream, src.applied, src.acked, src.gapSince, src.mustReset, src.snapshotEnd = b.Stream, 0, 0, 0, false, 0
 	case b.Stream != src.stream || src.mustReset:
+		// An older stream is a late message. Of a newer one this owner missed the beginning.
 		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
@@ -116,6 +118,8 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 				p.depart(src, op.User, op.Page, op.Grace)
 			}
 		}
+		// The acknowledgement of joins carries the counts that include them, so that the
+		// first count that a visitor gets includes the visitor.
 		if pg := p.pages[op.Page]; op.Kind == heartbeat.Join && pg != nil && !slices.Contains(joined, pg) {
 			joined = append(joined, pg)
 			if all := p.total(pg); !slices.Contains(joined, all) {

@@ -125,7 +125,7 @@ func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
 	return secret, nil
 }
 
-// secret returns the secret of anonymous ids that is kept, or keeps a new one.
+// secret returns the stored secret of anonymous ids. If there is none, it stores a new one.
 func (d *disk) secret() (secret string, err error) {
 	read := func(tx *bbolt.Tx) error {
 		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))

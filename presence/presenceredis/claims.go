@@ -32,7 +32,7 @@ type fences struct {
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
 	_, reached := s.generations.get()
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		parts, err = s.generation(ctx, c)
 		return err
@@ -155,26 +155,14 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 	}
 	s.mu.Unlock()
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return fail(err)
 	}
 	claims := make([]presence.Claim, len(partitions))
-	clean := make([]bool, len(partitions))
 	for i, p := range partitions {
-		reply := calls[i].Reply.([]any)
-		epoch, err := strconv.ParseUint(reply[0].(string), 10, 64)
-		if err != nil {
-			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
+		if claims[i], err = claimOf(p, generation, calls[i].Reply.([]any)); err != nil {
+			return fail(err)
 		}
-		former, err := strconv.ParseUint(reply[2].(string), 10, 64)
-		if err != nil {
-			return fail(fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, p, reply[2]))
-		}
-		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former, Whole: reply[5].(int64) == 1}
-		if former > 0 { // epochs are milliseconds, see claim.lua
-			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
-		}
-		clean[i] = reply[1].(int64) == 0
 	}
 	if err := s.fence(ctx, claims, generationText, again); err != nil {
 		return fail(err)
@@ -185,12 +173,28 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
 			reply := calls[i].Reply.([]any)
 			*p = partition{
-				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: clean[i],
+				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: reply[1].(int64) == 0,
 				shards: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
 			}
 		}
 	}
 	return claims, nil
+}
+
+// claimOf returns the claim in a reply of claim.lua.
+func claimOf(partition int, generation uint64, reply []any) (presence.Claim, error) {
+	c := presence.Claim{Partition: partition, Generation: generation, Whole: reply[5].(int64) == 1}
+	var err error
+	if c.Epoch, err = strconv.ParseUint(reply[0].(string), 10, 64); err != nil {
+		return c, fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, partition)
+	}
+	if c.Former, err = strconv.ParseUint(reply[2].(string), 10, 64); err != nil {
+		return c, fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, partition, reply[2])
+	}
+	if c.Former > 0 { // epochs are milliseconds, see claim.lua
+		c.Held = time.Duration(c.Epoch-c.Former) * time.Millisecond
+	}
+	return c, nil
 }
 
 // fence writes the claims that were granted to every bucket.
@@ -208,7 +212,7 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation s
 			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, Args: args})
 		}
 	}
-	return s.run(ctx, calls)
+	return s.conn.Run(ctx, calls)
 }
 
 // Incomplete implements presence.Partitions. It costs one command per bucket, and looks
@@ -229,7 +233,7 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 		}
 	}
 	answers := make([]*redis.BoolSliceCmd, len(buckets))
-	err = s.do(ctx, func(ctx context.Context, c *client) error {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		for i, b := range buckets {
 			answers[i] = pipe.SMIsMember(ctx, readyKey(b), members...)
@@ -253,7 +257,7 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 // each with its own deadline, so that many members take long, but do not fail.
 func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
 	var calls []*call
-	var of []int // -> claims
+	var of []int // for each of calls: the index of its claim
 	s.mu.Lock()
 	for i, c := range claims {
 		shards := 1
@@ -274,7 +278,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 	snaps := make([]presence.Snapshot, len(claims))
 	for len(calls) > 0 {
 		n := min(loadRuns, len(calls))
-		if err := s.run(ctx, calls[:n]); err != nil {
+		if err := s.conn.Run(ctx, calls[:n]); err != nil {
 			return nil, fmt.Errorf("presenceredis: load %d partitions: %w", len(claims), err)
 		}
 		for k, cl := range calls[:n] {

@@ -84,7 +84,7 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 			places = append(places, at)
 		}
 	})
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
 	generations := make([]string, len(calls))
@@ -135,14 +135,14 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 // the others by name, without those that are left out.
 func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
 	topic := presence.CountTopic(page)
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
 	}
 	cl := countsRead(s, reading{
 		bucket: topic.Bucket(s.cfg.Buckets), publish: c.Publish, topics: []presence.Topic{topic}, at: []int{0}, parts: true,
 	})
-	if err := s.run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
 	}
 	reply := cl.Reply.([]any)
@@ -176,7 +176,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 	if len(topics) == 0 {
 		return nil
 	}
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err == nil {
 		var calls []*call
 		s.batches(topics, false, func(b batch, at []int) {
@@ -190,7 +190,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 			}
 			calls = append(calls, cl)
 		})
-		err = s.run(ctx, calls)
+		err = s.conn.Run(ctx, calls)
 	}
 	if err != nil {
 		return fmt.Errorf("presenceredis: detach %s from %d topics: %w", gateway, len(topics), err)
@@ -201,7 +201,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 // Missing implements presence.Endpoints.
 func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
 	var missing []presence.Topic
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		missing = missing[:0]
 		pipe := c.Pipeline()
 		var places [][]int
@@ -243,7 +243,7 @@ func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, 
 	var all []presence.Endpoint
 	for cursor := uint64(0); ; {
 		var members []string
-		err := s.do(ctx, func(ctx context.Context, c *client) error {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 			var err error
 			s.conn.Metrics.Commands.Inc()
 			members, cursor, err = c.SScan(ctx, endpointsKey(bucket), cursor, "*", scanBatch).Result()

@@ -73,7 +73,7 @@ func (cc *countsCall) pack(changes []presence.Change) {
 // writeCounts runs counts.lua for the changes whose members are written: one call per
 // bucket for all partitions together, unless there are many counts.
 func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		for i := range outcomes {
 			if outcomes[i].Err == nil {
@@ -96,7 +96,7 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 			calls[i] = &cc.call
 		}
 		s.mu.Unlock()
-		_ = s.run(ctx, calls) // each call has its error
+		_ = s.conn.Run(ctx, calls) // each call has its error
 		var again []*countsCall
 		for i, cc := range todo {
 			// A call that continues another one runs again only if that one does.

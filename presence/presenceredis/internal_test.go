@@ -38,7 +38,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				if len(earlier) > 0 {
 					late := *rapid.SampledFrom(earlier).Draw(rt, "run")
 					late.Reply, late.Err = nil, nil
-					if err := s.run(t.Context(), []*call{&late}); err != nil {
+					if err := s.conn.Run(t.Context(), []*call{&late}); err != nil {
 						rt.Fatal(err)
 					}
 				}
@@ -69,7 +69,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				}
 			}
 			for _, cl := range calls {
-				if err := s.run(t.Context(), []*call{cl}); err != nil {
+				if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 					rt.Fatal(err)
 				}
 				earlier = append(earlier, cl)
@@ -139,7 +139,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 		}
 	}
 	members := memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
-	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
+	if err := s.conn.Run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
@@ -147,11 +147,11 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 	for _, part := range parts {
 		s.number(part, []presence.Change{c})
 	}
-	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
+	if err := s.conn.Run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
 	// A repetition may be divided in another way, since other changes go with it.
-	if err := s.run(t.Context(), []*call{&parts[0].call}); err != nil {
+	if err := s.conn.Run(t.Context(), []*call{&parts[0].call}); err != nil {
 		t.Fatal(err)
 	}
 	other := presence.Change{Claim: claims[0], Sequence: 1, Counts: c.Counts}
@@ -226,7 +226,7 @@ func TestAZombieWritesNoCount(t *testing.T) {
 			if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
+			if err := s.conn.Run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
 				t.Fatal(len(calls), err)
 			}
 			for _, cl := range calls {
@@ -247,7 +247,7 @@ func TestALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claim := func(number int) string {
 		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
-		if err := s.run(t.Context(), []*call{cl}); err != nil {
+		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
 		return cl.Reply.([]any)[0].(string)
@@ -348,7 +348,7 @@ func TestASilentSubscriptionIsNoticed(t *testing.T) {
 // Before version 7 a Cluster has no sharded channels.
 func TestAnOldClusterHearsClassicChannels(t *testing.T) {
 	s := open(t, Config{URL: redistest.ThreeMasters(t).URL()})
-	c, err := s.known(t.Context())
+	c, err := s.conn.Known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {
 		t.Fatalf("known = %+v, %v", c, err)
 	}

@@ -149,7 +149,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	for _, to := range []int{from + 100, 3} {
 		for _, cl := range resizeCalls(claims[0], from, to) {
 			cl.Args[0] = claims[0].Epoch
-			if err := s.run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
+			if err := s.conn.Run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
 				t.Fatal(cl.Reply, err)
 			}
 			if claims, err = s.Claim(t.Context(), "n", []int{1}, false); err != nil {
@@ -161,7 +161,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			}
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
-			if err := s.run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
+			if err := s.conn.Run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
 				t.Fatalf("again: %v, %v", late.Reply, err)
 			}
 		}
@@ -172,7 +172,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 // empties returns how many pages of ours Redis holds, and how many of them never expire.
 func empties(t *testing.T, s *Store) (pages, forever int) {
 	t.Helper()
-	err := s.do(t.Context(), func(ctx context.Context, c *client) error {
+	err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
 		keys, err := c.Keys(ctx, prefix+"{b*}:c:page*").Result()
 		for _, key := range keys {
 			pages++
@@ -251,7 +251,7 @@ func TestPagesWrittenAtZeroExpire(t *testing.T) {
 	}
 	write(2, 0)
 	key := pagePrefix(presence.Bucket("page", s.cfg.Buckets)) + "page"
-	c, err := s.known(t.Context())
+	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +291,7 @@ func TestEmptyPagesAreBounded(t *testing.T) {
 	seq++
 	write(seq, "page stays", 1)
 	testkit.Eventually(t, "the pages are within their bound", func() bool { n, _ := empties(t, s); return n <= 101 })
-	c, err := s.known(t.Context())
+	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

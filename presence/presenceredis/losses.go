@@ -50,7 +50,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 		}
 		var found redisconn.Kept
 		emptied, what := false, "Redis"
-		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
+		_ = s.conn.Do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
 			if c.Cluster != nil {
 				what = "a master of the Redis Cluster"
 			}

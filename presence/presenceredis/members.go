@@ -53,7 +53,7 @@ func holdValue(m presence.Member) string {
 // with too few or too many shards.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	lists := make([]pageList, len(changes))
-	todo := make([]int, len(changes)) // -> changes
+	todo := make([]int, len(changes)) // indexes of changes
 	s.mu.Lock()
 	for i, c := range changes {
 		todo[i] = i
@@ -73,7 +73,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			ends[k] = len(calls)
 		}
 		s.mu.Unlock()
-		_ = s.run(ctx, calls) // each call has its error
+		_ = s.conn.Run(ctx, calls) // each call has its error
 		again := todo[:0]
 		first := 0
 		s.mu.Lock()

@@ -197,7 +197,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	if len(calls) == 0 {
 		return
 	}
-	err := m.store.run(ctx, calls)
+	err := m.store.conn.Run(ctx, calls)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
@@ -252,7 +252,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		cl.Keys = append(cl.Keys, visitsKey(bucket, hour, page))
 	}
-	if err := s.run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
 	}
 	reply := cl.Reply.([]any)

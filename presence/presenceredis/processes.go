@@ -96,7 +96,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		len(restore) / 2, len(add) / 2,
 	}
 	cl := &call{Script: scripts.Renew, Keys: []string{factsKey, leasesKey}, Args: slices.Concat(args, restore, add, s.facts())}
-	if err := s.run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return nil, err
 	}
 	reply := make([]string, 0, 16)
@@ -115,26 +115,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		}
 		return nil, presence.ErrNoFacts
 	case "differs":
-		switch reply[1] {
-		case "region":
-			return nil, fmt.Errorf("%w: --region is %q here and %q in Redis", presence.ErrFacts, s.cfg.Facts.Region, reply[2])
-		case "secret":
-			return nil, fmt.Errorf("%w: --cluster-secret differs; give every process the same", presence.ErrFacts)
-		case "format":
-			return nil, fmt.Errorf("%w: the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
-				presence.ErrFacts, cmp.Or(reply[2], "1"), format)
-		case "counters":
-			return nil, fmt.Errorf("%w: the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
-				presence.ErrFacts, reply[2], s.cfg.Facts.Counters)
-		case "postgres":
-			return nil, fmt.Errorf("%w: %s", presence.ErrFacts, postgresMend(reply[2], s.cfg.Facts.Postgres))
-		case "webhooks":
-			return nil, fmt.Errorf("%w: what Redis keeps of webhooks is of format %q, this version knows %d; %s",
-				presence.ErrFacts, reply[2], s.cfg.Facts.Webhooks, webhooksMend)
-		}
-		ours := s.facts()
-		i := slices.Index(ours, any(reply[1]))
-		return nil, fmt.Errorf("%w: %s is %q here and %q in Redis", presence.ErrFacts, reply[1], fmt.Sprint(ours[i+1]), reply[2])
+		return nil, fmt.Errorf("%w: %s", presence.ErrFacts, s.difference(reply[1], reply[2]))
 	case "taken":
 		return nil, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
 	}
@@ -153,6 +134,29 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 	}
 	slices.SortFunc(processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 	return processes, nil
+}
+
+// difference says which fact differs in Redis, and what to do about it.
+func (s *Store) difference(fact, theirs string) string {
+	switch fact {
+	case "region":
+		return fmt.Sprintf("--region is %q here and %q in Redis", s.cfg.Facts.Region, theirs)
+	case "secret":
+		return "--cluster-secret differs; give every process the same"
+	case "format":
+		return fmt.Sprintf("the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
+			cmp.Or(theirs, "1"), format)
+	case "counters":
+		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
+			theirs, s.cfg.Facts.Counters)
+	case "postgres":
+		return postgresMend(theirs, s.cfg.Facts.Postgres)
+	case "webhooks":
+		return fmt.Sprintf("what Redis keeps of webhooks is of format %q, this version knows %d; %s", theirs, s.cfg.Facts.Webhooks, webhooksMend)
+	}
+	ours := s.facts()
+	i := slices.Index(ours, any(fact))
+	return fmt.Sprintf("%s is %q here and %q in Redis", fact, fmt.Sprint(ours[i+1]), theirs)
 }
 
 // parseLease parses "end incarnation roles".
@@ -174,7 +178,7 @@ func parseLease(name, lease string) (presence.Process, error) {
 
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
-	err := s.run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
+	err := s.conn.Run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
 	if err != nil {
 		return fmt.Errorf("presenceredis: end the lease of %s: %w", p.Name, err)
 	}

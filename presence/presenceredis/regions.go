@@ -35,12 +35,12 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		calls[i] = &call{Script: scripts.Log, Keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
 			Args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
 	}
-	if err := s.run(ctx, calls); err != nil && noneRan(calls) {
+	if err := s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, fmt.Errorf("presenceredis: read %d logs: %w", len(positions), err)
 	}
 	batches := make([]pncounter.Batch, len(positions))
 	var owns []*call
-	var of []int // -> batches
+	var of []int // for each of owns: the index of its batch
 	for i, cl := range calls {
 		if cl.Err != nil { // a bucket that cannot be read must not hold up the others
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
@@ -72,8 +72,16 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		}
 		owns, of = append(owns, ownCall(b.Bucket, names)), append(of, i)
 	}
-	if err := s.run(ctx, owns); err != nil && noneRan(owns) {
+	if err := s.readPairs(ctx, batches, owns, of); err != nil {
 		return nil, fmt.Errorf("presenceredis: read pairs: %w", err)
+	}
+	return batches, nil
+}
+
+// readPairs runs owns, and appends the pairs in their replies to the batches in of.
+func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns []*call, of []int) error {
+	if err := s.conn.Run(ctx, owns); err != nil && noneRan(owns) {
+		return err
 	}
 	for k, own := range owns {
 		b := &batches[of[k]]
@@ -88,7 +96,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			}
 		}
 	}
-	return batches, nil
+	return nil
 }
 
 // aboutTheKey reports whether err is about one key, which is missing or of another type,
@@ -130,7 +138,7 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 			return err
 		}
 	}
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
 	})
 	if err != nil {
@@ -164,7 +172,7 @@ func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []stri
 		}
 		calls = append(calls, cl)
 	}
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
 	}
 	return nil
@@ -184,14 +192,14 @@ const sweepPages = 200
 // on, and returns the next rank, which is 0 after the last page.
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
-	err = s.do(ctx, func(ctx context.Context, c *client) error {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		s.conn.Metrics.Commands.Inc()
 		pages, err = c.ZRange(ctx, logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
 		return err
 	})
 	if err == nil && len(pages) > 0 {
-		err = s.run(ctx, []*call{ownCall(bucket, pages)})
+		err = s.conn.Run(ctx, []*call{ownCall(bucket, pages)})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: sweep the log of bucket %d: %w", bucket, err)
@@ -214,7 +222,7 @@ func ownCall(bucket int, pages []string) *call {
 // ApplyPeers makes the buckets' totals include the peers in, and leave out the peers in
 // out. It forgets all other peers.
 func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string) error {
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return err
 	}
@@ -229,7 +237,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 		}
 		calls[i] = cl
 	}
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return fmt.Errorf("presenceredis: peers of %d buckets: %w", len(buckets), err)
 	}
 	return nil
@@ -238,7 +246,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 // Regions returns what this region's Redis knows about the regions.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	r := pncounter.Regions{Heard: map[string]string{}}
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
 		for name, value := range fields {
@@ -261,7 +269,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 
 // Identify gives the region an identity unless it has one, and returns its identity.
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Add(2)
 		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
 			return err
@@ -278,7 +286,7 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 
 // DecideOut stores the region's decision about which peers are left out.
 func (s *Store) DecideOut(ctx context.Context, out []string) error {
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.HSet(ctx, regionsKey, outField, strings.Join(out, ",")).Err()
 	})
@@ -303,7 +311,7 @@ func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
 // pncounter.ErrRefused, and presence.ErrUnavailable, after which the caller tries again.
 func (p *Peer) Hello(ctx context.Context, identity string) error {
 	cl := &call{Script: scripts.Hello, Keys: []string{factsKey, regionsKey}, Args: []any{p.self, identity, nameHeld.Milliseconds()}}
-	if err := p.s.run(ctx, []*call{cl}); err != nil {
+	if err := p.s.conn.Run(ctx, []*call{cl}); err != nil {
 		return err
 	}
 	reply := cl.Reply.([]any)
@@ -334,7 +342,7 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 // bucket of which it has nothing.
 func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Position, error) {
 	positions := make([]pncounter.Position, len(buckets))
-	err := p.s.do(ctx, func(ctx context.Context, c *client) error {
+	err := p.s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		got := make([]*redis.StringCmd, len(buckets))
 		for i, b := range buckets {
@@ -364,7 +372,7 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 
 // Merge sends batches, at most one per bucket, to the peer. An error concerns all of them.
 func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
-	c, err := p.s.known(ctx)
+	c, err := p.s.conn.Known(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -383,7 +391,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		}
 		calls[i] = cl
 	}
-	if err := p.s.run(ctx, calls); err != nil && noneRan(calls) {
+	if err := p.s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, err
 	}
 	acks := make([]pncounter.Ack, len(batches))

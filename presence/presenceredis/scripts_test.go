@@ -93,7 +93,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 		var after [2]map[string]string
 		for i := range after {
 			again := *cl
-			if err := s.run(ctx, []*call{&again}); err != nil {
+			if err := s.conn.Run(ctx, []*call{&again}); err != nil {
 				t.Fatalf("%s: %v", cl.Script, err)
 			}
 			after[i] = everything(t, s)
@@ -116,7 +116,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 func everything(t *testing.T, s *Store) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := s.do(t.Context(), func(ctx context.Context, c *client) error {
+	err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
 		keys, err := c.Keys(ctx, prefix+"*").Result()
 		if err != nil {
 			return err

@@ -193,14 +193,6 @@ func (s *Store) Close() error {
 	return s.conn.Close()
 }
 
-func (s *Store) do(ctx context.Context, fn func(context.Context, *client) error) error {
-	return s.conn.Do(ctx, fn)
-}
-
-func (s *Store) run(ctx context.Context, calls []*call) error { return s.conn.Run(ctx, calls) }
-
-func (s *Store) known(ctx context.Context) (*client, error) { return s.conn.Known(ctx) }
-
 // probeWrite makes every master execute a write that changes nothing, since the token of
 // a bucket exists already, or is made as Generation makes it.
 func (s *Store) probeWrite(ctx context.Context, c *client) (commands int, err error) {

@@ -104,7 +104,7 @@ func (s *Store) doChores(ctx context.Context) {
 func (s *Store) forget(ctx context.Context, bucket int) error {
 	for {
 		var pages []string
-		err := s.do(ctx, func(ctx context.Context, c *client) error {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 			s.conn.Metrics.Commands.Add(2)
 			n, err := c.ZCard(ctx, emptiesKey(bucket)).Result()
 			maxPages := int64(s.maxEmpty())
@@ -116,7 +116,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 		if err != nil || len(pages) == 0 {
 			return err
 		}
-		if err := s.run(ctx, []*call{s.sweepCall(bucket, pages, true, "")}); err != nil {
+		if err := s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, true, "")}); err != nil {
 			return err
 		}
 	}
@@ -128,7 +128,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	for i, b := range buckets {
 		calls[i] = s.sweepCall(b, nil, false, "")
 	}
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return err
 	}
 	numbers := map[int]string{}
@@ -140,7 +140,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	if len(numbers) == 0 {
 		return nil
 	}
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 			if numbers[bucket] == "" {
 				return nil
 			}
-			return s.run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
+			return s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
 		})
 	})
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	for b, number := range numbers {
 		calls = append(calls, s.sweepCall(b, nil, false, number))
 	}
-	return s.run(ctx, calls)
+	return s.conn.Run(ctx, calls)
 }
 
 // sweepCall returns a run of sweep.lua. done is the number of the sweep that ends with
@@ -176,7 +176,7 @@ func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) 
 
 // Pages implements presence.Lister. It scans all keys.
 func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
-	c, err := s.known(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return err
 	}

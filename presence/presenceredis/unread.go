@@ -27,7 +27,7 @@ var _ unread.Store = (*Store)(nil)
 // Change implements unread.Store. Its cost does not depend on how many users follow the
 // page.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
-	cn, err := s.known(ctx)
+	cn, err := s.conn.Known(ctx)
 	if err == nil {
 		b := presence.Bucket(page, s.cfg.Buckets)
 		cl := &call{Script: scripts.Change, Keys: []string{stateKey(b), historyKey(b, page)}}
@@ -40,7 +40,7 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 			by = c.By.String()
 		}
 		cl.Args = []any{channel(b, s.db), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
-		err = s.run(ctx, []*call{cl})
+		err = s.conn.Run(ctx, []*call{cl})
 	}
 	if err != nil {
 		return fmt.Errorf("presenceredis: change: %w", err)
@@ -79,7 +79,7 @@ func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error
 	notes := make([]unread.Note, 0, len(pages))
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
-		err := s.do(ctx, func(ctx context.Context, c *client) error {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 			pipe := c.Pipeline()
 			for i, page := range batch {
 				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), noteField)
@@ -126,7 +126,7 @@ func (v *voids) lowest(bucket int) uint64 {
 // while Redis could still give lost versions again.
 func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
 	var v *voids
-	err := s.do(ctx, func(ctx context.Context, c *client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		v = &voids{cmds: map[int]*redis.SliceCmd{}}
 		read(ctx, pipe, v)
@@ -345,7 +345,7 @@ func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record
 }
 
 func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record) (v presence.Version, err error) {
-	cn, err := s.known(ctx)
+	cn, err := s.conn.Known(ctx)
 	if err != nil {
 		return v, err
 	}
@@ -368,7 +368,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	for _, page := range gone {
 		cl.Args = append(cl.Args, page)
 	}
-	if err := s.run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return v, err
 	}
 	text := cl.Reply.(string)

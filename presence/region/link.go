@@ -231,6 +231,7 @@ func (l *link) drain() (dirty map[int]bool, ok bool) {
 	if !l.greeted {
 		return nil, false
 	}
+	// The peer's own word about its positions is better than what the link believes.
 	for b, p := range l.polled {
 		old, known := l.positions[b]
 		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
@@ -241,6 +242,7 @@ func (l *link) drain() (dirty map[int]bool, ok bool) {
 		}
 		l.positions[b] = p
 	}
+	// Another process has taken over the other buckets.
 	for b := range l.dirty {
 		if !slices.Contains(l.owned, b) {
 			delete(l.dirty, b)
@@ -299,7 +301,7 @@ func (l *link) round(ctx context.Context) (more, later bool, err error) {
 	}
 	l.sent = true
 	acks, err := l.Remote.Merge(ctx, batches)
-	if err != nil {
+	if err != nil { // the peer may have merged some: poll finds out
 		l.room = max(l.room/2, minPages)
 		return false, false, err
 	}
@@ -333,15 +335,15 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 		switch {
 		case b.Partial: // Changed marks the bucket again when it is complete
 			delete(dirty, b.Bucket)
-		case b.Log == 0:
+		case b.Log == 0: // the bucket has no log yet
 			begin = append(begin, b.Bucket)
-		case b.Forgotten:
+		case b.Forgotten: // the peer may have missed that a page became empty
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {
 				return nil, nil, false, err
 			}
 			more = true
-		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete):
+		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete): // nothing has changed
 			delete(dirty, b.Bucket)
 		case pages >= l.room: // in the next round
 			more = true
@@ -353,7 +355,7 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inFlight = inflight
-	for _, b := range inflight {
+	for _, b := range inflight { // their polled positions are outdated from here on
 		l.touched[b] = true
 		delete(l.polled, b)
 	}
@@ -373,7 +375,7 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	case pncounter.Merged:
 		delete(l.broken, b.Bucket)
 		l.positions[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor, Done: ack.Done}
-		if len(ack.Refused) > 0 {
+		if len(ack.Refused) > 0 { // the peer ignored these pairs: send them again, raised
 			pages := make([]string, len(ack.Refused))
 			for i, at := range ack.Refused {
 				pages[i] = b.Pages[at].Page
@@ -384,10 +386,10 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 			delete(dirty, b.Bucket)
 		}
 		return b.More, nil
-	case pncounter.Behind:
+	case pncounter.Behind: // this region has lost data, and the peer knows its old pairs
 		m.repairs.WithLabelValues(l.Name).Inc()
 		return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, nil)
-	case pncounter.Gap:
+	case pncounter.Gap: // the peer has less than the link believed: go on from there
 		m.repairs.WithLabelValues(l.Name).Inc()
 		l.positions[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 		return true, nil

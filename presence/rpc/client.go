@@ -22,16 +22,19 @@ import (
 	"headcount/presence/seal"
 )
 
+const (
+	timeout     = 5 * time.Second // of a request, in addition to its context
+	dialTimeout = 2 * time.Second
+	maxConns    = 32 // to one address; further requests wait
+	maxIdle     = 8  // of these
+)
+
 // ClientConfig tunes a Client. A zero field takes its default.
 type ClientConfig struct {
-	Keys    [][]byte      // the cluster's secrets; the first signs
-	Name    string        // this process's name; required
-	Timeout time.Duration // of a request, in addition to its context; default 5s
-	// MaxConns bounds the connections to one address; further requests wait. Default 32.
-	MaxConns int
-	Dial     func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
-	// Transport replaces the Client's own connections, so that MaxConns and Dial have no
-	// effect.
+	Keys [][]byte                                                          // the cluster's secrets; the first signs
+	Name string                                                            // this process's name; required
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
+	// Transport replaces the Client's own connections, so that Dial has no effect.
 	Transport  http.RoundTripper
 	Now        func() time.Time      // default time.Now
 	Registerer prometheus.Registerer // registers the client's metrics; nil: there are none
@@ -49,15 +52,11 @@ type Client struct {
 
 // NewClient returns a Client.
 func NewClient(cfg ClientConfig) (*Client, error) {
-	cfg.Timeout, cfg.MaxConns = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxConns, 32)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
 	if err := checkName(cfg.Name); err != nil {
 		return nil, err
-	}
-	if cfg.Timeout < 0 || cfg.MaxConns < 0 {
-		return nil, fmt.Errorf("rpc: %w: timeout %s, %d connections", ErrConfig, cfg.Timeout, cfg.MaxConns)
 	}
 	keys, err := seal.NewKeys(cfg.Keys, purpose)
 	if err != nil {
@@ -65,12 +64,12 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	if cfg.Transport == nil {
 		if cfg.Dial == nil {
-			cfg.Dial = (&net.Dialer{Timeout: min(cfg.Timeout, 2*time.Second), KeepAlive: 15 * time.Second}).DialContext
+			cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
 		}
 		cfg.Transport = &http.Transport{
 			DialContext:            cfg.Dial,
-			MaxConnsPerHost:        cfg.MaxConns,
-			MaxIdleConnsPerHost:    min(cfg.MaxConns, 8),
+			MaxConnsPerHost:        maxConns,
+			MaxIdleConnsPerHost:    maxIdle,
 			MaxIdleConns:           256,
 			IdleConnTimeout:        time.Minute, // less than the servers' idle timeout
 			MaxResponseHeaderBytes: 16 << 10,
@@ -138,7 +137,7 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 // just closed an idle connection. All requests are safe to repeat. It returns the body of
 // an answer with the status ok.
 func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
-	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	answer, err := c.try(within, addr, path, body, ok)
 	if dropped(err) && within.Err() == nil {

@@ -446,7 +446,7 @@ func TestOverConnections(t *testing.T) {
 		srv := &http.Server{Handler: h}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(n) }()
-		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: n.Dial, Timeout: 3 * time.Second})
+		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: n.Dial})
 		updates := []presence.Update{presence.Count{Page: "p", Users: 1}.Update()}
 		for range 10 {
 			if err := c.PushUpdates(t.Context(), server, updates); err != nil {
@@ -464,7 +464,7 @@ func TestOverConnections(t *testing.T) {
 		}
 		slow = true
 		began := time.Now()
-		if err := c.Hold(t.Context(), server, 1, "p", true); !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 3*time.Second {
+		if err := c.Hold(t.Context(), server, 1, "p", true); !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -494,10 +494,10 @@ func TestOverTCP(t *testing.T) {
 	})})
 	srv := httptest.NewServer(h)
 	defer srv.Close()
-	c := newClient(t, rpc.ClientConfig{Keys: secret, MaxConns: 4})
+	c := newClient(t, rpc.ClientConfig{Keys: secret})
 	defer c.Close()
 	var wg sync.WaitGroup
-	for range 20 {
+	for range 80 { // more than there may be connections
 		wg.Go(func() {
 			for range 10 {
 				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
@@ -507,7 +507,7 @@ func TestOverTCP(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got != 200 {
+	if got != 800 {
 		t.Errorf("%d counts", got)
 	}
 }
@@ -541,13 +541,12 @@ func TestAnswersOfStrangers(t *testing.T) {
 func TestSettingsThatCannotWork(t *testing.T) {
 	for name, cfg := range map[string]rpc.ClientConfig{
 		"no name": {}, "long name": {Name: strings.Repeat("a", 129)}, "a quote": {Name: `a"b`}, "empty secret": {Name: "a:1", Keys: [][]byte{{}}},
-		"timeout": {Name: "a:1", Timeout: -1},
 	} {
 		if _, err := rpc.NewClient(cfg); !errors.Is(err, rpc.ErrConfig) {
 			t.Errorf("client, %s: %v", name, err)
 		}
 	}
-	for name, cfg := range map[string]rpc.Config{"empty secret": {Keys: [][]byte{{}}}, "window": {Window: time.Millisecond}} {
+	for name, cfg := range map[string]rpc.Config{"empty secret": {Keys: [][]byte{{}}}} {
 		if _, err := rpc.NewHandler(cfg); !errors.Is(err, rpc.ErrConfig) {
 			t.Errorf("handler, %s: %v", name, err)
 		}

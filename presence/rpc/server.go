@@ -40,10 +40,9 @@ type Reports interface{ Report() presence.Report }
 type Config struct {
 	// Keys are the cluster's secrets: the first signs, all verify. Without keys the Handler
 	// accepts only unsigned requests.
-	Keys   [][]byte
-	Name   string           // requests for other names are refused; default: no name is refused
-	Window time.Duration    // how far clocks may differ; default 30s
-	Now    func() time.Time // default time.Now
+	Keys [][]byte
+	Name string           // requests for other names are refused; default: no name is refused
+	Now  func() time.Time // default time.Now
 
 	// Several goroutines at a time call these. Requests for one that is nil get status 404.
 	Updates Updates
@@ -73,7 +72,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Width: replayWidth, Now: cfg.Now})
+	guard, err := seal.NewGuard(seal.GuardConfig{Width: replayWidth, Now: cfg.Now})
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
