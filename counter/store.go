@@ -85,7 +85,7 @@ func (id Identity) Of(space string) bool {
 }
 
 // Op is one operation: its changes are judged in their order and made all or
-// not at all. An Op of several changes has only Add, of any keys, also of one
+// not at all; a Redis Cluster may leave one in part whose counters are not exact, see package counterredis. An Op of several changes has only Add, of any keys, also of one
 // key several times; the rules of all are Exact, or none is.
 type Op struct {
 	Changes  []Change

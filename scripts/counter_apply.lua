@@ -414,7 +414,6 @@ local function observe(s, c)
 end
 
 local function make(op)
-  if #op.changes == 0 then return nil end
   local c = op.changes[1]
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
   local s = states[c.key]

@@ -22,6 +22,8 @@ import (
 type ReadWriter interface {
 	counter.Writer
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
+	// Remembers reports whether an operation was made under the identity of op.
+	Remembers(ctx context.Context, op *counter.Op) (bool, error)
 }
 
 // ApplySplit makes ops, in their order, by way of to, which gets operations of one bucket alone when Redis is a Cluster.
@@ -72,14 +74,19 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 	known := false
 	if op.Identity != (counter.Identity{}) {
 		var err error
-		if known, err = s.Remembers(ctx, op); err != nil {
+		if known, err = to.Remembers(ctx, op); err != nil {
 			return fail(err)
 		}
 	}
 	if known || len(op.Changes) > 1 {
 		by, err := readAll(ctx, op, to)
+		if err == nil && known { // the read may have found that Redis has lost its memory, and healed it
+			known, err = to.Remembers(ctx, op)
+		}
 		if err == nil && !known {
-			err = refusal(op, by)
+			if err = s.findMisplaced(ctx, op, by); err == nil {
+				err = refusal(op, by)
+			}
 		}
 		if err != nil {
 			return fail(err)
@@ -101,7 +108,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 		}
 	}
 	if op.Identity != (counter.Identity{}) {
-		_ = s.Note(ctx, op) // else the identities of the parts say it of the same batch
+		_ = s.note(ctx, true, op) // else the identities of the parts say it of the same batch
 	}
 	return result
 }
@@ -134,12 +141,21 @@ func identityOfPart(id counter.Identity, b int) counter.Identity {
 	return counter.Identity(hash[:len(id)])
 }
 
+// spreadBound is far below what counter_apply.lua lets a sum that is spread have: 18 characters.
+const spreadBound = 1e16
+
 // refusal is why op, which adds, is refused when its counters are as by says, or nil.
 func refusal(op *counter.Op, by map[string]counter.Counter) error {
 	after := maps.Clone(by)
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		have := after[c.Key].Or(c.Rule.Kind)
+		if have.Kind == counter.Exact {
+			return counter.Misplaced(have)
+		}
+		if have.IsSpread() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= spreadBound {
+			return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key) // its part would refuse it once others are made
+		}
 		if conflict := c.Refusal(have); conflict != nil {
 			conflict.Value = by[c.Key].Value
 			return conflict
@@ -148,6 +164,20 @@ func refusal(op *counter.Op, by map[string]counter.Counter) error {
 		after[c.Key] = have
 	}
 	return nil
+}
+
+// findMisplaced adds to by what counters of op are where another rule would have them.
+func (s *Store) findMisplaced(ctx context.Context, op *counter.Op, by map[string]counter.Counter) error {
+	if s.cfg.Rules == nil {
+		return nil
+	}
+	looked := make(map[string]bool, len(by))
+	for key, c := range by {
+		looked[key] = c.Kind != 0
+	}
+	found, err := s.elsewhere(ctx, []counter.Op{*op}, []int{0}, looked)
+	maps.Copy(by, found)
+	return err
 }
 
 // readAll reads the counters of op.

@@ -333,7 +333,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	}
 	keys := make([]located, len(copies))
 	for i := range copies {
-		keys[i] = located{copies[i].Key, s.bucketOf(copies[i].Key)}
+		keys[i] = located{copies[i].Key, s.copyBucket(&copies[i])}
 	}
 	texts, err := s.states(ctx, keys)
 	if err != nil {
@@ -346,7 +346,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		if err != nil {
 			return fail(err)
 		}
-		if !c.Replaces(st.Version, deleted[s.bucketOf(c.Key)]) {
+		if !c.Replaces(st.Version, deleted[s.copyBucket(&c)]) {
 			continue
 		}
 		cl, err := s.restoring(ctx, &c, texts[i], rules)
@@ -370,9 +370,17 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, nil
 }
 
+// copyBucket is where a copy goes: by its own kind, whatever rules the import was given.
+func (s *Store) copyBucket(c *counter.Copy) int {
+	if s.cfg.Rules != nil && c.Kind == counter.Exact {
+		return exactBucket
+	}
+	return hashBucket(c.Key)
+}
+
 // restoring is the run of counter_restore.lua for a copy.
 func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rules *counter.Rules) (*redisconn.Call, error) {
-	b, staged := s.bucketOf(c.Key), ""
+	b, staged := s.copyBucket(c), ""
 	hashes := slices.Clone(c.Hashes)
 	for _, m := range c.Members {
 		hashes = append(hashes, counter.MemberHash(m))
@@ -597,7 +605,7 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 func (s *Store) NoteDeleted(ctx context.Context, deleted uint64) error {
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {
-		calls[b] = noteCall(b, deleted)
+		calls[b] = noteCall(b, deleted, false)
 	}
 	return s.conn.Run(ctx, calls)
 }

@@ -860,12 +860,16 @@ func (s *Store) Evict(ctx context.Context, after time.Duration) (gone int, more 
 
 // Note notes that operations were made elsewhere under their identities.
 func (s *Store) Note(ctx context.Context, ops ...*counter.Op) error {
+	return s.note(ctx, false, ops...)
+}
+
+func (s *Store) note(ctx context.Context, persists bool, ops ...*counter.Op) error {
 	var calls []*redisconn.Call
 	by := map[int]*redisconn.Call{}
 	for _, op := range ops {
 		b := s.identityBucket(op)
 		if by[b] == nil {
-			by[b] = noteCall(b, 0)
+			by[b] = noteCall(b, 0, persists)
 			calls = append(calls, by[b])
 		}
 		by[b].Keys = append(by[b].Keys, identityKey(b, op.Identity))
@@ -874,9 +878,13 @@ func (s *Store) Note(ctx context.Context, ops ...*counter.Op) error {
 }
 
 // noteCall is a run of counter_note.lua, to which identities may be added.
-func noteCall(b int, deleted uint64) *redisconn.Call {
+func noteCall(b int, deleted uint64, persists bool) *redisconn.Call {
+	is := 0
+	if persists {
+		is = 1
+	}
 	return &redisconn.Call{
-		Script: scripts.CounterNote, Keys: []string{stateKey(b)}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
+		Script: scripts.CounterNote, Keys: []string{stateKey(b), tag(b) + "j"}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10), is},
 	}
 }
 

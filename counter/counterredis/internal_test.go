@@ -164,6 +164,24 @@ func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
 	}
 }
 
+// TestACopyGoesWhereItsKindIs: an import may have been given other rules than the server, or none.
+func TestACopyGoesWhereItsKindIs(t *testing.T) {
+	server := redistest.Start(t)
+	by, err := Open(Config{URL: server.URL(), Rules: rulesFor(t, counter.Sum)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer by.Close()
+	c := counter.Copy{Key: "k:1", State: counter.State{Kind: counter.Exact, Value: 9, Updated: 1, Version: counter.Version{Incarnation: 5, Sequence: 3}}}
+	if n, err := by.Restore(t.Context(), []counter.Copy{c}, rulesFor(t, counter.Sum)); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	s := begin(t, server.URL())
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, "k:1", 1)}}})[0]; r.Err != nil || r.Counters[0].Value != 10 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // rulesFor have all counters be of one kind.
 func rulesFor(t testing.TB, kind counter.Kind) *counter.Rules {
 	t.Helper()

@@ -20,7 +20,7 @@ import (
 const (
 	looksAfter  = 10                     // times Config.Every, 2 s: between two looks at all buckets, and at how far the peer has them
 	retryAfter  = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
-	unreadyFor  = 200 * time.Millisecond // until a counter that is locked is tried again
+	unreadyFor  = 200 * time.Millisecond // until a bucket that is held still is tried again
 	atOnce      = 16384                  // counters under way in one round, about
 	linesAtOnce = 256                    // of one bucket; a page of a bucket that is told whole
 	saysAfter   = time.Minute            // until the log says the same again
@@ -31,7 +31,7 @@ const (
 var (
 	errName   = errors.New("the peer has another name")
 	errNobody = errors.New("no process of the peer has been there yet")
-	errBusy   = errors.New("the peer has counters locked")
+	errBusy   = errors.New("the peer holds a bucket still")
 	errLarge  = errors.New("the bucket is large")
 )
 
@@ -402,7 +402,7 @@ func (l *link) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	if !errors.Is(err, errName) && !errors.Is(err, errNobody) && !errors.Is(err, errBusy) { // the log has the first two already, and a lock passes
+	if !errors.Is(err, errName) && !errors.Is(err, errNobody) && !errors.Is(err, errBusy) { // the log has the first two already, and a hold passes
 		l.ended(failingWhole, err)
 	}
 	if err == nil {

@@ -210,6 +210,27 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 	return results
 }
 
+// Remembers reports whether an operation was made under the identity of op, also when only PostgreSQL knows it.
+func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, err error) {
+	asks := false
+	err = s.mend(ctx, func() (err error) {
+		if yes, err = s.redis.Remembers(ctx, op); yes || err != nil {
+			return err
+		}
+		home, err := s.redis.Status(ctx, 0)
+		if err == nil && !home[0].Good {
+			err = counterredis.ErrLost
+		}
+		asks = err == nil && home[0].Asks.After(home[0].Now)
+		return err
+	})
+	if err != nil || yes || !asks {
+		return yes, err
+	}
+	known, err := s.pg.Known(ctx, []counter.Identity{op.Identity})
+	return len(known) > 0, err
+}
+
 // unavailable is err as counter.ErrUnavailable.
 func unavailable(err error) error {
 	if errors.Is(err, counter.ErrUnavailable) {
