@@ -286,6 +286,7 @@ var refused = map[string]struct {
 	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
 	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
 	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
+	"hot-rate of 0":                             {flag: "hot-rate", args: "--hot-rate 0"},
 	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
 	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
 	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},

@@ -43,7 +43,7 @@ type importCommand struct {
 	place
 	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
-	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say how long ledgers and steps of time are kept."`
+	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say which counters are exact, and how long ledgers and steps of time are kept."`
 }
 
 // counterStore is a store that counters can be taken from and put into.
