@@ -43,12 +43,12 @@ test:
 	$(call part,web test,cd web && npm test)
 
 # The rest: the race detector in every test and process, then in full what -short leaves out (all set-ups, kill loops; the
-# longest package first, and six at a time, because these wait even more), other systems and releases.
+# longest package first), other systems and releases.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
-	$(call part,go test in full,$(GOTEST) -p 6 ./counter/tiered $$(git grep -lE 'testing\.Short|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,go test in full,$(GOTEST) ./counter/tiered $$(git grep -lE 'testing\.Short|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./internal/machine ./gateway/...)
 	$(call part,web test:all,$(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all)
 	$(call part,upgrade,$(MAKE) -s upgrade)
