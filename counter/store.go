@@ -110,6 +110,21 @@ func (op *Op) Keys() []string {
 	return keys
 }
 
+// ReadFrom returns its counters as they are in a store, exactly and by key.
+func (op *Op) ReadFrom(ctx context.Context, from interface {
+	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
+}) (map[string]Counter, error) {
+	found, err := from.Read(ctx, op.Keys(), "", 0)
+	if err != nil {
+		return nil, err
+	}
+	by := make(map[string]Counter, len(found))
+	for _, r := range found {
+		by[r.Key] = r.Counter
+	}
+	return by, nil
+}
+
 // Counters are those of its changes, as they are in by.
 func (op *Op) Counters(by map[string]Counter) []Counter {
 	out := make([]Counter, len(op.Changes))

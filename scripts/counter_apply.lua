@@ -92,10 +92,13 @@ load()
 -- unknown are the counters of an operation that have to be looked for elsewhere first: in front those whose rows nobody
 -- has read, else those that do not exist, which another rule may have made in another bucket.
 local function unknown(op)
-  local keys = {}
+  local keys
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
-    if call.front and s.cold or call.looks and not s.was and not c.looked then keys[#keys + 1] = c.key end
+    if call.front and s.cold or call.looks and not s.was and not c.looked then
+      keys = keys or {}
+      keys[#keys + 1] = c.key
+    end
   end
   return keys
 end
@@ -506,13 +509,15 @@ end
 local results, stop = {}, nil
 for i, op in ipairs(call.ops) do
   local id = op.id and KEYS[op.id]
-  if replay(op) then
+  local repeated = replay(op)
+  local missing = not repeated and unknown(op)
+  if repeated then
     results[i] = {replay = true}
-  elseif #unknown(op) > 0 or id and call.front and not op.asked and now < buckets[op.idbucket].front.asks then
-    stop = {ask = #unknown(op) == 0, unknown = {}}
+  elseif missing or id and call.front and not op.asked and now < buckets[op.idbucket].front.asks then
+    stop = {ask = not missing, unknown = {}}
     for j = i, #call.ops do
       if not replay(call.ops[j]) then
-        for _, key in ipairs(unknown(call.ops[j])) do stop.unknown[#stop.unknown + 1] = key end
+        for _, key in ipairs(unknown(call.ops[j]) or {}) do stop.unknown[#stop.unknown + 1] = key end
       end
     end
     break

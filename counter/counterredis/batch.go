@@ -79,7 +79,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 		}
 	}
 	if known || len(op.Changes) > 1 {
-		by, err := readAll(ctx, op, to)
+		by, err := op.ReadFrom(ctx, to)
 		if err == nil && known { // the read may have found that Redis has lost its memory, and healed it
 			known, err = to.Remembers(ctx, op)
 		}
@@ -178,19 +178,6 @@ func (s *Store) findMisplaced(ctx context.Context, op *counter.Op, by map[string
 	found, err := s.elsewhere(ctx, []counter.Op{*op}, []int{0}, looked)
 	maps.Copy(by, found)
 	return err
-}
-
-// readAll reads the counters of op.
-func readAll(ctx context.Context, op *counter.Op, from ReadWriter) (map[string]counter.Counter, error) {
-	found, err := from.Read(ctx, op.Keys(), "", 0)
-	if err != nil {
-		return nil, err
-	}
-	by := make(map[string]counter.Counter, len(found))
-	for _, r := range found {
-		by[r.Key] = r.Counter
-	}
-	return by, nil
 }
 
 // Apply is as counter.Writer says, but an operation of several buckets of a Cluster is all or nothing only when its counters

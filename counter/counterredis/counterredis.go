@@ -296,6 +296,27 @@ func identityKey(b int, id counter.Identity) string {
 // channel has the database in its name, because pub-sub knows no databases.
 func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
 
+// allBuckets are the numbers of all buckets.
+func allBuckets() []int {
+	all := make([]int, Buckets)
+	for b := range all {
+		all[b] = b
+	}
+	return all
+}
+
+// perSlot is a script over buckets, of which keys has the keys: one call, or one for each bucket of a Cluster.
+func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(b int) []string, args ...any) (calls []*redisconn.Call) {
+	for i, b := range buckets {
+		if i == 0 || c.Cluster != nil {
+			calls = append(calls, &redisconn.Call{Script: script, Args: args})
+		}
+		last := calls[len(calls)-1]
+		last.Keys = append(last.Keys, keys(b)...)
+	}
+	return calls
+}
+
 // exactBucket has the counters whose rules are exact, and the identities of batches.
 const exactBucket = 0
 

@@ -343,18 +343,9 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 		return nil, err
 	}
 	if len(buckets) == 0 {
-		for b := range Buckets {
-			buckets = append(buckets, b)
-		}
+		buckets = allBuckets()
 	}
-	var calls []*redisconn.Call
-	for i, b := range buckets {
-		if i == 0 || c.Cluster != nil {
-			calls = append(calls, &redisconn.Call{Script: scripts.CounterStatus})
-		}
-		last := calls[len(calls)-1]
-		last.Keys = append(last.Keys, stateKey(b))
-	}
+	calls := perSlot(c, scripts.CounterStatus, buckets, func(b int) []string { return []string{stateKey(b)} })
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
@@ -582,15 +573,10 @@ func (s *Store) Cut(ctx context.Context, generation, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	var calls []*redisconn.Call
-	for b := range Buckets {
-		if b == 0 || c.Cluster != nil {
-			calls = append(calls, &redisconn.Call{Script: scripts.CounterCut, Args: []any{strconv.FormatUint(generation, 10), strconv.FormatUint(epoch, 10)}})
-		}
+	calls := perSlot(c, scripts.CounterCut, allBuckets(), func(b int) []string {
 		k := bucketKeys(b, true)
-		last := calls[len(calls)-1]
-		last.Keys = append(last.Keys, k[1], k[2], k[3], k[5], takenIdentitiesKey(b))
-	}
+		return []string{k[1], k[2], k[3], k[5], takenIdentitiesKey(b)}
+	}, strconv.FormatUint(generation, 10), strconv.FormatUint(epoch, 10))
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return err
 	}

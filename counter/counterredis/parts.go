@@ -203,14 +203,7 @@ func (s *Store) Hot(ctx context.Context, buckets []int) ([]string, error) {
 	if err != nil || len(buckets) == 0 {
 		return nil, err
 	}
-	var calls []*redisconn.Call
-	for i, b := range buckets {
-		if i == 0 || c.Cluster != nil {
-			calls = append(calls, &redisconn.Call{Script: scripts.CounterParts})
-		}
-		last := calls[len(calls)-1]
-		last.Keys = append(last.Keys, hotKey(b))
-	}
+	calls := perSlot(c, scripts.CounterParts, buckets, func(b int) []string { return []string{hotKey(b)} })
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
@@ -250,11 +243,7 @@ func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
 
 // Spread returns the sums with prefix that are spread, or on their way.
 func (s *Store) Spread(ctx context.Context, prefix string) ([]string, error) {
-	all := make([]int, Buckets)
-	for b := range all {
-		all[b] = b
-	}
-	keys, err := s.Hot(ctx, all)
+	keys, err := s.Hot(ctx, allBuckets())
 	return slices.DeleteFunc(keys, func(key string) bool { return !presence.HasPrefix(key, prefix) }), err
 }
 

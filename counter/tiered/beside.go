@@ -33,9 +33,13 @@ type BesideConfig struct {
 // Beside is a counter.Store of a region with others: exact counters are in PostgreSQL, which all regions share, and all
 // others, and limits, in the region's own Redis. See the package doc. Its methods may be called from any goroutine.
 type Beside struct {
-	*counterredis.Store
-	to router
+	router
+	region
 }
+
+// region is the Redis of a region. It lies one level deeper than a router, so of two methods of one name the router's is
+// the Beside's.
+type region struct{ *counterredis.Store }
 
 var (
 	_ counter.Store    = (*Beside)(nil)
@@ -56,51 +60,21 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
 	}
-	return &Beside{redis, router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}}, nil
+	return &Beside{router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}, region{redis}}, nil
 }
 
 // Close is as counter.Store says.
-func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.to.pg.Close()) }
+func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close()) }
 
 // Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Beside) Cause() error { return s.to.pg.Cause() }
+func (s *Beside) Cause() error { return s.pg.Cause() }
 
 // Redis is the region's.
 func (s *Beside) Redis() *counterredis.Store { return s.Store }
 
-// Apply is as counter.Writer says.
-func (s *Beside) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	return s.to.Apply(ctx, ops)
-}
-
-// Read is as counter.Reader says.
-func (s *Beside) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	return s.to.Read(ctx, keys, member, lag)
-}
-
-// Ledger is as counter.Reader says.
-func (s *Beside) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	return s.to.Ledger(ctx, key, after, limit)
-}
-
-// History is as counter.Reader says.
-func (s *Beside) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	return s.to.History(ctx, key, step, from, to)
-}
-
-// Dimension is as counter.Reader says.
-func (s *Beside) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	return s.to.Dimension(ctx, key, name)
-}
-
-// Watch is as counter.Feed says.
-func (s *Beside) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	return s.to.Watch(told, lost)
-}
-
 // Size is as counter.Reader says.
 func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
-	exact, err := s.to.pg.Size(ctx, prefix)
+	exact, err := s.pg.Size(ctx, prefix)
 	if err != nil {
 		return 0, unavailable(err)
 	}
@@ -116,7 +90,7 @@ func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	total := &counter.Total{}
 	err := s.Store.AddTo(ctx, total, prefix)
 	if err == nil {
-		err = s.to.pg.AddTo(ctx, total, prefix, nil)
+		err = s.pg.AddTo(ctx, total, prefix, nil)
 	}
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("tiered: aggregate %q: %w", prefix, unavailable(err))
@@ -130,7 +104,7 @@ func (s *Beside) Deleted(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	pg, err := s.to.pg.Deleted(ctx)
+	pg, err := s.pg.Deleted(ctx)
 	return max(redis, pg), err
 }
 
@@ -158,7 +132,7 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 		}
 		return err
 	}
-	if err := s.to.pg.Dump(ctx, after, func(c counter.Copy) error {
+	if err := s.pg.Dump(ctx, after, func(c counter.Copy) error {
 		if err := upTo(c.Key); err != nil {
 			return err
 		}
@@ -173,14 +147,14 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	var hot, exact []counter.Copy
 	for _, c := range copies {
-		if s.to.exact(c.Key) {
+		if s.exact(c.Key) {
 			exact = append(exact, c)
 		} else {
 			hot = append(hot, c)
 		}
 	}
 	if len(exact) > 0 {
-		if restored, err = s.to.pg.Restore(ctx, exact, rules); err != nil {
+		if restored, err = s.pg.Restore(ctx, exact, rules); err != nil {
 			return restored, err
 		}
 	}
@@ -196,5 +170,5 @@ func (s *Beside) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	if err := s.Store.RestoreDeleted(ctx, deleted); err != nil {
 		return err
 	}
-	return s.to.pg.RestoreDeleted(ctx, deleted)
+	return s.pg.RestoreDeleted(ctx, deleted)
 }

@@ -105,13 +105,9 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 
 // replay answers an operation that was made before, with its counters as they are.
 func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
-	found, err := r.Read(ctx, op.Keys(), "", 0)
+	by, err := op.ReadFrom(ctx, r)
 	if err != nil {
 		return counter.Result{Err: fmt.Errorf("tiered: a replay: %w", unavailable(err))}
-	}
-	by := make(map[string]counter.Counter, len(found))
-	for _, r := range found {
-		by[r.Key] = r.Counter
 	}
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }

@@ -49,10 +49,8 @@ type Config struct {
 
 // Store is a counter.Store. Its methods may be called from any goroutine.
 type Store struct {
-	cfg     Config
-	redis   *counterredis.Store
-	pg      *counterpg.Store
-	to      router
+	cfg Config
+	router
 	metrics metrics
 	closed  atomic.Bool
 
@@ -83,8 +81,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
 	}
-	s := &Store{cfg: cfg, redis: redis, pg: pg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
-	s.to = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
+	s := &Store{cfg: cfg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+	s.router = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if !cfg.ReadOnly {
@@ -117,11 +115,6 @@ func (s *Store) Front() *counterredis.Store { return s.redis }
 // forgets them.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	return s.redis.Limit(ctx, calls)
-}
-
-// Apply is as counter.Writer says.
-func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	return s.to.Apply(ctx, ops)
 }
 
 // resident has the counters that are not exact: in Redis, and in PostgreSQL when they are not there.
@@ -204,7 +197,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 	}
 	for i := range ops { // what a replay repeats may be anywhere
 		if results[i].Replay && results[i].Err == nil {
-			results[i] = s.to.replay(ctx, &ops[i])
+			results[i] = s.replay(ctx, &ops[i])
 		}
 	}
 	return results
@@ -274,7 +267,7 @@ func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map
 
 // Read is as counter.Reader says.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	out, err := s.to.Read(ctx, keys, member, lag)
+	out, err := s.router.Read(ctx, keys, member, lag)
 	if err == nil {
 		return out, nil
 	}
@@ -548,7 +541,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 			break
 		}
 		var found []counter.Reading
-		if found, err = s.to.Read(ctx, some, "", 0); err == nil {
+		if found, err = s.router.Read(ctx, some, "", 0); err == nil {
 			err = s.redis.AddWhole(ctx, total, found)
 		}
 	}
@@ -580,24 +573,4 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 		return nil, "", fmt.Errorf("tiered: %w", unavailable(err))
 	}
 	return keys, next, nil
-}
-
-// Ledger is as counter.Reader says.
-func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	return s.to.Ledger(ctx, key, after, limit)
-}
-
-// History is as counter.Reader says.
-func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	return s.to.History(ctx, key, step, from, to)
-}
-
-// Dimension is as counter.Reader says.
-func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	return s.to.Dimension(ctx, key, name)
-}
-
-// Watch is as counter.Feed says: Redis tells of counters that are not exact, PostgreSQL of exact ones.
-func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	return s.to.Watch(told, lost)
 }
