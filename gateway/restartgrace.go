@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,7 +63,7 @@ func (g *restartGrace) run(ctx context.Context) {
 // Note looks for signs in a request that its client was here before the restart. It must be called
 // before the client gets a count.
 func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
-	if g.over.Load() || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && r.URL.Query().Get("back") == "" {
+	if g.over.Load() || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
 		return
 	}
 	g.mu.Lock()
@@ -73,6 +74,13 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 	g.doubt = true
 	g.hub.Doubt()
 	g.log(time.Until(g.until))
+}
+
+// before reports whether a client was welcomed before the process began. It says how many ms ago that
+// was, or "1" if it only knows that it was.
+func (g *restartGrace) before(back string) bool {
+	ago, err := strconv.ParseFloat(back, 64)
+	return back == "1" || err == nil && ago > float64(time.Since(g.began).Milliseconds())
 }
 
 // older reports whether a version is of an earlier incarnation of the process. A version from more

@@ -54,6 +54,9 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 	}{
 		"an id of before":           {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
 		"it says so":                {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"welcomed before":           {news("/-/ws?back=3001"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"welcomed in this life":     {news("/-/ws?back=2999.5"), known, 3 * time.Second, "[]"},
+		"it says nonsense":          {news("/-/ws?back=x"), known, 3 * time.Second, "[]"},
 		"an event stream goes on":   {news("/p/counter/events", "Last-Event-ID", "946684799000-2"), known, time.Second, "[doubt 1 trust 15]"},
 		"it was begun in this life": {news("/p/counter/events", "Last-Event-ID", "946684800500-2"), known, time.Second, "[]"},
 		"its version is made up":    {news("/p/counter/events", "Last-Event-ID", "1-1"), known, time.Second, "[]"},

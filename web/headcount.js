@@ -677,7 +677,7 @@ function Hub(base, keep, getToken, say) {
   /** @type {any} */ let idle; // timer that closes a connection of which nothing is wanted
   let attempt = 0;
   let failures = 0; // attempts in a row that the server did not welcome
-  let back = ''; // not empty: a server has welcomed us before
+  /** @type {any} */ let welcomed; // when the last link was made over which a server welcomed us
   let refusal = ''; // why the server does not let this page in
   /** @type {any} */ let rescue; // the file of that name, once it is loaded
 
@@ -774,7 +774,7 @@ function Hub(base, keep, getToken, say) {
       if (now) address.searchParams.set('token', now);
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
-      if (back) address.searchParams.set('back', back); // a server that was restarted learns it from us
+      if (welcomed) address.searchParams.set('back', /** @type {any} */ (performance.now() - welcomed)); // a server that was restarted learns it from us
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
@@ -823,11 +823,11 @@ function Hub(base, keep, getToken, say) {
       link._welcome = true;
       failures = 0;
       refusal = '';
-      back = '1';
+      welcomed = link._made;
       if (frame.heartbeat_ms > 0) link._heartbeat = frame.heartbeat_ms;
       link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
       if (frame.id) idOf(base.origin, keep, frame.id);
-      for (const other of links) if (other !== link) other._end();
+      links.forEach((other) => other === link || other._end());
       return show();
     }
     if (type === 'reconnect') {
@@ -850,7 +850,7 @@ function Hub(base, keep, getToken, say) {
     if (code === 'rate_limited') setTimeout(again, GRACE_MS);
     if (code === 'token_expired' && typeof getToken() !== 'function') expired = given;
     // The answer to a heartbeat, and frames of later servers, only show that the server lives.
-    say({ frame, link: link._name });
+    say({ frame, link: link._made });
   };
 
   return {
@@ -931,7 +931,7 @@ function Link(socket, events) {
     if (!ended) wait(link._probe, link._heartbeat);
   };
   const link = {
-    _name: performance.now(), // different for every link
+    _made: performance.now(), // also its name: different for every link
     _open: false,
     _welcome: false, // the server has greeted us
     _draining: false, // the server asked us to go elsewhere

@@ -193,11 +193,10 @@ const looks = (page, id) =>
 test('the connection ends five seconds after the last element, and a new one opens it again', async () => {
   const connections = (want) => eventually(want, 'connections', () => server.connections());
   await connections(0);
-  const page = await open(address('<live-count id="count"></live-count>', { path: '/idle' }), (page) => page.clock.install());
+  const page = await open(address('<live-count id="count"></live-count>', { path: '/idle' }));
   await expectCount(page, 1);
   await page.evaluate(() => document.getElementById('count').remove());
   await eventually(0, 'the page has', () => server.count('/idle'));
-  await page.clock.fastForward(5_000);
   await connections(0);
   await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-count id="count"></live-count>'));
   await expectCount(page, 1);
