@@ -224,11 +224,10 @@ func TestReloadIsNotSeen(t *testing.T) {
 	events := s.sse(t, "/p/counter/events")
 	events.awaitCount(0)
 	a.join("p")
-	watcher.awaitCount("p", 1)
+	watcher.awaitAll(func(f frame) bool { return f.counts("p", 1) }, func(f frame) bool { return f.counts("*", 1) })
 	if first := events.take(); first.Count != 1 {
 		t.Fatalf("event %s", first.data)
 	}
-	watcher.awaitCount("*", 1)
 	for range 4 {
 		a.close()
 		a = s.again(t, a)
