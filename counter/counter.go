@@ -76,7 +76,7 @@
 // it, so other changes do not carry dimensions around. The first 1,000 values of a dimension are kept with their counts,
 // those of all others are one number ([Counted]): what is listed is exact, and all together is what was
 // counted. Changes with dimensions are not merged, but they gather and go in one step like any
-// others. Behind Redis, what was counted since the last cut is added to what PostgreSQL has.
+// others. Behind Redis, what was counted since the last checkpoint is added to what PostgreSQL has.
 //
 // # Top
 //

@@ -4,7 +4,7 @@
 --          number
 -- ARGV[1]  PUBLISH or SPUBLISH
 -- ARGV[2]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
---          has seven keys: the two, hc:{n}:d, :t, :w, :j and :a. region: there are other regions, and behind
+--          has six keys: the two, hc:{n}:d, :t, :j and :a. region: there are other regions, and behind
 --          those keys a bucket has three more: hc:{n}:f, :log and :gone
 -- ARGV[3]  how long an identity is remembered, ms
 -- Returns  JSON: {"busy":true} when a bucket is frozen; or results, one for each operation, and the states of the
@@ -28,12 +28,12 @@ for _, b in ipairs(buckets) do
   b.counters, b.state = KEYS[b.at], KEYS[b.at + 1]
   b.keys = {}
   if call.front then
-    b.dirty, b.taken, b.shadow, b.journal, b.ages = KEYS[b.at + 2], KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5], KEYS[b.at + 6]
+    b.dirty, b.taken, b.journal, b.ages = KEYS[b.at + 2], KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5]
     b.front = front(b.state)
     if not b.front then return cjson.encode({lost = true}) end
   end
   if call.region then
-    local at = b.at + (call.front and 7 or 2)
+    local at = b.at + (call.front and 6 or 2)
     b.fars, b.log, b.gone = KEYS[at], KEYS[at + 1], KEYS[at + 2]
   end
 end
@@ -199,11 +199,11 @@ end
 -- gain adds to what a sum has gained in the steps of time that are running, as State.Gain does. A
 -- step that is over goes to the history, in front to what is to be persisted.
 local histories = {}
-local function history(at, s)
-  local h = histories[at]
+local function history(key, s)
+  local h = histories[key]
   if not h then
     h = {bucket = s.bucket}
-    histories[at] = h
+    histories[key] = h
   end
   return h
 end
@@ -221,7 +221,7 @@ local function gain(s, c)
       slot[2] = plus(slot[2], c.delta) or string.sub(slot[2], 1, 1) == '-' and LEAST or MOST
     else
       if slot then
-        local h = history(call.front and c.past[s.bucket.front.parity] or b.past, s)
+        local h = history(call.front and journalKey(s.bucket.counters, 'b', s.key) or KEYS[b.past], s)
         h.step, h.kept = b.step, b.kept
         h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
       end
@@ -286,11 +286,10 @@ end
 local counts = {}
 local function count(s, c)
   if not c.dimensions or s.kind ~= 'sum' then return end
-  local at = call.front and c.counted[s.bucket.front.parity] or c.counted[1]
-  local list = counts[at]
+  local list = counts[c.counted]
   if not list then
     list = {bucket = s.bucket}
-    counts[at] = list
+    counts[c.counted] = list
   end
   for _, d in ipairs(c.dimensions) do list[#list + 1] = {d[1], d[2], c.delta} end
 end
@@ -338,32 +337,18 @@ local function set(c, fresh)
   return sets[c.set]
 end
 
--- journal is what became of members since the last cut; fresh: of those before none is left.
+-- journal is what became of members since the last checkpoint; fresh: of those before none is left.
 local journals = {}
 local function journal(s, c, fresh)
   if not call.front then return {} end
-  local at = c.moved[s.bucket.front.parity]
-  if fresh or not journals[at] then journals[at] = {bucket = s.bucket, fresh = fresh, places = {}} end
-  return journals[at].places
-end
-
--- keepRegisters keeps the registers of a counter as the cut that is on its way has them. It is
--- called before they change for the first time.
-local function keepRegisters(s, c)
-  if not call.front or s.kept then return end
-  s.kept = true
-  local b = s.bucket
-  if s.was and string.sub(s.was, 1, 7) == 'unique ' and redis.call('HEXISTS', b.taken, s.key) == 1 and redis.call('HEXISTS', b.shadow, s.key) == 0 then
-    redis.call('COPY', KEYS[c.registers], KEYS[c.oldregisters], 'REPLACE')
-  end
+  local key = journalKey(s.bucket.counters, 'p', s.key)
+  if fresh or not journals[key] then journals[key] = {bucket = s.bucket, fresh = fresh, places = {}} end
+  return journals[key].places
 end
 
 -- dropRegisters and observe write at once: it is certain by then that their operation is made.
 -- When Redis refuses writes it refuses the first one of a script.
-local function dropRegisters(s, c)
-  keepRegisters(s, c)
-  redis.call('UNLINK', KEYS[c.registers])
-end
+local function dropRegisters(c) redis.call('UNLINK', KEYS[c.registers]) end
 
 -- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
 -- Redis until it is persisted and over.
@@ -378,9 +363,9 @@ local function see(s, c, names)
       local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
       if call.front then
         s.saw = true
-        local at = c.past[b.front.parity] -- written at the end, after what a delete of this call takes away
-        local h = history(at, s)
-        if not h[name] and (h.drop or redis.call('HEXISTS', KEYS[at], name) == 0) then
+        local gained = journalKey(b.counters, 'b', s.key)
+        local h = history(gained, s) -- written at the end, after what a delete of this call takes away
+        if not h[name] and (h.drop or redis.call('HEXISTS', gained, name) == 0) then
           h[name] = true
           h[#h + 1] = {name, '0', '0', string.format('%.0f', bucket.kept)}
         end
@@ -391,7 +376,8 @@ local function see(s, c, names)
       if fresh then
         for _, old in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', call.front and '+inf' or string.format('%.0f', now))) do
           local step, number = string.match(old, '^(%d+):(%d+)$')
-          if not call.front or (number + 1) * step * 1000 <= now and redis.call('HEXISTS', KEYS[c.past[1]], old) + redis.call('HEXISTS', KEYS[c.past[2]], old) == 0 then
+          if not call.front or (number + 1) * step * 1000 <= now
+            and redis.call('HEXISTS', journalKey(b.counters, 'b', s.key), old) + redis.call('HEXISTS', journalKey(b.counters, 'bt', s.key), old) == 0 then
             redis.call('UNLINK', stepKey(list, old))
             redis.call('ZREM', list, old)
           end
@@ -404,7 +390,6 @@ end
 -- observe adds members to registers, of which nobody can tell who is new.
 local function observe(s, c)
   if c.leave then return refuse(s, c, 'kind', 'unique') end
-  keepRegisters(s, c)
   local names = {}
   for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
   if redis.call('PFADD', KEYS[c.registers], unpack(names)) == 1 then
@@ -434,7 +419,7 @@ local function make(op)
       journal(s, c, true)
       t.all = true
     elseif kind == 'unique' then
-      dropRegisters(s, c)
+      dropRegisters(c)
     end
     if call.region and kind ~= 'exact' then
       local far = farOf(s)
@@ -456,7 +441,7 @@ local function make(op)
       set(c, true)
       journal(s, c, true)
     elseif s.kind == 'unique' then
-      dropRegisters(s, c)
+      dropRegisters(c)
       dropSteps(KEYS[c.steps])
     end
     if call.region and s.kind ~= 'exact' then
@@ -465,9 +450,10 @@ local function make(op)
       b.deleted = math.max(b.deleted, s.far.died)
     end
     s.dropped = true
-    ledgers[c.ledger] = {drop = true, old = c.old, of = s}
-    for _, at in ipairs(call.front and {c.past[b.front.parity]} or c.past) do histories[at] = {bucket = b, drop = true} end
-    counts[call.front and c.counted[b.front.parity] or c.counted[1]] = {bucket = b, drop = true}
+    ledgers[c.ledger] = {drop = true}
+    if call.front then histories[journalKey(b.counters, 'b', s.key)] = {bucket = b, drop = true} end
+    for _, at in ipairs(c.past or {}) do histories[KEYS[at]] = {bucket = b, drop = true} end
+    counts[c.counted] = {bucket = b, drop = true}
     s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
     tell(s).all = true
   else
@@ -535,10 +521,7 @@ for _, key in ipairs(order) do
     is = is or '-'
     if not s.cold and (is ~= s.was or s.dropped or s.saw) then
       local b = s.bucket
-      if redis.call('HEXISTS', b.taken, key) == 1 then
-        s.taken = true
-        redis.call('HSETNX', b.shadow, key, s.was)
-      end
+      fix(b.counters, b.taken, key, s.was)
       redis.call('HSET', b.counters, key, is)
       if s.dropped then redis.call('HSET', b.dirty, key, 'x') else redis.call('HSETNX', b.dirty, key, '') end
       redis.call('HSETNX', b.state, 'since', string.format('%.0f', now))
@@ -566,14 +549,7 @@ for at, h in pairs(hot) do
 end
 for at, l in pairs(ledgers) do
   local ledger = KEYS[at]
-  if l.drop then
-    if l.of.taken and redis.call('EXISTS', KEYS[l.old]) == 0 then -- the cut has its entries, or none of the next life's
-      redis.call('XADD', ledger, '18446744073709551615-1', 'op', '') -- so that it exists
-      redis.call('RENAME', ledger, KEYS[l.old])
-    else
-      redis.call('UNLINK', ledger)
-    end
-  end
+  if l.drop then redis.call('UNLINK', ledger) end
   for _, e in ipairs(l) do redis.call('XADD', ledger, unpack(e)) end
   if call.front and #l > 0 then redis.call('HINCRBY', l.bucket.state, 'pending', #l) end
   if l.kept and l.kept > 0 then
@@ -589,8 +565,7 @@ for at, l in pairs(ledgers) do
     end
   end
 end
-for at, h in pairs(histories) do
-  local key = KEYS[at]
+for key, h in pairs(histories) do
   if h.drop then redis.call('UNLINK', key) end
   if #h > 0 and call.front then
     for _, g in ipairs(h) do redis.call('HSET', key, g[1], g[3] .. ' ' .. g[4]) end
@@ -640,8 +615,8 @@ for id, bucket in pairs(ids) do
   redis.call('SET', id, '', 'PX', remember)
   if call.front then redis.call('RPUSH', buckets[bucket].journal, string.match(id, ':i:(.+)$')) end
 end
-for at, j in pairs(journals) do
-  local key, n = KEYS[at], 0
+for key, j in pairs(journals) do
+  local n = 0
   if j.fresh then
     redis.call('UNLINK', key)
     redis.call('HSET', key, '', '')

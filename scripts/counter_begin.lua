@@ -1,6 +1,6 @@
 -- counter_begin.lua: begin a generation in a bucket, or find the bucket good on this run of the server.
 --
--- KEYS     the seven of the bucket, hc:{n}:u
+-- KEYS     the six of the bucket, hc:{n}:u
 -- ARGV     adopt or begin; the generation; begin: highest incarnation that was deleted, adopt: least incarnation of a counter
 --          that changes from now on, since this run may have lost versions that were told; until when identities that
 --          are not known are to be looked for, ms; what names of the bucket begin with; 1 when PostgreSQL
@@ -27,12 +27,13 @@ if is == ARGV[2] then
 end
 for _, from in ipairs({1, 3, 4}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
-    redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key,
-      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key, ARGV[5] .. 'e1:' .. key, ARGV[5] .. 'e2:' .. key, ARGV[5] .. 'e:' .. key)
+    local names = {}
+    for i, name in ipairs({'m', 'r', 'l', 'p', 'pt', 'b', 'bt', 'e', 'et'}) do names[i] = ARGV[5] .. name .. ':' .. key end
+    redis.call('UNLINK', unpack(names))
     dropSteps(ARGV[5] .. 'v:' .. key)
   end
 end
-for _, from in ipairs({6, 8}) do
+for _, from in ipairs({5, 7}) do
   for _, id in ipairs(redis.call('LRANGE', KEYS[from], 0, -1)) do redis.call('UNLINK', ARGV[5] .. 'i:' .. id) end
 end
 local told = redis.call('HGET', KEYS[2], 'told')

@@ -1,11 +1,11 @@
 -- counter_dimension.lua: read what a sum counted under one dimension.
 --
--- KEYS     hc:{n}:c, hc:{n}:s; then what it counted; in front instead hc:{n}:d, hc:{n}:t and what is not persisted of
---          the epoch of even and of odd number
+-- KEYS     hc:{n}:c, hc:{n}:s; then what it counted; in front instead hc:{n}:d, hc:{n}:t and what is not persisted,
+--          since the last checkpoint and in it
 -- ARGV     its key; the dimension
--- Returns  its state or ""; a list of values and counts, of the empty value "other kept". In front its state or ""; 1 when
---          PostgreSQL has the counts of an earlier life at most; generation; epoch; that of the cut that is on its way, or
---          0; its list; the list of the running epoch. Or "lost".
+-- Returns  its state or ""; a list of values and counts, of the empty value "other kept". In front its state or "";
+--          1 when PostgreSQL has the counts of an earlier life at most; what hc:{n}:t says of it; the list of the checkpoint;
+--          the list since then. Or "lost".
 -- It writes nothing. O(values of all dimensions).
 --#include counter_front.lua
 
@@ -22,8 +22,6 @@ end
 
 local state = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if #KEYS == 3 then return {state, list(KEYS[3])} end
-local f = front(KEYS[2])
-if not f then return 'lost' end
-local died, diedBefore = redis.call('HGET', KEYS[3], ARGV[1]) == 'x', redis.call('HGET', KEYS[4], ARGV[1]) == 'x'
-return {state, (died or diedBefore) and 1 or 0, string.format('%.0f', f.generation), string.format('%.0f', f.epoch),
-  redis.call('HGET', KEYS[2], 'taken') or '0', died and {} or list(KEYS[7 - f.parity]), list(KEYS[4 + f.parity])}
+if not front(KEYS[2]) then return 'lost' end
+local dirty, taken = redis.call('HGET', KEYS[3], ARGV[1]), redis.call('HGET', KEYS[4], ARGV[1])
+return {state, wasDeleted(KEYS[3], KEYS[4], ARGV[1]) and 1 or 0, taken or '', dirty == 'x' and {} or list(KEYS[6]), list(KEYS[5])}

@@ -1,11 +1,11 @@
 -- counter_history.lua: read what a counter gained.
 --
 -- KEYS     hc:{n}:c, hc:{n}:s, the list of steps of a unique; then its history of the step; in front instead
---          hc:{n}:d, hc:{n}:t and what is not persisted of the epoch of even and of odd number
+--          hc:{n}:d, hc:{n}:t and what is not persisted, since the last checkpoint and in it
 -- ARGV     its key, the step in seconds, the number of the first and of the last step
 -- Returns  its state or ""; its history; of a unique instead, at the end, a list of numbers and registers. In front
 --          its state or ""; 1 when PostgreSQL has the history of an earlier life at most; what is not persisted, of the
---          cut that is on its way first. Or "lost".
+--          checkpoint first. Or "lost".
 -- It writes nothing. O(what is asked for).
 --#include counter_front.lua
 --#include counter_steps.lua
@@ -36,8 +36,6 @@ local function tail(key, first)
   end
 end
 if #KEYS == 4 then return {state, tail(KEYS[4], tonumber(ARGV[3])), seen} end
-local f = front(KEYS[2])
-if not f then return 'lost' end
-local now, before = KEYS[5 + f.parity], KEYS[8 - f.parity]
-local died, diedBefore = redis.call('HGET', KEYS[4], ARGV[1]) == 'x', redis.call('HGET', KEYS[5], ARGV[1]) == 'x'
-return {state, (died or diedBefore) and 1 or 0, died and {} or redis.call('HGETALL', before), redis.call('HGETALL', now), seen}
+if not front(KEYS[2]) then return 'lost' end
+local earlier = redis.call('HGET', KEYS[4], ARGV[1]) == 'x' -- what the checkpoint has is of an earlier life
+return {state, wasDeleted(KEYS[4], KEYS[5], ARGV[1]) and 1 or 0, earlier and {} or redis.call('HGETALL', KEYS[7]), redis.call('HGETALL', KEYS[6]), seen}

@@ -8,5 +8,4 @@
 
 if not front(KEYS[2]) then return 'lost' end
 local state = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local dropped = redis.call('HGET', KEYS[3], ARGV[1]) == 'x' or redis.call('HGET', KEYS[4], ARGV[1]) == 'x'
-return {state, dropped and 1 or 0, redis.call('XRANGE', KEYS[5], ARGV[2], '+', 'COUNT', ARGV[3])}
+return {state, wasDeleted(KEYS[3], KEYS[4], ARGV[1]) and 1 or 0, redis.call('XRANGE', KEYS[5], ARGV[2], '+', 'COUNT', ARGV[3])}

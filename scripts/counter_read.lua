@@ -1,6 +1,6 @@
 -- counter_read.lua: read counters, and whether a member is in them.
 --
--- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s, in front seven; then sets, named by their number
+-- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s, in front six; then sets, named by their number
 -- ARGV[1]  JSON: {"buckets":[{"at":1}],"keys":[{"key":…,"bucket":1,"set":3}],"member":hash or "","touch":ms}
 --          touch: PostgreSQL stands behind Redis, and who is read is young again, when it has not been for so long
 -- Returns  a list, per key: its state or "", 1 when the member is in its set;
@@ -28,8 +28,8 @@ for _, k in ipairs(call.keys) do
     mine = found and 1 or 0
   end
   out[#out + 1] = {state or '', mine, b.front and string.format('%.0f', b.front.generation)}
-  if call.touch and state and state ~= '-' and tonumber(redis.call('ZSCORE', KEYS[b.at + 6], k.key) or 0) < millis - call.touch then
-    redis.call('ZADD', KEYS[b.at + 6], millis, k.key)
+  if call.touch and state and state ~= '-' and tonumber(redis.call('ZSCORE', KEYS[b.at + 5], k.key) or 0) < millis - call.touch then
+    redis.call('ZADD', KEYS[b.at + 5], millis, k.key)
   end
 end
 return out

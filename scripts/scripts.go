@@ -35,27 +35,27 @@ const (
 	Sweep    Name = "sweep"
 	Values   Name = "values"
 
-	CounterApply     Name = "counter_apply"
-	CounterBegin     Name = "counter_begin"
-	CounterCut       Name = "counter_cut"
-	CounterDimension Name = "counter_dimension"
-	CounterDone      Name = "counter_done"
-	CounterEvict     Name = "counter_evict"
-	CounterFreeze    Name = "counter_freeze"
-	CounterHistory   Name = "counter_history"
-	CounterLedger    Name = "counter_ledger"
-	CounterLimit     Name = "counter_limit"
-	CounterLog       Name = "counter_log"
-	CounterMerge     Name = "counter_merge"
-	CounterLoad      Name = "counter_load"
-	CounterNote      Name = "counter_note"
-	CounterPart      Name = "counter_part"
-	CounterParts     Name = "counter_parts"
-	CounterRead      Name = "counter_read"
-	CounterRestore   Name = "counter_restore"
-	CounterStage     Name = "counter_stage"
-	CounterStatus    Name = "counter_status"
-	CounterTake      Name = "counter_take"
+	CounterApply       Name = "counter_apply"
+	CounterBegin       Name = "counter_begin"
+	CounterCheckpoint  Name = "counter_checkpoint"
+	CounterDimension   Name = "counter_dimension"
+	CounterAcknowledge Name = "counter_acknowledge"
+	CounterEvict       Name = "counter_evict"
+	CounterFreeze      Name = "counter_freeze"
+	CounterHistory     Name = "counter_history"
+	CounterLedger      Name = "counter_ledger"
+	CounterLimit       Name = "counter_limit"
+	CounterLog         Name = "counter_log"
+	CounterMerge       Name = "counter_merge"
+	CounterLoad        Name = "counter_load"
+	CounterNote        Name = "counter_note"
+	CounterPart        Name = "counter_part"
+	CounterParts       Name = "counter_parts"
+	CounterRead        Name = "counter_read"
+	CounterRestore     Name = "counter_restore"
+	CounterStage       Name = "counter_stage"
+	CounterStatus      Name = "counter_status"
+	CounterDrain       Name = "counter_drain"
 
 	HookDone Name = "hook_done"
 	HookTake Name = "hook_take"
@@ -68,9 +68,9 @@ var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
 	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
-	CounterStatus, CounterTake,
+	CounterStatus, CounterDrain,
 }
 
 // Presence are the scripts of presence, in the order of the alphabet.

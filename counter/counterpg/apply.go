@@ -34,12 +34,12 @@ const (
 	readRegisters = `select c.key, r.registers
 		from headcount_counters c join headcount_registers r on r.set_id = c.set_id where c.key = any($1::text[])`
 	// readSeen finds the running steps by the server's clock, which may go on until it is read for
-	// the judge, and steps of a cut by their numbers.
+	// the judge, and steps of a checkpoint by their numbers.
 	readSeen = `select c.key, g.step, g.number, g.registers from unnest($1::text[], $2::int[], $3::bigint[]) u (key, step, number)
 		join headcount_counters c on c.key = u.key
 		join headcount_gains g on g.history_id = c.history_id and g.step = u.step and `
 	runningSeen = readSeen + `g.number >= ` + now + ` / 1000 / u.step - u.number where c.history_id <> 0`
-	cutSeen     = readSeen + `g.number = u.number where c.history_id <> 0`
+	drainedSeen = readSeen + `g.number = u.number where c.history_id <> 0`
 	// The empty value has all that are not kept, and how many are.
 	readCounted = `select c.key, d.name, d.value, d.count, d.kept from unnest($1::text[], $2::text[], $3::text[]) u (key, name, value)
 		join headcount_counters c on c.key = u.key
@@ -61,7 +61,7 @@ const (
 			$11::bigint[], $12::text[]) u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
-	// A cut names who is a member now; one who left and came back since the cut before is one already.
+	// A checkpoint names who is a member now; one who left and came back since the one before is one already.
 	insertMembers  = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[]) on conflict do nothing`
 	writeRegisters = `insert into headcount_registers (set_id, registers) select * from unnest($1::bigint[], $2::bytea[])
 		on conflict (set_id) do update set registers = excluded.registers`

@@ -20,21 +20,21 @@ import (
 const (
 	// skipFront is for who persists, unless somebody does already; lockFront for who begins a generation. readFront is a
 	// statement of its own: the one that waits for the lock sees everything else as it was before the wait.
-	skipFront  = `select generation, epoch from headcount_front for no key update skip locked`
-	lockFront  = `select from headcount_front for update`
-	readFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta`
-	writeFront = `update headcount_front set generation = $1, epoch = $2`
-	writeEpoch = `update headcount_front set epoch = $1`
-	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
-	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots, r.registers
+	skipFront   = `select generation, epoch from headcount_front for no key update skip locked`
+	lockFront   = `select from headcount_front for update`
+	readFront   = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta`
+	writeFront  = `update headcount_front set generation = $1, epoch = $2`
+	writeNumber = `update headcount_front set epoch = $1`
+	readMade    = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
+	readUnique  = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots, r.registers
 		from headcount_counters c left join headcount_registers r on r.set_id = c.set_id where c.key = $1`
 	memberPage = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
 	repeatable = "begin isolation level repeatable read read only"
-	// A cut may be a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
+	// A checkpoint may have a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
 	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)`
 	setPage     = 5000 // members of one page of a set
 	persistFor  = 10 * time.Minute
-	cutRead     = 30 * time.Second // from Redis, of a part
+	drainFor    = 30 * time.Second // from Redis, of a part
 	aggregateIn = time.Minute
 )
 
@@ -156,10 +156,10 @@ func (s *Store) Known(ctx context.Context, identities []counter.Identity) (known
 
 // Front is what PostgreSQL knows of Redis.
 type Front struct {
-	Generation, Epoch uint64
-	Deleted           uint64 // highest incarnation that was deleted
-	Now               time.Time
-	Identities        bool // some are remembered
+	Generation, Checkpoint uint64
+	Deleted                uint64 // highest incarnation that was deleted
+	Now                    time.Time
+	Identities             bool // some are remembered
 }
 
 // Regenerate calls judge with the front, which nobody changes and under which nobody
@@ -179,7 +179,7 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 		if err := c.QueryRow(ctx, readFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
 			return err
 		}
-		f.Generation, f.Epoch, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
+		f.Generation, f.Checkpoint, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
 		next, err := judge(ctx, f)
 		if err != nil {
 			return callers{err}
@@ -194,24 +194,24 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 	})
 }
 
-// Persisting is a cut that is being written.
+// Persisting is a checkpoint that is being written.
 type Persisting struct {
-	Generation, Epoch uint64 // the front's, before
+	Generation, Checkpoint uint64 // the front's, before
 
 	s      *Store
 	c      *pgxpool.Conn
-	failed bool // PostgreSQL has, and not who reads the cut
+	failed bool // PostgreSQL has, and not who drains Redis
 	// Refused are counters that were not written, because their rows are exact.
 	Refused []string
 }
 
-// Persist calls cut, which writes a cut and returns its epoch, or 0 when there is nothing to
+// Persist calls write, which writes a checkpoint and returns its number, or 0 when there is nothing to
 // write. All of it is committed together. busy: somebody else persists.
-func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Persisting) (epoch, deleted uint64, err error)) (busy bool, err error) {
+func (s *Store) Persist(ctx context.Context, write func(ctx context.Context, p *Persisting) (number, deleted uint64, err error)) (busy bool, err error) {
 	err = s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
 		b := &pgx.Batch{}
 		b.Queue("begin isolation level read committed")
-		b.Queue(takeTime, persistFor.Milliseconds(), cutRead.Milliseconds())
+		b.Queue(takeTime, persistFor.Milliseconds(), drainFor.Milliseconds())
 		if err := c.SendBatch(ctx, b).Close(); err != nil {
 			return err
 		}
@@ -224,8 +224,8 @@ func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Pe
 		if err != nil {
 			return err
 		}
-		p := &Persisting{Generation: uint64(generation), Epoch: uint64(epoch), s: s, c: c}
-		next, deleted, err := cut(ctx, p)
+		p := &Persisting{Generation: uint64(generation), Checkpoint: uint64(epoch), s: s, c: c}
+		next, deleted, err := write(ctx, p)
 		if err != nil && !p.failed {
 			return callers{err}
 		}
@@ -233,7 +233,7 @@ func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Pe
 			return err
 		}
 		b = &pgx.Batch{}
-		b.Queue(writeEpoch, int64(next))
+		b.Queue(writeNumber, int64(next))
 		if deleted > 0 {
 			b.Queue(writeDeleted+" where deleted < $1", int64(deleted))
 		}
@@ -256,32 +256,32 @@ func (p *Persisting) Identities(ctx context.Context, identities []counter.Identi
 }
 
 // Write writes counters: absolute values, one row each.
-func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) {
+func (p *Persisting) Write(ctx context.Context, drained []counter.Drained) (err error) {
 	defer func() { p.failed = p.failed || err != nil }()
 	w := p.s.newStep(nil)
-	for i := range cuts {
-		w.records[cuts[i].Key] = &row{}
-		for _, d := range cuts[i].Counted {
-			w.dimensions.add(cuts[i].Key, d.Name, d.Value)
+	for i := range drained {
+		w.records[drained[i].Key] = &row{}
+		for _, c := range drained[i].Counted {
+			w.dimensions.add(drained[i].Key, c.Name, c.Value)
 		}
-		for j := range cuts[i].Past {
-			if p := &cuts[i].Past[j]; p.Seen != nil {
-				w.steps.add(cuts[i].Key, int32(p.Step), int64(p.Number))
+		for j := range drained[i].Past {
+			if p := &drained[i].Past[j]; p.Seen != nil {
+				w.steps.add(drained[i].Key, int32(p.Step), int64(p.Number))
 			}
 		}
 	}
 	w.keys = sortedKeys(w.records)
 	b := &pgx.Batch{}
 	w.queueRows(b)
-	w.queueSeen(b, cutSeen)
+	w.queueSeen(b, drainedSeen)
 	w.queueCounted(b)
-	if err := w.send(ctx, p.c, b, 3*int64(len(cuts))); err != nil {
+	if err := w.send(ctx, p.c, b, 3*int64(len(drained))); err != nil {
 		return err
 	}
 	w.wasDeleted = w.deleted
-	for i := range cuts {
-		if !w.put(&cuts[i]) {
-			p.Refused = append(p.Refused, cuts[i].Key)
+	for i := range drained {
+		if !w.put(&drained[i]) {
+			p.Refused = append(p.Refused, drained[i].Key)
 		}
 	}
 	b = &pgx.Batch{}
@@ -292,50 +292,50 @@ func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) 
 	return p.c.SendBatch(ctx, b).Close()
 }
 
-// put makes the row what the cut says.
-func (w *step) put(cut *counter.Cut) bool {
-	r := w.records[cut.Key]
+// put makes the row what a checkpoint says.
+func (w *step) put(d *counter.Drained) bool {
+	r := w.records[d.Key]
 	if r.Kind == counter.Exact {
 		return false
 	}
-	if (cut.Dropped || cut.State == (counter.State{})) && r.was.Kind != 0 {
-		w.Drop(cut.Key, r.was.Version)
+	if (d.Deleted || d.State == (counter.State{})) && r.was.Kind != 0 {
+		w.Drop(d.Key, r.was.Version)
 	}
-	if cut.State != (counter.State{}) && cut.State.Version.Compare(r.Version) < 0 {
+	if d.State != (counter.State{}) && d.State.Version.Compare(r.Version) < 0 {
 		return true // Redis has an older memory than what was persisted
 	}
-	r.State = cut.State
-	if cut.State == (counter.State{}) {
+	r.State = d.State
+	if d.State == (counter.State{}) {
 		return true
 	}
-	if (cut.Emptied || r.Kind == counter.Unique && cut.Registers.Empty()) && r.set != 0 {
-		w.Empty(cut.Key)
+	if (d.Emptied || r.Kind == counter.Unique && d.Registers.Empty()) && r.set != 0 {
+		w.Empty(d.Key)
 	}
-	r.unique = cut.Registers
-	if len(cut.Joined) > 0 && r.set == 0 {
+	r.unique = d.Registers
+	if len(d.Joined) > 0 && r.set == 0 {
 		r.set = w.id()
 	}
 	r.had, r.members = map[string]bool{}, map[string]bool{}
-	for _, m := range cut.Joined {
+	for _, m := range d.Joined {
 		r.members[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
 	}
-	for _, m := range cut.Left {
+	for _, m := range d.Left {
 		r.had[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
 	}
-	for _, d := range cut.Counted {
-		w.Count(cut.Key, d.Name, d.Value, d.Count)
+	for _, c := range d.Counted {
+		w.Count(d.Key, c.Name, c.Value, c.Count)
 	}
-	for _, p := range cut.Past {
+	for _, p := range d.Past {
 		if p.Seen == nil {
-			w.past(cut.Key, p)
+			w.past(d.Key, p)
 			continue
 		}
 		seen := r.step(p.Slot, &seen{})
 		seen.registers.Merge(*p.Seen)
-		w.keep(cut.Key, p.Slot, seen, p.Kept)
+		w.keep(d.Key, p.Slot, seen, p.Kept)
 	}
-	for _, e := range cut.Entries {
-		w.Enter(cut.Key, e, counter.DefaultLedger)
+	for _, e := range d.Entries {
+		w.Enter(d.Key, e, counter.DefaultLedger)
 	}
 	return true
 }

@@ -169,7 +169,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestALongCallIsNoProbe: while a cut is written after an outage, other calls are let
+// TestALongCallIsNoProbe: while a checkpoint is written after an outage, other calls are let
 // through.
 func TestALongCallIsNoProbe(t *testing.T) {
 	server := pgtest.Single(t)
@@ -206,7 +206,7 @@ func TestALongCallIsNoProbe(t *testing.T) {
 	})
 	<-writing
 	if err := exactly(); err != nil {
-		t.Errorf("while a cut is written: %v", err)
+		t.Errorf("while a checkpoint is written: %v", err)
 	}
 }
 

@@ -27,9 +27,9 @@ const (
 		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
 	readGains = `select g.number, g.gain, g.registers from headcount_counters c join headcount_gains g on g.history_id = c.history_id
 		where c.key = $1 and c.history_id <> 0 and g.step = $2 and g.number >= $3 and g.number < $4 order by g.number`
-	readDimension = `select f.generation, f.epoch, coalesce(d.value, ''), coalesce(d.count, 0) from headcount_front f left join (
-		select d.value, d.count from headcount_counters c join headcount_dimensions d on d.history_id = c.history_id
-		where c.key = $1 and c.history_id <> 0 and d.name = $2) d on true`
+	// One statement is of one moment: what was counted is up to the version of the row.
+	readDimension = `select c.kind, c.value, c.updated, c.incarnation, c.sequence, coalesce(d.value, ''), coalesce(d.count, 0) from headcount_counters c
+		left join headcount_dimensions d on d.history_id = c.history_id and c.history_id <> 0 and d.name = $2 where c.key = $1`
 	// A range of the key's index is all keys with a prefix: no key is longer than
 	// MaxKeyLength, and no character is greater than the one repeated.
 	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
@@ -189,43 +189,29 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 }
 
 // Dimension is as counter.Reader says.
-func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	out, counted, _, err := s.Counted(ctx, key, name)
+func (s *Store) Dimension(ctx context.Context, key, name string) (out counter.Counter, counted counter.Counted, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		out, counted = counter.Counter{Key: key}, counter.Counted{}
+		rows, err := c.Query(ctx, readDimension, key, name)
+		if err != nil {
+			return err
+		}
+		var kind int16
+		var incarnation, sequence, count int64
+		var st counter.State
+		var value string
+		_, err = pgx.ForEachRow(rows, []any{&kind, &st.Value, &st.Updated, &incarnation, &sequence, &value, &count}, func() error {
+			st.Kind, st.Version = counter.Kind(kind), counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
+			out = st.Counter(key)
+			counted.Add(value, count)
+			return nil
+		})
+		return err
+	})
 	if err != nil {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterpg: dimension %q of %q: %w", name, key, err)
 	}
 	return out, counted, nil
-}
-
-// Counted is Dimension, with the front of that moment.
-func (s *Store) Counted(ctx context.Context, key, name string) (out counter.Counter, counted counter.Counted, f Front, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		out, counted = counter.Counter{Key: key}, counter.Counted{}
-		b := &pgx.Batch{}
-		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
-			for rows.Next() {
-				var r record
-				var mine bool
-				if err := r.scan(rows, &key, &mine); err != nil {
-					return err
-				}
-				out = r.Counter(key)
-			}
-			return rows.Err()
-		})
-		b.Queue(readDimension, key, name).Query(func(rows pgx.Rows) error {
-			var generation, epoch, count int64
-			var value string
-			_, err := pgx.ForEachRow(rows, []any{&generation, &epoch, &value, &count}, func() error {
-				f.Generation, f.Epoch = uint64(generation), uint64(epoch)
-				counted.Add(value, count)
-				return nil
-			})
-			return err
-		})
-		return c.SendBatch(ctx, b).Close()
-	})
-	return out, counted, f, err
 }
 
 // Size is as counter.Reader says.

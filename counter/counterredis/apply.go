@@ -57,11 +57,9 @@ type (
 		Leave   []string `json:"leave,omitempty"`
 		Reason  string   `json:"reason,omitempty"`
 		By      string   `json:"by,omitempty"`
-		Moved   []int    `json:"moved,omitempty"` // numbers of the keys of what became of members, by epoch
-		Old     int      `json:"old,omitempty"`   // number of the key of a ledger that a cut needs
 
 		Buckets []bucket `json:"buckets,omitempty"` // of Add, and of Edit for a unique
-		Past    []int    `json:"past,omitempty"`    // numbers of the keys of histories, in front of those by epoch
+		Past    []int    `json:"past,omitempty"`    // of Delete: numbers of the keys of histories
 
 		Step  string   `json:"step,omitempty"` // of a hot sum to its parts or back
 		Epoch string   `json:"epoch,omitempty"`
@@ -69,12 +67,11 @@ type (
 		Time  int64    `json:"time,omitempty"`  // when the newest of them changed, ms
 		Hot   int      `json:"hot,omitempty"`   // number of the key of hot sums
 
-		Registers    int         `json:"registers,omitempty"`    // number of the key of registers
-		OldRegisters int         `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
-		Steps        int         `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
-		Dimensions   [][2]string `json:"dimensions,omitempty"`   // names and values
-		Counted      []int       `json:"counted,omitempty"`      // number of the key of what was counted, in front by epoch
-		Top          int         `json:"top,omitempty"`          // number of the key of the rule's marks, of a hot sum that is gathered
+		Registers  int         `json:"registers,omitempty"`  // number of the key of registers
+		Steps      int         `json:"steps,omitempty"`      // number of the key of the list of steps of a unique
+		Dimensions [][2]string `json:"dimensions,omitempty"` // names and values
+		Counted    int         `json:"counted,omitempty"`    // number of the key of what was counted
+		Top        int         `json:"top,omitempty"`        // number of the key of the rule's marks, of a hot sum that is gathered
 	}
 	bucket struct {
 		Step int64 `json:"step"`           // seconds
@@ -165,11 +162,6 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		out.Set = g.names.key(membersKey(b, c.Key))
 		out.Registers, out.Steps = g.names.key(registersKey(b, c.Key)), g.names.key(stepsKey(b, c.Key))
-		if g.call.Front {
-			out.OldRegisters = g.names.key(oldRegistersKey(b, c.Key))
-			out.Moved = []int{g.names.key(movedKey(b, 0, c.Key)), g.names.key(movedKey(b, 1, c.Key))}
-			out.Old = g.names.key(oldLedgerKey(b, c.Key))
-		}
 	}
 	if step := c.Spread; step != nil {
 		out.Step, out.Epoch, out.Hot = string(step.To), step.Epoch.String(), g.names.key(hotKey(b))
@@ -185,18 +177,13 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 		out.Top = g.names.key(marksKey(b, c.Rule.Match))
 	}
 	if len(c.Dimensions) > 0 || c.Verb == counter.Delete {
-		if g.call.Front {
-			out.Counted = []int{g.names.key(countsKey(b, 0, c.Key)), g.names.key(countsKey(b, 1, c.Key))}
-		} else {
-			out.Counted = []int{g.names.key(countedKey(b, c.Key))}
-		}
+		out.Counted = g.names.key(countedKey(b, c.Key))
 	}
 	for _, d := range c.Dimensions {
 		out.Dimensions = append(out.Dimensions, [2]string{d.Name, d.Value})
 	}
 	switch {
-	case (c.Verb == counter.Add || c.Verb == counter.Divide) && len(c.Rule.Buckets) > 0, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique && len(c.Rule.Buckets) > 0,
-		c.Verb == counter.Delete && g.call.Front:
+	case c.Verb == counter.Add || c.Verb == counter.Divide, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique:
 		for i := range c.Rule.Buckets {
 			r := &c.Rule.Buckets[i]
 			bk := bucket{Step: int64(r.Step / time.Second), Kept: r.Kept.Milliseconds()}
@@ -205,10 +192,7 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 			}
 			out.Buckets = append(out.Buckets, bk)
 		}
-		if g.call.Front {
-			out.Past = []int{g.names.key(gainedKey(b, 0, c.Key)), g.names.key(gainedKey(b, 1, c.Key))}
-		}
-	case c.Verb == counter.Delete: // whatever rules there were
+	case c.Verb == counter.Delete && !g.call.Front: // whatever rules there were
 		for _, step := range counter.BucketSteps {
 			out.Past = append(out.Past, g.names.key(gainsKey(b, step, c.Key)))
 		}

@@ -17,15 +17,15 @@ const fieldsAtOnce = 1000
 
 // Running is as counter.TopStore says.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
-	slots, _, err := s.RunningHot(ctx, keys, step)
+	slots, _, err := s.RunningResident(ctx, keys, step)
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: top: %w", err)
 	}
 	return slots, nil
 }
 
-// RunningHot is Running, with the indexes of the keys of which Redis does not know all.
-func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, cold []int, err error) {
+// RunningResident is Running, with the indexes of the keys of which Redis does not know all.
+func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, absent []int, err error) {
 	by := map[int][]int{} // indexes of keys by their buckets
 	for i, key := range keys {
 		b := hashBucket(key)
@@ -38,7 +38,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 	slots = make([]counter.Slot, len(keys))
 	err = s.pipeline(ctx, len(by), func(ctx context.Context, pipe redis.Pipeliner) func() error {
 		var all []some
-		cold = nil
+		absent = nil
 		for b, at := range by {
 			for at := range slices.Chunk(at, fieldsAtOnce) {
 				fields := make([]string, len(at))
@@ -57,7 +57,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 				for n, i := range some.at {
 					text, _ := texts[n].(string)
 					if text == "" {
-						cold = append(cold, i)
+						absent = append(absent, i)
 						continue
 					}
 					_, st, err := parseState(keys[i], text)
@@ -70,7 +70,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 			return nil
 		}
 	})
-	return slots, cold, err
+	return slots, absent, err
 }
 
 // Histories is as counter.TopStore says.
@@ -91,35 +91,6 @@ func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration
 		var err error
 		if _, out[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
 			return fail(err)
-		}
-	}
-	return out, nil
-}
-
-// HistoryOf is what HistoryResident returns of one counter.
-type HistoryOf struct {
-	State      counter.State
-	Gained     map[int64]counter.Gain
-	Alone, Hot bool
-}
-
-// HistoriesHot is HistoryResident of several counters.
-func (s *Store) HistoriesHot(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]HistoryOf, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
-	calls := make([]*redisconn.Call, len(keys))
-	for i, key := range keys {
-		calls[i] = historyHotCall(key, step, from, to)
-	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, err
-	}
-	out := make([]HistoryOf, len(keys))
-	for i, key := range keys {
-		var err error
-		if out[i].State, out[i].Gained, out[i].Alone, out[i].Hot, err = parseHistoryHot(calls[i], key, step, from, to); err != nil {
-			return nil, err
 		}
 	}
 	return out, nil

@@ -37,7 +37,7 @@ func persisted(t testing.TB, redis *counterredis.Store) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return !slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Since.IsZero() || b.Taken != 0 })
+		return !slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Since.IsZero() || b.Draining != 0 })
 	})
 }
 

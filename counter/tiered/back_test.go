@@ -124,7 +124,7 @@ func TestWhatLeavesRedisComesBack(t *testing.T) {
 		w.apply(t, op("", add(stock, "k:1", 5)))
 		w.apply(t, op("", ends(views, "v:2", counter.Adjust)))
 		w.apply(t, op("", edit(visitors, "u:1", []string{"a", came}, nil)), op("", edit(visitors, "u:many", many[:500], nil)))
-		// In one call of the store, and so in one cut.
+		// In one call of the store, and so in one checkpoint.
 		w.apply(t, op("", edit(likes, "l:1", []string{"b"}, nil)), op("", edit(likes, "l:1", nil, []string{"a", "b"})), op("", edit(likes, "l:1", []string{"a", "c"}, nil)))
 		w.apply(t, op("", view("v:gone", "x")), op("", ends(views, "v:gone", counter.Delete)), op("", view("v:gone", "y")))
 		if round%3 == 0 {

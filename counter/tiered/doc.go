@@ -17,24 +17,24 @@
 // left again is never put in. Many members are put into a key beside, in parts, and
 // renamed at the end.
 //
-// # Cuts
+// # Checkpoints
 //
-// What is hot is persisted in cuts. A change notes its counter as dirty, the names of
-// members that moved, steps of time that are over, and its identity. A cut sets all that aside, in all buckets,
-// and begins the next epoch; who then changes a counter that was set aside keeps its
-// state of the cut beside it, of a unique with its registers. So what is persisted is the state
-// of all counters at one moment, while changes go on. Only the steps of uniques are persisted as they
-// are a little later: their registers grow and are merged into those that are there, in any order. They
-// leave Redis when their step is over. What was counted under dimensions since the cut before is added to
-// what is there, and who reads adds it if the front's epoch says that it is not in yet. It goes into PostgreSQL in one transaction,
-// with members, registers, history, resets, ledger entries, identities and the number of the
-// epoch, one row for each counter that changed; then Redis forgets what was set aside. Before
-// the commit it is looked whether Redis still has all of the cut: what lost its memory meanwhile
-// would tell of counters as if they did not exist. PostgreSQL thus holds a moment of the
-// past of each bucket.
+// What is in Redis is persisted in checkpoints. A change notes its counter as dirty, and in journals the names of
+// members that moved, steps of time that are over, what it counted under dimensions, and its identity. A checkpoint
+// renames the list of dirty counters and that of identities, so it costs the same however many there are. Who changes
+// one of its counters for the first time since then keeps the state of then beside it and sets its journals aside; who
+// drains it does the same. So the values that are persisted, and the identities of who changed them, are of one moment,
+// while changes go on. Registers of uniques alone are persisted as they are a little later, with the value that they
+// have then: they only grow, in any order. The steps of uniques leave Redis when they are over and persisted.
+//
+// It goes into PostgreSQL in one transaction, with members, registers, history, resets, ledger entries, identities and
+// the number of the checkpoint, one row for each counter that changed; then Redis forgets it. What was counted under
+// dimensions is added to what is there; who reads adds what is in Redis unless the version of the row says that it is
+// in already. Before the commit it is looked whether Redis still has all of the checkpoint: what lost its memory
+// meanwhile would tell of counters as if they did not exist.
 //
 // Any process may persist. Who does holds the row of headcount_front; the others skip
-// their turn. A process that dies on the way leaves the cut in Redis: the next one finds it
+// their turn. A process that dies on the way leaves the checkpoint in Redis: the next one finds it
 // by its number, and writes it again, or only clears it away when it is in
 // PostgreSQL already.
 //
@@ -44,7 +44,7 @@
 // bucket. A bucket also knows which run of which server it was found good on. A call
 // that meets a bucket without a generation, or on another run, changes nothing: its process
 // looks at all buckets while it holds headcount_front. When they are of the generation, and newer
-// than the last persisted cut, nothing that was persisted is missing, and they go on; the last versions may be lost, so what
+// than the last persisted checkpoint, nothing that was persisted is missing, and they go on; the last versions may be lost, so what
 // changes from now on gets a greater incarnation. Else a new
 // generation begins: all buckets are emptied, also those that kept theirs. Who still persists or decides for the old generation is refused. A hot
 // counter of an older generation is told with the incarnation of the new one: so it
@@ -67,11 +67,11 @@
 //     replay.
 //   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
 //     or was last read from it, stale.
-//   - Redis loses its memory: what was changed since the last cut that was persisted is lost with
+//   - Redis loses its memory: what was changed since the last checkpoint that was persisted is lost with
 //     it; so are identities of that time. Of a Cluster one master
 //     is enough. While PostgreSQL is away too, nothing is answered until it is back.
-//   - Redis comes back with an older memory: the same, when it is older than the last cut. When it is newer, values are at
-//     least those of the last cut; who looks at a counter may see what was lost until it changes again. A failover or a
+//   - Redis comes back with an older memory: the same, when it is older than the last checkpoint. When it is newer, values are at
+//     least those of the last checkpoint; who looks at a counter may see what was lost until it changes again. A failover or a
 //     restart needs PostgreSQL once, to find that out.
 //   - A process dies: nothing that was acknowledged is lost.
 //   - Rules of two processes that give one new counter different kinds: it may become both. The one in PostgreSQL stays.
@@ -80,12 +80,12 @@
 //
 // Dirty counters, members that moved and identities wait in Redis, while PostgreSQL is away:
 // at most 262,144 a bucket, beyond which changes of it fail. A process holds a page
-// of a cut at a time, and of a set that is loaded.
+// of a checkpoint at a time, and of a set that is loaded.
 //
 // # Beside each other
 //
 // Regions each have a Redis of their own, which package regions keeps alike, and share one PostgreSQL. A Beside has
-// exact counters there and all others in Redis alone. Nothing goes from one to the other, so there are neither cuts nor
+// exact counters there and all others in Redis alone. Nothing goes from one to the other, so there are neither checkpoints nor
 // generations, and each of the two may be away without the other. In both modes a batch of exact counters looks for its
 // identity in Redis, and is noted there. So batches have one space of identities in each region, and those of exact
 // counters one in all.

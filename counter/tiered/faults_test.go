@@ -141,9 +141,9 @@ func TestPostgresAway(t *testing.T) {
 	}
 }
 
-// TestALateDoneOfAnotherGeneration ends no cut of this one, although epochs begin anew with each generation: what was set
+// TestALateAcknowledgementOfAnotherGeneration ends no checkpoint of this one, although they are numbered anew in each generation: what was set
 // aside would never be persisted.
-func TestALateDoneOfAnotherGeneration(t *testing.T) {
+func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
 	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	redis := s.Front()
 	apply(t, s, op("", add(views, "v:1", 7)))
@@ -151,27 +151,27 @@ func TestALateDoneOfAnotherGeneration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	generation, epoch := buckets[0].Generation, buckets[0].Epoch
-	taken := func() (n int) {
+	generation, number := buckets[0].Generation, buckets[0].Checkpoint
+	draining := func() (n int) {
 		all, err := redis.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, b := range all {
-			if b.Taken == epoch {
+			if b.Draining == number {
 				n++
 			}
 		}
 		return n
 	}
-	if err := redis.Cut(t.Context(), generation, epoch); err != nil || taken() != counterredis.Buckets {
-		t.Fatalf("%d buckets are cut, %v", taken(), err)
+	if err := redis.Checkpoint(t.Context(), generation, number); err != nil || draining() != counterredis.Buckets {
+		t.Fatalf("%d buckets have a checkpoint, %v", draining(), err)
 	}
-	if err := redis.Done(t.Context(), generation-1, epoch); err != nil || taken() != counterredis.Buckets {
-		t.Errorf("%d buckets wait for their cut to be persisted, want %d (%v)", taken(), counterredis.Buckets, err)
+	if err := redis.Acknowledge(t.Context(), generation-1, number); err != nil || draining() != counterredis.Buckets {
+		t.Errorf("%d buckets wait for their checkpoint to be persisted, want %d (%v)", draining(), counterredis.Buckets, err)
 	}
-	if err := redis.Done(t.Context(), generation, epoch); err != nil || taken() != 0 {
-		t.Errorf("%d buckets wait for a cut that is persisted, %v", taken(), err)
+	if err := redis.Acknowledge(t.Context(), generation, number); err != nil || draining() != 0 {
+		t.Errorf("%d buckets wait for a checkpoint that is persisted, %v", draining(), err)
 	}
 }
 
@@ -463,8 +463,8 @@ func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 	}
 }
 
-// TestRedisEmptiedWhileItIsPersisted: a cut that Redis forgets on its way takes nothing away from
-// PostgreSQL. A lock holds the cut up in the midst of a bucket, which Redis tells of in one piece.
+// TestRedisEmptiedWhileItIsPersisted: a checkpoint that Redis forgets on its way takes nothing away from
+// PostgreSQL. A lock holds it up in the midst of a bucket, which Redis tells of in one piece.
 func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 	redis, pg := redistest.Start(t, "--hash-max-listpack-entries", "10000"), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
@@ -497,7 +497,7 @@ func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 		t.Fatal(err)
 	}
 	made()
-	testkit.Eventually(t, "a cut waits", func() bool {
+	testkit.Eventually(t, "a checkpoint waits", func() bool {
 		return pgtest.Query[bool](t, cfg.Postgres, "select exists (select from pg_locks where not granted)")
 	})
 	redis.Flush(t)

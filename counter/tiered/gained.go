@@ -11,14 +11,14 @@ import (
 
 // Running is as counter.TopStore says.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
-	slots, at, err := s.redis.RunningHot(ctx, keys, step)
+	slots, at, err := s.redis.RunningResident(ctx, keys, step)
 	if err == nil && len(at) > 0 {
-		cold := make([]string, len(at))
+		rest := make([]string, len(at))
 		for n, i := range at {
-			cold[n] = keys[i]
+			rest[n] = keys[i]
 		}
 		var behind []counter.Slot
-		if behind, err = s.pg.Running(ctx, cold, step); err == nil {
+		if behind, err = s.pg.Running(ctx, rest, step); err == nil {
 			for n, i := range at {
 				slots[i] = behind[n]
 			}
@@ -36,9 +36,9 @@ func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration
 		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	var front []counterredis.HistoryOf
+	var front []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
-		front, err = s.redis.HistoriesHot(ctx, keys, step, from, to)
+		front, err = s.redis.HistoriesResident(ctx, keys, step, from, to)
 		return err
 	})
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration
 		if f.Alone {
 			out[i] = nil
 		}
-		if !f.Hot {
+		if !f.Resident {
 			f.State = states[i]
 		}
 		out[i] = f.State.With(merged(f.Gained, out[i]), step, from, to)

@@ -57,7 +57,7 @@ type Store struct {
 	unready atomic.Pointer[error] // why counters of a Redis that had no PostgreSQL are not served yet
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
-	kick    chan struct{} // holds one: somebody waits for a cut
+	kick    chan struct{} // holds one: somebody waits for a checkpoint
 	stop    context.CancelFunc
 	wg      sync.WaitGroup // the persist worker
 }
@@ -398,27 +398,25 @@ func (s resident) History(ctx context.Context, key string, step time.Duration, f
 		return counter.Counter{}, nil, fmt.Errorf("tiered: history of %q: %w", key, unavailable(err))
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	var st counter.State
-	var gained map[int64]counter.Gain
-	var alone, hot bool
+	var is counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
-		st, gained, alone, hot, err = s.redis.HistoryResident(ctx, key, step, from, to)
+		is, err = s.redis.HistoryResident(ctx, key, step, from, to)
 		return err
 	})
 	if err != nil {
 		return fail(err)
 	}
 	var gains []counter.Gain
-	if !alone {
-		var behind counter.State
-		if behind, gains, err = s.pg.Gains(ctx, key, step, from, to); err != nil {
+	if !is.Alone {
+		var row counter.State
+		if row, gains, err = s.pg.Gains(ctx, key, step, from, to); err != nil {
 			return fail(err)
 		}
-		if !hot {
-			st = behind
+		if !is.Resident {
+			is.State = row
 		}
 	}
-	return st.Counter(key), st.With(merged(gained, gains), step, from, to), nil
+	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
 }
 
 // merged is what Redis and PostgreSQL have of the steps of a counter that are over, in order.
@@ -446,44 +444,35 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 	fail := func(err error) (counter.Counter, counter.Counted, error) {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("tiered: dimension %q of %q: %w", name, key, unavailable(err))
 	}
-	for try := 0; ; try++ {
-		// First what is not persisted: what is missing in it is in PostgreSQL by then.
-		hot, err := s.redis.DimensionResident(ctx, key, name)
-		if errors.Is(err, counterredis.ErrLost) && try == 0 {
-			if err = s.heal(ctx, false); err == nil {
-				continue
-			}
-		}
-		if err != nil {
+	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	var is *counterredis.ResidentDimension
+	err := s.mend(ctx, func() (err error) {
+		is, err = s.redis.DimensionResident(ctx, key, name)
+		return err
+	})
+	if err != nil {
+		return fail(err)
+	}
+	var row counter.Counter
+	var all counter.Counted
+	if is == nil || !is.Alone {
+		if row, all, err = s.pg.Dimension(ctx, key, name); err != nil {
 			return fail(err)
 		}
-		var all counter.Counted
-		var front counterpg.Front
-		var out counter.Counter
-		if hot == nil || !hot.Alone {
-			if out, all, front, err = s.pg.Counted(ctx, key, name); err != nil {
-				return fail(err)
-			}
-		}
-		if hot == nil {
-			return out, all, nil
-		}
-		if !hot.Alone && front.Generation != hot.Generation {
-			if try > 0 {
-				return fail(counterredis.ErrLost)
-			}
-			continue
-		}
-		for epoch, counts := range map[uint64][]counter.Count{hot.Taken: hot.Before, hot.Epoch: hot.Now} {
-			if !hot.Alone && epoch <= front.Epoch { // it is persisted by now
-				continue
-			}
+	}
+	if is == nil {
+		return row, all, nil
+	}
+	add := func(upTo counter.Version, counts []counter.Count) {
+		if is.Alone || row.Version.Compare(upTo) < 0 { // else the row has it
 			for _, c := range counts {
 				all.Add(c.Value, c.Count)
 			}
 		}
-		return hot.State.Counter(key), all, nil
 	}
+	add(is.Checkpoint, is.Drained)
+	add(is.State.Version, is.Counted)
+	return is.State.Counter(key), all, nil
 }
 
 // Mark is as counter.TopStore says.

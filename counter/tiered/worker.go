@@ -18,7 +18,7 @@ import (
 
 const (
 	leastTick = 5 * time.Millisecond
-	hurries   = 10 * time.Millisecond // the least time between two cuts that somebody waits for
+	hurries   = 10 * time.Millisecond // the least time between two checkpoints that somebody waits for
 	evictMost = 30 * time.Second      // the most time between two rounds of evicting
 	lastRound = 3 * time.Second       // for persistLast
 )
@@ -48,7 +48,7 @@ func newMetrics(to prometheus.Registerer) metrics {
 	return m
 }
 
-// hurry has the worker cut soon.
+// hurry has the worker persist soon.
 func (s *Store) hurry() {
 	select {
 	case s.kick <- struct{}{}:
@@ -57,7 +57,7 @@ func (s *Store) hurry() {
 }
 
 // persist is the worker: it persists what is old enough, and lets cold counters go,
-// until ctx ends. Its tick leaves a cut the last tenth of the interval.
+// until ctx ends. Its tick leaves a checkpoint the last tenth of the interval.
 func (s *Store) persist(ctx context.Context) {
 	ticker := time.NewTicker(max(s.cfg.PersistInterval/10, leastTick))
 	defer ticker.Stop()
@@ -116,7 +116,7 @@ func (s *Store) persist(ctx context.Context) {
 func (s *Store) persistLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
 	defer cancel()
-	for range 2 { // the first may only finish the cut of a process that has died
+	for range 2 { // the first may only finish the checkpoint of a process that has died
 		all, err := s.redis.Status(ctx)
 		if err == nil && slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
 			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
@@ -145,7 +145,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		if !b.Since.IsZero() {
 			lag = max(lag, b.Now.Sub(b.Since))
 		}
-		due = due || b.Taken != 0 && lag > s.cfg.PersistInterval // somebody died over it
+		due = due || b.Draining != 0 && lag > s.cfg.PersistInterval // somebody died over it
 	}
 	s.metrics.lag.Store(int64(lag))
 	s.unready.Store(nil)
@@ -153,10 +153,10 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		return nil
 	}
 	var generation, done uint64
-	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *counterpg.Persisting) (epoch, deleted uint64, err error) {
-		epoch, deleted, err = s.cut(ctx, p)
-		generation, done = p.Generation, epoch
-		return epoch, deleted, err
+	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
+		number, deleted, err = s.checkpoint(ctx, p)
+		generation, done = p.Generation, number
+		return number, deleted, err
 	})
 	if errors.Is(err, counterredis.ErrLost) {
 		return s.heal(ctx, true)
@@ -164,27 +164,27 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if err != nil || busy || done == 0 {
 		return err
 	}
-	// Who does not come to this leaves it to the next cut.
-	if err := s.redis.Done(ctx, generation, done); err != nil {
+	// Who does not come to this leaves it to the next checkpoint.
+	if err := s.redis.Acknowledge(ctx, generation, done); err != nil {
 		return err
 	}
 	s.metrics.lag.Store(0)
 	return nil
 }
 
-// cut writes the next cut, and returns its epoch.
-func (s *Store) cut(ctx context.Context, p *counterpg.Persisting) (epoch, deleted uint64, err error) {
+// checkpoint writes the next checkpoint, and returns its number.
+func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
 	all, err := s.redis.Status(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
 	dirty := false
 	for _, b := range all {
-		if !b.Good || b.Generation != p.Generation || b.Epoch <= p.Epoch {
+		if !b.Good || b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
 			return 0, 0, counterredis.ErrLost
 		}
-		if b.Taken != 0 && b.Taken == p.Epoch { // it is persisted: who did so has died
-			if err := s.redis.Done(ctx, p.Generation, p.Epoch); err != nil {
+		if b.Draining != 0 && b.Draining == p.Checkpoint { // it is persisted: who did so has died
+			if err := s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint); err != nil {
 				return 0, 0, err
 			}
 			return 0, 0, nil // and what came after it is for the next round
@@ -195,14 +195,14 @@ func (s *Store) cut(ctx context.Context, p *counterpg.Persisting) (epoch, delete
 	if !dirty {
 		return 0, 0, nil
 	}
-	epoch = p.Epoch + 1
-	if err := s.redis.Cut(ctx, p.Generation, epoch); err != nil {
+	number = p.Checkpoint + 1
+	if err := s.redis.Checkpoint(ctx, p.Generation, number); err != nil {
 		return 0, 0, err
 	}
 	n := 0
-	err = s.redis.Take(ctx, epoch, func(cuts []counter.Cut) error {
-		n += len(cuts)
-		return p.Write(ctx, cuts)
+	err = s.redis.Drain(ctx, p.Generation, number, func(drained []counter.Drained) error {
+		n += len(drained)
+		return p.Write(ctx, drained)
 	}, func(ids []counter.Identity) error { return p.Identities(ctx, ids) })
 	if err != nil {
 		return 0, 0, err
@@ -212,7 +212,7 @@ func (s *Store) cut(ctx context.Context, p *counterpg.Persisting) (epoch, delete
 		return 0, 0, err
 	}
 	for _, b := range all {
-		if !b.Good || b.Generation != p.Generation || b.Taken != epoch {
+		if !b.Good || b.Generation != p.Generation || b.Draining != number {
 			return 0, 0, counterredis.ErrLost
 		}
 	}
@@ -220,7 +220,7 @@ func (s *Store) cut(ctx context.Context, p *counterpg.Persisting) (epoch, delete
 		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
 	}
 	s.metrics.persisted.Add(float64(n))
-	return epoch, deleted, nil
+	return number, deleted, nil
 }
 
 // heal finds out whether Redis has lost its memory, and begins a new generation if it has. One
@@ -239,7 +239,7 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 		good, whole = true, true
 		for _, b := range all {
 			good = good && b.Good
-			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Epoch > f.Epoch && b.Generation == all[0].Generation
+			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Checkpoint > f.Checkpoint && b.Generation == all[0].Generation
 		}
 		return good, whole
 	}

@@ -2,11 +2,12 @@ package counter
 
 import "headcount/counter/hyperloglog"
 
-// Cut is a counter on its way from a store in front of another one, as a cut has it.
-type Cut struct {
+// Drained is a counter on its way from Redis to PostgreSQL, as a checkpoint has it, with what became of it since the
+// checkpoint before.
+type Drained struct {
 	Key     string
 	State   State // zero: it does not exist
-	Dropped bool  // it was deleted since the cut before; this is its next life, if any
+	Deleted bool  // since the checkpoint before; this is its next life, if any
 	Entries []Entry
 	Emptied bool // those who were members before are none
 	Joined  []string
@@ -14,9 +15,9 @@ type Cut struct {
 	// Registers are all of a counter of kind Unique.
 	Registers hyperloglog.Registers
 	// Past is what it gained in steps that are over. Of a Unique it is what was seen in steps, also
-	// in running ones, since the cut before or longer: it is to be merged into what is known.
+	// in running ones, since the checkpoint before or longer: it is to be merged into what is known.
 	Past []Past
-	// Counted is what it counted under dimensions since the cut before.
+	// Counted is what it counted under dimensions.
 	Counted []Count
 }
 

@@ -1,0 +1,377 @@
+package counterredis
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/redisconn"
+	"headcount/scripts"
+)
+
+// This file is for package tiered: how what is in Redis comes into PostgreSQL.
+
+// Bucket is what a bucket knows of what is behind.
+type Bucket struct {
+	Number     int
+	Generation uint64
+	Good       bool // on this run of the server
+	// Checkpoint is the number of the next one, and Draining that of the one that is being persisted, or 0.
+	Checkpoint, Draining uint64
+	Since                time.Time // of the oldest change that is not persisted; zero: none
+	Left                 uint64
+	Now, Asks            time.Time
+	Deleted              uint64
+	Life                 uint64 // least incarnation of a counter that changes; the generation when that is greater
+}
+
+// Ticket is for Load.
+func (b *Bucket) Ticket() string {
+	return strconv.FormatUint(b.Generation, 10) + " " + strconv.FormatUint(b.Left, 10)
+}
+
+// Status asks buckets, or all.
+func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
+	c, err := s.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(buckets) == 0 {
+		buckets = allBuckets()
+	}
+	calls := perSlot(c, scripts.CounterStatus, buckets, func(b int) []string { return []string{stateKey(b)} })
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+	var out []Bucket
+	for _, cl := range calls {
+		rows, _ := cl.Reply.([]any)
+		for _, r := range rows {
+			f, _ := r.([]any)
+			if len(f) != 10 || len(out) == len(buckets) {
+				return nil, errReplied()
+			}
+			var n [10]uint64
+			for i, v := range f {
+				switch v := v.(type) {
+				case string:
+					n[i], _ = strconv.ParseUint(v, 10, 64)
+				case int64:
+					n[i] = uint64(v)
+				}
+			}
+			b := Bucket{
+				Number: buckets[len(out)], Generation: n[0], Good: n[1] == 1 && n[0] != 0, Checkpoint: n[2], Draining: n[3], Left: n[5],
+				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Life: n[9],
+			}
+			if n[4] != 0 {
+				b.Since = time.UnixMilli(int64(n[4]))
+			}
+			out = append(out, b)
+		}
+	}
+	if len(out) != len(buckets) {
+		return nil, errReplied()
+	}
+	return out, nil
+}
+
+// Checkpoint begins the checkpoint of that number in all buckets of a generation.
+func (s *Store) Checkpoint(ctx context.Context, generation, number uint64) error {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return err
+	}
+	calls := perSlot(c, scripts.CounterCheckpoint, allBuckets(), func(b int) []string {
+		k := bucketKeys(b, true)
+		return []string{k[1], k[2], k[3], k[4], drainedIdentitiesKey(b)}
+	}, checkpointArgs(generation, number)...)
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return err
+	}
+	for _, cl := range calls {
+		if cl.Reply != "ok" {
+			return ErrLost
+		}
+	}
+	return nil
+}
+
+func checkpointArgs(generation, number uint64) []any {
+	return []any{strconv.FormatUint(generation, 10), strconv.FormatUint(number, 10)}
+}
+
+// Drain calls each with the counters of a checkpoint, a part at a time, and identities with its identities. A repetition
+// tells the same.
+func (s *Store) Drain(ctx context.Context, generation, number uint64, each func([]counter.Drained) error, identities func([]counter.Identity) error) error {
+	for b := range Buckets {
+		err := s.scanTaken(ctx, b, func(keys []string) error {
+			drained, err := s.drain(ctx, b, generation, number, keys)
+			if err != nil {
+				return err
+			}
+			return s.withSteps(ctx, b, drained, each)
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.drainIdentities(ctx, b, identities); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) drainIdentities(ctx context.Context, b int, each func([]counter.Identity) error) error {
+	for from := int64(0); ; from += page {
+		var texts []string
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+			s.conn.Metrics.Commands.Inc()
+			texts, err = c.LRange(ctx, drainedIdentitiesKey(b), from, from+page-1).Result()
+			return err
+		})
+		if err != nil || len(texts) == 0 {
+			return err
+		}
+		ids := make([]counter.Identity, len(texts))
+		for i, text := range texts {
+			if n, err := base64.RawURLEncoding.Decode(ids[i][:], []byte(text)); err != nil || n != len(ids[i]) {
+				return errReplied()
+			}
+		}
+		if err := each(ids); err != nil {
+			return err
+		}
+	}
+}
+
+// scanTaken calls each with the counters of a bucket that are in the checkpoint, perhaps with one twice.
+func (s *Store) scanTaken(ctx context.Context, b int, each func(keys []string) error) error {
+	return s.scanHash(ctx, bucketKeys(b, true)[3], page, func(pairs []string) error {
+		var keys []string
+		for i := 0; i+1 < len(pairs); i += 2 {
+			keys = append(keys, pairs[i])
+		}
+		slices.Sort(keys)
+		for some := range slices.Chunk(slices.Compact(keys), page) {
+			if err := each(some); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *Store) drain(ctx context.Context, b int, generation, number uint64, keys []string) ([]counter.Drained, error) {
+	k := bucketKeys(b, true)
+	cl := &redisconn.Call{Script: scripts.CounterDrain, Keys: slices.Clone(k[:4]), Args: checkpointArgs(generation, number)}
+	for _, key := range keys {
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), registersKey(b, key))
+		for _, j := range journals {
+			cl.Keys = append(cl.Keys, asideKey(b, j, key))
+		}
+		cl.Args = append(cl.Args, key)
+	}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return nil, err
+	}
+	if cl.Reply == lostReply {
+		return nil, ErrLost
+	}
+	rows, _ := cl.Reply.([]any)
+	if len(rows) != len(keys) {
+		return nil, errReplied()
+	}
+	var out []counter.Drained
+	for i, key := range keys {
+		if rows[i] == int64(0) {
+			continue
+		}
+		row, _ := rows[i].([]any)
+		if len(row) != 6 {
+			return nil, errReplied()
+		}
+		d, err := parseDrained(key, row)
+		if err == nil && row[3] != int64(0) {
+			err = s.drainMoved(ctx, b, &d)
+		}
+		if err == nil && row[5] != int64(0) {
+			err = s.drainCounted(ctx, b, &d)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// parseDrained reads a row of counter_drain.lua.
+func parseDrained(key string, row []any) (d counter.Drained, err error) {
+	d.Key = key
+	text, _ := row[0].(string)
+	text, d.Deleted = strings.CutPrefix(text, deletedFlag)
+	if _, d.State, err = parseState(key, text); err != nil {
+		return d, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+	}
+	if d.Entries, err = parseEntries(row[1]); err != nil {
+		return d, err
+	}
+	registers, _ := row[2].(string)
+	if d.Registers, err = hyperloglog.Parse([]byte(registers)); err != nil {
+		return d, fmt.Errorf("%w: registers of %q: %w", counter.ErrUnavailable, key, err)
+	}
+	d.Past, err = parsePast(row[4])
+	return d, err
+}
+
+func (s *Store) readAside(ctx context.Context, b int, journal, key string) (fields map[string]string, err error) {
+	return fields, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		s.conn.Metrics.Commands.Inc()
+		fields, err = c.HGetAll(ctx, asideKey(b, journal, key)).Result()
+		return err
+	})
+}
+
+func (s *Store) drainMoved(ctx context.Context, b int, d *counter.Drained) error {
+	places, err := s.readAside(ctx, b, movedJournal, d.Key)
+	for m, is := range places {
+		switch {
+		case m == "":
+			d.Emptied = true
+		case strings.HasPrefix(is, "1"):
+			d.Joined = append(d.Joined, m)
+		default:
+			d.Left = append(d.Left, m)
+		}
+	}
+	return err
+}
+
+func (s *Store) drainCounted(ctx context.Context, b int, d *counter.Drained) error {
+	found, err := s.readAside(ctx, b, countedJournal, d.Key)
+	for field, text := range found {
+		name, value, _ := strings.Cut(field, ":")
+		count, _, _ := strings.Cut(text, " ")
+		n, err := strconv.ParseInt(count, 10, 64)
+		if err != nil {
+			return fmt.Errorf("%w: what %q counted: %w", counter.ErrUnavailable, d.Key, err)
+		}
+		d.Counted = append(d.Counted, counter.Count{Name: name, Value: value, Count: n})
+	}
+	return err
+}
+
+// withSteps calls each with counters of a checkpoint, when it has read whom uniques saw in steps: of so many
+// at a time that a process holds little more than stepsAtOnce bytes of them. Registers only grow, so they may
+// be newer than the checkpoint.
+func (s *Store) withSteps(ctx context.Context, b int, drained []counter.Drained, each func([]counter.Drained) error) error {
+	first, size := 0, 0
+	for i := range drained {
+		t := &drained[i]
+		if t.State.Kind != counter.Unique || len(t.Past) == 0 {
+			continue
+		}
+		n, err := s.readSteps(ctx, b, t)
+		if err != nil {
+			return err
+		}
+		if size += n; size > stepsAtOnce {
+			if err := each(drained[first : i+1]); err != nil {
+				return err
+			}
+			clear(drained[first : i+1])
+			first, size = i+1, 0
+		}
+	}
+	return each(drained[first:])
+}
+
+func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size int, err error) {
+	return size, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		texts := make([]*redis.StringCmd, len(t.Past))
+		for i := range t.Past {
+			texts[i] = pipe.Get(ctx, stepKey(b, t.Past[i].Slot, t.Key))
+		}
+		s.conn.Metrics.Commands.Add(float64(len(texts)))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		past := t.Past[:0]
+		size = 0
+		for i, cmd := range texts {
+			text, err := cmd.Bytes()
+			if errors.Is(err, redis.Nil) {
+				continue // the counter was deleted since
+			}
+			if err != nil {
+				return err
+			}
+			seen, err := hyperloglog.Parse(text)
+			if err != nil {
+				return fmt.Errorf("%q: %w", t.Key, err)
+			}
+			p := t.Past[i]
+			p.Seen = &seen
+			past, size = append(past, p), size+len(text)
+		}
+		t.Past = past
+		return nil
+	})
+}
+
+// Acknowledge forgets a checkpoint of a generation: it is persisted.
+func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) error {
+	for b := range Buckets {
+		k := bucketKeys(b, true)
+		acknowledge := func(keys []string) error {
+			cl := &redisconn.Call{
+				Script: scripts.CounterAcknowledge, Keys: []string{k[1], k[2], k[3], drainedIdentitiesKey(b)}, Args: checkpointArgs(generation, number),
+			}
+			for _, key := range keys {
+				cl.Keys = append(cl.Keys, ledgerKey(b, key))
+				for _, j := range journals {
+					cl.Keys = append(cl.Keys, asideKey(b, j, key))
+				}
+				cl.Args = append(cl.Args, key)
+			}
+			return s.conn.Run(ctx, []*redisconn.Call{cl})
+		}
+		err := s.scanTaken(ctx, b, acknowledge)
+		if err == nil {
+			err = acknowledge(nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Evict lets counters go that nobody touched for so long and that are persisted. more:
+// there may be more of them.
+func (s *Store) Evict(ctx context.Context, after time.Duration) (gone int, more bool, err error) {
+	calls := make([]*redisconn.Call, Buckets)
+	for b := range calls {
+		calls[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{after.Milliseconds(), evictAtOnce, tag(b)}}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return 0, false, err
+	}
+	for _, cl := range calls {
+		n, _ := cl.Reply.(int64)
+		gone += int(n)
+		more = more || n == evictAtOnce
+	}
+	return gone, more, nil
+}
