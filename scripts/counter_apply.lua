@@ -1,55 +1,122 @@
 -- counter_apply.lua: make operations on counters, in their order, each all or not at all.
 --
--- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s (see the README); then ledgers, sets and identities, named by their
---          number
--- ARGV[1]  PUBLISH or SPUBLISH
--- ARGV[2]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
---          has six keys: the two, hc:{n}:d, :t, :j and :a. region: there are other regions, and behind
---          those keys a bucket has three more: hc:{n}:f, :log and :gone
--- ARGV[3]  how long an identity is remembered, ms
--- Returns  JSON: {"busy":true} when a bucket is frozen; or results, one for each operation, and the states of the
---          counters after the call. With fewer results stop says why the next operation cannot be made yet. In front
---          also {"lost":true} and {"full":true}.
+-- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s (see the README); in front of PostgreSQL four more: hc:{n}:d, :t, :j and
+--          :a; with other regions three more: hc:{n}:f, :log and :gone. Then identities, named by their number. The keys of
+--          one counter are made here, in the slot of its bucket
+-- ARGV     PUBLISH or SPUBLISH; how long an identity is remembered, ms; how many members one update names; how long a
+--          ledger without a rule is kept, ms; how many values of a dimension are told apart; 1 in front of PostgreSQL;
+--          this region, or "" when there are no others; of a bucket in front, the room for what is not persisted; 1: a
+--          counter that does not exist is looked for elsewhere first; then
+--          buckets: how many, and of each the number of its first key, and its channel;
+--          rules: how many, and of each kind, floor or "", ceiling or "", how long its ledger is kept, ms, its match if it
+--          has top lists, else "", and its steps: how many, and of each its length in s, and how long it is kept, ms;
+--          operations, to the end: the number of the identity's key and of its bucket, or 0; 1: PostgreSQL does not know
+--          the identity; how many changes; of each verb, key, number of bucket and rule, 1: it is nowhere else; then what
+--          readers below say
+-- Returns  "busy": a bucket is frozen. In front also "lost" and "full". Or results, one for each operation: "", "replay",
+--          or why it is refused; the states of the counters after the call, in the order in which they are named first;
+--          then, with fewer results, why the next operation cannot be made yet: 1: PostgreSQL has to be asked for its
+--          identity; a list of counters that have to be looked for.
 -- Safe to repeat and to arrive late: with an identity nothing is changed again. An operation without an identity is
 -- the caller's to repeat or not. All is judged before the first write, but of registers. O(changes).
 --#include counter_number.lua
---#include counter_far.lua
---#include counter_set.lua
 --#include counter_front.lua
---#include counter_steps.lua
+--#include counter_updates.lua
 
-local command, call, remember = ARGV[1], cjson.decode(ARGV[2]), ARGV[3]
+local command, remember, toldMost, keptDefault, values = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local inFront, region, room, looks = ARGV[6] == '1', ARGV[7], tonumber(ARGV[8]), ARGV[9] == '1'
+if region == '' then region = nil end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local nowText = string.format('%.0f', now)
 
 -- What the call names, read once. states are by key, as nothing else has two of one key.
-local buckets, states, order = call.buckets, {}, {}
-for _, b in ipairs(buckets) do
-  b.counters, b.state = KEYS[b.at], KEYS[b.at + 1]
-  b.keys = {}
-  if call.front then
-    b.dirty, b.taken, b.journal, b.ages = KEYS[b.at + 2], KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5]
-    b.front = front(b.state)
-    if not b.front then return cjson.encode({lost = true}) end
-  end
-  if call.region then
-    local at = b.at + (call.front and 6 or 2)
-    b.fars, b.log, b.gone = KEYS[at], KEYS[at + 1], KEYS[at + 2]
-  end
-end
-for _, op in ipairs(call.ops) do
-  for _, c in ipairs(op.changes) do
-    if not states[c.key] then
-      local b = buckets[c.bucket]
-      states[c.key] = {key = c.key, bucket = b}
-      order[#order + 1] = c.key
-      b.keys[#b.keys + 1] = c.key
+local ops, buckets, states, order, at = {}, {}, {}, {}, 10
+do
+  for i = 1, tonumber(ARGV[10]) do
+    local k = tonumber(ARGV[9 + 2 * i])
+    local b = {counters = KEYS[k], state = KEYS[k + 1], channel = ARGV[10 + 2 * i], keys = {}}
+    k = k + 1
+    if inFront then
+      b.dirty, b.taken, b.journal, b.ages = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4]
+      b.front = front(b.state)
+      if not b.front then return 'lost' end
+      k = k + 4
     end
+    if region then b.fars, b.log, b.gone = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3] end
+    buckets[i] = b
   end
+  at = 11 + 2 * #buckets
 end
 
+-- list reads how many there are, and then so many.
+local function list()
+  local all, n = {}, tonumber(ARGV[at])
+  for i = 1, n do all[i] = ARGV[at + i] end
+  at = at + 1 + n
+  return all
+end
+
+-- Of a step of time number is the running one, and head how that begins in the slots of a sum.
+local rules = {}
+for i = 1, tonumber(ARGV[at]) do
+  local rule, n = {kind = ARGV[at + 1], floor = ARGV[at + 2], ceiling = ARGV[at + 3], kept = tonumber(ARGV[at + 4]), top = ARGV[at + 5], steps = {}}, tonumber(ARGV[at + 6])
+  at = at + 6
+  for k = 1, n do
+    local step = {step = tonumber(ARGV[at + 1]), kept = tonumber(ARGV[at + 2])}
+    step.number = math.floor(now / 1000 / step.step)
+    step.head = string.format(' %.0f:%.0f:', step.step, step.number)
+    rule.steps[k] = step
+    at = at + 2
+  end
+  rules[i] = rule
+end
+at = at + 1
+
+local readers = {
+  add = function(c)
+    c.delta, c.merged, c.reason, c.by = ARGV[at], ARGV[at + 1] == '1', ARGV[at + 2], ARGV[at + 3]
+    at = at + 4
+    c.dimensions = list() -- name, value, name, value …
+  end,
+  edit = function(c) c.join, c.leave = list(), list() end,
+  reset = function(c)
+    c.reason, c.by = ARGV[at], ARGV[at + 1]
+    at = at + 2
+  end,
+  delete = function() end,
+  divide = function(c)
+    c.step, c.epoch, c.time = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+    at = at + 3
+    c.parts = list() -- value, sequence, value, sequence …
+  end,
+}
+readers.adjust = readers.add
+
+while ARGV[at] do
+  local op, n = {id = KEYS[tonumber(ARGV[at])], home = buckets[tonumber(ARGV[at + 1])], asked = ARGV[at + 2] == '1', changes = {}}, tonumber(ARGV[at + 3])
+  at = at + 4
+  for i = 1, n do
+    local key, b = ARGV[at + 1], buckets[tonumber(ARGV[at + 2])]
+    local c = {at = i - 1, verb = ARGV[at], key = key, rule = rules[tonumber(ARGV[at + 3])], looked = ARGV[at + 4] == '1'}
+    at = at + 5
+    readers[c.verb](c)
+    if not states[key] then
+      states[key] = {key = key, bucket = b}
+      order[#order + 1] = key
+      b.keys[#b.keys + 1] = key
+    end
+    op.changes[i] = c
+  end
+  ops[#ops + 1] = op
+end
+
+-- own is a key of a counter alone.
+local function own(s, name) return journalKey(s.bucket.counters, name, s.key) end
+
 local function text(s)
-  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots .. s.mark
+  if not s.kind then return nil end
+  return s.kind .. ' ' .. s.value .. ' ' .. s.at .. ' ' .. s.incarnation .. string.format(' %.0f %.0f', s.sequence, s.entries) .. s.slots .. s.mark
 end
 
 local function load()
@@ -61,7 +128,7 @@ local function load()
         s.was = found
         s.value, s.sequence, s.entries, s.slots, s.mark = '0', 0, 0, '', ''
         if found == false then
-          s.cold = call.front
+          s.cold = inFront
         elseif found ~= '-' then
           local kind, value, at, incarnation, sequence, entries, slots = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
           s.kind, s.value, s.at, s.incarnation, s.slots = kind, value, at, incarnation, slots
@@ -74,18 +141,10 @@ local function load()
   end
 end
 
-local function answer(results, stop)
-  local after = {}
-  for _, key in ipairs(order) do after[key] = text(states[key]) or '' end
-  return cjson.encode({results = results, states = after, stop = stop})
-end
-
 for _, b in ipairs(buckets) do
   local frozen = redis.call('HGET', b.state, 'until')
-  if frozen and now < tonumber(frozen) then return cjson.encode({busy = true}) end
-  if call.front and redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > call.room then
-    return cjson.encode({full = true})
-  end
+  if frozen and now < tonumber(frozen) then return 'busy' end
+  if inFront and redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > room then return 'full' end
 end
 load()
 
@@ -95,7 +154,7 @@ local function unknown(op)
   local keys
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
-    if call.front and s.cold or call.looks and not s.was and not c.looked then
+    if inFront and s.cold or looks and not s.was and not c.looked then
       keys = keys or {}
       keys[#keys + 1] = c.key
     end
@@ -104,13 +163,20 @@ local function unknown(op)
 end
 
 -- What is to be written, when all is judged. Registers alone are written at once.
-local ledgers, sets, ids, told, tellings = {}, {}, {}, {}, {}
+local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, hot = {}, ids = {}, told = {}, tellings = {}}
+
+local regions = region and (function()
+--#include counter_far.lua
+  return {
+    read = readFar, write = writeFar, elsewhere = elsewhere, takeAway = takeAway, after = after, noteChange = noteChange, bury = bury,
+  }
+end)()
 
 -- farOf is what a counter has of other regions. Who changes it sets moved. A counter that is not there has no parts:
 -- what stands there was left by a process without regions that deleted it.
 local function farOf(s)
   if not s.far then
-    s.far = readFar(redis.call('HGET', s.bucket.fars, s.key), s.kind)
+    s.far = regions.read(redis.call('HGET', s.bucket.fars, s.key), s.kind)
     if not s.kind and #s.far.list > 0 then
       s.far.list, s.far.by, s.moved = {}, {}, true
     end
@@ -124,44 +190,45 @@ local function deleted(b)
 end
 
 local function refuse(s, c, why, detail)
-  return {refused = why, at = c.at, value = s.value, kind = s.kind or c.kind, detail = detail}
+  return {c.at, s.value, s.kind or c.rule.kind, why, detail or ''}
 end
 
 local function begin(s, c)
   if not s.kind then
-    if call.region and c.kind ~= 'exact' then farOf(s) end -- of a counter that is not there
-    s.kind = c.kind
+    if region and c.rule.kind ~= 'exact' then farOf(s) end -- of a counter that is not there
+    s.kind = c.rule.kind
     -- In front only this is newer than all that was lost.
-    local least = call.front and s.bucket.front.life or now
+    local least = inFront and s.bucket.front.life or now
     s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
   end
 end
 
 local function moved(s)
-  local life = call.front and s.bucket.front.life
+  local life = inFront and s.bucket.front.life
   if life and tonumber(s.incarnation) < life then s.incarnation = string.format('%.0f', life) end
-  s.sequence, s.at = s.sequence + 1, string.format('%.0f', now)
+  s.sequence, s.at = s.sequence + 1, nowText
 end
 
 local function enter(s, c, name, delta)
   s.entries = s.entries + 1
-  local l = ledgers[c.ledger]
+  local key = own(s, 'l')
+  local l = to.ledgers[key]
   if not l then
     l = {}
-    ledgers[c.ledger] = l
+    to.ledgers[key] = l
   end
   l.bucket = s.bucket
-  l.kept = s.kind == 'exact' and c.kind == 'exact' and (c.kept or 0) or call.kept
-  l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason or '', 'by', c.by or ''}
+  l.kept = s.kind == 'exact' and c.rule.kind == 'exact' and c.rule.kept or keptDefault
+  l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason, 'by', c.by}
 end
 
 -- tell notes that a counter changed. place: of a member whose place did.
 local function tell(s)
-  local t = told[s.key]
+  local t = to.told[s.key]
   if not t then
     t = {places = {}, count = 0}
-    told[s.key] = t
-    tellings[#tellings + 1] = s.key
+    to.told[s.key] = t
+    to.tellings[#to.tellings + 1] = s.key
   end
   return t
 end
@@ -170,7 +237,7 @@ local function tellMember(t, name, is)
   if t.all then return end
   if t.places[name] == nil then t.count = t.count + 1 end
   t.places[name] = is
-  if t.count > call.told then t.all = true end
+  if t.count > toldMost then t.all = true end
 end
 
 -- A hot sum has a mark behind its slots, ' *epoch:phase:value/sequence,…', what of each of its parts is in it
@@ -179,119 +246,88 @@ local SHORT = 17
 local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
 
 local function number(s, c)
-  local kind = s.kind or c.kind
+  local kind = s.kind or c.rule.kind
   if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
   local own = after -- this region's part is bounded like the total, whatever others take from that
-  if after and call.region and kind == 'sum' then own = minus(after, elsewhere(farOf(s), kind)) end
+  if after and region and kind == 'sum' then own = minus(after, regions.elsewhere(farOf(s), kind)) end
   -- Parts may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
   if spread(s) and (not own or math.max(#after, #own) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
   if not own then return nil, refuse(s, c, 'overflow') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
-    if c.floor and falls and compare(after, c.floor) < 0 then return nil, refuse(s, c, 'floor', c.floor) end
-    if c.ceiling and not falls and compare(after, c.ceiling) > 0 then return nil, refuse(s, c, 'ceiling', c.ceiling) end
+    if c.rule.floor ~= '' and falls and compare(after, c.rule.floor) < 0 then return nil, refuse(s, c, 'floor', c.rule.floor) end
+    if c.rule.ceiling ~= '' and not falls and compare(after, c.rule.ceiling) > 0 then return nil, refuse(s, c, 'ceiling', c.rule.ceiling) end
   end
   return after
 end
 
--- gain adds to what a sum has gained in the steps of time that are running, as State.Gain does. A
--- step that is over goes to the history, in front to what is to be persisted.
-local histories = {}
+-- A step of time that is over goes to the history, in front to what is to be persisted.
 local function history(key, s)
-  local h = histories[key]
+  local h = to.histories[key]
   if not h then
     h = {bucket = s.bucket}
-    histories[key] = h
+    to.histories[key] = h
   end
   return h
 end
 
-local marks = {}
-local function gain(s, c)
-  if not c.buckets or s.kind ~= 'sum' or c.verb ~= 'add' then return end
+local function within(value, delta) return plus(value, delta) or string.sub(delta, 1, 1) == '-' and LEAST or MOST end
+
+-- turn gives s the slots of a rule when they are not those already: a step is over, or the rule has others now.
+local function turn(s, rule, delta)
   local was, is = {}, {}
   for step, number, value in string.gmatch(s.slots, ' (%d+):(%d+):(%S+)') do was[step] = {tonumber(number), value} end
-  for i, b in ipairs(c.buckets) do
-    local step, number = tostring(b.step), math.floor(now / 1000 / b.step)
+  for i, b in ipairs(rule.steps) do
+    local step = string.format('%.0f', b.step)
     local slot = was[step]
     was[step] = nil
-    if slot and slot[1] >= number then
-      slot[2] = plus(slot[2], c.delta) or string.sub(slot[2], 1, 1) == '-' and LEAST or MOST
+    if slot and slot[1] >= b.number then
+      slot[2] = within(slot[2], delta)
     else
       if slot then
-        local h = history(call.front and journalKey(s.bucket.counters, 'b', s.key) or KEYS[b.past], s)
+        local h = history(own(s, inFront and 'b' or 'g' .. step), s)
         h.step, h.kept = b.step, b.kept
         h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
       end
-      slot = {number, c.delta}
+      slot = {b.number, delta}
     end
     is[i] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2]
-    if i == 1 and c.top then marks[#marks + 1] = {KEYS[c.top], string.format('%.0f', slot[1]) .. ':' .. s.key} end
   end
   for step, slot in pairs(was) do -- a rule of before has named it
     if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end
   end
-  s.slots = table.concat(is)
+  return table.concat(is)
 end
 
--- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
-local hot = {}
-local function divide(s, c)
-  local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
-  if c.step == 'open' then
-    if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
-    if call.region and #(minus(s.value, elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
-    local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
-    s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
-    hot[c.hot] = {s.key, true}
-    return nil
+-- gain adds to what a sum has gained in the running steps of time. marked: the change may move it in top lists, and nobody
+-- has marked it yet.
+local function gain(s, rule, delta, marked)
+  if #rule.steps == 0 or s.kind ~= 'sum' then return end
+  local is, from = {}, 1
+  for i, b in ipairs(rule.steps) do
+    local value = from + #b.head
+    if string.sub(s.slots, from, value - 1) ~= b.head then break end
+    from = string.find(s.slots, ' ', value, true) or #s.slots + 1
+    is[i] = b.head .. within(string.sub(s.slots, value, from - 1), delta)
   end
-  if c.step == 'forget' and not spread(s) then
-    hot[c.hot] = {s.key, false}
-    if s.kind and s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
-      s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
-      return nil
-    end
-  end
-  if epoch ~= c.epoch then return nil end
-  local head = ' *' .. epoch .. ':'
-  if c.step == 'spread' and phase == 'o' then
-    s.mark = head .. 's'
-  elseif c.step == 'close' and (phase == 'o' or phase == 's') then
-    s.mark = head .. 'c' .. (text ~= '' and ':' .. text or '')
-  elseif phase == 'c' and (c.step == 'gather' or c.step == 'fold') or phase == 's' and c.step == 'gather' then
-    local has, delta, moves, is = {}, '0', 0, {}
-    for value, sequence in string.gmatch(text, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
-    for i, p in ipairs(c.parts) do
-      local was = has[i] or {'0', 0}
-      if p[2] > was[2] then
-        delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
-        was = p
-      end
-      is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
-    end
-    s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
-    if moves > 0 then
-      s.value, s.sequence = plus(s.value, delta), s.sequence + moves
-      s.at = string.format('%.0f', math.max(tonumber(s.at), c.time or 0))
-      gain(s, {verb = 'add', delta = delta, buckets = c.buckets, past = c.past, top = string.sub(delta, 1, 1) ~= '-' and c.top or nil})
-      tell(s)
-    end
+  if #is == #rule.steps and from > #s.slots then s.slots = table.concat(is) else s.slots = turn(s, rule, delta) end
+  if marked and rule.top ~= '' then
+    to.marks[#to.marks + 1] = {journalKey(s.bucket.counters, 'z', rule.top), string.match(s.slots, '^ %d+:(%d+)') .. ':' .. s.key}
   end
 end
 
 -- count counts an addition to a sum under its dimensions.
-local counts = {}
 local function count(s, c)
-  if not c.dimensions or s.kind ~= 'sum' then return end
-  local list = counts[c.counted]
+  if #c.dimensions == 0 or s.kind ~= 'sum' then return end
+  local key = own(s, 'e')
+  local list = to.counts[key]
   if not list then
     list = {bucket = s.bucket}
-    counts[c.counted] = list
+    to.counts[key] = list
   end
-  for _, d in ipairs(c.dimensions) do list[#list + 1] = {d[1], d[2], c.delta} end
+  for i = 1, #c.dimensions, 2 do list[#list + 1] = {c.dimensions[i], c.dimensions[i + 1], c.delta} end
 end
 
 local function copy(s)
@@ -309,10 +345,10 @@ local function add(changes)
         local o, b = states[changes[j].key], before[j]
         o.kind, o.value, o.at, o.incarnation, o.sequence, o.entries = b[1], b[2], b[3], b[4], b[5], b[6]
       end
-      refusal.value = s.value -- as it was before the operation
+      refusal[2] = s.value -- as it was before the operation
       return refusal
     end
-    before[i] = copy(s)
+    if #changes > 1 then before[i] = copy(s) end
     begin(s, c)
     s.value = after
     moved(s)
@@ -326,205 +362,268 @@ local function add(changes)
       enter(s, c, c.verb == 'adjust' and 'adjust' or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
       s.value = last
     end
-    gain(s, c)
-    count(s, c)
+    if c.verb == 'add' then
+      gain(s, c.rule, c.delta)
+      count(s, c)
+    end
     tell(s)
   end
 end
 
-local function set(c, fresh)
-  if fresh or not sets[c.set] then sets[c.set] = openSet(KEYS[c.set], fresh) end
-  return sets[c.set]
-end
-
--- journal is what became of members since the last checkpoint; fresh: of those before none is left.
-local journals = {}
-local function journal(s, c, fresh)
-  if not call.front then return {} end
-  local key = journalKey(s.bucket.counters, 'p', s.key)
-  if fresh or not journals[key] then journals[key] = {bucket = s.bucket, fresh = fresh, places = {}} end
-  return journals[key].places
-end
-
--- dropRegisters and observe write at once: it is certain by then that their operation is made.
--- When Redis refuses writes it refuses the first one of a script.
-local function dropRegisters(c) redis.call('UNLINK', KEYS[c.registers]) end
-
--- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
--- Redis until it is persisted and over.
-local function see(s, c, names)
-  if not c.buckets then return end
-  local list, b = KEYS[c.steps], s.bucket
-  for _, bucket in ipairs(c.buckets) do
-    local name = tostring(bucket.step) .. ':' .. string.format('%.0f', math.floor(now / 1000 / bucket.step))
-    local registers = stepKey(list, name)
-    if redis.call('PFADD', registers, unpack(names)) == 1 then
-      local keeps = bucket.kept + 3000 * bucket.step
-      local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
-      if call.front then
-        s.saw = true
-        local gained = journalKey(b.counters, 'b', s.key)
-        local h = history(gained, s) -- written at the end, after what a delete of this call takes away
-        if not h[name] and (h.drop or redis.call('HEXISTS', gained, name) == 0) then
-          h[name] = true
-          h[#h + 1] = {name, '0', '0', string.format('%.0f', bucket.kept)}
-        end
-      else
-        redis.call('PEXPIRE', registers, string.format('%.0f', keeps))
-        redis.call('PEXPIRE', list, string.format('%.0f', math.max(keeps, 1000 * redis.call('TTL', list) + 1000)))
+-- What follows makes the verbs but additions. To create a function is what a short run spends most of its time on: so these
+-- are created when the first change needs them.
+local function others()
+--#include counter_set.lua
+--#include counter_steps.lua
+  -- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
+  local function divide(s, c)
+    local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
+    if c.step == 'open' then
+      if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
+      if region and #(minus(s.value, regions.elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
+      local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
+      s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
+      to.hot[s.key] = true
+      return nil
+    end
+    if c.step == 'forget' and not spread(s) then
+      to.hot[s.key] = false
+      if s.kind and s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
+        s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
+        return nil
       end
-      if fresh then
-        for _, old in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', call.front and '+inf' or string.format('%.0f', now))) do
-          local step, number = string.match(old, '^(%d+):(%d+)$')
-          if not call.front or (number + 1) * step * 1000 <= now
-            and redis.call('HEXISTS', journalKey(b.counters, 'b', s.key), old) + redis.call('HEXISTS', journalKey(b.counters, 'bt', s.key), old) == 0 then
-            redis.call('UNLINK', stepKey(list, old))
-            redis.call('ZREM', list, old)
+    end
+    if epoch ~= c.epoch then return nil end
+    local head = ' *' .. epoch .. ':'
+    if c.step == 'spread' and phase == 'o' then
+      s.mark = head .. 's'
+    elseif c.step == 'close' and (phase == 'o' or phase == 's') then
+      s.mark = head .. 'c' .. (text ~= '' and ':' .. text or '')
+    elseif phase == 'c' and (c.step == 'gather' or c.step == 'fold') or phase == 's' and c.step == 'gather' then
+      local has, delta, moves, is = {}, '0', 0, {}
+      for value, sequence in string.gmatch(text, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
+      for i = 1, #c.parts / 2 do
+        local was, p = has[i] or {'0', 0}, {c.parts[2 * i - 1], tonumber(c.parts[2 * i])}
+        if p[2] > was[2] then
+          delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
+          was = p
+        end
+        is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
+      end
+      s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
+      if moves > 0 then
+        s.value, s.sequence = plus(s.value, delta), s.sequence + moves
+        s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
+        gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
+        tell(s)
+      end
+    end
+  end
+
+  local sets = {}
+  local function set(s, fresh)
+    if fresh or not sets[s.key] then sets[s.key] = openSet(own(s, 'm'), fresh) end
+    return sets[s.key]
+  end
+
+  -- journal is what became of members since the last checkpoint; fresh: of those before none is left.
+  local function journal(s, c, fresh)
+    if not inFront then return {} end
+    local key = own(s, 'p')
+    if fresh or not to.journals[key] then to.journals[key] = {bucket = s.bucket, fresh = fresh, places = {}} end
+    return to.journals[key].places
+  end
+
+  -- dropRegisters and observe write at once: it is certain by then that their operation is made.
+  -- When Redis refuses writes it refuses the first one of a script.
+  local function dropRegisters(s) redis.call('UNLINK', own(s, 'r')) end
+
+  -- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
+  -- Redis until it is persisted and over.
+  local function see(s, c, names)
+    local list, b = own(s, 'v'), s.bucket
+    for _, bucket in ipairs(c.rule.steps) do
+      local name = tostring(bucket.step) .. ':' .. string.format('%.0f', bucket.number)
+      local registers = stepKey(list, name)
+      if redis.call('PFADD', registers, unpack(names)) == 1 then
+        local keeps = bucket.kept + 3000 * bucket.step
+        local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
+        if inFront then
+          s.saw = true
+          local gained = own(s, 'b')
+          local h = history(gained, s) -- written at the end, after what a delete of this call takes away
+          if not h[name] and (h.drop or redis.call('HEXISTS', gained, name) == 0) then
+            h[name] = true
+            h[#h + 1] = {name, '0', '0', string.format('%.0f', bucket.kept)}
+          end
+        else
+          redis.call('PEXPIRE', registers, string.format('%.0f', keeps))
+          redis.call('PEXPIRE', list, string.format('%.0f', math.max(keeps, 1000 * redis.call('TTL', list) + 1000)))
+        end
+        if fresh then
+          for _, old in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', inFront and '+inf' or string.format('%.0f', now))) do
+            local step, number = string.match(old, '^(%d+):(%d+)$')
+            if not inFront or (number + 1) * step * 1000 <= now
+              and redis.call('HEXISTS', own(s, 'b'), old) + redis.call('HEXISTS', own(s, 'bt'), old) == 0 then
+              redis.call('UNLINK', stepKey(list, old))
+              redis.call('ZREM', list, old)
+            end
           end
         end
       end
     end
   end
-end
 
--- observe adds members to registers, of which nobody can tell who is new.
-local function observe(s, c)
-  if c.leave then return refuse(s, c, 'kind', 'unique') end
-  local names = {}
-  for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
-  if redis.call('PFADD', KEYS[c.registers], unpack(names)) == 1 then
-    begin(s, c)
-    s.value = string.format('%.0f', redis.call('PFCOUNT', KEYS[c.registers]))
-    moved(s)
-    tell(s)
+  -- observe adds members to registers, of which nobody can tell who is new.
+  local function observe(s, c)
+    if #c.leave > 0 then return refuse(s, c, 'kind', 'unique') end
+    local names = {}
+    for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
+    if redis.call('PFADD', own(s, 'r'), unpack(names)) == 1 then
+      begin(s, c)
+      s.value = string.format('%.0f', redis.call('PFCOUNT', own(s, 'r')))
+      moved(s)
+      tell(s)
+    end
+    see(s, c, names)
   end
-  see(s, c, names)
+
+  -- HISTORIES are the names of all that a sum may have.
+  local HISTORIES = {'g1', 'g10', 'g60', 'g300', 'g900', 'g3600', 'g86400'}
+
+  local function change(c)
+    local s = states[c.key]
+    local kind = s.kind or c.rule.kind
+    if c.verb == 'divide' then return divide(s, c) end
+    if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
+    if c.verb == 'reset' then
+      if s.value == '0' then return nil end
+      local delta, own = opposite(s.value), '0'
+      if region and kind == 'sum' then own = minus(s.value, regions.elsewhere(farOf(s), kind)) end
+      if not delta or not own or not opposite(own) then return refuse(s, c, 'overflow', 'opposite') end
+      local t = tell(s)
+      if kind == 'members' then
+        set(s, true)
+        journal(s, c, true)
+        t.all = true
+      elseif kind == 'unique' then
+        dropRegisters(s)
+      end
+      if region and kind ~= 'exact' then
+        local far = farOf(s)
+        if kind == 'sum' then
+          regions.takeAway(far, region, tonumber(s.incarnation), s.sequence, own)
+        else
+          s.far = {died = far.died, emptied = regions.after(far, now, far.emptied, tonumber(s.incarnation)), list = {}, by = {}}
+        end
+        s.moved = true
+      end
+      s.value = '0'
+      moved(s)
+      enter(s, c, 'reset', delta)
+    elseif c.verb == 'delete' then
+      if not s.kind then return nil end
+      local b = s.bucket
+      b.deleted, b.died = math.max(deleted(b), tonumber(s.incarnation)), true
+      if s.kind == 'members' then
+        set(s, true)
+        journal(s, c, true)
+      elseif s.kind == 'unique' then
+        dropRegisters(s)
+        dropSteps(own(s, 'v'))
+      end
+      if region and s.kind ~= 'exact' then
+        local far = farOf(s)
+        s.far, s.moved, s.buried = {died = regions.after(far, now, far.died, tonumber(s.incarnation)), emptied = 0, list = {}, by = {}}, true, true
+        b.deleted = math.max(b.deleted, s.far.died)
+      end
+      s.dropped = true
+      to.ledgers[own(s, 'l')] = {drop = true}
+      for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[own(s, name)] = {bucket = b, drop = true} end -- whatever rules there were
+      to.counts[own(s, 'e')] = {bucket = b, drop = true}
+      s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
+      tell(s).all = true
+    else
+      if kind == 'unique' then return observe(s, c) end
+      if kind ~= 'members' then return refuse(s, c, 'kind', 'members') end
+      local others = region and regions.elsewhere(farOf(s), kind) or '0'
+      local members, size, changed = set(s), tonumber(minus(s.value, others)), {}
+      for _, m in ipairs(c.join) do
+        if join(members, string.sub(m, 1, WIDTH), size) then
+          size = size + 1
+          changed[#changed + 1] = {string.sub(m, WIDTH + 1), true}
+        end
+      end
+      for _, m in ipairs(c.leave) do
+        local hash, name = string.sub(m, 1, WIDTH), string.sub(m, WIDTH + 1)
+        if leave(members, hash) then
+          size = size - 1
+          changed[#changed + 1] = {name, false}
+        end
+      end
+      if #changed == 0 then return nil end
+      begin(s, c)
+      s.value = plus(string.format('%.0f', size), others)
+      moved(s)
+      if size == 0 then set(s, true) end -- its parts go, too
+      local t, places = tell(s), journal(s, c)
+      for _, m in ipairs(changed) do
+        tellMember(t, m[1], m[2])
+        places[m[1]] = m[2] and '1' or '0'
+      end
+    end
+  end
+
+  return change, function()
+    for _, s in pairs(sets) do keepSet(s) end
+  end
 end
 
+local change, keepSets
 local function make(op)
   local c = op.changes[1]
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
-  local s = states[c.key]
-  local kind = s.kind or c.kind
-  if c.verb == 'divide' then return divide(s, c) end
-  if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
-  if c.verb == 'reset' then
-    if s.value == '0' then return nil end
-    local delta, own = opposite(s.value), '0'
-    if call.region and kind == 'sum' then own = minus(s.value, elsewhere(farOf(s), kind)) end
-    if not delta or not own or not opposite(own) then return refuse(s, c, 'overflow', 'opposite') end
-    local t = tell(s)
-    if kind == 'members' then
-      set(c, true)
-      journal(s, c, true)
-      t.all = true
-    elseif kind == 'unique' then
-      dropRegisters(c)
-    end
-    if call.region and kind ~= 'exact' then
-      local far = farOf(s)
-      if kind == 'sum' then
-        takeAway(far, call.region, tonumber(s.incarnation), s.sequence, own)
-      else
-        s.far = {died = far.died, emptied = after(far, now, far.emptied, tonumber(s.incarnation)), list = {}, by = {}}
-      end
-      s.moved = true
-    end
-    s.value = '0'
-    moved(s)
-    enter(s, c, 'reset', delta)
-  elseif c.verb == 'delete' then
-    if not s.kind then return nil end
-    local b = s.bucket
-    b.deleted, b.died = math.max(deleted(b), tonumber(s.incarnation)), true
-    if s.kind == 'members' then
-      set(c, true)
-      journal(s, c, true)
-    elseif s.kind == 'unique' then
-      dropRegisters(c)
-      dropSteps(KEYS[c.steps])
-    end
-    if call.region and s.kind ~= 'exact' then
-      local far = farOf(s)
-      s.far, s.moved, s.buried = {died = after(far, now, far.died, tonumber(s.incarnation)), emptied = 0, list = {}, by = {}}, true, true
-      b.deleted = math.max(b.deleted, s.far.died)
-    end
-    s.dropped = true
-    ledgers[c.ledger] = {drop = true}
-    if call.front then histories[journalKey(b.counters, 'b', s.key)] = {bucket = b, drop = true} end
-    for _, at in ipairs(c.past or {}) do histories[KEYS[at]] = {bucket = b, drop = true} end
-    counts[c.counted] = {bucket = b, drop = true}
-    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
-    tell(s).all = true
-  else
-    if kind == 'unique' then return observe(s, c) end
-    if kind ~= 'members' then return refuse(s, c, 'kind', 'members') end
-    local others = call.region and elsewhere(farOf(s), kind) or '0'
-    local members, size, changed = set(c), tonumber(minus(s.value, others)), {}
-    for _, m in ipairs(c.join or {}) do
-      if join(members, string.sub(m, 1, WIDTH), size) then
-        size = size + 1
-        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true}
-      end
-    end
-    for _, m in ipairs(c.leave or {}) do
-      local hash, name = string.sub(m, 1, WIDTH), string.sub(m, WIDTH + 1)
-      if leave(members, hash) then
-        size = size - 1
-        changed[#changed + 1] = {name, false}
-      end
-    end
-    if #changed == 0 then return nil end
-    begin(s, c)
-    s.value = plus(string.format('%.0f', size), others)
-    moved(s)
-    if size == 0 then set(c, true) end -- its parts go, too
-    local t, places = tell(s), journal(s, c)
-    for _, m in ipairs(changed) do
-      tellMember(t, m[1], m[2])
-      places[m[1]] = m[2] and '1' or '0'
-    end
-  end
+  if not change then change, keepSets = others() end
+  return change(c)
 end
 
-local function replay(op)
-  local id = op.id and KEYS[op.id]
-  return id and (ids[id] or redis.call('EXISTS', id) == 1)
-end
+local function replay(op) return op.id and (to.ids[op.id] or redis.call('EXISTS', op.id) == 1) end
 
-local results, stop = {}, nil
-for i, op in ipairs(call.ops) do
-  local id = op.id and KEYS[op.id]
+local results, ask, missing = {}, 0, {}
+for i, op in ipairs(ops) do
   local repeated = replay(op)
-  local missing = not repeated and unknown(op)
+  local lacks = not repeated and unknown(op)
   if repeated then
-    results[i] = {replay = true}
-  elseif missing or id and call.front and not op.asked and now < buckets[op.idbucket].front.asks then
-    stop = {ask = not missing, unknown = {}}
-    for j = i, #call.ops do
-      if not replay(call.ops[j]) then
-        for _, key in ipairs(unknown(call.ops[j]) or {}) do stop.unknown[#stop.unknown + 1] = key end
+    results[i] = 'replay'
+  elseif lacks or op.id and inFront and not op.asked and now < op.home.front.asks then
+    if not lacks then ask = 1 end
+    for j = i, #ops do
+      if not replay(ops[j]) then
+        for _, key in ipairs(unknown(ops[j]) or {}) do missing[#missing + 1] = key end
       end
     end
     break
   else
-    results[i] = make(op) or {}
-    if id and not results[i].refused then ids[id] = op.idbucket or true end
+    local refusal = make(op)
+    if op.id and not refusal then to.ids[op.id] = op.home or true end
+    results[i] = refusal and table.concat(refusal, ' ') or ''
   end
 end
 
 -- From here on all is written.
-for _, key in ipairs(order) do
+local after = {}
+for i, key in ipairs(order) do
   local s = states[key]
   local is = text(s)
-  if call.front then
+  s.is, after[i] = is, is or ''
+  if inFront then
     is = is or '-'
     if not s.cold and (is ~= s.was or s.dropped or s.saw) then
       local b = s.bucket
       fix(b.counters, b.taken, key, s.was)
       redis.call('HSET', b.counters, key, is)
       if s.dropped then redis.call('HSET', b.dirty, key, 'x') else redis.call('HSETNX', b.dirty, key, '') end
-      redis.call('HSETNX', b.state, 'since', string.format('%.0f', now))
+      redis.call('HSETNX', b.state, 'since', nowText)
       redis.call('ZADD', b.ages, is == '-' and 1 or now, key)
     end
   elseif is and is ~= s.was then
@@ -533,25 +632,25 @@ for _, key in ipairs(order) do
     redis.call('HDEL', s.bucket.counters, key)
   end
 end
-for _, key in ipairs(call.region and order or {}) do
+for _, key in ipairs(region and order or {}) do
   local s = states[key]
-  local b, is, was = s.bucket, text(s), s.was or nil
+  local b, is, was = s.bucket, s.is, s.was or nil
   if s.kind and s.kind ~= 'exact' and is ~= was and farOf(s).heard then s.far.heard, s.moved = false, true end
   if s.moved then
-    local far = writeFar(s.far)
+    local far = regions.write(s.far)
     if far then redis.call('HSET', b.fars, key, far) else redis.call('HDEL', b.fars, key) end
-    if s.buried then bury(b.counters, b.fars, b.gone, key, s.far.died, now) end
+    if s.buried then regions.bury(b.counters, b.fars, b.gone, key, s.far.died, now) end
   end
-  if s.moved or is ~= was and s.kind ~= 'exact' then noteChange(b.state, b.log, key) end
+  if s.moved or is ~= was and s.kind ~= 'exact' then regions.noteChange(b.state, b.log, key) end
 end
-for at, h in pairs(hot) do
-  if h[2] then redis.call('HSET', KEYS[at], h[1], '') else redis.call('HDEL', KEYS[at], h[1]) end
+for key, is in pairs(to.hot) do
+  local list = string.sub(states[key].bucket.counters, 1, -2) .. 'h'
+  if is then redis.call('HSET', list, key, '') else redis.call('HDEL', list, key) end
 end
-for at, l in pairs(ledgers) do
-  local ledger = KEYS[at]
+for ledger, l in pairs(to.ledgers) do
   if l.drop then redis.call('UNLINK', ledger) end
   for _, e in ipairs(l) do redis.call('XADD', ledger, unpack(e)) end
-  if call.front and #l > 0 then redis.call('HINCRBY', l.bucket.state, 'pending', #l) end
+  if inFront and #l > 0 then redis.call('HINCRBY', l.bucket.state, 'pending', #l) end
   if l.kept and l.kept > 0 then
     local function old(e) return tonumber(string.match(e[1], '%-(%d+)$')) + l.kept <= now end
     local oldest = redis.call('XRANGE', ledger, '-', '+', 'COUNT', 1)[1]
@@ -565,9 +664,9 @@ for at, l in pairs(ledgers) do
     end
   end
 end
-for key, h in pairs(histories) do
+for key, h in pairs(to.histories) do
   if h.drop then redis.call('UNLINK', key) end
-  if #h > 0 and call.front then
+  if #h > 0 and inFront then
     for _, g in ipairs(h) do redis.call('HSET', key, g[1], g[3] .. ' ' .. g[4]) end
     redis.call('HINCRBY', h.bucket.state, 'pending', #h)
   elseif #h > 0 then
@@ -588,34 +687,32 @@ for key, h in pairs(histories) do
   end
 end
 -- A field is name:value. Of the empty value it has what was counted under values that are not kept, and how many are.
-local function add64(a, b) return plus(a, b) or string.sub(b, 1, 1) == '-' and LEAST or MOST end
-for at, list in pairs(counts) do
-  local key = KEYS[at]
+for key, list in pairs(to.counts) do
   if list.drop then redis.call('UNLINK', key) end
   for _, d in ipairs(list) do
     local all, delta = d[1] .. ':', d[3]
     local field = all .. d[2]
     local is = redis.call('HGET', key, field)
     if is then
-      redis.call('HSET', key, field, add64(is, delta))
+      redis.call('HSET', key, field, within(is, delta))
     else
       local other, kept = string.match(redis.call('HGET', key, all) or '0 0', '^(%S+) (%d+)$')
-      if tonumber(kept) < call.values then
+      if tonumber(kept) < values then
         redis.call('HSET', key, field, delta, all, other .. ' ' .. string.format('%.0f', kept + 1))
-        if call.front then redis.call('HINCRBY', list.bucket.state, 'pending', 1) end
+        if inFront then redis.call('HINCRBY', list.bucket.state, 'pending', 1) end
       else
-        redis.call('HSET', key, all, add64(other, delta) .. ' ' .. kept)
+        redis.call('HSET', key, all, within(other, delta) .. ' ' .. kept)
       end
     end
   end
 end
-for _, m in ipairs(marks) do redis.call('SADD', m[1], m[2]) end
-for _, s in pairs(sets) do keepSet(s) end
-for id, bucket in pairs(ids) do
+for _, m in ipairs(to.marks) do redis.call('SADD', m[1], m[2]) end
+if keepSets then keepSets() end
+for id, bucket in pairs(to.ids) do
   redis.call('SET', id, '', 'PX', remember)
-  if call.front then redis.call('RPUSH', buckets[bucket].journal, string.match(id, ':i:(.+)$')) end
+  if inFront then redis.call('RPUSH', bucket.journal, string.match(id, ':i:(.+)$')) end
 end
-for key, j in pairs(journals) do
+for key, j in pairs(to.journals) do
   local n = 0
   if j.fresh then
     redis.call('UNLINK', key)
@@ -630,28 +727,18 @@ end
 for _, b in ipairs(buckets) do
   if b.died then redis.call('HSET', b.state, 'deleted', string.format('%.0f', b.deleted)) end
 end
--- A line for each bucket: 'sequence [updates]', which feed.go reads.
 local news = {}
-for _, key in ipairs(tellings) do
-  local t, s = told[key], states[key]
-  local update = {key = key, state = text(s) or '', all = t.all}
-  if not t.all and t.count > 0 then
-    local joined, left = {}, {}
-    for name, is in pairs(t.places) do
-      if is then joined[#joined + 1] = name else left[#left + 1] = name end
-    end
-    if #joined > 0 then update.joined = joined end
-    if #left > 0 then update.left = left end
-  end
+for _, key in ipairs(to.tellings) do
+  local t, s = to.told[key], states[key]
   local list = news[s.bucket]
   if not list then
     list = {}
     news[s.bucket] = list
   end
-  list[#list + 1] = update
+  noteUpdate(list, key, s.is, t.all, t.places)
 end
 for b, updates in pairs(news) do
-  redis.call(command, b.channel, string.format('%.0f ', redis.call('HINCRBY', b.state, 'told', 1)) .. cjson.encode(updates))
-  if call.region then redis.call('HINCRBY', b.state, 'shared', 1) end -- it is in the log
+  publishUpdates(command, b.channel, b.state, updates)
+  if region then redis.call('HINCRBY', b.state, 'shared', 1) end -- it is in the log
 end
-return answer(results, stop)
+return {results, after, ask, missing}

@@ -27,6 +27,6 @@ if gone > 0 then redis.call('HINCRBY', KEYS[2], 'left', gone) end
 if not named then return gone end
 redis.call('HINCRBY', KEYS[2], 'left', 1) -- also for one that is on its way here
 local told = redis.call('HINCRBY', KEYS[2], 'told', 3)
-redis.call(ARGV[4], ARGV[5], string.format('%.0f []', told - 2))
-redis.call(ARGV[4], ARGV[5], string.format('%.0f []', told)) -- a gap
+redis.call(ARGV[4], ARGV[5], string.format('%.0f', told - 2))
+redis.call(ARGV[4], ARGV[5], string.format('%.0f', told)) -- a gap
 return gone == #old and gone or -1

@@ -9,14 +9,6 @@
 local PARTS = 100 -- of one counter; a life beyond is not counted
 local LOGGED = 4096 -- counters in the log of a bucket; who is further behind is told all
 
--- minus is a - b, or nil when that leaves 64 bits, or one of them has.
-local function minus(a, b)
-  if not a or not b then return nil end
-  if b ~= LEAST then return plus(a, opposite(b)) end
-  local c = plus(a, MOST)
-  return c and plus(c, '1')
-end
-
 local function partName(kind, region, life)
   return kind == 'sum' and region .. '/' .. string.format('%.0f', life) or region
 end

@@ -18,6 +18,7 @@
 --#include counter_number.lua
 --#include counter_far.lua
 --#include counter_steps.lua
+--#include counter_updates.lua
 
 local counters, state, fars, log, gone, free = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local from, self, mode = ARGV[3], ARGV[4], ARGV[5]
@@ -45,7 +46,7 @@ local has, at = string.match(place, '^(%S+) (%d+)$')
 local follows = mode == 'log' and has == ARGV[6] and tonumber(at) >= tonumber(ARGV[7])
 
 local updates, news, odd = {}, 0, 0
-local function tell(key, rec, all) updates[#updates + 1] = {key = key, state = rec and text(rec) or '', all = all} end
+local function tell(key, rec, all) noteUpdate(updates, key, rec and text(rec), all) end
 local function note(key) noteChange(state, log, key) end
 
 -- take merges the parts of a line into those that are known, and says what was new, whether the teller has forgotten
@@ -233,7 +234,7 @@ elseif follows and tonumber(at) < tonumber(ARGV[8]) then
 end
 if place ~= was then redis.call('HSET', state, 'from:' .. from, place) end
 if #updates > 0 then
-  redis.call(ARGV[1], ARGV[2], string.format('%.0f ', redis.call('HINCRBY', state, 'told', 1)) .. cjson.encode(updates))
+  publishUpdates(ARGV[1], ARGV[2], state, updates)
   redis.call('HINCRBY', state, 'shared', 1) -- what others have to know of it is in the log
 end
 return {'merged', place, news, odd, older}

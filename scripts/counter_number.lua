@@ -54,3 +54,11 @@ local function opposite(a)
   if string.sub(a, 1, 1) == '-' then return string.sub(a, 2) end
   return '-' .. a
 end
+
+-- minus is a - b, or nil when that leaves 64 bits, or one of them has.
+local function minus(a, b)
+  if not a or not b then return nil end
+  if b ~= LEAST then return plus(a, opposite(b)) end
+  local c = plus(a, MOST)
+  return c and plus(c, '1')
+end

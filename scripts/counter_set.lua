@@ -8,13 +8,14 @@
 
 local WIDTH, FILL = 14, 96
 
-local digits = {}
-do
-  local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
-  for i = 1, #alphabet do digits[string.byte(alphabet, i)] = i - 1 end
-end
+local digits -- made by the first who needs them, as most runs need none
 
 local function bits(hash, at)
+  if not digits then
+    local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
+    digits = {}
+    for i = 1, #alphabet do digits[string.byte(alphabet, i)] = i - 1 end
+  end
   local a, b, c, d = string.byte(hash, at, at + 3)
   return ((digits[a] * 64 + digits[b]) * 64 + digits[c]) * 64 + digits[d]
 end

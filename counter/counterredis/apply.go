@@ -2,13 +2,13 @@ package counterredis
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"headcount/counter"
@@ -16,229 +16,174 @@ import (
 	"headcount/scripts"
 )
 
-// These are what counter_apply.lua is given and answers.
-type (
-	script struct {
-		Buckets []place     `json:"buckets"`
-		Ops     []operation `json:"ops"`
-		Told    int         `json:"told"`   // members that one update names
-		Kept    int64       `json:"kept"`   // how long a ledger without a rule is kept, ms
-		Values  int         `json:"values"` // of a dimension, that are told apart
-		Front   bool        `json:"front,omitempty"`
-		Region  string      `json:"region,omitempty"` // this one, when there are others
-		Room    int         `json:"room,omitempty"`   // of a bucket, for what is not persisted
-		Looks   bool        `json:"looks,omitempty"`  // a counter that does not exist is looked for elsewhere first
-	}
-	place struct {
-		At      int    `json:"at"` // number of its first key
-		Channel string `json:"channel,omitempty"`
-	}
-	operation struct {
-		ID      int      `json:"id,omitempty"`       // number of the identity's key
-		Bucket  int      `json:"idbucket,omitempty"` // its place in Buckets
-		Asked   bool     `json:"asked,omitempty"`    // PostgreSQL does not know the identity
-		Changes []change `json:"changes"`
-	}
-	change struct {
-		At      int      `json:"at"` // its index in the Op
-		Key     string   `json:"key"`
-		Looked  bool     `json:"looked,omitempty"` // it is nowhere else
-		Bucket  int      `json:"bucket"`           // place in Buckets, from 1
-		Verb    string   `json:"verb"`
-		Kind    string   `json:"kind"`
-		Delta   string   `json:"delta,omitempty"`
-		Merged  bool     `json:"merged,omitempty"`
-		Floor   string   `json:"floor,omitempty"`
-		Ceiling string   `json:"ceiling,omitempty"`
-		Kept    int64    `json:"kept,omitempty"` // ms; 0: for ever
-		Ledger  int      `json:"ledger"`         // number of its key
-		Set     int      `json:"set,omitempty"`  // number of its key
-		Join    []string `json:"join,omitempty"` // hash and name
-		Leave   []string `json:"leave,omitempty"`
-		Reason  string   `json:"reason,omitempty"`
-		By      string   `json:"by,omitempty"`
-
-		Buckets []bucket `json:"buckets,omitempty"` // of Add, and of Edit for a unique
-		Past    []int    `json:"past,omitempty"`    // of Delete: numbers of the keys of histories
-
-		Step  string   `json:"step,omitempty"` // of a hot sum to its parts or back
-		Epoch string   `json:"epoch,omitempty"`
-		Parts [][2]any `json:"parts,omitempty"` // value and sequence
-		Time  int64    `json:"time,omitempty"`  // when the newest of them changed, ms
-		Hot   int      `json:"hot,omitempty"`   // number of the key of hot sums
-
-		Registers  int         `json:"registers,omitempty"`  // number of the key of registers
-		Steps      int         `json:"steps,omitempty"`      // number of the key of the list of steps of a unique
-		Dimensions [][2]string `json:"dimensions,omitempty"` // names and values
-		Counted    int         `json:"counted,omitempty"`    // number of the key of what was counted
-		Top        int         `json:"top,omitempty"`        // number of the key of the rule's marks, of a hot sum that is gathered
-	}
-	bucket struct {
-		Step int64 `json:"step"`           // seconds
-		Kept int64 `json:"kept"`           // ms
-		Past int   `json:"past,omitempty"` // number of the key of its history; none in front
-	}
-	outcome struct {
-		Busy    bool              `json:"busy"`
-		Lost    bool              `json:"lost"`
-		Full    bool              `json:"full"`
-		Results luaList[made]     `json:"results"`
-		States  map[string]string `json:"states"`
-		Stop    *stop             `json:"stop"`
-	}
-	stop struct {
-		Ask     bool            `json:"ask"`
-		Unknown luaList[string] `json:"unknown"`
-	}
-	made struct {
-		Replay  bool   `json:"replay"`
-		Refused string `json:"refused"`
-		At      int    `json:"at"`
-		Value   string `json:"value"`
-		Kind    string `json:"kind"`
-		Detail  string `json:"detail"`
-	}
-)
-
-// luaList is a list as Lua encodes it: an empty one is {}.
-type luaList[T any] []T
-
-func (l *luaList[T]) UnmarshalJSON(text []byte) error {
-	if string(text) == "{}" {
-		*l = nil
-		return nil
-	}
-	return json.Unmarshal(text, (*[]T)(l))
-}
-
 var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide"}
 
-// group is the operations that one run of a script makes.
+// group is the operations that one run of counter_apply.lua makes.
 type group struct {
-	store *Store
-	names *names
-	call  script
-	ops   []int // for each operation its index in Apply
-	size  int   // changes
+	store  *Store
+	names  *names
+	rules  []*counter.Rule
+	args   []any    // the operations, as the script reads them
+	ops    []int    // for each operation its index in Apply
+	size   int      // changes
+	states []string // keys of counters, in the order in which they are named first
+	named  map[string]bool
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{store: s, names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues, Looks: s.cfg.Rules != nil}}
-	if s.cfg.Behind != nil {
-		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
+	return &group{store: s, names: s.newNames(), named: map[string]bool{}}
+}
+
+func flag(is bool) string {
+	if is {
+		return "1"
 	}
-	return g
+	return "0"
 }
 
 // add adds op, whose index in Apply is at.
 func (g *group) add(at int, op *counter.Op, left *Unapplied) {
-	o := operation{Changes: make([]change, len(op.Changes)), Asked: left.asked[op.Identity]}
+	id, home := 0, 0
 	if op.Identity != (counter.Identity{}) {
 		b := g.store.identityBucket(op)
-		o.Bucket, o.ID = g.names.bucket(b), g.names.key(identityKey(b, op.Identity))
+		home, id = g.names.bucket(b), g.names.key(identityKey(b, op.Identity))
 	}
+	g.args = append(g.args, id, home, flag(left.asked[op.Identity]), len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		o.Changes[i] = g.change(i, c, g.store.changeBucket(c))
-		o.Changes[i].Looked = left.looked[c.Key]
+		g.change(c, g.store.changeBucket(c), left.looked[c.Key])
+		if !g.named[c.Key] {
+			g.named[c.Key] = true
+			g.states = append(g.states, c.Key)
+		}
 	}
-	g.call.Ops, g.ops, g.size = append(g.call.Ops, o), append(g.ops, at), g.size+len(o.Changes)
+	g.ops, g.size = append(g.ops, at), g.size+len(op.Changes)
 }
 
-func (g *group) change(at int, c *counter.Change, b int) change {
-	out := change{
-		At: at, Key: c.Key, Bucket: g.names.bucket(b), Verb: verbs[c.Verb], Kind: c.Rule.Kind.String(), Merged: c.Merged > 1,
-		Kept: c.Rule.Ledger.Milliseconds(), Ledger: g.names.key(ledgerKey(b, c.Key)), Reason: c.Reason, By: c.By,
-	}
-	if c.Delta != 0 {
-		out.Delta = strconv.FormatInt(c.Delta, 10)
-	}
-	if f := c.Rule.Floor; f != nil {
-		out.Floor = strconv.FormatInt(*f, 10)
-	}
-	if f := c.Rule.Ceiling; f != nil {
-		out.Ceiling = strconv.FormatInt(*f, 10)
-	}
-	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
-		out.Set = g.names.key(membersKey(b, c.Key))
-		out.Registers, out.Steps = g.names.key(registersKey(b, c.Key)), g.names.key(stepsKey(b, c.Key))
-	}
-	if step := c.Spread; step != nil {
-		out.Step, out.Epoch, out.Hot = string(step.To), step.Epoch.String(), g.names.key(hotKey(b))
-		if !step.Updated.IsZero() {
-			out.Time = step.Updated.UnixMilli()
+func (g *group) change(c *counter.Change, b int, looked bool) {
+	g.args = append(g.args, verbs[c.Verb], c.Key, g.names.bucket(b), g.rule(c.Rule), flag(looked))
+	switch c.Verb {
+	case counter.Add, counter.Adjust:
+		g.args = append(g.args, c.Delta, flag(c.Merged > 1), c.Reason, c.By, 2*len(c.Dimensions))
+		for _, d := range c.Dimensions {
+			g.args = append(g.args, d.Name, d.Value)
 		}
-		for _, p := range step.Parts {
-			value, sequence := strconv.FormatInt(p.Value, 10), strconv.FormatUint(p.Sequence, 10)
-			out.Parts = append(out.Parts, [2]any{value, json.Number(sequence)})
+	case counter.Edit:
+		g.members(c.Join)
+		g.members(c.Leave)
+	case counter.Reset:
+		g.args = append(g.args, c.Reason, c.By)
+	case counter.Divide:
+		updated := int64(0)
+		if !c.Spread.Updated.IsZero() {
+			updated = c.Spread.Updated.UnixMilli()
+		}
+		g.args = append(g.args, string(c.Spread.To), c.Spread.Epoch.String(), updated, 2*len(c.Spread.Parts))
+		for _, p := range c.Spread.Parts {
+			g.args = append(g.args, p.Value, p.Sequence)
 		}
 	}
-	if c.Rule.Top && c.Verb == counter.Divide { // what is gathered may count in a later step than that in which it was marked
-		out.Top = g.names.key(marksKey(b, c.Rule.Match))
+}
+
+// rule is the number of a rule in the call.
+func (g *group) rule(r *counter.Rule) int {
+	at := slices.Index(g.rules, r)
+	if at < 0 {
+		at = len(g.rules)
+		g.rules = append(g.rules, r)
 	}
-	if len(c.Dimensions) > 0 || c.Verb == counter.Delete {
-		out.Counted = g.names.key(countedKey(b, c.Key))
+	return at + 1
+}
+
+// members adds names, each behind its hash.
+func (g *group) members(names []string) {
+	g.args = append(g.args, len(names))
+	for _, m := range names {
+		g.args = append(g.args, counter.MemberHash(m)+m)
 	}
-	for _, d := range c.Dimensions {
-		out.Dimensions = append(out.Dimensions, [2]string{d.Name, d.Value})
-	}
-	switch {
-	case c.Verb == counter.Add || c.Verb == counter.Divide, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique:
-		for i := range c.Rule.Buckets {
-			r := &c.Rule.Buckets[i]
-			bk := bucket{Step: int64(r.Step / time.Second), Kept: r.Kept.Milliseconds()}
-			if !g.call.Front && c.Verb != counter.Edit {
-				bk.Past = g.names.key(gainsKey(b, r.Step, c.Key))
-			}
-			out.Buckets = append(out.Buckets, bk)
+}
+
+// ruleArgs are a rule as the script reads it.
+func ruleArgs(args []any, r *counter.Rule) []any {
+	bound := func(b *int64) any {
+		if b == nil {
+			return ""
 		}
-	case c.Verb == counter.Delete && !g.call.Front: // whatever rules there were
-		for _, step := range counter.BucketSteps {
-			out.Past = append(out.Past, g.names.key(gainsKey(b, step, c.Key)))
-		}
+		return *b
 	}
-	for _, m := range c.Join {
-		out.Join = append(out.Join, counter.MemberHash(m)+m)
+	match := ""
+	if r.Top {
+		match = r.Match
 	}
-	for _, m := range c.Leave {
-		out.Leave = append(out.Leave, counter.MemberHash(m)+m)
+	args = append(args, r.Kind.String(), bound(r.Floor), bound(r.Ceiling), r.Ledger.Milliseconds(), match, len(r.Buckets))
+	for i := range r.Buckets {
+		args = append(args, int64(r.Buckets[i].Step/time.Second), r.Buckets[i].Kept.Milliseconds())
 	}
-	return out
+	return args
 }
 
 // applyCall is one run of counter_apply.lua over the group.
 func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
-	g.call.Buckets = nil
+	front, values := g.store.cfg.Behind != nil, counter.MaxValues
+	if front {
+		values = maxCounted
+	}
+	args := make([]any, 0, 16+2*len(g.names.order)+10*len(g.rules)+len(g.args))
+	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxTold, counter.DefaultLedger.Milliseconds(), values,
+		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
-		g.call.Buckets = append(g.call.Buckets, place{At: g.names.at[countersKey(b)], Channel: channel(b, g.store.conn.DB)})
+		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))
 	}
-	text, err := json.Marshal(g.call)
-	if err != nil { // it always marshals
-		panic(err)
+	args = append(args, len(g.rules))
+	for _, r := range g.rules {
+		args = ruleArgs(args, r)
 	}
-	return &redisconn.Call{Script: scripts.CounterApply, Keys: g.names.list, Args: []any{c.Publish, string(text), counter.IdentityKept.Milliseconds()}}
+	return &redisconn.Call{Script: scripts.CounterApply, Keys: g.names.list, Args: append(args, g.args...)}
 }
 
 var errReply = errors.New("redis: a reply that cannot be read")
 
-func parseOutcome(cl *redisconn.Call) (outcome, error) {
-	var o outcome
+// outcome is what counter_apply.lua answers.
+type outcome struct {
+	results []any             // as many as were made, "", "replay" or a refusal
+	states  map[string]string // of the counters of the call
+	ask     bool              // PostgreSQL has to be asked for identities
+	unknown []string          // counters that have to be looked for
+}
+
+var errFrozen = fmt.Errorf("%w: a bucket is held still", counter.ErrUnavailable)
+
+func (g *group) parseOutcome(cl *redisconn.Call) (o outcome, err error) {
 	if cl.Err != nil {
 		return o, cl.Err
 	}
-	text, ok := cl.Reply.(string)
-	if !ok {
-		return o, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
-	}
-	if err := json.Unmarshal([]byte(text), &o); err != nil {
-		return o, fmt.Errorf("%w: %w: %w", counter.ErrUnavailable, errReply, err)
-	}
-	switch {
-	case o.Lost:
+	switch cl.Reply {
+	case "busy":
+		return o, errFrozen
+	case lostReply:
 		return o, ErrLost
-	case o.Full:
+	case "full":
 		return o, errFull
 	}
+	reply, _ := cl.Reply.([]any)
+	if len(reply) != 4 {
+		return o, errReplied()
+	}
+	o.results, _ = reply[0].([]any)
+	states, _ := reply[1].([]any)
+	unknown, _ := reply[3].([]any)
+	if len(states) != len(g.states) || len(o.results) > len(g.ops) {
+		return o, errReplied()
+	}
+	o.states = make(map[string]string, len(states))
+	for i, key := range g.states {
+		o.states[key], _ = states[i].(string)
+	}
+	for _, key := range unknown {
+		text, _ := key.(string)
+		o.unknown = append(o.unknown, text)
+	}
+	o.ask = reply[2] == int64(1)
 	return o, nil
 }
 
@@ -312,21 +257,12 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		_ = s.conn.Run(ctx, calls) // each call has its error
 		var again []*group
 		for i, g := range groups {
-			o, err := parseOutcome(calls[i])
-			if err == nil && o.Busy {
+			o, err := g.parseOutcome(calls[i])
+			if errors.Is(err, errFrozen) {
 				if err = w.held(); err == nil {
 					again = append(again, g)
 					continue
 				}
-			}
-			made := g.ops
-			if err == nil && o.Stop != nil && len(o.Results) < len(g.ops) {
-				made = g.ops[:len(o.Results)]
-				left.Ops = append(left.Ops, g.ops[len(made):]...)
-				left.Unknown, left.Ask = append(left.Unknown, o.Stop.Unknown...), left.Ask || o.Stop.Ask
-			}
-			if err == nil && len(o.Results) != len(made) {
-				err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
 			}
 			if errors.Is(err, ErrLost) {
 				left.Ops, left.Lost = append(left.Ops, g.ops...), true
@@ -336,8 +272,12 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 				fail(g.ops, err)
 				continue
 			}
+			made := g.ops[:len(o.results)]
+			left.Ops = append(left.Ops, g.ops[len(made):]...)
+			left.Unknown, left.Ask = append(left.Unknown, o.unknown...), left.Ask || o.ask
 			for j, at := range made {
-				if results[at], err = result(&ops[at], o.Results[j], o.States); err != nil {
+				text, _ := o.results[j].(string)
+				if results[at], err = result(&ops[at], text, o.states); err != nil {
 					fail([]int{at}, err)
 				}
 			}
@@ -346,12 +286,12 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 	}
 }
 
-// result is what became of op. states has all of its counters.
-func result(op *counter.Op, m made, states map[string]string) (counter.Result, error) {
-	if m.Refused != "" {
-		return counter.Result{Err: m.conflict(op)}, nil
+// result is what became of op, as text says. states has all of its counters.
+func result(op *counter.Op, text string, states map[string]string) (counter.Result, error) {
+	if text != "" && text != "replay" {
+		return counter.Result{Err: refused(op, text)}, nil
 	}
-	r := counter.Result{Replay: m.Replay, Counters: make([]counter.Counter, len(op.Changes))}
+	r := counter.Result{Replay: text != "", Counters: make([]counter.Counter, len(op.Changes))}
 	for i := range op.Changes {
 		c, _, err := parseState(op.Changes[i].Key, states[op.Changes[i].Key])
 		if err != nil {
@@ -362,30 +302,35 @@ func result(op *counter.Op, m made, states map[string]string) (counter.Result, e
 	return r, nil
 }
 
-// conflict is the refusal in words.
-func (m made) conflict(op *counter.Op) error {
-	c := &op.Changes[m.At]
-	if m.Refused == "spread" {
+// refused is a refusal in words. The script says which change, the value and the kind of its counter, why, and a detail.
+func refused(op *counter.Op, text string) error {
+	f := strings.SplitN(text, " ", 5)
+	at, err := strconv.Atoi(f[0])
+	if err != nil || len(f) != 5 || at < 0 || at >= len(op.Changes) {
+		return errReplied()
+	}
+	c, why, detail := &op.Changes[at], f[3], f[4]
+	if why == "spread" {
 		return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key)
 	}
 	out := &counter.Conflict{Key: c.Key}
-	out.Value, _ = strconv.ParseInt(m.Value, 10, 64)
-	switch m.Refused {
+	out.Value, _ = strconv.ParseInt(f[1], 10, 64)
+	switch why {
 	case "floor", "ceiling":
-		out.Is, out.Text = counter.ErrBound, "its "+m.Refused+" is "+m.Detail
+		out.Is, out.Text = counter.ErrBound, "its "+why+" is "+detail
 	case "overflow":
 		out.Is, out.Text = counter.ErrOverflow, fmt.Sprintf("%d and %d", out.Value, c.Delta)
-		if m.Detail == "opposite" {
+		if detail == "opposite" {
 			out.Text = "the least number has no opposite; adjust it by 1 first"
 		}
 	default:
-		why := map[string]string{
+		words := map[string]string{
 			"number":  "only a sum or an exact counter is moved by numbers",
 			"merged":  "its changes are made one by one",
 			"unique":  "it does not know its members, they are only added",
 			"members": "only a counter of kind members or unique has members",
-		}[m.Detail]
-		out.Is, out.Text = counter.ErrKind, "it is of kind "+m.Kind+"; "+why
+		}[detail]
+		out.Is, out.Text = counter.ErrKind, "it is of kind "+f[2]+"; "+words
 	}
 	return out
 }

@@ -2,9 +2,9 @@ package counterredis
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -169,20 +169,39 @@ func (f *feed) Pong(text string) {
 	}
 }
 
-// update is one of a publication of counter_apply.lua.
-type update struct {
-	Key    string   `json:"key"`
-	State  string   `json:"state"`
-	All    bool     `json:"all"`
-	Joined []string `json:"joined"`
-	Left   []string `json:"left"`
+// parseUpdates reads what counter_updates.lua publishes.
+func parseUpdates(payload string) (sequence uint64, told []counter.Told, counters map[string]counter.Counter, err error) {
+	lines := strings.Split(payload, "\n")
+	if sequence, err = strconv.ParseUint(lines[0], 10, 64); err != nil || len(lines)%3 != 1 {
+		return 0, nil, nil, errReply // not ours
+	}
+	told, counters = make([]counter.Told, 0, len(lines)/3), make(map[string]counter.Counter, len(lines)/3)
+	for u := range slices.Chunk(lines[1:], 3) {
+		c, _, fault := parseState(u[0], u[1])
+		if fault != nil {
+			err = errors.Join(err, fault)
+			continue
+		}
+		counters[c.Key] = c
+		is := counter.Told{Key: c.Key, All: u[2] == "*"}
+		if !is.All && u[2] != "" {
+			for mark := range strings.SplitSeq(u[2], "\t") {
+				if name, joined := strings.CutPrefix(mark, "+"); joined {
+					is.Joined = append(is.Joined, name)
+				} else {
+					is.Left = append(is.Left, strings.TrimPrefix(mark, "-"))
+				}
+			}
+		}
+		told = append(told, is)
+	}
+	return sequence, told, counters, err
 }
 
-// Heard tells of a publication, "sequence [updates]". After a gap all is lost.
+// Heard tells of a publication. After a gap all is lost.
 func (f *feed) Heard(b int, payload string) {
-	head, text, _ := strings.Cut(payload, " ")
-	sequence, err := strconv.ParseUint(head, 10, 64)
-	if err != nil {
+	sequence, told, counters, err := parseUpdates(payload)
+	if sequence == 0 {
 		return // not ours
 	}
 	f.mu.Lock()
@@ -195,25 +214,11 @@ func (f *feed) Heard(b int, payload string) {
 	if gap {
 		f.s.conn.Metrics.Gaps.Inc()
 	}
-	var updates []update
-	if err := json.Unmarshal([]byte(text), &updates); err != nil {
+	if err != nil {
 		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
-		gap = true
-	}
-	told := make([]counter.Told, 0, len(updates))
-	counters := make(map[string]counter.Counter, len(updates))
-	for _, u := range updates {
-		c, _, err := parseState(u.Key, u.State)
-		if err != nil {
-			f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
-			gap = true
-			continue
-		}
-		counters[u.Key] = c
-		told = append(told, counter.Told{Key: u.Key, Joined: u.Joined, Left: u.Left, All: u.All})
 	}
 	f.hub.Tell(told, func(key string) counter.Counter { return counters[key] })
-	if gap {
+	if gap || err != nil {
 		f.hub.Lose()
 	}
 }

@@ -3,7 +3,6 @@ package counterredis
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -28,20 +27,6 @@ const (
 	unionAtOnce = 100 // registers in one step of an aggregate, of 12 KB each
 )
 
-// reading is what counter_read.lua is given.
-type reading struct {
-	Buckets []place   `json:"buckets"`
-	Keys    []readKey `json:"keys"`
-	Member  string    `json:"member"`
-	Touch   int64     `json:"touch,omitempty"`
-}
-
-type readKey struct {
-	Key    string `json:"key"`
-	Bucket int    `json:"bucket"`
-	Set    int    `json:"set"`
-}
-
 // Read is as counter.Reader says; no answer lags or is stale.
 func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	out, _, err := s.read(ctx, keys, member)
@@ -63,7 +48,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string) ([]count
 	}
 	type part struct {
 		names *names
-		call  reading
+		args  []any
 		at    []int
 	}
 	parts := map[int]*part{}
@@ -74,23 +59,17 @@ func (s *Store) read(ctx context.Context, keys []string, member string) ([]count
 			p = b
 		}
 		if parts[p] == nil {
-			parts[p] = &part{names: s.newNames(), call: reading{Member: hash, Touch: s.touch()}}
+			parts[p] = &part{names: s.newNames(), args: []any{hash, s.touch()}}
 		}
 		in := parts[p]
-		in.call.Keys = append(in.call.Keys, readKey{Key: key, Bucket: in.names.bucket(b), Set: in.names.key(membersKey(b, key))})
+		in.names.bucket(b)
+		in.args = append(in.args, key, in.names.at[countersKey(b)], in.names.key(membersKey(b, key)))
 		in.at = append(in.at, i)
 	}
 	calls := make([]*redisconn.Call, 0, len(parts))
 	order := make([]*part, 0, len(parts))
 	for _, p := range parts {
-		for _, b := range p.names.order {
-			p.call.Buckets = append(p.call.Buckets, place{At: p.names.at[countersKey(b)]})
-		}
-		text, err := json.Marshal(p.call)
-		if err != nil {
-			return nil, nil, err
-		}
-		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: []any{string(text)}})
+		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: p.args})
 		order = append(order, p)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
