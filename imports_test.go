@@ -39,6 +39,7 @@ var layers = []layer{
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
+	{"internal/replication", []string{"internal/outage"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/outage", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
