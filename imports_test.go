@@ -40,7 +40,7 @@ var layers = []layer{
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
 	{"internal/replication", []string{"internal/outage"}}, // what changes here, sent to another region
-	{"presence/region", []string{"internal/outage", "presence", "presence/pncounter", "internal/setting"}},
+	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
 	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
