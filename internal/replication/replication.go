@@ -70,8 +70,8 @@ type Protocol[P any] interface {
 	// Send sends what follows the positions, about limit items at most, and returns a Result for each. After an error all
 	// of it is sent again.
 	Send(ctx context.Context, from []At[P], limit int) ([]Result[P], error)
-	// Note gets the outcome of each greeting and each round. It may be called from both goroutines.
-	Note(err error)
+	// Failed is told why a greeting, a comparison or a round failed, except ErrRefused. Both goroutines call it.
+	Failed(err error)
 }
 
 // Config tunes a Link. All fields are required.
@@ -203,8 +203,9 @@ func (l *Link[P]) greet(ctx context.Context) {
 		}
 		if errors.Is(err, ErrRefused) {
 			pause = l.cfg.CompareEvery
+		} else if err != nil {
+			l.protocol.Failed(err)
 		}
-		l.protocol.Note(err)
 		l.mu.Lock()
 		l.ready = err == nil
 		l.mu.Unlock()
@@ -297,7 +298,9 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 		return Unchanged, nil
 	}
 	results, err := l.protocol.Send(ctx, from, l.limit)
-	l.protocol.Note(err)
+	if err != nil && ctx.Err() == nil {
+		l.protocol.Failed(err)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, e := range entries {

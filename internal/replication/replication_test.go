@@ -241,12 +241,10 @@ func (w *world) Send(_ context.Context, from []At[place], limit int) ([]Result[p
 	return results, nil
 }
 
-func (w *world) Note(err error) {
+func (w *world) Failed(error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err != nil {
-		w.failures++
-	}
+	w.failures++
 }
 
 // differs says in what the peer differs from this region, or nothing.

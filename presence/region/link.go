@@ -83,11 +83,8 @@ func (l *link) Positions(ctx context.Context, believed []replication.At[pncounte
 	return found, nil
 }
 
-// Note counts failures.
-func (l *link) Note(err error) {
-	if err == nil || errors.Is(err, replication.ErrRefused) {
-		return
-	}
+// Failed counts a failure.
+func (l *link) Failed(err error) {
 	l.r.metrics.failures.WithLabelValues(l.Name).Inc()
 	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; trying again")
 }
@@ -187,7 +184,7 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		m.repairs.WithLabelValues(l.Name).Inc()
 		result.Position = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 	case pncounter.Failed:
-		l.Note(ack.Err)
+		l.Failed(ack.Err)
 		if !l.broken[b.Bucket] {
 			l.broken[b.Bucket] = true
 			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot take changes; the other buckets go on")
