@@ -60,7 +60,7 @@ var layers = []layer{
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                     // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/counterredis", "internal/outage"}},                                                                // links between regions
+	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                           // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
 	{"scripts", nil},

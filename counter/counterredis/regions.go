@@ -92,44 +92,68 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 	return out, nil
 }
 
-// EachLine calls with all there is to tell of a bucket, some lines at a time. What changes meanwhile may be told as
-// it was, and is in the log.
-func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) error) error {
-	for _, key := range []string{countersKey(b), farKey(b)} { // of the latter what was deleted
-		if err := s.scanHash(ctx, key, int64(limit), func(pairs []string) error {
-			var keys []string
-			for i := 0; i < len(pairs); i += 2 {
-				if key == countersKey(b) || !strings.Contains(pairs[i+1], "/") {
-					keys = append(keys, pairs[i])
-				}
-			}
-			for len(keys) > 0 {
-				some := keys[:min(limit, len(keys))]
-				cl := s.logCall(b, "keys", 0, 0)
-				for _, key := range some {
-					cl.Args = append(cl.Args, key)
-				}
-				if err := s.told(ctx, []*redisconn.Call{cl}); err != nil {
-					return err
-				}
-				_, n, _, lines, err := s.parseLog(cl.Reply)
-				if err == nil && (n == 0 || n > uint64(len(some))) {
-					err = errReplied()
-				}
-				if err == nil && len(lines) > 0 {
-					err = with(lines)
-				}
-				if err != nil {
-					return err
-				}
-				keys = keys[n:]
-			}
-			return nil
-		}); err != nil {
-			return fmt.Errorf("counterredis: tell all of bucket %d: %w", b, err)
+// Scan reads all lines of a bucket, some at a time. What changes meanwhile may be read as it was, and is in the log.
+type Scan struct {
+	s      *Store
+	bucket int
+	hashes []string // that are to be scanned, the first of them from cursor on
+	cursor uint64
+	keys   []string // found, and not read yet
+}
+
+// Scan returns a Scan from the beginning of a bucket.
+func (s *Store) Scan(b int) *Scan {
+	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), farKey(b)}} // of the latter what was deleted
+}
+
+// Next returns about limit lines at most, and whether there may be more after them. After an error it may be called again.
+func (c *Scan) Next(ctx context.Context, limit int) (lines []Line, more bool, err error) {
+	for len(c.keys) == 0 && len(c.hashes) > 0 {
+		if err := c.find(ctx, limit); err != nil {
+			return nil, false, fmt.Errorf("counterredis: scan bucket %d: %w", c.bucket, err)
 		}
 	}
-	return nil
+	if len(c.keys) == 0 {
+		return nil, false, nil
+	}
+	cl := c.s.logCall(c.bucket, "keys", 0, 0)
+	some := c.keys[:min(limit, len(c.keys))]
+	for _, key := range some {
+		cl.Args = append(cl.Args, key)
+	}
+	n := uint64(0)
+	if err = c.s.told(ctx, []*redisconn.Call{cl}); err == nil {
+		_, n, _, lines, err = c.s.parseLog(cl.Reply)
+	}
+	if err == nil && (n == 0 || n > uint64(len(some))) {
+		err = errReplied()
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("counterredis: read %d counters of bucket %d: %w", len(some), c.bucket, err)
+	}
+	c.keys = c.keys[n:]
+	return lines, len(c.keys)+len(c.hashes) > 0, nil
+}
+
+// find adds a page of keys.
+func (c *Scan) find(ctx context.Context, limit int) error {
+	hash := c.hashes[0]
+	return c.s.do(ctx, func(ctx context.Context, client *redisconn.Client) error {
+		c.s.conn.Metrics.Commands.Inc()
+		pairs, next, err := client.HScan(ctx, hash, c.cursor, "", int64(limit)).Result()
+		if err != nil {
+			return err
+		}
+		for i := 0; i < len(pairs); i += 2 {
+			if hash == countersKey(c.bucket) || !strings.Contains(pairs[i+1], "/") {
+				c.keys = append(c.keys, pairs[i])
+			}
+		}
+		if c.cursor = next; next == 0 {
+			c.hashes = c.hashes[1:]
+		}
+		return nil
+	})
 }
 
 func (s *Store) told(ctx context.Context, calls []*redisconn.Call) error {

@@ -77,12 +77,14 @@ type replica struct {
 // lines are all that a region tells of a key.
 func (r *replica) lines(t testing.TB, bucket int) (lines []counterredis.Line) {
 	t.Helper()
-	err := r.store.EachLine(t.Context(), bucket, 10, func(some []counterredis.Line) error {
+	scan := r.store.Scan(bucket)
+	for more := true; more; {
+		var some []counterredis.Line
+		var err error
+		if some, more, err = scan.Next(t.Context(), 10); err != nil {
+			t.Fatal(err)
+		}
 		lines = append(lines, some...)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return lines
 }

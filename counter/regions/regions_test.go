@@ -21,8 +21,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// road is the way to another region. It may be cut; and a bad one loses answers, and carries what it has carried before
-// once more.
+// road is the way to another region. It may be cut; and a bad one loses batches and answers, and carries what it has
+// carried before once more.
 type road struct {
 	regions.Remote
 	bad bool
@@ -68,7 +68,7 @@ func (r *road) Dimension(ctx context.Context, key, name string) (counter.Counter
 }
 
 func (r *road) Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error) {
-	if r.isCut() {
+	if r.isCut() || r.bad && rand.IntN(4) == 0 {
 		return nil, errCut
 	}
 	if r.bad {
@@ -414,7 +414,7 @@ func other(all []*region, name string) *region {
 	return nil
 }
 
-// Links that lose answers, and repeat what they carried long ago, change no total.
+// Links that lose batches and answers, and repeat what they carried long ago, change no total.
 func TestBadLinks(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, true)
@@ -444,6 +444,30 @@ func TestBadLinks(t *testing.T) {
 	}
 	cut(false, all...)
 	agree(t, map[string]int64{"v": total, "l": liked, "u": int64(len(seen))}, all...)
+}
+
+// A bucket of many pages reaches an empty peer over a link that loses batches and answers and repeats what it carried.
+func TestAWholeBucketOnABadLink(t *testing.T) {
+	t.Parallel()
+	us, eu, ap := world(t, true)
+	want := map[string]int64{}
+	op := counter.Op{}
+	for n := 0; len(want) < 900; n++ {
+		if key := "k" + strconv.Itoa(n); counterredis.BucketOf(key) == 3 {
+			want[key] = 2
+			op.Changes = append(op.Changes, add(key, 2))
+			if len(op.Changes) == 300 {
+				if r := us.store.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil {
+					t.Fatal(r.Err)
+				}
+				op.Changes = nil
+			}
+		}
+	}
+	agree(t, want, us, eu, ap)
+	cut(true, ap) // so that us alone tells eu
+	eu.server.Flush(t)
+	agree(t, want, us, eu)
 }
 
 // Steps of time and dimensions are each region's own, and added up when they are read.
