@@ -89,8 +89,8 @@ func (l *link) Failed(err error) {
 // bucket, of which a round has a page.
 func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Position], limit int) ([]replication.Result[counterredis.Position], error) {
 	results := make([]replication.Result[counterredis.Position], len(from))
-	var tellings []counterredis.Telling
-	var of []int // the index in results of each telling
+	var messages []counterredis.Message
+	var of []int // the index in results of each message
 	items := 0
 	batches, err := l.outgoing(ctx, from, min(bucketItems, limit))
 	if err != nil {
@@ -105,7 +105,7 @@ func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Posi
 			results[i].Outcome = replication.More
 		case t == nil:
 			items += size(b.Lines)
-			tellings, of = append(tellings, counterredis.Telling{Batch: b, Mode: counterredis.TellLog}), append(of, i)
+			messages, of = append(messages, counterredis.Message{Batch: b, Mode: counterredis.ModeLog}), append(of, i)
 		default:
 			if err := t.read(ctx); err != nil {
 				delete(l.transfers, at.Bucket) // the server may be another one, in which the scan means nothing
@@ -113,23 +113,23 @@ func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Posi
 			}
 			items += t.size
 			if !t.begun {
-				tellings, of = append(tellings, t.telling(at.Bucket, counterredis.TellBegin, nil)), append(of, i)
+				messages, of = append(messages, t.message(at.Bucket, counterredis.ModeBegin, nil)), append(of, i)
 			}
-			mode := counterredis.TellAll
+			mode := counterredis.ModePage
 			if t.ended {
-				mode = counterredis.TellEnd
+				mode = counterredis.ModeEnd
 			}
-			tellings, of = append(tellings, t.telling(at.Bucket, mode, t.lines)), append(of, i)
+			messages, of = append(messages, t.message(at.Bucket, mode, t.lines)), append(of, i)
 		}
 	}
-	if len(tellings) > 0 {
-		told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, tellings)
+	if len(messages) > 0 {
+		acks, err := l.Remote.Merge(ctx, l.s.cfg.Region, l.Name, messages)
 		if err != nil {
 			return nil, err
 		}
-		for i := range told {
-			l.took(&told[i])
-			l.acked(&tellings[i], &told[i], &results[of[i]])
+		for i := range acks {
+			l.show(&acks[i])
+			l.acked(&messages[i], &acks[i], &results[of[i]])
 		}
 	}
 	if l.failing.Swap(false) {
@@ -186,58 +186,58 @@ func (t *transfer) read(ctx context.Context) error {
 	return nil
 }
 
-func (t *transfer) telling(b int, mode counterredis.Mode, lines []counterredis.Line) counterredis.Telling {
-	return counterredis.Telling{Batch: counterredis.Batch{Bucket: b, To: t.to, Lines: lines}, Mode: mode, Word: t.word}
+func (t *transfer) message(b int, mode counterredis.Mode, lines []counterredis.Line) counterredis.Message {
+	return counterredis.Message{Batch: counterredis.Batch{Bucket: b, To: t.to, Lines: lines}, Mode: mode, Word: t.word}
 }
 
-// acked makes the result of a bucket from what became of a telling, the last of the bucket's.
-func (l *link) acked(telling *counterredis.Telling, told *counterredis.Told, result *replication.Result[counterredis.Position]) {
-	switch t := l.transfers[telling.Bucket]; {
-	case told.Other != "" && told.Other != counterredis.NoRegion: // nothing until the next comparison
-		delete(l.transfers, telling.Bucket)
+// acked makes the result of a bucket from the acknowledgement of its last message.
+func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, result *replication.Result[counterredis.Position]) {
+	switch t := l.transfers[message.Bucket]; {
+	case ack.Other != "" && ack.Other != counterredis.NoRegion: // nothing until the next comparison
 		result.Outcome = replication.Unchanged
 		return
-	case !told.Merged: // nobody has been there yet, or the bucket is frozen
+	case !ack.Merged: // nobody has been there yet, or the bucket is frozen
 		result.Outcome = replication.Later
 		return
-	case telling.Mode == counterredis.TellBegin:
+	case message.Mode == counterredis.ModeBegin:
 		t.begun = true
 		l.all.Inc()
-	case telling.Mode == counterredis.TellAll:
+	case message.Mode == counterredis.ModePage:
 		t.lines, t.size = nil, 0
-	case telling.Mode == counterredis.TellEnd:
-		delete(l.transfers, telling.Bucket)
+	case message.Mode == counterredis.ModeEnd:
+		delete(l.transfers, message.Bucket)
 	}
-	result.Position = told.At
+	result.Position = ack.At
 	switch {
-	case telling.Mode == counterredis.TellEnd && told.At != telling.To: // the peer lost its memory, or another process sends the bucket, too
+	case message.Mode == counterredis.ModeEnd && ack.At != message.To:
+		// The peer lost its memory, or another process sends the bucket, too.
 		result.Outcome = replication.Later
-	case telling.Mode != counterredis.TellLog || telling.More || told.At != telling.To:
+	case message.Mode != counterredis.ModeLog || message.More || ack.At != message.To:
 		result.Outcome = replication.More
 	default:
 		result.Outcome = replication.Sent
 	}
 }
 
-// took shows in the log and the metrics what became of a telling.
-func (l *link) took(t *counterredis.Told) {
-	l.news.Add(float64(t.News))
-	l.odd.Add(float64(t.Odd))
+// show shows an acknowledgement in the log and the metrics.
+func (l *link) show(ack *counterredis.Ack) {
+	l.news.Add(float64(ack.News))
+	l.odd.Add(float64(ack.Odd))
 	switch {
-	case t.Other == counterredis.NoRegion:
-	case t.Other != l.said:
-		if l.said = t.Other; t.Other != "" {
-			l.log.Warn().Str("region", t.Other).Msg("counters are not shared with this peer: the region there has another name; correct --peer")
+	case ack.Other == counterredis.NoRegion:
+	case ack.Other != l.said:
+		if l.said = ack.Other; ack.Other != "" {
+			l.log.Warn().Str("region", ack.Other).Msg("counters are not shared with this peer: the region there has another name; correct --peer")
 		} else {
 			l.log.Info().Msg("counters are shared with this peer again")
 		}
 	}
-	if t.Older && time.Since(l.lost) > warnEvery { // once for all buckets
+	if ack.Older && time.Since(l.lost) > warnEvery { // once for all buckets
 		l.lost = time.Now()
 		l.log.Warn().Msg("the Redis of this region has come back empty, or with an older memory than the peer has heard of: what counters had gained since, and no region had heard of, is lost")
 	}
-	if t.Odd > 0 && !l.oddSaid {
+	if ack.Odd > 0 && !l.oddSaid {
 		l.oddSaid = true
-		l.log.Warn().Int("counters", t.Odd).Msg("the peer cannot take some counters: rules give them another kind there, or their totals leave 64 bits; every region needs the same rules")
+		l.log.Warn().Int("counters", ack.Odd).Msg("the peer cannot take some counters: rules give them another kind there, or their totals leave 64 bits; every region needs the same rules")
 	}
 }

@@ -25,7 +25,7 @@ type Remote interface {
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error)
 	Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error)
 	Positions(ctx context.Context, of string, buckets []int) ([]counterredis.Position, error)
-	Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error)
+	Merge(ctx context.Context, from, to string, messages []counterredis.Message) ([]counterredis.Ack, error)
 }
 
 // Peer is another region.

@@ -29,7 +29,7 @@ type road struct {
 
 	mu      sync.Mutex
 	cut     bool
-	carried []counterredis.Telling
+	carried []counterredis.Message
 }
 
 var errCut = errors.New("the link is cut")
@@ -67,7 +67,7 @@ func (r *road) Dimension(ctx context.Context, key, name string) (counter.Counter
 	return r.Remote.Dimension(ctx, key, name)
 }
 
-func (r *road) Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error) {
+func (r *road) Merge(ctx context.Context, from, to string, messages []counterredis.Message) ([]counterredis.Ack, error) {
 	if r.isCut() || r.bad && rand.IntN(4) == 0 {
 		return nil, errCut
 	}
@@ -77,15 +77,15 @@ func (r *road) Tell(ctx context.Context, from, to string, tellings []counterredi
 		if len(late) > 0 {
 			late = late[rand.IntN(len(late)):][:1]
 		}
-		r.carried = append(r.carried, tellings...)
+		r.carried = append(r.carried, messages...)
 		r.mu.Unlock()
 		if len(late) > 0 {
-			if _, err := r.Remote.Tell(ctx, from, to, late); err != nil {
+			if _, err := r.Remote.Merge(ctx, from, to, late); err != nil {
 				return nil, err
 			}
 		}
 	}
-	told, err := r.Remote.Tell(ctx, from, to, tellings)
+	told, err := r.Remote.Merge(ctx, from, to, messages)
 	if r.bad && rand.IntN(3) == 0 {
 		return nil, errCut
 	}
