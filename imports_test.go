@@ -39,7 +39,8 @@ var layers = []layer{
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
-	{"presence/region", []string{"internal/outage", "presence", "presence/pncounter", "internal/setting"}},
+	{"internal/replication", []string{"internal/outage"}}, // what changes here, sent to another region
+	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
 	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
@@ -59,7 +60,7 @@ var layers = []layer{
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                     // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/counterredis", "internal/outage"}},                                                                // links between regions
+	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                           // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
 	{"scripts", nil},

@@ -32,7 +32,7 @@ func goneKey(b int) string { return tag(b) + "gone" }
 
 const lineFields = 7
 
-// Line is what a region tells of a counter: counter_log.lua has the fields.
+// Line is the state of a counter in a batch: counter_log.lua has the fields.
 type Line [lineFields]string
 
 // Size is how many bytes it has.
@@ -43,13 +43,13 @@ func (l *Line) Size() (n int) {
 	return n
 }
 
-// Position is how far a region has the log of a bucket of another one; zero: it has to be told all.
+// Position is how far a region has the log of a bucket of another one; zero: it has to be sent the whole bucket.
 type Position struct {
 	Log    string
 	Cursor uint64
 }
 
-// parsePosition reads "log place"; a region that is being told all has another text.
+// parsePosition parses "log place"; a region that is being sent the whole bucket has another text.
 func parsePosition(text string) Position {
 	f := strings.Fields(text)
 	if len(f) != 2 {
@@ -62,23 +62,22 @@ func parsePosition(text string) Position {
 	return Position{f[0], n}
 }
 
-// Batch is what a region tells another one of a bucket.
+// Batch is what one region sends to another one about a bucket.
 type Batch struct {
 	Bucket   int
 	From, To Position
-	All      bool // the log does not reach back to the position asked about: all counters are to be told
+	All      bool // the log does not reach back to the position asked about: the whole bucket has to be sent
 	More     bool // the log goes on after To
 	Lines    []Line
 }
 
-// Outgoing is what this region has to tell who has the logs of buckets up to these positions: of each at most limit
-// counters.
+// Outgoing returns what follows these positions in the logs of buckets, at most limit counters of each.
 func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limit int) ([]Batch, error) {
 	calls := make([]*redisconn.Call, len(buckets))
 	for i, b := range buckets {
 		calls[i] = s.logCall(b, at[i].Log, at[i].Cursor, limit)
 	}
-	if err := s.told(ctx, calls); err != nil {
+	if err := s.runLogs(ctx, calls); err != nil {
 		return nil, fmt.Errorf("counterredis: logs of %d buckets: %w", len(buckets), err)
 	}
 	out := make([]Batch, len(buckets))
@@ -92,47 +91,71 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 	return out, nil
 }
 
-// EachLine calls with all there is to tell of a bucket, some lines at a time. What changes meanwhile may be told as
-// it was, and is in the log.
-func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) error) error {
-	for _, key := range []string{countersKey(b), farKey(b)} { // of the latter what was deleted
-		if err := s.scanHash(ctx, key, int64(limit), func(pairs []string) error {
-			var keys []string
-			for i := 0; i < len(pairs); i += 2 {
-				if key == countersKey(b) || !strings.Contains(pairs[i+1], "/") {
-					keys = append(keys, pairs[i])
-				}
-			}
-			for len(keys) > 0 {
-				some := keys[:min(limit, len(keys))]
-				cl := s.logCall(b, "keys", 0, 0)
-				for _, key := range some {
-					cl.Args = append(cl.Args, key)
-				}
-				if err := s.told(ctx, []*redisconn.Call{cl}); err != nil {
-					return err
-				}
-				_, n, _, lines, err := s.parseLog(cl.Reply)
-				if err == nil && (n == 0 || n > uint64(len(some))) {
-					err = errReplied()
-				}
-				if err == nil && len(lines) > 0 {
-					err = with(lines)
-				}
-				if err != nil {
-					return err
-				}
-				keys = keys[n:]
-			}
-			return nil
-		}); err != nil {
-			return fmt.Errorf("counterredis: tell all of bucket %d: %w", b, err)
-		}
-	}
-	return nil
+// Scan reads all lines of a bucket, some at a time. What changes meanwhile may be read as it was, and is in the log.
+type Scan struct {
+	s      *Store
+	bucket int
+	hashes []string // that are to be scanned, the first of them from cursor on
+	cursor uint64
+	keys   []string // found, and not read yet
 }
 
-func (s *Store) told(ctx context.Context, calls []*redisconn.Call) error {
+// Scan returns a Scan from the beginning of a bucket.
+func (s *Store) Scan(b int) *Scan {
+	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), farKey(b)}} // of the latter what was deleted
+}
+
+// Next returns about limit lines at most, and whether there may be more after them. After an error it may be called again.
+func (c *Scan) Next(ctx context.Context, limit int) (lines []Line, more bool, err error) {
+	for len(c.keys) == 0 && len(c.hashes) > 0 {
+		if err := c.find(ctx, limit); err != nil {
+			return nil, false, fmt.Errorf("counterredis: scan bucket %d: %w", c.bucket, err)
+		}
+	}
+	if len(c.keys) == 0 {
+		return nil, false, nil
+	}
+	cl := c.s.logCall(c.bucket, "keys", 0, 0)
+	some := c.keys[:min(limit, len(c.keys))]
+	for _, key := range some {
+		cl.Args = append(cl.Args, key)
+	}
+	n := uint64(0)
+	if err = c.s.runLogs(ctx, []*redisconn.Call{cl}); err == nil {
+		_, n, _, lines, err = c.s.parseLog(cl.Reply)
+	}
+	if err == nil && (n == 0 || n > uint64(len(some))) {
+		err = errReplied()
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("counterredis: read %d counters of bucket %d: %w", len(some), c.bucket, err)
+	}
+	c.keys = c.keys[n:]
+	return lines, len(c.keys)+len(c.hashes) > 0, nil
+}
+
+// find adds a page of keys.
+func (c *Scan) find(ctx context.Context, limit int) error {
+	hash := c.hashes[0]
+	return c.s.do(ctx, func(ctx context.Context, client *redisconn.Client) error {
+		c.s.conn.Metrics.Commands.Inc()
+		pairs, next, err := client.HScan(ctx, hash, c.cursor, "", int64(limit)).Result()
+		if err != nil {
+			return err
+		}
+		for i := 0; i < len(pairs); i += 2 {
+			if hash == countersKey(c.bucket) || !strings.Contains(pairs[i+1], "/") {
+				c.keys = append(c.keys, pairs[i])
+			}
+		}
+		if c.cursor = next; next == 0 {
+			c.hashes = c.hashes[1:]
+		}
+		return nil
+	})
+}
+
+func (s *Store) runLogs(ctx context.Context, calls []*redisconn.Call) error {
 	if err := s.open(); err != nil {
 		return err
 	}
@@ -169,8 +192,8 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 	return texts[0], to, texts[2], lines, nil
 }
 
-// Positions is how far this region has the logs of another one, which is about to tell it more: so it looks
-// whether the format is still the same.
+// Positions returns how far this region has the logs of another one, which is about to send more: so it also checks
+// that the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
 	out := make([]Position, len(buckets))
 	err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
@@ -201,53 +224,53 @@ func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Posi
 	return out, nil
 }
 
-// Mode says what a Telling is.
+// Mode says what a Message is.
 type Mode string
 
 // The modes.
 const (
-	TellLog   Mode = "log"   // what the log has from one position to another
-	TellBegin Mode = "begin" // all is going to be told, under a word
-	TellAll   Mode = "all"   // some of all
-	TellEnd   Mode = "end"   // all was told, under that word, and the log up to a position
+	ModeLog   Mode = "log"   // what the log has from one position to another
+	ModeBegin Mode = "begin" // the whole bucket follows, under a word
+	ModePage  Mode = "all"   // a page of it
+	ModeEnd   Mode = "end"   // the last page, after which the receiver has the log up to a position
 )
 
-// Telling is a Batch on its way.
-type Telling struct {
+// Message is a Batch with its mode.
+type Message struct {
 	Batch
 	Mode Mode
-	Word string // of TellBegin and TellEnd
+	Word string // of ModeBegin and ModeEnd
 }
 
-// Told is what became of a Telling.
-type Told struct {
+// Ack is the reply to a Message.
+type Ack struct {
 	Merged bool
 	// Other is the region that this one calls itself, when it is not the one that was meant. Without it, what is not
-	// merged is to be told later: the bucket is held still.
+	// merged has to be sent again later: the bucket is frozen.
 	Other string
 	At    Position // how far it has the log now
 	News  int      // counters that were news
 	Odd   int      // counters that could not be taken: of another kind here, or with totals beyond 64 bits
-	Older bool     // of TellBegin: the teller was further on, so it has lost memory
+	Older bool     // of ModeBegin: the sender was further on, so it has lost memory
 }
 
 // NoRegion is the other region's name while none of its processes has been there.
 const NoRegion = "?"
 
-// Tell has this region, which is to be the one called to, take what the region from tells; of one bucket in that order.
-func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) ([]Told, error) {
+// Merge merges messages of the region called from, those of one bucket in their order. This region has to be called to.
+func (s *Store) Merge(ctx context.Context, from, to string, messages []Message) ([]Ack, error) {
 	c, err := s.client(ctx)
 	if err != nil {
 		return nil, err
 	}
-	calls := make([]*redisconn.Call, len(tellings))
-	for i := range tellings {
-		calls[i] = s.tellCall(c, from, to, &tellings[i])
+	calls := make([]*redisconn.Call, len(messages))
+	for i := range messages {
+		calls[i] = s.mergeCall(c, from, to, &messages[i])
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, fmt.Errorf("counterredis: tell of %d buckets: %w", len(tellings), err)
+		return nil, fmt.Errorf("counterredis: merge %d messages: %w", len(messages), err)
 	}
-	out := make([]Told, len(tellings))
+	out := make([]Ack, len(messages))
 	for i, cl := range calls {
 		row, _ := cl.Reply.([]any)
 		if len(row) < 4 {
@@ -268,13 +291,13 @@ func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) (
 				out[i].Other = NoRegion
 			}
 		default:
-			out[i] = Told{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
+			out[i] = Ack{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
 		}
 	}
 	return out, nil
 }
 
-func (s *Store) tellCall(c *redisconn.Client, from, to string, t *Telling) *redisconn.Call {
+func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *redisconn.Call {
 	b := t.Bucket
 	cl := &redisconn.Call{
 		Script: scripts.CounterMerge,
@@ -282,7 +305,7 @@ func (s *Store) tellCall(c *redisconn.Client, from, to string, t *Telling) *redi
 		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
 	}
 	place := strconv.FormatUint(t.To.Cursor, 10)
-	if t.Mode == TellLog {
+	if t.Mode == ModeLog {
 		cl.Args = append(cl.Args, t.To.Log, strconv.FormatUint(t.From.Cursor, 10), place)
 	} else {
 		cl.Args = append(cl.Args, t.Word, t.To.Log, place)

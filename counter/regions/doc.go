@@ -43,17 +43,17 @@
 //
 // # The log and the links
 //
-// A change also puts its counter into the log of its bucket, in the same script: each counter once, at the place of its
-// last change. The other region's Redis keeps, for each bucket, the number of the log and the place up to which it
-// has it; a script that takes what the log has moves the place. Each process with a gateway has a link to each
-// other region, and serves the buckets that it owns; what two processes tell at the same time comes twice and
-// harms nothing. The first change goes at once, then a round goes every 200 ms. A region does not pass on
-// what it is told: every region needs a link to every other.
+// A change also puts its counter into the log of its bucket, in the same script: each counter once, at the position of its
+// last change. The other region's Redis keeps, for each bucket, the number of the log and the position up to which it
+// has it; the script that merges a batch of the log moves the position. Each process with a gateway has a link to each other
+// region, as package replication describes it, and serves the buckets that it owns. A region does not pass on what it
+// receives: every region needs a link to every other.
 //
-// A log has 4,096 counters of a bucket at most, and ends with the run of its server. Who is further behind, or has
-// another log, or none, is told all counters of the bucket; then what is news to it is passed on, because it
-// may have lost what it had told others. So is what comes by the log but does not follow the place that it has. That has an
-// end: what follows in a log is not passed on.
+// A log has 4,096 counters of a bucket at most, and ends with the run of its server. A peer that is further behind, or has
+// another log, or none, is sent the whole bucket, a page in each round, and has no position until the end. A page that
+// was not acknowledged is sent again. What changes meanwhile follows from the log. What a whole bucket brings is passed
+// on, because the receiver may have lost what it had sent to others; so is a batch of the log that does not follow the
+// receiver's position. That has an end: what follows in a log is not passed on.
 //
 // # Loss of data
 //
@@ -79,7 +79,7 @@
 //
 // # Bounds
 //
-// A link remembers a position for each of 64 buckets, and has at most 16,384 counters under way. A counter has 100 parts: a
+// A round has about 16,384 counters, and 256 of one bucket; each 256 bytes of them count as one more. A counter has 100 parts: a
 // life beyond is not counted. A part that would lead a total out of 64 bits is not taken until it is told again, with the
 // next change of the counter there, and the total has room. A region's own part has the bound of 64 bits by itself.
 // Beside a counter stand about 50 bytes for each region that changed it, and 110 while it is in the log.

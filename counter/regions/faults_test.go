@@ -35,9 +35,9 @@ func replicas(t *testing.T, names ...string) (list []*replica) {
 }
 
 // hear has a region take all that another one tells of the bucket.
-func (r *replica) hear(t *testing.T, from *replica) counterredis.Told {
+func (r *replica) hear(t *testing.T, from *replica) counterredis.Ack {
 	t.Helper()
-	return tell(t, r.store, from.name, r.name, faultyBucket, counterredis.TellAll, from.lines(t, faultyBucket))
+	return tell(t, r.store, from.name, r.name, faultyBucket, counterredis.ModePage, from.lines(t, faultyBucket))
 }
 
 // hash is a field of a key of the bucket in Redis.
@@ -126,7 +126,7 @@ func TestALifeOfHearingEnds(t *testing.T) {
 					change(eu, 1)
 					lines := eu.lines(t, faultyBucket)
 					lines[0][5] += fmt.Sprintf(" us/%d/1/0/0/0", time.Now().Add(10*time.Minute).UnixMilli())
-					tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellLog, lines)
+					tell(t, us.store, "eu", "us", faultyBucket, counterredis.ModeLog, lines)
 					wants(t, us, 1)
 					want := int64(0)
 					if changed {
@@ -231,8 +231,8 @@ func TestACopyOfARegion(t *testing.T) {
 			eu.hear(t, empty)
 			wants(t, eu, 6)
 			// Where it takes the place of what is there, the others tell all again.
-			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.TellBegin, nil)
-			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.TellEnd, nil)
+			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.ModeBegin, nil)
+			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.ModeEnd, nil)
 			copyTo(empty)
 			at, err := empty.store.Positions(t.Context(), "eu", []int{faultyBucket})
 			if err != nil || at[0] != (counterredis.Position{}) {
@@ -260,13 +260,13 @@ func TestTwoValuesOfOneSequence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tell(t, eu.store, "us", "eu", faultyBucket, counterredis.TellLog, us.lines(t, faultyBucket))
+	tell(t, eu.store, "us", "eu", faultyBucket, counterredis.ModeLog, us.lines(t, faultyBucket))
 	wants(t, eu, 5)
 	back, err := eu.store.Outgoing(t.Context(), []int{faultyBucket}, []counterredis.Position{look[0].To}, 10)
 	if err != nil || len(back[0].Lines) != 1 {
 		t.Fatalf("eu does not say what us has forgotten: %+v, %v", back, err)
 	}
-	tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellLog, back[0].Lines)
+	tell(t, us.store, "eu", "us", faultyBucket, counterredis.ModeLog, back[0].Lines)
 	wants(t, us, 5)
 	make1(t, us.store, add(faulty, 1))
 	eu.hear(t, us)
@@ -283,11 +283,8 @@ func TestARegionKeepsItsName(t *testing.T) {
 		t.Errorf("it tells, %v", err)
 	}
 	make1(t, us.store, add(faulty, 1))
-	if err := renamed.EachLine(t.Context(), faultyBucket, 10, func(lines []counterredis.Line) error {
+	if lines, _, err := renamed.Scan(faultyBucket).Next(t.Context(), 10); err == nil {
 		t.Errorf("it tells %q", lines)
-		return nil
-	}); err == nil {
-		t.Error("it tells all")
 	}
 	us.begin(t, faultyBucket)
 }
@@ -299,7 +296,7 @@ func TestAnOldDeletion(t *testing.T) {
 	hear := func(ago time.Duration) string {
 		t.Helper()
 		died := strconv.FormatInt(time.Now().Add(-ago).UnixMilli(), 10)
-		tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellAll, []counterredis.Line{{faulty, "", "0", died, "0", "", ""}})
+		tell(t, us.store, "eu", "us", faultyBucket, counterredis.ModePage, []counterredis.Line{{faulty, "", "0", died, "0", "", ""}})
 		return died
 	}
 	hear(31 * 24 * time.Hour)
@@ -319,7 +316,7 @@ func TestAPartThatFindsNoRoomIsOdd(t *testing.T) {
 	for n := range 101 {
 		parts += fmt.Sprintf(" eu/%d/1/1/0/0", n+1)
 	}
-	told := tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellAll, []counterredis.Line{{faulty, "sum", "0", "0", "0", parts, ""}})
+	told := tell(t, us.store, "eu", "us", faultyBucket, counterredis.ModePage, []counterredis.Line{{faulty, "sum", "0", "0", "0", parts, ""}})
 	if !told.Merged || told.Odd != 1 {
 		t.Errorf("%+v", told)
 	}
@@ -382,9 +379,9 @@ func TestPlacesThatFallTellOfLostMemory(t *testing.T) {
 		lost  bool
 	}{{5, false}, {7, false}, {7, false}, {3, true}, {4, false}, {0, true}} {
 		to := counterredis.Position{Log: strconv.Itoa(i), Cursor: tc.place}
-		for _, mode := range []counterredis.Mode{counterredis.TellBegin, counterredis.TellEnd} {
-			told, err := us.store.Tell(t.Context(), "eu", "us", []counterredis.Telling{{Batch: counterredis.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
-			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == counterredis.TellBegin) {
+		for _, mode := range []counterredis.Mode{counterredis.ModeBegin, counterredis.ModeEnd} {
+			told, err := us.store.Merge(t.Context(), "eu", "us", []counterredis.Message{{Batch: counterredis.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
+			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == counterredis.ModeBegin) {
 				t.Errorf("%s of a log up to %d: %+v, %v", mode, tc.place, told, err)
 			}
 		}

@@ -77,12 +77,14 @@ type replica struct {
 // lines are all that a region tells of a key.
 func (r *replica) lines(t testing.TB, bucket int) (lines []counterredis.Line) {
 	t.Helper()
-	err := r.store.EachLine(t.Context(), bucket, 10, func(some []counterredis.Line) error {
+	scan := r.store.Scan(bucket)
+	for more := true; more; {
+		var some []counterredis.Line
+		var err error
+		if some, more, err = scan.Next(t.Context(), 10); err != nil {
+			t.Fatal(err)
+		}
 		lines = append(lines, some...)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return lines
 }
@@ -96,9 +98,9 @@ func (r *replica) begin(t testing.TB, bucket int) {
 }
 
 // tell has a region take lines of another one.
-func tell(t testing.TB, to *counterredis.Store, from, self string, bucket int, mode counterredis.Mode, lines []counterredis.Line) counterredis.Told {
+func tell(t testing.TB, to *counterredis.Store, from, self string, bucket int, mode counterredis.Mode, lines []counterredis.Line) counterredis.Ack {
 	t.Helper()
-	told, err := to.Tell(t.Context(), from, self, []counterredis.Telling{{Batch: counterredis.Batch{Bucket: bucket, Lines: lines}, Mode: mode, Word: "w"}})
+	told, err := to.Merge(t.Context(), from, self, []counterredis.Message{{Batch: counterredis.Batch{Bucket: bucket, Lines: lines}, Mode: mode, Word: "w"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +144,7 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 			}
 			now := func() uint64 { return uint64(time.Now().UnixMilli()) }
 			hear := func(r *replica, said telling) {
-				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.TellAll, said.lines); !told.Merged || told.Odd > 0 {
+				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.ModePage, said.lines); !told.Merged || told.Odd > 0 {
 					t.Fatalf("%s takes nothing of %s: %+v", r.name, said.from, told)
 				}
 				r.model.Hear(said.share, now())

@@ -25,7 +25,7 @@ type Remote interface {
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error)
 	Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error)
 	Positions(ctx context.Context, of string, buckets []int) ([]counterredis.Position, error)
-	Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error)
+	Merge(ctx context.Context, from, to string, messages []counterredis.Message) ([]counterredis.Ack, error)
 }
 
 // Peer is another region.
@@ -70,12 +70,13 @@ func New(to counter.Store, cfg Config) *Store {
 	s := &Store{Store: to, cfg: cfg, stop: stop, silent: make([]atomic.Int64, len(cfg.Peers))}
 	m := newMetrics(cfg.Registerer)
 	for _, p := range cfg.Peers {
-		s.links = append(s.links, newLink(s, p, m))
+		l := newLink(s, p, m)
+		s.links = append(s.links, l)
+		registerLag(cfg.Registerer, l)
 	}
 	cfg.Local.Listen(s)
 	for _, l := range s.links {
-		s.wg.Go(func() { l.run(ctx) })
-		s.wg.Go(func() { l.tellAll(ctx) })
+		s.wg.Go(func() { l.Run(ctx) })
 	}
 	return s
 }
@@ -83,7 +84,7 @@ func New(to counter.Store, cfg Config) *Store {
 // Changed implements counterredis.Listener.
 func (s *Store) Changed(bucket int) {
 	for _, l := range s.links {
-		l.changed(bucket)
+		l.Changed(bucket)
 	}
 }
 
@@ -245,7 +246,6 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 
 type metrics struct {
 	news, odd, all, failures *prometheus.CounterVec
-	lag                      *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -257,10 +257,19 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		odd:      count("headcount_counters_region_odd_total", "Counters that the peer could not take: of another kind there, or with totals beyond 64 bits."),
 		all:      count("headcount_counters_region_repairs_total", "Buckets of which the peer was told all counters."),
 		failures: count("headcount_counters_region_failures_total", "Rounds that failed because the peer, or this region's Redis, did not answer."),
-		lag:      prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headcount_counters_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes."}, []string{"peer"}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.news, m.odd, m.all, m.failures, m.lag)
+		reg.MustRegister(m.news, m.odd, m.all, m.failures)
 	}
 	return m
+}
+
+// registerLag registers the lag of a link.
+func registerLag(reg prometheus.Registerer, l *link) {
+	if reg != nil {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_counters_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.",
+			ConstLabels: prometheus.Labels{"peer": l.Name},
+		}, func() float64 { return l.Lag().Seconds() }))
+	}
 }

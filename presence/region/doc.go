@@ -31,13 +31,11 @@
 //
 // # Links
 //
-// A process has one link to each peer. It serves the buckets of the process's
-// dispatcher, so a link fails over together with its buckets. The dispatcher reports
-// changes to the link through memory. The first change is sent at once; after that the
-// link sends a round every 200 ms, as one pipeline with a script per bucket and at most
-// 500 pages each. After a failure the rounds become smaller. Greetings and comparisons
-// have their own goroutine, so that no change waits for them. Each peer has its own link
-// and connections, so that a failing peer does not affect the others.
+// A process has one link to each peer, as package replication describes it, with connections
+// of its own, so that a failing peer does not affect the others. It serves the buckets of the
+// process's dispatcher, so a link fails over together with its buckets. The dispatcher reports
+// changes to the link through memory. A round is one pipeline with a script per bucket and at
+// most 500 pages each.
 //
 // # Loss of data
 //

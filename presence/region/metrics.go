@@ -16,7 +16,7 @@ func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Unlock()
 	stats := make([]presence.PeerStats, len(r.links))
 	for i, l := range r.links {
-		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.lag(), Heard: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
+		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag(), Heard: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
 	}
 	return stats
 }
@@ -63,7 +63,7 @@ func (m *metrics) peer(l *link) {
 	m.r.cfg.Registerer.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.", ConstLabels: labels,
-		}, func() float64 { return l.lag().Seconds() }),
+		}, func() float64 { return l.Lag().Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_region_heard_seconds", Help: "Time since the peer was heard.", ConstLabels: labels,
 		}, func() float64 { return m.r.silentFor(l.Name).Seconds() }),

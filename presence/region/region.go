@@ -15,23 +15,13 @@ import (
 )
 
 const (
-	helloEvery      = time.Second            // between two greetings of a peer
-	pollEvery       = 2 * time.Second        // between two comparisons of the peer's positions
+	compareEvery    = 2 * time.Second        // between two comparisons of the peer's positions; it is greeted twice as often
 	lookEvery       = 500 * time.Millisecond // between two looks for words of the peers
-	fullPollEvery   = 5                      // every fifth comparison marks all buckets dirty
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
-	unreadyFor      = 200 * time.Millisecond // pause after a bucket without an owner
-	retryAfter      = 500 * time.Millisecond // longest pause after a failure
-	refusedFor      = 2 * time.Second        // pause after a refusal
 	// While this region's own Redis did not answer for longer than awayAfter, the peers
 	// do not count as silent.
 	awayAfter = 3 * time.Second
-
-	bucketPages = 500 // of one bucket in one round
-	// A round has at most link.room pages, which grows while rounds succeed and is halved
-	// when one fails, within these bounds.
-	minPages, maxPages = 256, 32768
 )
 
 // Local is the store of this region.
@@ -91,11 +81,7 @@ func New(cfg Config) *Replicator {
 	r := &Replicator{cfg: cfg, heard: map[string]time.Time{}}
 	r.metrics = newMetrics(r)
 	for _, p := range cfg.Peers {
-		r.links = append(r.links, &link{
-			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
-			wake: make(chan struct{}, 1), greetNow: make(chan struct{}, 1), room: maxPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, positions: map[int]pncounter.Position{}, broken: map[int]bool{},
-		})
+		r.links = append(r.links, newLink(r, p))
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
 	return r
@@ -108,14 +94,14 @@ func (r *Replicator) Own(buckets []int) {
 	r.buckets = slices.Clone(buckets)
 	r.mu.Unlock()
 	for _, l := range r.links {
-		l.own(buckets)
+		l.Look()
 	}
 }
 
 // Changed marks a bucket whose counts may have changed. It does not block.
 func (r *Replicator) Changed(bucket int) {
 	for _, l := range r.links {
-		l.changed(bucket)
+		l.Changed(bucket)
 	}
 }
 
@@ -124,17 +110,9 @@ func (r *Replicator) Changed(bucket int) {
 func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {
-		wg.Go(func() { l.run(ctx) })
-		wg.Go(func() { l.greet(ctx) })
+		wg.Go(func() { l.Run(ctx) })
 	}
 	wg.Go(func() { r.watch(ctx) })
 	wg.Wait()
 	return nil
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

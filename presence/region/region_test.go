@@ -261,7 +261,7 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 			t.Errorf("the slow peer is at %d", n)
 		}
 		for _, l := range r.links {
-			if lag := l.lag(); (lag > 19*time.Second) != (l.Name == "gone") {
+			if lag := l.Lag(); (lag > 19*time.Second) != (l.Name == "gone") {
 				t.Errorf("%s lags by %s", l.Name, lag)
 			}
 		}
@@ -292,14 +292,14 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 		eu.mu.Lock()
 		eu.copy = pncounter.Copy{}
 		eu.mu.Unlock()
-		time.Sleep(pollEvery + time.Second)
+		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 {
 			t.Errorf("it came back empty and is at %d", n)
 		}
 		eu.mu.Lock()
 		eu.copy = pncounter.Copy{Log: 77, Cursor: 5000, High: 99, Done: true} // a later life of us
 		eu.mu.Unlock()
-		time.Sleep(pollEvery + time.Second)
+		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 || s.log != 100 {
 			t.Errorf("it knew a later life and is at %d of log %d", n, s.log)
 		}
@@ -311,8 +311,8 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
-		time.Sleep(pollEvery)
-		for n := range uint64(fullPollEvery) { // at least once no comparison looks at all buckets
+		time.Sleep(compareEvery)
+		for n := range uint64(5) {
 			eu.mu.Lock()
 			before := eu.copy
 			eu.mu.Unlock()
@@ -325,9 +325,9 @@ func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 			eu.mu.Lock()
 			eu.copy = before
 			eu.mu.Unlock()
-			time.Sleep(pollEvery + helloEvery/2)
+			time.Sleep(compareEvery + compareEvery/2/2)
 			if at := eu.cursor(); at != n+1 {
-				t.Fatalf("%s after it lost a change the peer is at %d, want %d", pollEvery+helloEvery/2, at, n+1)
+				t.Fatalf("%s after it lost a change the peer is at %d, want %d", compareEvery+compareEvery/2/2, at, n+1)
 			}
 		}
 	})

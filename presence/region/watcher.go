@@ -179,7 +179,7 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	}
 	if old := r.identity.Swap(&found); old == nil {
 		for _, l := range r.links {
-			signal(l.greetNow)
+			l.Look()
 		}
 	}
 	return nil

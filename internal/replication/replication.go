@@ -1,0 +1,327 @@
+// Package replication keeps a peer, another region, up to date with the buckets of this region. Package presence/region
+// replicates counts with it, and counter/regions counters.
+//
+// A [Link] decides when which bucket is sent. For each owned bucket it knows whether the bucket may have changes that the
+// peer lacks, and the peer's position in the bucket's log. A [Protocol] knows what a position means, makes the batches and
+// sends them; its merges must be idempotent, because a Link repeats every batch whose acknowledgement it did not receive.
+//
+// The first change after a pause is sent at once. After that a round sends all dirty buckets every Config.Every, or at
+// once while a round leaves something. A goroutine of its own greets the peer twice in each Config.CompareEvery, so that no
+// change waits for the reply. Every other greeting also reads the peer's positions and has all buckets looked at. It repairs
+// everything that a Link may have wrong: a lost notification, a batch that the peer lost after it had acknowledged it, a
+// peer that came back empty or with an older memory, and a bucket that another process has sent meanwhile.
+//
+// After a failed greeting nothing is sent until one succeeds, at most half a second after the peer can be reached.
+package replication
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/internal/outage"
+)
+
+const (
+	retryAfter = 500 * time.Millisecond // longest pause after a failure
+	laterAfter = 200 * time.Millisecond // pause after a bucket that the peer could not take yet
+	minItems   = 256                    // least bound of the items in a round
+)
+
+// ErrRefused is the error of a Protocol's Greet when the peer must not be sent anything. The next greeting follows after
+// Config.CompareEvery.
+var ErrRefused = errors.New("the peer is refused")
+
+// At is a bucket and the peer's position in its log.
+type At[P any] struct {
+	Bucket   int
+	Position P
+}
+
+// Outcome is what became of a bucket in a round.
+type Outcome int
+
+// The outcomes.
+const (
+	Unchanged Outcome = iota // nothing was sent: the next change or comparison marks the bucket again
+	Sent                     // the peer has everything
+	More                     // another round has to follow at once
+	Later                    // the peer could not take the bucket; it is tried again after a pause
+)
+
+// Result is the outcome of a bucket, and the peer's position after it.
+type Result[P any] struct {
+	Position P
+	Outcome  Outcome
+}
+
+// Protocol replicates to one peer. A Link calls Send from one goroutine and Owned, Greet and Positions from another one.
+type Protocol[P any] interface {
+	// Owned returns the buckets that this process replicates. Two processes may own a bucket at the same time.
+	Owned() []int
+	// Greet tells the peer that this region is there, and reports ErrRefused if nothing may be sent to it.
+	Greet(ctx context.Context) error
+	// Positions returns the peer's position in each bucket. It gets the positions that the Link believes in, which are
+	// zero at first.
+	Positions(ctx context.Context, believed []At[P]) ([]P, error)
+	// Send sends what follows the positions, about limit items at most, and returns a Result for each. After an error all
+	// of it is sent again.
+	Send(ctx context.Context, from []At[P], limit int) ([]Result[P], error)
+	// Failed is told why a greeting, a comparison or a round failed, except ErrRefused. Both goroutines call it.
+	Failed(err error)
+}
+
+// Config tunes a Link. All fields are required.
+type Config struct {
+	Every        time.Duration // least time between two rounds
+	CompareEvery time.Duration // between two comparisons of the peer's positions
+	MaxItems     int           // of a round; a failure halves its bound and a success raises it again
+}
+
+// entry is an owned bucket.
+type entry[P any] struct {
+	at     P
+	known  bool // at was read from the peer, or acknowledged
+	dirty  bool // there may be changes after at
+	rounds int  // that have ended: a position that was being read meanwhile is outdated
+	// since and sending are when the oldest known change was made that waits, or is in flight; zero: none is known.
+	since, sending time.Time
+}
+
+// Link replicates to one peer. Its methods may be called from any goroutine.
+type Link[P any] struct {
+	cfg      Config
+	protocol Protocol[P]
+	wake     chan struct{} // holds one: there may be something to send
+	look     chan struct{} // holds one: the next greeting is due
+
+	mu      sync.Mutex // guards all below
+	entries map[int]*entry[P]
+	ready   bool // the last greeting succeeded
+
+	limit int // only send: bound of the items in a round
+}
+
+// New returns a Link that does nothing until Run.
+func New[P any](protocol Protocol[P], cfg Config) *Link[P] {
+	return &Link[P]{
+		cfg: cfg, protocol: protocol, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), entries: map[int]*entry[P]{},
+		limit: cfg.MaxItems / 4,
+	}
+}
+
+// Run replicates until ctx ends.
+func (l *Link[P]) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { l.send(ctx) })
+	wg.Go(func() { l.greet(ctx) })
+	wg.Wait()
+}
+
+// Changed marks a bucket that may have changes. It does not block.
+func (l *Link[P]) Changed(bucket int) {
+	l.mu.Lock()
+	e := l.entries[bucket]
+	if e != nil {
+		e.dirty = true
+		if e.since.IsZero() {
+			e.since = time.Now()
+		}
+	}
+	l.mu.Unlock()
+	if e != nil {
+		signal(l.wake)
+	}
+}
+
+// Look has the peer greeted now. It follows a change of what Owned returns.
+func (l *Link[P]) Look() { signal(l.look) }
+
+// Lag returns the age of the oldest known change that the peer does not have, or 0.
+func (l *Link[P]) Lag() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lag := time.Duration(0)
+	for _, e := range l.entries {
+		if since := first(e.sending, e.since); !since.IsZero() {
+			lag = max(lag, time.Since(since))
+		}
+	}
+	return lag
+}
+
+// first returns a, or b if a is zero.
+func first(a, b time.Time) time.Time {
+	if a.IsZero() {
+		return b
+	}
+	return a
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// greet greets the peer and compares its positions until ctx ends.
+func (l *Link[P]) greet(ctx context.Context) {
+	var owned []int
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for n := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		case <-l.look:
+		}
+		start := time.Now()
+		if now := l.protocol.Owned(); !slices.Equal(now, owned) {
+			owned, n = now, 0
+			l.own(owned)
+		}
+		if len(owned) == 0 {
+			next.Reset(l.cfg.CompareEvery / 2)
+			continue
+		}
+		err := l.protocol.Greet(ctx)
+		if err == nil && n%2 == 0 {
+			err = l.compare(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		pause := l.cfg.CompareEvery/2 - time.Since(start)
+		n++
+		if err != nil {
+			n, pause = 0, outage.Jitter(retryAfter)
+		}
+		if errors.Is(err, ErrRefused) {
+			pause = l.cfg.CompareEvery
+		} else if err != nil {
+			l.protocol.Failed(err)
+		}
+		l.mu.Lock()
+		l.ready = err == nil
+		l.mu.Unlock()
+		signal(l.wake)
+		next.Reset(max(pause, 0))
+	}
+}
+
+// own replaces the owned buckets.
+func (l *Link[P]) own(buckets []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries
+	l.entries = map[int]*entry[P]{}
+	for _, b := range buckets {
+		l.entries[b] = cmp.Or(old[b], &entry[P]{})
+	}
+}
+
+// compare takes over the peer's positions and marks all buckets, but for the positions of buckets that were sent meanwhile.
+func (l *Link[P]) compare(ctx context.Context) error {
+	l.mu.Lock()
+	var believed []At[P]
+	var entries []*entry[P]
+	var rounds []int
+	for b, e := range l.entries {
+		believed, entries, rounds = append(believed, At[P]{b, e.at}), append(entries, e), append(rounds, e.rounds)
+	}
+	l.mu.Unlock()
+	found, err := l.protocol.Positions(ctx, believed)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range entries {
+		e.dirty = true
+		if e.rounds == rounds[i] {
+			e.at, e.known = found[i], true
+		}
+	}
+	return nil
+}
+
+// send sends changes until ctx ends.
+func (l *Link[P]) send(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+		}
+		start := time.Now()
+		outcome, err := l.round(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		rest := time.Duration(0)
+		switch {
+		case err != nil:
+			rest = outage.Jitter(retryAfter)
+		case outcome == Later:
+			rest = laterAfter
+		case outcome == Sent:
+			rest = l.cfg.Every - time.Since(start)
+		}
+		if rest > 0 && !outage.Sleep(ctx, rest) {
+			return
+		}
+		if err != nil || outcome > Sent {
+			signal(l.wake)
+		}
+	}
+}
+
+// round sends the dirty buckets once, and returns the greatest of their outcomes.
+func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
+	start := time.Now()
+	var from []At[P]
+	var entries []*entry[P]
+	l.mu.Lock()
+	for b, e := range l.entries {
+		if l.ready && e.dirty && e.known {
+			from, entries = append(from, At[P]{b, e.at}), append(entries, e)
+			e.dirty, e.sending, e.since = false, e.since, time.Time{}
+		}
+	}
+	l.mu.Unlock()
+	if len(from) == 0 {
+		return Unchanged, nil
+	}
+	results, err := l.protocol.Send(ctx, from, l.limit)
+	if err != nil && ctx.Err() == nil {
+		l.protocol.Failed(err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, e := range entries {
+		left := err != nil
+		if err == nil {
+			greatest = max(greatest, results[i].Outcome)
+			e.at, left = results[i].Position, results[i].Outcome > Sent
+			if left {
+				e.sending = first(e.sending, start)
+			}
+		}
+		if left {
+			e.dirty, e.since = true, first(e.sending, e.since)
+		}
+		e.rounds, e.sending = e.rounds+1, time.Time{}
+	}
+	switch {
+	case err != nil:
+		l.limit = max(l.limit/2, minItems)
+	case greatest > Unchanged:
+		l.limit = min(l.limit+l.limit/4, l.cfg.MaxItems)
+	}
+	return greatest, err
+}
