@@ -21,6 +21,7 @@ import (
 	"headcount/gateway"
 	"headcount/gateway/counterapi"
 	"headcount/internal/setting"
+	"headcount/internal/webhook"
 	"headcount/presence/region"
 )
 
@@ -206,14 +207,27 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	if err := s.openWebhooks(c.store); err != nil {
 		return err
 	}
-	if s.webhooks != nil {
-		writer = s.webhooks.Writer(writer)
-	}
-	c.combiner = counter.NewCombiner(writer, lanes)
+	c.combiner = counter.NewCombiner(changer{writer, s.webhooks}, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
 	return nil
+}
+
+// changer makes the changes of this process: the Combiner writes to it. A caller may be gone by the time that its change is
+// made, so webhooks are told here, and not where calls are answered.
+type changer struct {
+	counter.Writer
+	webhooks *webhook.Service // nil: there are none
+}
+
+// Apply implements counter.Writer.
+func (c changer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := c.Writer.Apply(ctx, ops)
+	if c.webhooks != nil {
+		c.webhooks.Changed(results)
+	}
+	return results
 }
 
 // noCountersIn refuses a data directory with counters that --postgres would hide.
