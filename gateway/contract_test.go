@@ -39,6 +39,18 @@ func (noDashboard) JSON(context.Context, presence.Site, bool) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 
+// noting is a Writer whose changes are noted before they are answered.
+type noting struct {
+	counter.Writer
+	tops *counter.TopTracker
+}
+
+func (n noting) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := n.Writer.Apply(ctx, ops)
+	n.tops.Note(ctx, ops, results)
+	return results
+}
+
 // everything is a Config with all that a gateway can serve, and the API key "k".
 func everything(t *testing.T) func(*Config) {
 	rules, err := counter.ParseRules([]byte(`{"rules":[
@@ -54,7 +66,7 @@ func everything(t *testing.T) func(*Config) {
 	return func(cfg *Config) {
 		countersOf(cfg)
 		cfg.Counters = &counterapi.Config{
-			Rules: rules, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}),
+			Rules: rules, Store: store, Tops: tops, Combiner: counter.NewCombiner(noting{store, tops}, counter.CombinerConfig{Instant: true}),
 			Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
 		}
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour

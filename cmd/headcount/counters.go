@@ -48,7 +48,7 @@ const (
 type counters struct {
 	where    string // says in the log where the store is
 	store    counter.Store
-	tops     *counter.TopTracker // in front of the store
+	tops     *counter.TopTracker
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	distant  bool         // the store is a server of its own, and may be away
@@ -180,6 +180,11 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	if err != nil {
 		return refusedPostgres(err)
 	}
+	if local != nil {
+		if c.store, err = s.sharing(c.store, local); err != nil {
+			return err
+		}
+	}
 	s.closers = append(s.closers, c.store.Close)
 	if c.behind != nil && c.behind.store != nil {
 		s.closers = append(s.closers, func() error {
@@ -188,42 +193,35 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			return c.behind.store.Persist(ctx)
 		})
 	}
-	c.tops = counter.NewTopTracker(c.store, s.cfg.Rules, s.log)
-	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),
 	})
 	s.registry.MustRegister(batches)
 	lanes.Batches = batches
-	writer := counter.Writer(c.tops)
-	if local != nil { // what gained most is this region's own: so the tops are behind
-		shared, err := s.sharing(c.tops, local)
-		if err != nil {
-			return err
-		}
-		c.store, writer = shared, shared
-		s.closers = append(s.closers, shared.Close)
-	}
+	c.tops = counter.NewTopTracker(c.store, s.cfg.Rules, s.log)
+	s.closers = append(s.closers, c.tops.Close)
 	if err := s.openWebhooks(c.store); err != nil {
 		return err
 	}
-	c.combiner = counter.NewCombiner(changer{writer, s.webhooks}, lanes)
+	c.combiner = counter.NewCombiner(changer{c.store, c.tops, s.webhooks}, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
 	return nil
 }
 
-// changer makes the changes of this process: the Combiner writes to it. A caller may be gone by the time that its change is
-// made, so webhooks are told here, and not where calls are answered.
+// changer makes the changes of this process: the Combiner writes to it. What a change promises beside itself is done here,
+// before the answer, also for callers that are gone by then.
 type changer struct {
 	counter.Writer
+	tops     *counter.TopTracker
 	webhooks *webhook.Service // nil: there are none
 }
 
 // Apply implements counter.Writer.
 func (c changer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := c.Writer.Apply(ctx, ops)
+	c.tops.Note(ctx, ops, results)
 	if c.webhooks != nil {
 		c.webhooks.Changed(results)
 	}
@@ -256,7 +254,7 @@ func (s *system) spreading(store counter.Store, parts *counterredis.Store, gathe
 }
 
 // sharing is a store over a Redis, local, that shares its counters with other regions.
-func (s *system) sharing(store counter.Store, local *counterredis.Store) (*regions.Store, error) {
+func (s *system) sharing(store counter.Store, local *counterredis.Store) (counter.Store, error) {
 	var peers []regions.Peer
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)

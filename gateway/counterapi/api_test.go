@@ -86,6 +86,18 @@ type nowhere struct{}
 
 func (nowhere) Update(presence.Update) {}
 
+// noting is a Writer whose changes are noted before they are answered.
+type noting struct {
+	counter.Writer
+	tops *counter.TopTracker
+}
+
+func (n noting) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := n.Writer.Apply(ctx, ops)
+	n.tops.Note(ctx, ops, results)
+	return results
+}
+
 // served is an API over a store in memory.
 type served struct {
 	t      testing.TB
@@ -102,7 +114,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	store := countermem.New(countermem.Config{})
 	tops := counter.NewTopTracker(store, parsed, zerolog.Nop())
 	t.Cleanup(func() { _ = tops.Close() })
-	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
+	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(noting{store, tops}, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
 	}
