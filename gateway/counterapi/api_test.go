@@ -23,6 +23,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/limit"
+	"headcount/counter/pipeline"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -86,18 +87,6 @@ type nowhere struct{}
 
 func (nowhere) Update(presence.Update) {}
 
-// noting is a Writer whose changes are noted before they are answered.
-type noting struct {
-	counter.Writer
-	tops *counter.TopTracker
-}
-
-func (n noting) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := n.Writer.Apply(ctx, ops)
-	n.tops.Note(ctx, ops, results)
-	return results
-}
-
 // served is an API over a store in memory.
 type served struct {
 	t      testing.TB
@@ -111,10 +100,8 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := countermem.New(countermem.Config{})
-	tops := counter.NewTopTracker(store, parsed, zerolog.Nop())
-	t.Cleanup(func() { _ = tops.Close() })
-	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(noting{store, tops}, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
+	counters := countersIn(t, countermem.New(countermem.Config{}), parsed, counter.CombinerConfig{Instant: true})
+	cfg := Config{Rules: parsed, Counters: counters, Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
 	}
@@ -124,6 +111,13 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
 	api.Routes(e)
 	return &served{t: t, engine: e, api: api}
+}
+
+// countersIn is the counters in a store, until the test ends.
+func countersIn(t testing.TB, store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig) *pipeline.Counters {
+	counters := pipeline.New(store, rules, cfg, zerolog.Nop())
+	t.Cleanup(func() { _ = counters.Close() })
+	return counters
 }
 
 // do sends "METHOD path", below Root but for limits, with header lines. A body is JSON unless a line
@@ -396,7 +390,7 @@ func TestDimensions(t *testing.T) {
 	s.want("GET /votes:1", "", 200, one("votes:1", "sum", 0, "0"))
 
 	// A counter that was made as another kind has none.
-	if r := s.api.cfg.Combiner.Do(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
+	if r := s.api.cfg.Counters.Change(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
 		t.Fatal(r.Err)
 	}
 	wantConflict(t, s.do("GET /views:old/dimensions/country", "", key), "views:old", 4, "no dimensions")
@@ -770,7 +764,7 @@ func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggre
 func TestTheStoreIsAway(t *testing.T) {
 	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.State, cfg.Combiner = store, store, counter.NewCombiner(store, counter.CombinerConfig{})
+		cfg.Counters, cfg.State = countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store
 	})
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /now:1/increment", "", 200, one("now:1", "sum", 1, "1"))
@@ -806,7 +800,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func TestTheQueueIsFull(t *testing.T) {
 	store := &full{Store: countermem.New(countermem.Config{}), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.Combiner = store, counter.NewCombiner(store, counter.CombinerConfig{Queue: 2})
+		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Queue: 2})
 	})
 	busy := make(chan int, 8)
 	for range 8 { // one is written, two wait
@@ -832,7 +826,7 @@ func TestARuleChangedItsKind(t *testing.T) {
 	var log strings.Builder
 	store := countermem.New(countermem.Config{})
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.Combiner, cfg.Log = store, counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
+		cfg.Counters, cfg.Log = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
 	})
 	was := counter.Rule{Match: "views:*", Kind: counter.Members}
 	if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &was, Verb: counter.Edit, Join: []string{"a"}}}}}); r[0].Err != nil {

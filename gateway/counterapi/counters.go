@@ -65,6 +65,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/internal/tracing"
@@ -105,10 +106,16 @@ type Callers interface {
 	Addr(r *http.Request) netip.Addr
 }
 
-// Store is what is read of a store; changes go through the Combiner.
-type Store interface {
+// Counters are the counters and limits of a process: pipeline.Counters.
+type Counters interface {
 	counter.Reader
 	counter.Feed
+	// Change makes op, as counter.Combiner.Do says.
+	Change(ctx context.Context, op counter.Op) counter.Result
+	// Limit judges a call on a limit, as counter.Limits.Do says.
+	Limit(ctx context.Context, call limit.Call) (limit.Answer, error)
+	// Top returns what gained most, as counter.TopTracker.Top says.
+	Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error)
 }
 
 // State says whether the store can be reached. When that changes, somebody calls
@@ -119,10 +126,7 @@ type State interface{ Up() bool }
 // otherwise.
 type Config struct {
 	Rules    *counter.Rules
-	Combiner *counter.Combiner
-	Limits   *counter.Limits
-	Tops     *counter.TopTracker
-	Store    Store
+	Counters Counters
 	// State is nil for a store within the process, which is always there.
 	State      State
 	Registerer prometheus.Registerer // nil: metrics are not registered
@@ -148,7 +152,7 @@ type API struct {
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
 		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
-		archive: counter.NewArchive(cfg.Store), questions: newQuestions(),
+		archive: counter.NewArchive(cfg.Counters), questions: newQuestions(),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}
@@ -391,7 +395,7 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 	defer cancel()
 	began := time.Now()
 	ctx, span := tracing.Start(ctx, "change of counters")
-	result := a.cfg.Combiner.Do(ctx, op)
+	result := a.cfg.Counters.Change(ctx, op)
 	span.End()
 	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
 	if result.Err != nil {
@@ -490,7 +494,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			return heard, nil
 		}
 	}
-	readings, err := a.cfg.Store.Read(ctx, keys, member, lag)
+	readings, err := a.cfg.Counters.Read(ctx, keys, member, lag)
 	if err != nil {
 		if lag > 0 && member == "" {
 			if known := a.known(keys); known != nil {

@@ -84,7 +84,7 @@ type Viewer interface {
 // Its methods may be called from any goroutine.
 type Live struct {
 	rules *counter.Rules
-	store Store
+	store Counters
 	state State
 	hub   Hub
 	log   zerolog.Logger
@@ -132,7 +132,7 @@ type viewer struct {
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
-		rules: cfg.Rules, store: cfg.Store, state: cfg.State, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
+		rules: cfg.Rules, store: cfg.Counters, state: cfg.State, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
 		keys: map[string]*heard{}, unread: map[string]struct{}{}, gone: map[string]struct{}{}, asking: map[string]map[string]struct{}{},
 	}
 	if cfg.State != nil {
