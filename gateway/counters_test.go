@@ -320,7 +320,14 @@ type distant struct {
 	away atomic.Bool
 }
 
-func (d *distant) Up() bool { return !d.away.Load() }
+// remote is counters in a distant store.
+type remote struct {
+	*pipeline.Counters
+	store *distant
+}
+
+func (r remote) Remote() bool { return true }
+func (r remote) Up() bool     { return !r.store.away.Load() }
 
 func (d *distant) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if d.away.Load() {
@@ -335,7 +342,7 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	s := serveGateway(t, true, func(cfg *Config) {
 		store.Store = countersOf(cfg)
-		cfg.Counters.Counters, cfg.Counters.State = countersIn(store), store
+		cfg.Counters.Counters = remote{countersIn(store), store}
 	})
 	a := s.looker()
 	s.call("PUT", "/likes:1/members/"+a.user, "")

@@ -7,7 +7,6 @@ import (
 
 	"headcount/counter/counterfile"
 	"headcount/counter/pipeline"
-	"headcount/gateway/counterapi"
 	"headcount/internal/setting"
 	"headcount/presence/region"
 )
@@ -15,7 +14,7 @@ import (
 // openPipeline opens the counters and limits of this process.
 func (s *system) openPipeline(ctx context.Context) (err error) {
 	cfg := pipeline.Config{
-		Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Region: s.cfg.Region, Rules: s.cfg.Rules,
+		Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
 		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, HotRate: s.cfg.HotRate,
 		Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
 	}
@@ -24,7 +23,7 @@ func (s *system) openPipeline(ctx context.Context) (err error) {
 	}
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		cfg.Peers = append(cfg.Peers, pipeline.Peer{Name: name, URL: url})
+		cfg.Region, cfg.Peers = s.cfg.Region, append(cfg.Peers, pipeline.Peer{Name: name, URL: url})
 	}
 	if cfg.Redis == "" && cfg.Postgres != "" {
 		if err := noCountersIn(cfg.DataDir); err != nil {
@@ -52,13 +51,4 @@ func noCountersIn(dir string) error {
 			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, counterfile.File))
 	}
 	return nil
-}
-
-// countersOfGateway are the counters as a gateway serves them.
-func (s *system) countersOfGateway() *counterapi.Config {
-	cfg := &counterapi.Config{Rules: s.cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log}
-	if s.counters.Remote() {
-		cfg.State = s.counters
-	}
-	return cfg
 }

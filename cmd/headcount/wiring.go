@@ -24,6 +24,7 @@ import (
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/api"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/internal/dashboard"
 	"headcount/internal/machine"
@@ -444,7 +445,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		MaxPerAddress:     cfg.MaxPerAddress,
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
-		Counters:          s.countersOfGateway(),
+		Counters:          &counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
 		Identities:        s.identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,

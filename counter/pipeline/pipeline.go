@@ -1,5 +1,5 @@
-// Package pipeline opens the counters of a process: the store that the settings ask for, and all that stands between a call and
-// that store.
+// Package pipeline opens the counters of a process: the store that the settings ask for, and all that stands between a
+// call and that store.
 //
 // A change goes through these, in this order:
 //
@@ -41,6 +41,7 @@ type Counters struct {
 	counter.Reader
 	counter.Feed
 	cfg      Config
+	where    string
 	store    counter.Store // behind the Combiner
 	combiner *counter.Combiner
 	limits   *counter.Limits
@@ -48,24 +49,25 @@ type Counters struct {
 	observer Observer // nil: nobody observes
 
 	redis, postgres server
-	changed         atomic.Pointer[func()] // to be called when one of the servers comes or goes; nil: nobody is told
+	changed         atomic.Pointer[func()] // to be called when a server comes or goes; nil: nobody is told
 	cause           func() error           // why PostgreSQL cannot be used; nil: there is none
-	tiered          *tiered.Store          // PostgreSQL behind Redis; nil: there are not both, or they are beside each other
+	tiered          *tiered.Store          // PostgreSQL behind Redis; nil: it is not
 	peers           []*counterredis.Store
 }
 
 // New returns the counters in a store. Close ends both. rules are those whose top lists are kept.
 func New(store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) *Counters {
-	c := &Counters{}
-	c.begin(store, rules, cfg, log)
+	c := &Counters{store: store}
+	c.begin(rules, cfg, log)
 	return c
 }
 
-func (c *Counters) begin(store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) {
-	c.Reader, c.Feed, c.store = store, store, store
-	c.tops = counter.NewTopTracker(store, rules, log)
+// begin puts together what is in front of the store.
+func (c *Counters) begin(rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) {
+	c.Reader, c.Feed = c.store, c.store
+	c.tops = counter.NewTopTracker(c.store, rules, log)
 	c.combiner = counter.NewCombiner(writer{c}, cfg)
-	c.limits = counter.NewLimits(store, cfg)
+	c.limits = counter.NewLimits(c.store, cfg)
 }
 
 // Observe has an observer told of each change. It must be called before the first change.
@@ -76,8 +78,8 @@ func (c *Counters) Change(ctx context.Context, op counter.Op) counter.Result {
 	return c.combiner.Do(ctx, op)
 }
 
-// writer is what the Combiner writes to: the one place where changes are made. What a change promises beside itself is done here, also
-// for a caller that is gone by then.
+// writer is what the Combiner writes to: the one place where changes are made. What a change promises beside itself is
+// done here, also for a caller that is gone by then.
 type writer struct{ *Counters }
 
 // Apply implements counter.Writer.
@@ -105,7 +107,7 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //   - The Combiner and the limits make what they have taken, and that is noted for top lists.
 //   - The tracker of top lists may be writing a list to the store.
 //   - Changes in Redis are persisted while it and PostgreSQL are open.
-//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, then what they have gone to.
+//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, the store itself.
 //   - Peers are what those links went to.
 func (c *Counters) Close() error {
 	c.combiner.Close()
@@ -154,6 +156,9 @@ func (c *Counters) OnState(changed func()) {
 	changed()
 }
 
+// Where says where the counters are.
+func (c *Counters) Where() string { return c.where }
+
 // Remote reports whether the store is a server of its own, and may be away.
 func (c *Counters) Remote() bool { return c.cfg.Redis != "" || c.cfg.Postgres != "" }
 
@@ -176,7 +181,7 @@ func (c *Counters) PostgresUp() bool { return c.postgres.up.Load() }
 func (c *Counters) Ready() error {
 	switch {
 	case !c.Up():
-		return c.away("the store of counters, " + c.Where() + ",")
+		return c.away("the store of counters, " + c.where + ",")
 	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later, what is not exact goes on without it
 		return c.away("PostgreSQL")
 	case c.tiered != nil:

@@ -120,6 +120,15 @@ func countersIn(t testing.TB, store counter.Store, rules *counter.Rules, cfg cou
 	return counters
 }
 
+// remote is counters in a server of its own.
+type remote struct {
+	*pipeline.Counters
+	state interface{ Up() bool }
+}
+
+func (r remote) Remote() bool { return true }
+func (r remote) Up() bool     { return r.state.Up() }
+
 // do sends "METHOD path", below Root but for limits, with header lines. A body is JSON unless a line
 // says otherwise.
 func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecorder {
@@ -764,7 +773,7 @@ func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggre
 func TestTheStoreIsAway(t *testing.T) {
 	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Counters, cfg.State = countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store
+		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /now:1/increment", "", 200, one("now:1", "sum", 1, "1"))

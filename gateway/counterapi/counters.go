@@ -116,19 +116,17 @@ type Counters interface {
 	Limit(ctx context.Context, call limit.Call) (limit.Answer, error)
 	// Top returns what gained most, as counter.TopTracker.Top says.
 	Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error)
+	// Remote reports whether the store is a server of its own, and Up whether it can be reached. When that
+	// changes, somebody calls Live.StateChanged.
+	Remote() bool
+	Up() bool
 }
-
-// State says whether the store can be reached. When that changes, somebody calls
-// Live.StateChanged.
-type State interface{ Up() bool }
 
 // Config tunes the counters of a process. All of it is required, but where it says
 // otherwise.
 type Config struct {
-	Rules    *counter.Rules
-	Counters Counters
-	// State is nil for a store within the process, which is always there.
-	State      State
+	Rules      *counter.Rules
+	Counters   Counters
 	Registerer prometheus.Registerer // nil: metrics are not registered
 	Log        zerolog.Logger
 }
@@ -383,7 +381,7 @@ func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok b
 
 // within is the time that a request has. A store within the process answers by itself.
 func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
-	if a.cfg.State == nil {
+	if !a.cfg.Counters.Remote() {
 		return c.Request.Context(), func() {}
 	}
 	return context.WithTimeout(c.Request.Context(), patience)
@@ -489,7 +487,7 @@ func (a *API) isDifferent(rule *counter.Rule) {
 // read reads counters, distinct and each with a rule. With lag it may answer what it
 // knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	if lag > 0 && member == "" && a.cfg.State != nil {
+	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
 		if heard := a.live.heardAll(keys); heard != nil {
 			return heard, nil
 		}

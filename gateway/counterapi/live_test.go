@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// scripted is counters whose feed says what the test has it say. Only Read and Watch are called.
+// scripted is counters whose feed says what the test has it say. Only Read, Watch, Remote and Up are called.
 type scripted struct {
 	Counters
 	mu       sync.Mutex // guards all below
@@ -33,6 +33,8 @@ type scripted struct {
 	told func([]counter.Update)
 	lost func()
 }
+
+func (s *scripted) Remote() bool { return true }
 
 func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away }
 
@@ -138,7 +140,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
-		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, State: s, Log: zerolog.Nop()}, p)
+		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()
