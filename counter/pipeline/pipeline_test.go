@@ -50,7 +50,8 @@ func (s asStore) Close() error { return s.counters.Close() }
 // opened is the counters that settings ask for, until the test ends.
 func opened(t testing.TB, cfg Config) asStore {
 	t.Helper()
-	cfg.Rules, cfg.HotRate, cfg.Registerer = countertest.Rules, 1, prometheus.NewRegistry()
+	cfg.Rules, cfg.Registerer = countertest.Rules, prometheus.NewRegistry()
+	cfg.HotRate = 1_000_000 // a sum that is spread gains in a step when it is gathered: package hot tests it
 	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 	c, err := Open(t.Context(), cfg)
 	if err != nil {
