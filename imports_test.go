@@ -63,6 +63,10 @@ var layers = []layer{
 	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                           // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
+	{"counter/pipeline", []string{ // opens the counters of a process
+		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",
+		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
+	}},
 	{"scripts", nil},
 	{"internal/outage", nil}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
@@ -106,7 +110,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/hot", "counter/regions", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/pipeline", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "web", "internal/machine", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},

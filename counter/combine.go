@@ -4,12 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"runtime"
-	"sync"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 )
 
 // CombinerConfig tunes a Combiner. A zero field takes its default.
@@ -50,56 +45,22 @@ func (cfg CombinerConfig) withDefaults() CombinerConfig {
 	return cfg
 }
 
-const (
-	hotRate  = 1000             // operations a second, from which a lane is hot
-	hotLeast = 4                // and so many of them in one write
-	stall    = time.Millisecond // a hot lane in which nobody came for this long writes
-)
-
 // Combiner stands in front of a Writer. While a write of a lane is under way
 // the operations of its keys gather, and go as one when it has ended; a lone
 // operation goes at once. Its methods may be called from any goroutine.
 type Combiner struct {
-	to    Writer
 	cfg   CombinerConfig
-	lanes []lane
-	wg    sync.WaitGroup // the goroutines of lanes
-	calls sync.Pool      // of *call
-}
-
-// lane has at most one write under way.
-type lane struct {
-	c *Combiner
-
-	mu      sync.Mutex // guards all below
-	busy    bool       // somebody writes, and will look at queue before the end
-	closed  bool
-	queue   []*call
-	waiting int // changes in queue
-
-	w writing // owned by whoever made busy true
-}
-
-// call is one operation on its way.
-type call struct {
-	op     Op
-	result Result
-	done   chan struct{} // holds one: result is there
+	lanes *lanes[Op, Result]
 }
 
 // NewCombiner returns a Combiner in front of to.
 func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
 	cfg = cfg.withDefaults()
-	lanes := cfg.Lanes
+	n := cfg.Lanes
 	if cfg.Apart {
-		lanes *= 2
+		n *= 2
 	}
-	c := &Combiner{to: to, cfg: cfg, lanes: make([]lane, lanes)}
-	c.calls.New = func() any { return &call{done: make(chan struct{}, 1)} }
-	for i := range c.lanes {
-		c.lanes[i].c = c
-	}
-	return c
+	return &Combiner{cfg, newLanes(n, cfg, func() laneWriter[Op, Result] { return &writing{to: to, batches: cfg.Batches} })}
 }
 
 // Do makes op, and returns when it is safe or refused. When ctx ends before,
@@ -110,162 +71,29 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	l := c.lane(&op)
-	one := c.calls.Get().(*call)
-	one.op = op
-	lead, err := l.enter(one)
-	switch {
-	case err != nil:
-		c.put(one)
+	lane := laneOf(op.Changes[0].Key, c.cfg.Lanes)
+	if c.cfg.Apart && op.Changes[0].Rule.Kind == Exact {
+		lane += c.cfg.Lanes
+	}
+	result, err := c.lanes.do(ctx, lane, op, len(op.Changes))
+	if err != nil {
 		return Result{Err: err}
-	case lead && c.cfg.Instant:
-		l.w.calls = append(l.w.calls[:0], one)
-		l.write(context.Background())
-		l.hand()
-		<-one.done // it is there, whatever became of ctx
-		result := one.result
-		c.put(one)
-		return result
-	case lead:
-		l.w.calls = append(l.w.calls[:0], one)
-		go l.run() // awaited by Close
 	}
-	select {
-	case <-one.done:
-	case <-ctx.Done():
-		// one is not put back: the lane will answer it.
-		return Result{Err: fmt.Errorf("combining: %w: %w, and the change may yet be made", ErrUnavailable, context.Cause(ctx))}
-	}
-	result := one.result
-	c.put(one)
 	return result
 }
 
-func (c *Combiner) lane(op *Op) *lane {
-	if len(c.lanes) == 1 {
-		return &c.lanes[0]
-	}
-	at := int(xxhash.Sum64String(op.Changes[0].Key) % uint64(c.cfg.Lanes))
-	if c.cfg.Apart && op.Changes[0].Rule.Kind == Exact {
-		at += c.cfg.Lanes
-	}
-	return &c.lanes[at]
-}
-
 // Close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (c *Combiner) Close() {
-	for i := range c.lanes {
-		l := &c.lanes[i]
-		l.mu.Lock()
-		l.closed = true
-		l.mu.Unlock()
-	}
-	c.wg.Wait()
-}
+func (c *Combiner) Close() { c.lanes.close() }
 
-func (c *Combiner) put(one *call) {
-	one.op, one.result = Op{}, Result{}
-	c.calls.Put(one)
-}
-
-// enter takes one in. lead says that the lane was idle: the caller sees to the
-// write, and one is in no queue.
-func (l *lane) enter(one *call) (lead bool, err error) {
-	n := len(one.op.Changes)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.closed:
-		return false, fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
-	case !l.busy:
-		l.busy = true
-		l.c.wg.Add(1) // under mu and not closed: before Close waits
-		return true, nil
-	case l.waiting+n > l.c.cfg.Queue:
-		return false, ErrBusy
-	}
-	l.queue = append(l.queue, one)
-	l.waiting += n
-	return false, nil
-}
-
-// hand ends a write of a caller's own: what gathered meanwhile is not its work.
-func (l *lane) hand() {
-	if l.take() {
-		go l.run() // awaited by Close
-	}
-}
-
-// run writes until nothing is left.
-func (l *lane) run() {
-	for {
-		began, calls := time.Now(), len(l.w.calls)
-		since := began.Sub(l.w.began)
-		l.w.began = began
-		ctx, cancel := context.WithTimeout(context.Background(), l.c.cfg.WriteTimeout)
-		l.write(ctx)
-		cancel()
-		// Who was answered just now and calls again goes with the next write rather
-		// than with the one after.
-		runtime.Gosched()
-		if l.c.cfg.Pace > 0 && calls >= hotLeast && float64(calls) >= hotRate*since.Seconds() {
-			l.pause(began.Add(l.c.cfg.Pace))
-		}
-		if !l.take() {
-			return
-		}
-	}
-}
-
-// pause lets changes gather until then, or until no more come.
-func (l *lane) pause(until time.Time) {
-	for waiting := -1; ; {
-		l.mu.Lock()
-		now, closed := l.waiting, l.closed
-		l.mu.Unlock()
-		left := time.Until(until)
-		if now == waiting || now >= l.c.cfg.Batch || left <= 0 || closed {
-			return
-		}
-		waiting = now
-		time.Sleep(min(stall, left))
-	}
-}
-
-// take moves what gathered, up to a batch, to the next write. When there is
-// nothing the lane is idle again and the write's owner is done.
-func (l *lane) take() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n, changes := 0, 0
-	for n < len(l.queue) && (n == 0 || changes+len(l.queue[n].op.Changes) <= l.c.cfg.Batch) {
-		changes += len(l.queue[n].op.Changes)
-		n++
-	}
-	if n == 0 {
-		l.busy = false
-		if cap(l.queue) > 1024 { // after a rush
-			l.queue, l.w = nil, writing{}
-		}
-		l.c.wg.Done()
-		return false
-	}
-	l.w.calls = append(l.w.calls[:0], l.queue[:n]...)
-	rest := copy(l.queue, l.queue[n:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
-	l.waiting -= changes
-	return true
-}
-
-// writing is the room that one write needs, kept for the next.
+// writing makes the writes of a lane. It keeps the room that one needs for the next.
 type writing struct {
-	calls []*call
-	began time.Time // when the last write began
-	ops   []Op
-	at    []int         // for each call the index of its op in ops
-	sums  map[sumOf]int // ops that more may be merged into
-	own   []Change      // the changes of merged ops: those of callers stay as they are
+	to      Writer
+	batches Batches
+
+	ops  []Op
+	at   []int         // for each call the index of its op in ops
+	sums map[sumOf]int // ops that more may be merged into
+	own  []Change      // the changes of merged ops: those of callers stay as they are
 }
 
 type sumOf struct {
@@ -279,23 +107,21 @@ func (op *Op) mergeable() bool {
 	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind == Sum && op.Identity == Identity{} && len(c.Dimensions) == 0
 }
 
-// write makes the calls in w and answers them.
-func (l *lane) write(ctx context.Context) {
-	w := &l.w
-	if l.c.cfg.Batches != nil {
-		l.c.cfg.Batches.Observe(float64(len(w.calls)))
+// write makes the operations of calls and answers them.
+func (w *writing) write(ctx context.Context, calls []*call[Op, Result]) {
+	if w.batches != nil {
+		w.batches.Observe(float64(len(calls)))
 	}
-	w.gather()
-	results := l.c.to.Apply(ctx, w.ops)
-	again := w.calls[:0]
-	for i, one := range w.calls {
+	w.gather(calls)
+	results := w.to.Apply(ctx, w.ops)
+	again := calls[:0]
+	for i, one := range calls {
 		at := w.at[i]
 		if results[at].Err != nil && errors.As(results[at].Err, new(*Conflict)) && w.ops[at].Changes[0].Merged > 1 {
 			again = append(again, one) // perhaps not each of them is refused
 			continue
 		}
-		one.result = results[at]
-		one.done <- struct{}{}
+		one.answer(results[at])
 	}
 	clear(w.ops) // what waits for the next write holds nothing of this one
 	if len(again) > 0 {
@@ -303,33 +129,34 @@ func (l *lane) write(ctx context.Context) {
 		for _, one := range again {
 			w.ops = append(w.ops, one.op)
 		}
-		for i, r := range l.c.to.Apply(ctx, w.ops) {
-			again[i].result = r
-			again[i].done <- struct{}{}
+		for i, r := range w.to.Apply(ctx, w.ops) {
+			again[i].answer(r)
 		}
 	}
 	clear(w.ops)
-	clear(w.calls)
 	clear(w.own)
+	if cap(w.ops) > 1024 { // after a rush
+		*w = writing{to: w.to, batches: w.batches}
+	}
 }
 
 // gather fills ops from calls. Changes of one sum in one direction become one:
 // in one direction, so that each of them could have been made alone where all
 // of them can, and so that the version moves.
-func (w *writing) gather() {
+func (w *writing) gather(calls []*call[Op, Result]) {
 	w.ops, w.at, w.own = w.ops[:0], w.at[:0], w.own[:0]
-	if len(w.calls) == 1 {
-		w.ops, w.at = append(w.ops, w.calls[0].op), append(w.at, 0)
+	if len(calls) == 1 {
+		w.ops, w.at = append(w.ops, calls[0].op), append(w.at, 0)
 		return
 	}
 	if w.sums == nil {
 		w.sums = map[sumOf]int{}
 	}
 	clear(w.sums)
-	if cap(w.own) < len(w.calls) { // it must not move while ops point into it
-		w.own = make([]Change, 0, 2*len(w.calls))
+	if cap(w.own) < len(calls) { // it must not move while ops point into it
+		w.own = make([]Change, 0, 2*len(calls))
 	}
-	for _, one := range w.calls {
+	for _, one := range calls {
 		if !one.op.mergeable() {
 			// What comes after it stays after it.
 			for i := range one.op.Changes {

@@ -170,10 +170,10 @@ func (r *topOf) mark(number int64, keys []string) {
 	}
 }
 
-// TopTracker stands in front of a store, behind the Combiner, and knows what gains most under the rules with top. The
-// package doc says how.
+// TopTracker knows what gains most under the rules with top. It is told of the changes of its process. The package doc says
+// how.
 type TopTracker struct {
-	Store
+	store  TopStore
 	rules  map[*Rule]*topOf
 	blocks *lru.Cache[blockOf, map[string]int64]
 	log    zerolog.Logger
@@ -190,9 +190,9 @@ type blockOf struct {
 	first int64
 }
 
-// NewTopTracker returns a tracker in front of a store. Close ends it, and not the store.
-func NewTopTracker(to Store, rules *Rules, log zerolog.Logger) *TopTracker {
-	t := &TopTracker{Store: to, rules: map[*Rule]*topOf{}, log: log}
+// NewTopTracker returns a tracker of the changes that are made in store. Close ends it, and not the store.
+func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker {
+	t := &TopTracker{store: store, rules: map[*Rule]*topOf{}, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
 			t.rules[rule] = &topOf{open: map[int64]*openStep{}, next: make([]int64, len(rule.Buckets))}
@@ -220,8 +220,9 @@ func (t *TopTracker) Close() error {
 // now is the time by the clock of the store, as far as its last answer says it.
 func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
 
-// Apply is as Writer says. What may have gained most is marked before a change is acknowledged.
-func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
+// Note takes what became of ops, before anybody is answered: it returns when what may have gained most is marked in the store.
+// An operation whose counters cannot be marked has an error then.
+func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 	type stepOf struct {
 		rule   *Rule
 		number int64
@@ -230,7 +231,6 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 		op  int
 		key string
 	}
-	results := t.Store.Apply(ctx, ops)
 	var newest time.Time
 	var due map[stepOf][]change
 	for i := range ops {
@@ -261,7 +261,7 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 		}
 		slices.Sort(keys)
 		keys = slices.Compact(keys)
-		if err := t.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
+		if err := t.store.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
 			for _, c := range changes { // it was made, and may be repeated like one without an answer
 				results[c.op] = Result{Err: err}
 			}
@@ -269,7 +269,6 @@ func (t *TopTracker) Apply(ctx context.Context, ops []Op) []Result {
 		}
 		t.rules[at.rule].mark(at.number, keys)
 	}
-	return results
 }
 
 // hasToMark reports whether the counter of c has to be marked in the step in which it gained. A replay may be of a change whose
@@ -298,7 +297,7 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	if err != nil {
 		return nil, err
 	}
-	marked, err := t.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
+	marked, err := t.store.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
 	if err != nil {
 		return nil, err
 	}
@@ -358,7 +357,7 @@ func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked m
 		return past, nil
 	}
 	keys := slices.Collect(maps.Keys(newest))
-	slots, err := t.Running(ctx, keys, step)
+	slots, err := t.store.Running(ctx, keys, step)
 	if err != nil {
 		return nil, err
 	}
@@ -413,7 +412,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 	if block, ok := l.blocks.Get(at); ok && whole {
 		return block, nil
 	}
-	lists, err := l.TopLists(ctx, l.rule.Match, step, from, to)
+	lists, err := l.store.TopLists(ctx, l.rule.Match, step, from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -451,7 +450,7 @@ func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gai
 		if len(gained) > 0 {
 			time.Sleep(breath)
 		}
-		histories, err := t.Histories(ctx, some, q.Step, q.From, q.To)
+		histories, err := t.store.Histories(ctx, some, q.Step, q.From, q.To)
 		if err != nil {
 			return nil, err
 		}
@@ -495,7 +494,7 @@ func (t *TopTracker) run(ctx context.Context) {
 // close makes lists of the steps of a rule that are over: of a short step from what is marked in it, of a long one from the lists
 // of its parts.
 func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
-	marked, err := t.Marked(ctx, rule.Match)
+	marked, err := t.store.Marked(ctx, rule.Match)
 	if err != nil {
 		return err
 	}
@@ -518,7 +517,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 		closed = floor(closed, parts)
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
-			is, err := t.TopLists(ctx, rule.Match, step, number, number+1)
+			is, err := t.store.TopLists(ctx, rule.Match, step, number, number+1)
 			if err == nil && len(is) == 0 { // no other process has made it
 				var keys []string
 				if keys, err = t.listed(ctx, rule, level-1, number*parts, (number+1)*parts); err == nil {
@@ -546,7 +545,7 @@ func listRetention(rule *Rule, level int) time.Duration {
 
 // listed returns the keys in the lists of the steps of a bucket from a number to that before another.
 func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to int64) (keys []string, err error) {
-	lists, err := t.TopLists(ctx, rule.Match, rule.Buckets[level].Step, from, to)
+	lists, err := t.store.TopLists(ctx, rule.Match, rule.Buckets[level].Step, from, to)
 	for _, l := range lists {
 		for _, g := range l.Most {
 			keys = append(keys, g.Key)
@@ -571,7 +570,7 @@ func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int
 		most = most[:few]
 	}
 	list := TopList{Number: number, Most: most[:min(len(most), TopMost)]}
-	if err := t.KeepTop(ctx, rule.Match, step, list, listRetention(rule, level), marks); err != nil {
+	if err := t.store.KeepTop(ctx, rule.Match, step, list, listRetention(rule, level), marks); err != nil {
 		return err
 	}
 	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps}) // a mark may have come late

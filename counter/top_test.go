@@ -23,6 +23,23 @@ var (
 	topRule     = topRules.All()[0]
 )
 
+// tracked is a store whose changes are noted before they are answered.
+type tracked struct {
+	*counter.TopTracker
+	store counter.Store
+}
+
+func track(store counter.Store, rules *counter.Rules) tracked {
+	return tracked{counter.NewTopTracker(store, rules, zerolog.Nop()), store}
+}
+
+// Apply implements counter.Writer.
+func (s tracked) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := s.store.Apply(ctx, ops)
+	s.Note(ctx, ops, results)
+	return results
+}
+
 func gain(t testing.TB, w counter.Writer, key string, n int64) {
 	t.Helper()
 	gainUnder(t, w, topRule, key, n)
@@ -42,7 +59,7 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countermem.New(countermem.Config{})
-		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		tops := track(store, topRules)
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
@@ -58,7 +75,7 @@ func TestTop(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		check := func(what string, tops *counter.TopTracker, last time.Duration) {
+		check := func(what string, tops tracked, last time.Duration) {
 			t.Helper()
 			total := int64(0)
 			var want []counter.Gained
@@ -107,7 +124,7 @@ func TestTop(t *testing.T) {
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
-		tops = counter.NewTopTracker(store, topRules, zerolog.Nop())
+		tops = track(store, topRules)
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
 		time.Sleep(2 * time.Hour)
@@ -137,7 +154,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					t.Fatal(err)
 				}
 				rule := rules.All()[0]
-				tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, zerolog.Nop())
+				tops := track(countermem.New(countermem.Config{}), rules)
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
@@ -181,13 +198,13 @@ func (s *topFaults) KeepTop(ctx context.Context, match string, step time.Duratio
 func TestTopMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countermem.New(countermem.Config{})}
-		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		tops := track(store, topRules)
 		defer tops.Close()
-		other := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		other := track(store, topRules)
 		defer other.Close()
 		expect := func(want ...counter.Gained) {
 			t.Helper()
-			for _, tops := range []*counter.TopTracker{tops, other} {
+			for _, tops := range []tracked{tops, other} {
 				got, err := tops.Top(t.Context(), topRule, 30*time.Minute, len(want))
 				if err != nil || !slices.Equal(got, want) {
 					t.Errorf("%v, %v, want %v", got, err, want)
@@ -233,14 +250,14 @@ func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countermem.New(countermem.Config{})}
 		store.noKeeping.Store(true)
-		tops := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		tops := track(store, topRules)
 		defer tops.Close()
-		other := counter.NewTopTracker(store, topRules, zerolog.Nop())
+		other := track(store, topRules)
 		defer other.Close()
 		want := []counter.Gained{{Key: "v:a", Value: 30}, {Key: "v:b", Value: 20}}
 		expect := func() {
 			t.Helper()
-			for _, tops := range []*counter.TopTracker{tops, other} {
+			for _, tops := range []tracked{tops, other} {
 				if got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10); err != nil || !slices.Equal(got, want) {
 					t.Errorf("%v, %v, want %v", got, err, want)
 				}
@@ -266,7 +283,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
-		tops := counter.NewTopTracker(countermem.New(countermem.Config{}), rules, zerolog.Nop())
+		tops := track(countermem.New(countermem.Config{}), rules)
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

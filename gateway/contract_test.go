@@ -26,6 +26,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/countermem"
+	"headcount/counter/pipeline"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
@@ -48,15 +49,12 @@ func everything(t *testing.T) func(*Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := countermem.New(countermem.Config{})
-	tops := counter.NewTopTracker(store, rules, zerolog.Nop()) // before the gateway, which checks what is left of it
-	t.Cleanup(func() { _ = tops.Close() })
+	// Before the gateway, which checks what is left of it.
+	counters := pipeline.New(countermem.New(countermem.Config{}), rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)
-		cfg.Counters = &counterapi.Config{
-			Rules: rules, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}),
-			Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
-		}
+		cfg.Counters = &counterapi.Config{Rules: rules, Counters: counters, Log: zerolog.Nop()}
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
 		cfg.API.Dashboard = noDashboard{}
 		cfg.API.Assets = fstest.MapFS{

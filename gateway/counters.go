@@ -26,7 +26,7 @@ func (g *Gateway) openCounters() {
 	g.counters = counterapi.New(*g.cfg.Counters, g.callers, g.live)
 }
 
-// CountersChanged must be called when the State of the counters' store has changed.
+// CountersChanged must be called when Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {

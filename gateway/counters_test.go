@@ -16,6 +16,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/countermem"
+	"headcount/counter/pipeline"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
@@ -28,9 +29,14 @@ func countersOf(cfg *Config) *countermem.Store {
 	cfg.APIKeys = []string{"k"}
 	cfg.UpdateInterval = 10 * time.Millisecond
 	cfg.Counters = &counterapi.Config{
-		Rules: counter.BuiltinRules(), Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
+		Rules: counter.BuiltinRules(), Counters: countersIn(store), Log: zerolog.Nop(),
 	}
 	return store
+}
+
+// countersIn is the counters in a store. No rule has a top list, so nothing runs that would have to end.
+func countersIn(store counter.Store) *pipeline.Counters {
+	return pipeline.New(store, &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 }
 
 // looker is a WebSocket and who has it.
@@ -314,7 +320,14 @@ type distant struct {
 	away atomic.Bool
 }
 
-func (d *distant) Up() bool { return !d.away.Load() }
+// remote is counters in a distant store.
+type remote struct {
+	*pipeline.Counters
+	store *distant
+}
+
+func (r remote) Remote() bool { return true }
+func (r remote) Up() bool     { return !r.store.away.Load() }
 
 func (d *distant) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if d.away.Load() {
@@ -329,7 +342,7 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	s := serveGateway(t, true, func(cfg *Config) {
 		store.Store = countersOf(cfg)
-		cfg.Counters.Store, cfg.Counters.State = store, store
+		cfg.Counters.Counters = remote{countersIn(store), store}
 	})
 	a := s.looker()
 	s.call("PUT", "/likes:1/members/"+a.user, "")

@@ -143,7 +143,7 @@ func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 	hello := log.Info().Str("admin", open["admin-listen"].Addr().String()).Str("store", s.where).Strs("roles", s.cfg.Roles)
 	if s.counters != nil {
-		hello = hello.Str("counters", s.counters.where)
+		hello = hello.Str("counters", s.counters.Where())
 	}
 	if s.cfg.Redis != "" {
 		hello = hello.Str("cluster", s.cfg.AdvertiseAddr()).Str("region", s.cfg.Region)

@@ -52,9 +52,8 @@ func (c *Config) facts() presenceredis.Facts {
 	return f
 }
 
-// openWebhooks opens the webhooks of this process, if there are any. Counters are those of this process;
-// nil: it has none.
-func (s *system) openWebhooks(counters webhook.Counters) error {
+// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters and its dispatcher.
+func (s *system) openWebhooks() error {
 	cfg := s.cfg
 	if len(cfg.Hooks) == 0 {
 		return nil
@@ -77,24 +76,17 @@ func (s *system) openWebhooks(counters webhook.Counters) error {
 		s.log.Info().Msg("--data-dir is not set: this process keeps the events of --webhook in memory, and those not sent are lost when it ends")
 		store = webhookmem.New()
 	}
-	s.webhooks = webhook.New(webhook.Config{
-		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Counters: counters,
-		Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
-	})
-	return nil
-}
-
-// joinWebhooks gives the dispatcher its webhooks.
-func (s *system) joinWebhooks() error {
-	if s.dispatcher == nil {
-		return nil
+	config := webhook.Config{
+		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
 	}
-	if s.webhooks == nil { // a process without a gateway has no counters, and has not opened them
-		if err := s.openWebhooks(nil); err != nil {
-			return err
-		}
+	if s.counters != nil { // only a gateway has some
+		config.Counters = s.counters
 	}
-	if s.webhooks != nil {
+	s.webhooks = webhook.New(config)
+	if s.counters != nil {
+		s.counters.Observe(s.webhooks)
+	}
+	if s.dispatcher != nil {
 		s.dispatcher.Webhooks = s.webhooks
 	}
 	return nil

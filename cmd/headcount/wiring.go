@@ -20,9 +20,11 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/api"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/internal/dashboard"
 	"headcount/internal/machine"
@@ -83,7 +85,7 @@ type system struct {
 type roles struct {
 	identities *identity.Identities // with gateway and counters the role of a gateway
 	gateway    *gateway.Gateway
-	counters   *counters
+	counters   *pipeline.Counters
 	node       *node.Node
 	dispatcher *dispatcher.Dispatcher
 	regions    *region.Replicator // a dispatcher's, also nil over the embedded store
@@ -161,15 +163,22 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
-		if err = s.openCounters(ctx); err != nil {
+		if err = s.openPipeline(ctx); err != nil {
 			return err
 		}
+	}
+	if s.counters != nil || s.dispatcher != nil {
+		if err = s.openWebhooks(); err != nil {
+			return err
+		}
+	}
+	if s.member.Has(presence.RoleGateway) {
 		if err = s.openGateway(self); err != nil {
 			return err
 		}
 		s.parts.Gateway = s.gateway
 	}
-	return s.joinWebhooks()
+	return nil
 }
 
 // watchStores registers for each store of this process whether it can be used now.
@@ -182,10 +191,7 @@ func (s *system) watchStores() {
 		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
 	if s.cfg.Postgres != "" && s.counters != nil {
-		up["postgres"] = s.counters.Up
-		if s.counters.behind != nil {
-			up["postgres"] = s.counters.behind.up.Load
-		}
+		up["postgres"] = s.counters.PostgresUp
 	}
 	for store, up := range up {
 		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
@@ -439,7 +445,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		MaxPerAddress:     cfg.MaxPerAddress,
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
-		Counters:          s.counters.config(s),
+		Counters:          &counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
 		Identities:        s.identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,
@@ -448,7 +454,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Log:               s.log,
 	})
 	if err == nil {
-		s.counters.serve(s.gateway)
+		s.counters.OnState(s.gateway.CountersChanged)
 	}
 	return err
 }
@@ -487,7 +493,7 @@ func (s *system) rolesReady() error {
 	if err := s.gateway.Ready(); err != nil {
 		return err
 	}
-	return s.counters.ready()
+	return s.counters.Ready()
 }
 
 // open is ready whatever the stores do.

@@ -180,7 +180,7 @@ func (k *sum) counter() counter.Counter {
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if !s.some.Load() {
 		results := s.Store.Apply(ctx, ops)
-		s.note(ops, results)
+		s.note(results)
 		return s.again(ctx, ops, results)
 	}
 	results := make([]counter.Result, len(ops))
@@ -202,7 +202,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		made = s.Store.Apply(ctx, others)
 		wg.Wait()
 	}
-	s.note(others, made)
+	s.note(made)
 	for n, i := range rest {
 		results[i] = made[n]
 	}
@@ -218,7 +218,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	}
 	if len(late) > 0 {
 		made := s.Store.Apply(ctx, late)
-		s.note(late, made)
+		s.note(made)
 		for n, i := range at {
 			results[i] = made[n]
 		}
@@ -298,7 +298,7 @@ func (s *Store) breaks(key string, e counter.Epoch) {
 }
 
 // note looks at what was made: which sums are spread, and which become hot.
-func (s *Store) note(ops []counter.Op, results []counter.Result) {
+func (s *Store) note(results []counter.Result) {
 	for i := range results {
 		r := &results[i]
 		for j := range r.Counters {
@@ -334,7 +334,7 @@ func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.R
 				}
 			}
 			results[i] = s.Store.Apply(ctx, ops[i:i+1])[0]
-			s.note(ops[i:i+1], results[i:i+1])
+			s.note(results[i : i+1])
 		}
 	}
 	return results

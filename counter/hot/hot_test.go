@@ -215,8 +215,10 @@ func TestTopOfASpreadSum(t *testing.T) {
 			gain := func(process int, name string, n int64) {
 				t.Helper()
 				op := counter.Op{Changes: []counter.Change{{Key: match + name, Rule: rule, Verb: counter.Add, Delta: n}}}
-				if r := tops[process].Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil {
-					t.Fatal(r.Err)
+				results := processes[process].Apply(t.Context(), []counter.Op{op})
+				tops[process].Note(t.Context(), []counter.Op{op}, results)
+				if results[0].Err != nil {
+					t.Fatal(results[0].Err)
 				}
 				truth[match+name] += n
 			}

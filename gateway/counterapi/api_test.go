@@ -23,6 +23,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/limit"
+	"headcount/counter/pipeline"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -99,10 +100,8 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := countermem.New(countermem.Config{})
-	tops := counter.NewTopTracker(store, parsed, zerolog.Nop())
-	t.Cleanup(func() { _ = tops.Close() })
-	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
+	counters := countersIn(t, countermem.New(countermem.Config{}), parsed, counter.CombinerConfig{Instant: true})
+	cfg := Config{Rules: parsed, Counters: counters, Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
 	}
@@ -113,6 +112,22 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	api.Routes(e)
 	return &served{t: t, engine: e, api: api}
 }
+
+// countersIn is the counters in a store, until the test ends.
+func countersIn(t testing.TB, store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig) *pipeline.Counters {
+	counters := pipeline.New(store, rules, cfg, zerolog.Nop())
+	t.Cleanup(func() { _ = counters.Close() })
+	return counters
+}
+
+// remote is counters in a server of its own.
+type remote struct {
+	*pipeline.Counters
+	state interface{ Up() bool }
+}
+
+func (r remote) Remote() bool { return true }
+func (r remote) Up() bool     { return r.state.Up() }
 
 // do sends "METHOD path", below Root but for limits, with header lines. A body is JSON unless a line
 // says otherwise.
@@ -384,7 +399,7 @@ func TestDimensions(t *testing.T) {
 	s.want("GET /votes:1", "", 200, one("votes:1", "sum", 0, "0"))
 
 	// A counter that was made as another kind has none.
-	if r := s.api.cfg.Combiner.Do(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
+	if r := s.api.cfg.Counters.Change(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
 		t.Fatal(r.Err)
 	}
 	wantConflict(t, s.do("GET /views:old/dimensions/country", "", key), "views:old", 4, "no dimensions")
@@ -758,7 +773,7 @@ func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggre
 func TestTheStoreIsAway(t *testing.T) {
 	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.State, cfg.Combiner = store, store, counter.NewCombiner(store, counter.CombinerConfig{})
+		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /now:1/increment", "", 200, one("now:1", "sum", 1, "1"))
@@ -794,7 +809,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func TestTheQueueIsFull(t *testing.T) {
 	store := &full{Store: countermem.New(countermem.Config{}), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.Combiner = store, counter.NewCombiner(store, counter.CombinerConfig{Queue: 2})
+		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Queue: 2})
 	})
 	busy := make(chan int, 8)
 	for range 8 { // one is written, two wait
@@ -820,7 +835,7 @@ func TestARuleChangedItsKind(t *testing.T) {
 	var log strings.Builder
 	store := countermem.New(countermem.Config{})
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.Combiner, cfg.Log = store, counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
+		cfg.Counters, cfg.Log = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
 	})
 	was := counter.Rule{Match: "views:*", Kind: counter.Members}
 	if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &was, Verb: counter.Edit, Join: []string{"a"}}}}}); r[0].Err != nil {

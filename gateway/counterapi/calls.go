@@ -336,7 +336,7 @@ func (a *API) getLedger(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	page, err := a.cfg.Store.Ledger(ctx, one.key, after, int(limit))
+	page, err := a.cfg.Counters.Ledger(ctx, one.key, after, int(limit))
 	if err != nil {
 		a.unavailable(c, err)
 		return
@@ -369,7 +369,7 @@ func (a *API) getAggregate(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	sum, err := a.cfg.Store.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
+	sum, err := a.cfg.Counters.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(err, &conflict):

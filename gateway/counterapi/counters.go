@@ -65,6 +65,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/internal/tracing"
@@ -105,26 +106,27 @@ type Callers interface {
 	Addr(r *http.Request) netip.Addr
 }
 
-// Store is what is read of a store; changes go through the Combiner.
-type Store interface {
+// Counters are the counters and limits of a process: pipeline.Counters.
+type Counters interface {
 	counter.Reader
 	counter.Feed
+	// Change makes op, as counter.Combiner.Do says.
+	Change(ctx context.Context, op counter.Op) counter.Result
+	// Limit judges a call on a limit, as counter.Limits.Do says.
+	Limit(ctx context.Context, call limit.Call) (limit.Answer, error)
+	// Top returns what gained most, as counter.TopTracker.Top says.
+	Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error)
+	// Remote reports whether the store is a server of its own, and Up whether it can be reached. When that
+	// changes, somebody calls Live.StateChanged.
+	Remote() bool
+	Up() bool
 }
-
-// State says whether the store can be reached. When that changes, somebody calls
-// Live.StateChanged.
-type State interface{ Up() bool }
 
 // Config tunes the counters of a process. All of it is required, but where it says
 // otherwise.
 type Config struct {
-	Rules    *counter.Rules
-	Combiner *counter.Combiner
-	Limits   *counter.Limits
-	Tops     *counter.TopTracker
-	Store    Store
-	// State is nil for a store within the process, which is always there.
-	State      State
+	Rules      *counter.Rules
+	Counters   Counters
 	Registerer prometheus.Registerer // nil: metrics are not registered
 	Log        zerolog.Logger
 }
@@ -148,7 +150,7 @@ type API struct {
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
 		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
-		archive: counter.NewArchive(cfg.Store), questions: newQuestions(),
+		archive: counter.NewArchive(cfg.Counters), questions: newQuestions(),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}
@@ -379,7 +381,7 @@ func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok b
 
 // within is the time that a request has. A store within the process answers by itself.
 func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
-	if a.cfg.State == nil {
+	if !a.cfg.Counters.Remote() {
 		return c.Request.Context(), func() {}
 	}
 	return context.WithTimeout(c.Request.Context(), patience)
@@ -391,7 +393,7 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 	defer cancel()
 	began := time.Now()
 	ctx, span := tracing.Start(ctx, "change of counters")
-	result := a.cfg.Combiner.Do(ctx, op)
+	result := a.cfg.Counters.Change(ctx, op)
 	span.End()
 	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
 	if result.Err != nil {
@@ -485,12 +487,12 @@ func (a *API) isDifferent(rule *counter.Rule) {
 // read reads counters, distinct and each with a rule. With lag it may answer what it
 // knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	if lag > 0 && member == "" && a.cfg.State != nil {
+	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
 		if heard := a.live.heardAll(keys); heard != nil {
 			return heard, nil
 		}
 	}
-	readings, err := a.cfg.Store.Read(ctx, keys, member, lag)
+	readings, err := a.cfg.Counters.Read(ctx, keys, member, lag)
 	if err != nil {
 		if lag > 0 && member == "" {
 			if known := a.known(keys); known != nil {

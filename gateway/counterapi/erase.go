@@ -19,7 +19,7 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 		return nil // who cannot be a member
 	}
 	for cursor := ""; ; {
-		keys, next, err := a.cfg.Store.Sets(ctx, cursor)
+		keys, next, err := a.cfg.Counters.Sets(ctx, cursor)
 		if err != nil {
 			return err
 		}
@@ -40,7 +40,7 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 			return twice
 		})
 		for some := range slices.Chunk(keys, counter.MaxKeys) {
-			readings, err := a.cfg.Store.Read(ctx, some, user, 0)
+			readings, err := a.cfg.Counters.Read(ctx, some, user, 0)
 			if err != nil {
 				return err
 			}
@@ -48,7 +48,7 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 				if !r.Mine {
 					continue
 				}
-				made := a.cfg.Combiner.Do(ctx, counter.Op{Changes: []counter.Change{{Key: r.Key, Rule: rules[r.Key], Verb: counter.Edit, Leave: []string{user}}}})
+				made := a.cfg.Counters.Change(ctx, counter.Op{Changes: []counter.Change{{Key: r.Key, Rule: rules[r.Key], Verb: counter.Edit, Leave: []string{user}}}})
 				if made.Err != nil {
 					return made.Err
 				}

@@ -112,7 +112,7 @@ func (a *API) getDimension(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	is, counted, err := a.cfg.Store.Dimension(ctx, one.key, name)
+	is, counted, err := a.cfg.Counters.Dimension(ctx, one.key, name)
 	switch {
 	case err != nil:
 		a.unavailable(c, err)

@@ -46,7 +46,7 @@ func (a *API) postLimit(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	taken, err := a.cfg.Limits.Do(ctx, call)
+	taken, err := a.cfg.Counters.Limit(ctx, call)
 	switch {
 	case err == nil:
 		a.metrics.limits(taken.Allowed).Inc()

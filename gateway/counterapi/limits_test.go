@@ -133,7 +133,7 @@ func TestProblemsOfLimits(t *testing.T) {
 func TestTheStoreOfLimitsIsAway(t *testing.T) {
 	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Store, cfg.State, cfg.Limits = store, store, counter.NewLimits(store, counter.CombinerConfig{})
+		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
 	const call, body = "POST " + LimitsRoot + "/k", `{"limit":2,"window":"31d"}`
 	parseLimit(t, s.do(call, body, key), 31*24*60*60)

@@ -84,8 +84,7 @@ type Viewer interface {
 // Its methods may be called from any goroutine.
 type Live struct {
 	rules *counter.Rules
-	store Store
-	state State
+	store Counters
 	hub   Hub
 	log   zerolog.Logger
 	wake  chan struct{} // holds one: unread or gone has something, or all is to be read
@@ -132,10 +131,10 @@ type viewer struct {
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
-		rules: cfg.Rules, store: cfg.Store, state: cfg.State, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
+		rules: cfg.Rules, store: cfg.Counters, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
 		keys: map[string]*heard{}, unread: map[string]struct{}{}, gone: map[string]struct{}{}, asking: map[string]map[string]struct{}{},
 	}
-	if cfg.State != nil {
+	if cfg.Counters.Remote() {
 		var err error
 		if l.memory, err = lru.New[string, counter.Counter](maxLast); err != nil { // a size under 1
 			panic(err)
@@ -191,7 +190,7 @@ func (l *Live) Unwant(t presence.Topic) {
 func (l *Live) StateChanged() { signal(l.wake) }
 
 // up reports whether the store can be reached.
-func (l *Live) up() bool { return l.state == nil || l.state.Up() }
+func (l *Live) up() bool { return l.store.Up() }
 
 // followed is the number of counters that somebody looks at.
 func (l *Live) followed() int {
@@ -516,7 +515,7 @@ func (l *Live) exact(key string) bool {
 func (l *Live) some() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.state == nil || l.away || l.lost {
+	if !l.store.Remote() || l.away || l.lost {
 		return nil
 	}
 	var keys []string

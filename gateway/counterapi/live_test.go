@@ -18,8 +18,9 @@ import (
 	"headcount/presence"
 )
 
-// scripted is a store whose feed says what the test has it say.
+// scripted is counters whose feed says what the test has it say. Only Read, Watch, Remote and Up are called.
 type scripted struct {
+	Counters
 	mu       sync.Mutex // guards all below
 	counters map[string]counter.Counter
 	members  map[string]bool // "key/member"
@@ -32,6 +33,8 @@ type scripted struct {
 	told func([]counter.Update)
 	lost func()
 }
+
+func (s *scripted) Remote() bool { return true }
 
 func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away }
 
@@ -55,26 +58,6 @@ func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.
 		during()
 	}
 	return out, nil
-}
-
-func (s *scripted) Ledger(context.Context, string, uint64, int) (counter.Ledger, error) {
-	panic("not asked for")
-}
-
-func (s *scripted) History(context.Context, string, time.Duration, int64, int64) (counter.Counter, []counter.Gain, error) {
-	panic("not asked for")
-}
-
-func (s *scripted) Dimension(context.Context, string, string) (counter.Counter, counter.Counted, error) {
-	panic("not asked for")
-}
-
-func (s *scripted) Sets(context.Context, string) ([]string, string, error) { panic("not called") }
-
-func (s *scripted) Size(context.Context, string) (int64, error) { panic("not asked for") }
-
-func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
-	panic("not asked for")
 }
 
 func (s *scripted) Watch(told func([]counter.Update), lost func()) counter.Watch {
@@ -157,7 +140,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
-		l := NewLive(Config{Rules: counter.BuiltinRules(), Store: s, State: s, Log: zerolog.Nop()}, p)
+		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()

@@ -187,7 +187,7 @@ func (a *API) full(ctx context.Context, rule *counter.Rule, now time.Time) bool 
 	if !s.counting && now.Sub(s.counted) > sizeAge {
 		s.counting = true
 		b.mu.Unlock()
-		n, err := a.cfg.Store.Size(ctx, prefix)
+		n, err := a.cfg.Counters.Size(ctx, prefix)
 		b.mu.Lock()
 		if s.counting = false; err == nil {
 			s.counters, s.counted = n, now

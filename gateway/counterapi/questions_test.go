@@ -19,14 +19,14 @@ const takes = 400 * time.Millisecond
 
 // slow is a store that is slow.
 type slow struct {
-	Store
+	Counters
 	histories atomic.Int32
 	stale     bool // a region is missing
 }
 
 func (s *slow) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	s.histories.Add(1)
-	is, gains, err := s.Store.History(ctx, key, step, from, to)
+	is, gains, err := s.Counters.History(ctx, key, step, from, to)
 	time.Sleep(takes)
 	is.Stale = s.stale
 	return is, gains, err
@@ -38,8 +38,8 @@ func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slow{}
 		s := serve(t, func(cfg *Config) {
-			store.Store = cfg.Store
-			cfg.Store = store
+			store.Counters = cfg.Counters
+			cfg.Counters = store
 		})
 		test(t, s, store)
 	})

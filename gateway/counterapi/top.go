@@ -69,7 +69,7 @@ func (a *API) getTop(c *gin.Context) {
 		most = fewTop
 	}
 	found, err := a.questions.ask(ctx, question{of: rule.Match, q: q, top: most}, rule.Stale, server, func(ctx context.Context) (outcome, error) {
-		top, err := a.cfg.Tops.Top(ctx, rule, last, most)
+		top, err := a.cfg.Counters.Top(ctx, rule, last, most)
 		return outcome{top: top}, err
 	})
 	switch {

@@ -16,19 +16,6 @@ import (
 // its next change.
 const maxCounters = 100_000
 
-// noting is a Writer that notes which counters it changed.
-type noting struct {
-	counter.Writer
-	to *counters
-}
-
-// Apply is as counter.Writer says.
-func (n noting) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := n.Writer.Apply(ctx, ops)
-	n.to.note(results)
-	return results
-}
-
 // counters tells of counters over thresholds. Every process looks at those that it changed, so a
 // change is looked at by somebody, unless its process is killed within the moment; then the
 // counter's next change is.

@@ -112,12 +112,11 @@ func (s *Service) Lost() {
 	}
 }
 
-// Writer returns what makes changes in to and notes the counters that they changed.
-func (s *Service) Writer(to counter.Writer) counter.Writer {
-	if s.changed == nil {
-		return to
+// Changed takes what this process has made of counters, before it answers. It does not block.
+func (s *Service) Changed(results []counter.Result) {
+	if s.changed != nil {
+		s.changed.note(results)
 	}
-	return noting{to, s.changed}
 }
 
 // tell makes changes, and returns what is told then; only of the first ones with an error.

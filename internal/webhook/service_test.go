@@ -446,7 +446,9 @@ func TestCounters(t *testing.T) {
 		add := func(key string, n int64) {
 			t.Helper()
 			op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Of("*"), Verb: counter.Add, Delta: n}}}
-			for _, r := range w.service.Writer(w.counters).Apply(t.Context(), []counter.Op{op}) {
+			results := w.counters.Apply(t.Context(), []counter.Op{op})
+			w.service.Changed(results)
+			for _, r := range results {
 				if r.Err != nil {
 					t.Fatal(r.Err)
 				}

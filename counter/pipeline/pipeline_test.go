@@ -1,0 +1,204 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/countermem"
+	"headcount/counter/countertest"
+	"headcount/counter/limit"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+	"headcount/internal/testkit"
+)
+
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+
+// asStore is counters as a store: what is changed and what asks a limit goes the way that calls go.
+type asStore struct {
+	counter.Store // what is read
+	counters      *Counters
+}
+
+// Apply implements counter.Writer.
+func (s asStore) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	for i := range ops {
+		results[i] = s.counters.Change(ctx, ops[i])
+	}
+	return results
+}
+
+// Limit implements counter.Limiter.
+func (s asStore) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+	results := make([]counter.LimitResult, len(calls))
+	for i := range calls {
+		results[i].Answer, results[i].Err = s.counters.Limit(ctx, calls[i])
+	}
+	return results
+}
+
+// Close implements counter.Store.
+func (s asStore) Close() error { return s.counters.Close() }
+
+// opened is the counters that settings ask for, until the test ends.
+func opened(t testing.TB, cfg Config) asStore {
+	t.Helper()
+	cfg.Rules, cfg.Registerer = countertest.Rules, prometheus.NewRegistry()
+	cfg.HotRate = 1_000_000 // a sum that is spread gains in a step when it is gathered: package hot tests it
+	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
+	c, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return asStore{c.store, c}
+}
+
+// TestContract: the whole way of a change keeps the contract of a store, with all that stands in front of one.
+func TestContract(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		countertest.Run(t, countertest.Brief, func(t testing.TB) countertest.Instance {
+			return countertest.Instance{Store: opened(t, Config{})}
+		})
+	})
+	t.Run("file", func(t *testing.T) {
+		countertest.Run(t, countertest.Brief, func(t testing.TB) countertest.Instance {
+			cfg := Config{DataDir: t.TempDir()}
+			s := opened(t, cfg)
+			return countertest.Instance{Store: s, Crash: func(t testing.TB) counter.Store {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				s = opened(t, cfg)
+				return s
+			}}
+		})
+	})
+	t.Run("Redis", func(t *testing.T) {
+		server := redistest.Start(t, redistest.Durable...)
+		countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+			server.Flush(t)
+			cfg := Config{Redis: server.URL()}
+			return countertest.Instance{Store: opened(t, cfg), Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
+				server.Restart(t)
+				s := opened(t, cfg)
+				countertest.AwaitServed(t, s)
+				return s
+			}}
+		})
+	})
+}
+
+// slow is a store whose changes take until it is released. Its marks fail.
+type slow struct {
+	counter.Store
+	release chan struct{}
+}
+
+func (s *slow) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	<-s.release
+	return s.Store.Apply(ctx, ops)
+}
+
+func (s *slow) Mark(context.Context, string, int64, []string) error { return counter.ErrUnavailable }
+
+// observed collects the results that an Observer is told of.
+type observed chan counter.Result
+
+// Changed implements Observer.
+func (o observed) Changed(results []counter.Result) {
+	for _, r := range results {
+		o <- r
+	}
+}
+
+var (
+	rules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"top:*","kind":"sum","buckets":["1m:1h"],"top":true},{"match":"*","kind":"sum"}]}`))
+	one      = func(key string) counter.Op {
+		return counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: 1}}}
+	}
+)
+
+// TestACallerIsGone: a change whose caller has left is made, and observed, also while the counters close.
+func TestACallerIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &slow{countermem.New(countermem.Config{}), make(chan struct{})}
+		c, seen := New(store, rules, counter.CombinerConfig{}, zerolog.Nop()), make(observed, 1)
+		c.Observe(seen)
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan counter.Result)
+		go func() { left <- c.Change(ctx, one("k")) }()
+		synctest.Wait()
+		leave()
+		if r := <-left; !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%+v for a caller that leaves", r)
+		}
+		closed := make(chan error)
+		go func() { closed <- c.Close() }()
+		synctest.Wait()
+		select {
+		case err := <-closed:
+			t.Fatalf("it closes while a change is under way: %v", err)
+		default:
+		}
+		close(store.release)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		select {
+		case r := <-seen:
+			if r.Err != nil || r.Counters[0].Value != 1 {
+				t.Errorf("%+v was observed", r)
+			}
+		default:
+			t.Error("nothing was observed")
+		}
+		if r := c.Change(t.Context(), one("k")); !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%+v after Close", r)
+		}
+	})
+}
+
+// TestAMarkFails: what could not be marked for a top list is neither acknowledged nor observed as made.
+func TestAMarkFails(t *testing.T) {
+	store := &slow{countermem.New(countermem.Config{}), make(chan struct{})}
+	close(store.release)
+	c, seen := New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop()), make(observed, 2)
+	t.Cleanup(func() { _ = c.Close() })
+	c.Observe(seen)
+	for key, made := range map[string]bool{"top:1": false, "other": true} {
+		r := c.Change(t.Context(), one(key))
+		if told := <-seen; (r.Err == nil) != made || (told.Err == nil) != made {
+			t.Errorf("%q: %+v is answered and %+v observed", key, r, told)
+		}
+	}
+}
+
+// TestStates: the counters say whether their server can be reached, and that this has changed.
+func TestStates(t *testing.T) {
+	server := redistest.Start(t)
+	c := opened(t, Config{Redis: server.URL()}).counters
+	changes := make(chan struct{}, 100)
+	c.OnState(func() { changes <- struct{}{} })
+	<-changes
+	testkit.Eventually(t, "Redis can be reached", c.Up)
+	if err := c.Ready(); err != nil || !c.Remote() || c.PostgresUp() || c.Where() != "Redis" {
+		t.Errorf("%v, %t, %t, %s", err, c.Remote(), c.PostgresUp(), c.Where())
+	}
+	for len(changes) > 0 {
+		<-changes
+	}
+	server.Kill()
+	<-changes
+	testkit.Eventually(t, "Redis cannot be reached", func() bool { return !c.Up() })
+	if err := c.Ready(); err == nil || err.Error() != "the store of counters, Redis, cannot be reached" {
+		t.Errorf("ready: %v", err)
+	}
+}
