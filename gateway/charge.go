@@ -84,7 +84,7 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
 	}
-	fresh := c.g.hub.Unheard(topics)
+	fresh := c.g.hub.Unwatched(topics)
 	if fresh == 0 {
 		return true
 	}

@@ -303,7 +303,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
 	if count, known := g.unread.Unread(sum); known {
 		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
-		c.Told(count)
+		c.SentUnread(count)
 	}
 	c.enter(hello)
 	c.start()

@@ -47,7 +47,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
+	if n := g.hub.Unwatched([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
 		g.api.RefuseNewPages(c)
 		return
 	}

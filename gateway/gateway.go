@@ -152,7 +152,7 @@ func New(cfg Config) (*Gateway, error) {
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
-		Life: life, Store: cfg.Store, Numbers: unreadEncoder{},
+		Gateway: life, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	}); err != nil {

@@ -51,14 +51,14 @@ func BenchmarkUpdate(b *testing.B) {
 				all[i].Enter()
 				all[i].Subscribe([]presence.Topic{topic}, 0)
 			}
-			h.topics[topic].attached = true
+			h.topics[topic].endpoint = attached
 			b.ReportAllocs()
 			sequence := uint64(0)
 			for b.Loop() {
 				sequence++
 				h.Update(presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: "17 0"})
 				s.topics[topic].scanned = 0 // no pause between two updates
-				s.topics[topic].at = 1
+				s.topics[topic].lookAt = 1
 				s.deliver()
 			}
 			if all[0].writes == 0 {
@@ -92,7 +92,7 @@ func BenchmarkSubscribe(b *testing.B) {
 // A number of each of a thousand subscribers.
 func BenchmarkNumbers(b *testing.B) {
 	h := benchHub(b)
-	h.numbers = digits{}
+	h.cfg.Numbers = digits{}
 	all := make([]sink, 1000)
 	for i := range all {
 		h.Prepare(&all[i].Subscriber, &all[i], 0)
