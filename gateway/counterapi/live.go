@@ -17,21 +17,6 @@ import (
 	"headcount/presence"
 )
 
-// Kind is the kind of topics that are counters.
-var Kind = presence.KindOf("counter")
-
-// Topic is the topic of a counter. Key is its name, see presence.Site.Qualify.
-func Topic(key string) presence.Topic { return presence.TopicOf(Kind, key) }
-
-// Topics are the topics of counters.
-func Topics(keys []string) []presence.Topic {
-	topics := make([]presence.Topic, len(keys))
-	for i, key := range keys {
-		topics[i] = Topic(key)
-	}
-	return topics
-}
-
 const (
 	followBatch = 500 // counters in one call to the store
 	lookers     = 4   // goroutines that ask whether somebody is a member
@@ -46,14 +31,6 @@ const (
 // Hub delivers updates to those who want them. It asks for topics with Want and
 // Unwant.
 type Hub interface{ Update(u presence.Update) }
-
-// Viewer is a connection that looks at a counter, and is told whether its user is a
-// member. It is called while Live tells others nothing, and must not call Live.
-type Viewer interface {
-	// Mine says that the user is in the set, or is not. When again is set, no update of
-	// the counter comes with it.
-	Mine(key string, is, again bool)
-}
 
 // Live follows at the store the counters that clients here look at, and hands each
 // newest one to the hub. The store is asked for a counter once, however many look.
@@ -120,13 +97,6 @@ type heard struct {
 	read    bool // counter was read, and the store has not told it or a newer one yet
 	stale   bool // the hub was told that counter is stale
 	viewers map[string]*viewer
-}
-
-// viewer is a user who looks at a set, through some connections.
-type viewer struct {
-	known, mine bool
-	told        bool // the store told something since the last question began
-	conns       map[Viewer]struct{}
 }
 
 // NewLive returns a Live that does nothing until Run.
@@ -246,61 +216,6 @@ func (l *Live) heardAll(keys []string) []counter.Reading {
 		all = append(all, counter.Reading{Counter: c})
 	}
 	return all
-}
-
-// View has v told whether the member is in the set of key, which v has subscribed to:
-// now when that is known, else soon, and when it changes. Unview ends it.
-func (l *Live) View(key, member string, v Viewer) {
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	l.mu.Lock()
-	k := l.keys[key]
-	if k == nil { // v has not subscribed
-		l.mu.Unlock()
-		return
-	}
-	w := k.viewers[member]
-	if w == nil {
-		if k.viewers == nil {
-			k.viewers = map[string]*viewer{}
-		}
-		w = &viewer{conns: map[Viewer]struct{}{}}
-		k.viewers[member] = w
-		if k.known { // else it is asked about when the counter is followed
-			l.question(key, member)
-		}
-	}
-	w.conns[v] = struct{}{}
-	known, mine := w.known, w.mine
-	l.mu.Unlock()
-	if known {
-		v.Mine(key, mine, true)
-	}
-}
-
-// Unview ends View.
-func (l *Live) Unview(key, member string, v Viewer) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	k := l.keys[key]
-	if k == nil || k.viewers[member] == nil {
-		return
-	}
-	delete(k.viewers[member].conns, v)
-	if len(k.viewers[member].conns) == 0 {
-		delete(k.viewers, member)
-	}
-}
-
-// question has the store asked whether member is in key; under mu.
-func (l *Live) question(key, member string) {
-	keys := l.asking[member]
-	if keys == nil {
-		keys = map[string]struct{}{}
-		l.asking[member] = keys
-	}
-	keys[key] = struct{}{}
-	signal(l.ask)
 }
 
 // Run owns Live's goroutines until ctx ends.
@@ -702,106 +617,4 @@ func (l *Live) told(changes []counter.Update) {
 	for _, u := range hub {
 		l.hub.Update(u)
 	}
-}
-
-// answer asks the store about members until ctx ends.
-func (l *Live) answer(ctx context.Context) {
-	failed := 0
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-l.ask:
-		}
-		for {
-			member, keys := l.next()
-			if keys == nil {
-				break
-			}
-			if err := l.askAbout(ctx, member, keys); err == nil {
-				failed = 0
-				continue
-			}
-			l.mu.Lock()
-			for _, key := range keys {
-				l.question(key, member)
-			}
-			l.mu.Unlock()
-			failed++
-			if !outage.Sleep(ctx, outage.Pause(failed)) {
-				return
-			}
-		}
-	}
-}
-
-// next takes a member to ask about, with at most as many keys as one read has.
-func (l *Live) next() (member string, keys []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for member, asked := range l.asking {
-		for key := range asked {
-			if len(keys) == counter.MaxKeys {
-				break
-			}
-			delete(asked, key)
-			k := l.keys[key]
-			if k == nil || k.viewers[member] == nil {
-				continue // it looks no more
-			}
-			k.viewers[member].told = false
-			keys = append(keys, key)
-		}
-		if len(asked) == 0 {
-			delete(l.asking, member)
-		}
-		if len(keys) > 0 {
-			signal(l.ask) // for the other lookers
-			return member, keys
-		}
-	}
-	return "", nil
-}
-
-func (l *Live) askAbout(ctx context.Context, member string, keys []string) error {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
-	read, err := l.store.Read(ctx, keys, member, noLag)
-	if err != nil {
-		return err
-	}
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	for _, r := range read {
-		var tell []Viewer
-		l.mu.Lock()
-		if k := l.keys[r.Key]; k != nil {
-			if w := k.viewers[member]; w != nil && !w.told && !(w.known && r.Stale) {
-				w.known, w.mine = true, r.Mine
-				for v := range w.conns {
-					tell = append(tell, v)
-				}
-			}
-		}
-		l.mu.Unlock()
-		for _, v := range tell {
-			v.Mine(r.Key, r.Mine, true)
-		}
-	}
-	return nil
-}
-
-// valueOf is a counter as the value of an update: its version, a space, and its
-// outside form. Value is only read in this process.
-func valueOf(c counter.Counter) string {
-	b := append(make([]byte, 0, 160), c.Version.String()...)
-	b = append(b, ' ')
-	return string(c.AppendMembers(b))
-}
-
-// Members are the members of the outside form of the counter in an update, without
-// the braces, and its version. It is false when the update has none.
-func Members(u presence.Update) (members, version string, ok bool) {
-	version, members, ok = strings.Cut(u.Value, " ")
-	return members, version, ok
 }
