@@ -166,7 +166,9 @@ func New(cfg Config) (*Gateway, error) {
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	g.openCounters()
+	if err := g.openCounters(); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)

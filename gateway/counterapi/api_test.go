@@ -106,7 +106,14 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if tune != nil {
 		tune(&cfg)
 	}
-	api := New(cfg, users{}, NewLive(cfg, nowhere{}))
+	live, err := NewLive(cfg, nowhere{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := New(cfg, users{}, live)
+	if err != nil {
+		t.Fatal(err)
+	}
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false

@@ -145,13 +145,21 @@ type API struct {
 }
 
 // New returns the API of counters that live follows.
-func New(cfg Config, callers Callers, live *Live) *API {
+func New(cfg Config, callers Callers, live *Live) (*API, error) {
+	bounds, err := newPublicBounds()
+	if err != nil {
+		return nil, fmt.Errorf("counterapi: %w", err)
+	}
+	questions, err := newQuestions()
+	if err != nil {
+		return nil, fmt.Errorf("counterapi: %w", err)
+	}
 	return &API{
-		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
-		archive: counter.NewArchive(cfg.Store), questions: newQuestions(),
+		cfg: cfg, callers: callers, live: live, bounds: bounds,
+		archive: counter.NewArchive(cfg.Store), questions: questions,
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
-	}
+	}, nil
 }
 
 // Routes adds the routes.
@@ -405,7 +413,7 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 		a.metrics.made.Inc()
 	}
 	for i := range result.Counters {
-		a.live.note(result.Counters[i])
+		a.live.remember(result.Counters[i])
 	}
 	return result.Counters, true
 }
@@ -482,12 +490,12 @@ func (a *API) isDifferent(rule *counter.Rule) {
 	}
 }
 
-// read reads counters, distinct and each with a rule. With lag it may answer what it
-// knows.
+// read reads counters, distinct and each with a rule. With a lag it may answer with what
+// this process knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if lag > 0 && member == "" && a.cfg.State != nil {
-		if heard := a.live.heardAll(keys); heard != nil {
-			return heard, nil
+		if current := a.live.current(keys); current != nil {
+			return current, nil
 		}
 	}
 	readings, err := a.cfg.Store.Read(ctx, keys, member, lag)
@@ -502,22 +510,22 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	for i := range readings {
 		r := &readings[i]
 		if !r.Stale {
-			a.live.note(r.Counter)
+			a.live.remember(r.Counter)
 		}
 		rule := a.cfg.Rules.Find(r.Key)
 		if r.Kind != 0 && r.Kind != rule.Kind {
 			a.isDifferent(rule)
 		}
 		r.Counter = r.Or(rule.Kind)
-		// The store has answered from what it remembers. Reads say what subscribers are told.
-		if lag > 0 && !a.live.up() || r.Approx && a.live.toldStale(r.Key) {
+		// The store may have answered from its memory, and a reader should see what subscribers see.
+		if lag > 0 && !a.live.up() || r.Approx && a.live.shownStale(r.Key) {
 			r.Stale, r.Approx = true, true
 		}
 	}
 	return readings, nil
 }
 
-// known is what was last known of counters, as stale; nil when that is not all.
+// known returns the last values that this process saw, as stale, or nil unless it saw all.
 func (a *API) known(keys []string) []counter.Reading {
 	known := make([]counter.Reading, len(keys))
 	for i, key := range keys {

@@ -52,7 +52,7 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 				if made.Err != nil {
 					return made.Err
 				}
-				a.live.note(made.Counters[0])
+				a.live.remember(made.Counters[0])
 			}
 		}
 		if cursor = next; cursor == "" {

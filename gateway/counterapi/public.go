@@ -56,17 +56,17 @@ type ruleSize struct {
 	counting bool      // somebody counts, the others go by what is known
 }
 
-func newPublicBounds() *publicBounds {
+func newPublicBounds() (*publicBounds, error) {
 	existing, err := lru.New[uint64, struct{}](maxExisting)
-	if err != nil { // a size under 1
-		panic(err)
+	if err != nil {
+		return nil, err
 	}
 	return &publicBounds{
 		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
 		makers: httppolicy.NewRateLimiter(newRate, newBurst), made: httppolicy.NewRateLimiter(allNewRate, allNewBurst),
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
 		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
-	}
+	}, nil
 }
 
 // refusal is a 429.

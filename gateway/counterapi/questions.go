@@ -63,12 +63,12 @@ type computation struct {
 	err   error
 }
 
-func newQuestions() *questions {
+func newQuestions() (*questions, error) {
 	kept, err := simplelru.NewLRU[question, *computation](maxAnswers, nil)
-	if err != nil { // a size under 1
-		panic(err)
+	if err != nil {
+		return nil, err
 	}
-	return &questions{turn: make(chan struct{}, 1), kept: kept}
+	return &questions{turn: make(chan struct{}, 1), kept: kept}, nil
 }
 
 // ask returns the answer to q, which is at most stale old. Its error is errTurn, that of compute or of ctx.

@@ -7,26 +7,42 @@ import (
 	"headcount/internal/outage"
 )
 
-// Viewer is a connection that looks at a counter, and is told whether its user is a
-// member. It is called while Live tells others nothing, and must not call Live.
+// Viewer is a connection that looks at a set, and needs to know whether its user is a
+// member. Live calls it while it holds a lock, so it must not call Live.
 type Viewer interface {
-	// Mine says that the user is in the set, or is not. When again is set, no update of
-	// the counter comes with it.
-	Mine(key string, is, again bool)
+	// Mine says whether the user is a member of the set. again is set when no update of the
+	// set follows, so that the client has to be sent the newest one again.
+	Mine(key string, member, again bool)
 }
 
 // viewer is a user who looks at a set, through some connections.
 type viewer struct {
-	known, mine bool
-	told        bool // the store told something since the last question began
-	conns       map[Viewer]struct{}
+	membership membership
+	notified   uint64 // Live.seq at the newest notification about the user
+	conns      map[Viewer]struct{}
 }
 
-// View has v told whether the member is in the set of key, which v has subscribed to:
-// now when that is known, else soon, and when it changes. Unview ends it.
+// membership says whether a user is in a set.
+type membership uint8
+
+const (
+	undetermined membership = iota // the store has not answered yet
+	isMember
+	isNotMember
+)
+
+// mineCall is a call of Viewer.Mine.
+type mineCall struct {
+	viewer        Viewer
+	key           string
+	member, again bool
+}
+
+// View makes Live call v.Mine for a member and the set of key, to which v has subscribed: now
+// if the membership is known, otherwise soon, and whenever it changes. Unview ends it.
 func (l *Live) View(key, member string, v Viewer) {
-	l.telling.Lock()
-	defer l.telling.Unlock()
+	l.order.Lock()
+	defer l.order.Unlock()
 	l.mu.Lock()
 	k := l.keys[key]
 	if k == nil { // v has not subscribed
@@ -40,15 +56,15 @@ func (l *Live) View(key, member string, v Viewer) {
 		}
 		w = &viewer{conns: map[Viewer]struct{}{}}
 		k.viewers[member] = w
-		if k.known { // else it is asked about when the counter is followed
+		if k.origin != unknown { // otherwise followSome asks
 			l.question(key, member)
 		}
 	}
 	w.conns[v] = struct{}{}
-	known, mine := w.known, w.mine
+	is := w.membership
 	l.mu.Unlock()
-	if known {
-		v.Mine(key, mine, true)
+	if is != undetermined {
+		v.Mine(key, is == isMember, true)
 	}
 }
 
@@ -66,7 +82,47 @@ func (l *Live) Unview(key, member string, v Viewer) {
 	}
 }
 
-// question has the store asked whether member is in key; under mu.
+// set sets the membership of the viewer, and adds the calls of its connections.
+func (w *viewer) set(calls []mineCall, key string, is, again bool) []mineCall {
+	w.membership = isNotMember
+	if is {
+		w.membership = isMember
+	}
+	for v := range w.conns {
+		calls = append(calls, mineCall{v, key, is, again})
+	}
+	return calls
+}
+
+// changeMembers carries out what a notification says about the members of a set, and adds
+// the calls of viewers. news says whether an update of the set follows. The caller holds mu.
+func (l *Live) changeMembers(calls []mineCall, k *tracked, ch *counter.Update, news bool) []mineCall {
+	key := ch.Counter.Key
+	set := func(user string, is bool) {
+		if w := k.viewers[user]; w != nil {
+			w.notified = l.seq
+			calls = w.set(calls, key, is, !news)
+		}
+	}
+	switch {
+	case news && ch.Counter.Value == 0 && !ch.Counter.Stale: // it was deleted or emptied
+		for user := range k.viewers {
+			set(user, false)
+		}
+	case ch.Reread || !ch.Counter.Touched():
+		l.questionAll(key, k)
+	default:
+		for _, user := range ch.Joined {
+			set(user, true)
+		}
+		for _, user := range ch.Left {
+			set(user, false)
+		}
+	}
+	return calls
+}
+
+// question makes an asker ask the store whether member is in the set of key; under mu.
 func (l *Live) question(key, member string) {
 	keys := l.asking[member]
 	if keys == nil {
@@ -77,7 +133,14 @@ func (l *Live) question(key, member string) {
 	signal(l.ask)
 }
 
-// answer asks the store about members until ctx ends.
+// questionAll is question for all viewers of a set; under mu.
+func (l *Live) questionAll(key string, k *tracked) {
+	for member := range k.viewers {
+		l.question(key, member)
+	}
+}
+
+// answer is an asker: it asks the store about members until ctx ends.
 func (l *Live) answer(ctx context.Context) {
 	failed := 0
 	for {
@@ -87,11 +150,11 @@ func (l *Live) answer(ctx context.Context) {
 		case <-l.ask:
 		}
 		for {
-			member, keys := l.next()
+			member, keys, began := l.nextQuestion()
 			if keys == nil {
 				break
 			}
-			if err := l.askAbout(ctx, member, keys); err == nil {
+			if err := l.askAbout(ctx, member, keys, began); err == nil {
 				failed = 0
 				continue
 			}
@@ -108,8 +171,9 @@ func (l *Live) answer(ctx context.Context) {
 	}
 }
 
-// next takes a member to ask about, with at most as many keys as one read has.
-func (l *Live) next() (member string, keys []string) {
+// nextQuestion returns a member to ask about, with at most as many keys as one read may
+// have, and the seq before the read.
+func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for member, asked := range l.asking {
@@ -118,48 +182,46 @@ func (l *Live) next() (member string, keys []string) {
 				break
 			}
 			delete(asked, key)
-			k := l.keys[key]
-			if k == nil || k.viewers[member] == nil {
-				continue // it looks no more
+			if k := l.keys[key]; k != nil && k.viewers[member] != nil {
+				keys = append(keys, key)
 			}
-			k.viewers[member].told = false
-			keys = append(keys, key)
 		}
 		if len(asked) == 0 {
 			delete(l.asking, member)
 		}
 		if len(keys) > 0 {
-			signal(l.ask) // for the other lookers
-			return member, keys
+			signal(l.ask) // for the other askers
+			return member, keys, l.seq
 		}
 	}
-	return "", nil
+	return "", nil, 0
 }
 
-func (l *Live) askAbout(ctx context.Context, member string, keys []string) error {
+func (l *Live) askAbout(ctx context.Context, member string, keys []string, began uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	read, err := l.store.Read(ctx, keys, member, noLag)
+	readings, err := l.cfg.Store.Read(ctx, keys, member, noLag)
 	if err != nil {
 		return err
 	}
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	for _, r := range read {
-		var tell []Viewer
-		l.mu.Lock()
-		if k := l.keys[r.Key]; k != nil {
-			if w := k.viewers[member]; w != nil && !w.told && !(w.known && r.Stale) {
-				w.known, w.mine = true, r.Mine
-				for v := range w.conns {
-					tell = append(tell, v)
-				}
-			}
+	l.order.Lock()
+	defer l.order.Unlock()
+	var calls []mineCall
+	l.mu.Lock()
+	for _, r := range readings {
+		k := l.keys[r.Key]
+		if k == nil || k.viewers[member] == nil {
+			continue
 		}
-		l.mu.Unlock()
-		for _, v := range tell {
-			v.Mine(r.Key, r.Mine, true)
+		w := k.viewers[member]
+		if w.notified > began || r.Stale && w.membership != undetermined {
+			continue // this process knows more than the store answered
 		}
+		calls = w.set(calls, r.Key, r.Mine, true)
+	}
+	l.mu.Unlock()
+	for _, c := range calls {
+		c.viewer.Mine(c.key, c.member, c.again)
 	}
 	return nil
 }
