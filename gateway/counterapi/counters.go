@@ -183,8 +183,8 @@ func (a *API) Routes(e *gin.Engine) {
 	httppolicy.Get(e, one+"/range", a.getRange)
 	httppolicy.Get(e, one+"/window", a.getWindow)
 	httppolicy.Get(e, one+"/dimensions/:name", a.getDimension)
-	httppolicy.Get(e, TopRoot, a.getTop)
-	e.POST(LimitsRoot+"/:key", a.postLimit)
+	httppolicy.Get(e, topRoot, a.getTop)
+	e.POST(limitsRoot+"/:key", a.postLimit)
 }
 
 // nobody is what a call needs that no rule opens: an API key.

@@ -14,8 +14,8 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// LimitsRoot is the path of all limits.
-const LimitsRoot = "/api/v1/limits"
+// limitsRoot is the path of all limits.
+const limitsRoot = "/api/v1/limits"
 
 // postLimit asks whether a call may pass.
 func (a *API) postLimit(c *gin.Context) {

@@ -14,8 +14,8 @@ import (
 	"headcount/presence"
 )
 
-// TopRoot is the path of top lists.
-const TopRoot = "/api/v1/top"
+// topRoot is the path of top lists.
+const topRoot = "/api/v1/top"
 
 // fewTop is how many counters are computed for a list of that length or a shorter one, so that all of these are one
 // question. A list of fewTop costs as much as a list of one.
