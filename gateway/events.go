@@ -120,7 +120,7 @@ func (c *conn) attend(name string) {
 		c.Ready(presence.CountTopic(name))
 		return
 	}
-	c.wants = []wanted{{name: name, joined: true, sent: true}}
+	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
 	if stored {
 		c.arrived(name)
