@@ -46,7 +46,7 @@ func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
 		g.state.Store(graceOver)
 	}
 	g.log = func(left time.Duration) {
-		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir, and a restart within --presence-timeout, they would have been remembered")
+		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was here before this process started: counts are marked stale until the others have had time to reconnect; with --data-dir, and a restart within --presence-timeout, the users would have been remembered")
 	}
 	return g
 }

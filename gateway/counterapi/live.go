@@ -243,7 +243,7 @@ func (l *Live) Run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			l.cfg.Log.Debug().Err(err).Msg("counters: those that are looked at cannot be followed now; trying again")
+			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; trying again")
 			if !errors.Is(err, errExact) {
 				l.goAway()
 			}
