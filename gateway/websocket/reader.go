@@ -6,14 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-const (
-	// MaxMessage is the longest message that is read, in bytes over all its fragments.
-	MaxMessage = 4096
-	// maxFrame is the length in bytes of the longest frame that Next reads.
-	maxFrame = maxHead + MaxMessage
-
-	maxHead = 14
-)
+// MaxMessage is the longest message that is read, in bytes over all its fragments.
+const MaxMessage = 4096
 
 // Error is a client's violation of the protocol, or of the bound on messages. The
 // caller must close the connection with its code.

@@ -163,6 +163,7 @@ func TestSkip(t *testing.T) {
 						}
 						held = held[n:]
 					}
+					const maxHead = 14 // bytes before the payload of a frame
 					if len(held) > maxHead+maxControl+step {
 						t.Fatalf("%d bytes are held", len(held))
 					}
