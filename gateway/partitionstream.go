@@ -163,7 +163,7 @@ func (r *roster) flush(s *partitionStream) {
 			continue // it has changed and changed back: the op in flight says what it is
 		}
 		e.flying++
-		e.lastOp, e.acked = op.Kind, false
+		e.lastOp = op.Kind
 		s.alive = nil
 		s.flight = append(s.flight, inFlight{e, op})
 	}
@@ -260,7 +260,6 @@ func (r *roster) acknowledge(s *partitionStream, upTo uint64) (arrivals []arriva
 		s.first++
 		s.sent, s.repeatAfter = time.Now(), firstRepeat
 		e.flying--
-		e.acked = e.flying == 0
 		switch {
 		case e.queued || e.flying > 0: // the next acknowledgement decides
 		case (e.live > 0) != (e.lastOp == heartbeat.Join):
