@@ -64,7 +64,7 @@ func (c *conn) charge(kind byte) bool {
 // chargeRead takes what one read costs where no frames are counted: on an event
 // stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
-	if (c.events || c.ended.Load()) && !c.allow() {
+	if (c.events || c.closing.Load() != open) && !c.allow() {
 		c.rest()
 	}
 }
@@ -84,7 +84,7 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
 	}
-	fresh := c.g.hub.Unheard(topics)
+	fresh := c.g.hub.Unwatched(topics)
 	if fresh == 0 {
 		return true
 	}

@@ -32,48 +32,69 @@ const (
 	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
 )
 
-// conn is one client's connection: a WebSocket, or an event stream, which only
-// receives, and may have joined its page. A silent one has no goroutine: whoever learns that there is
-// something to do for it takes its turn and serves it.
+// conn is one client's connection: a WebSocket, or an event stream, which only receives,
+// and may have joined its page. An idle conn has no goroutine: a goroutine that has
+// something for it takes its turn and serves it.
 type conn struct {
-	// The fan-out owns these, under its locks. A delivery looks at the end of the first and
+	// The fan-out owns these, under its locks. A delivery reads the end of the first and
 	// the beginning of the second, so they are next to each other.
 	fanout.Subscriber
 	wire socket.Wire
 
-	// Set before start, and not changed after that.
-	g      *Gateway
-	user   presence.User
-	sum    *notifier.Sum           // of the user's unread; nil for an event stream
-	name   string                  // of the user on its site, see member and site; empty for an event stream
-	slot   *httppolicy.AddressSlot // of its address, to leave at the end
-	addr   netip.Addr              // of the client; unset for an event stream
-	events bool
+	// These are set before start, and not changed after that.
+	g *Gateway
+	visitor
+	events bool // it is an event stream
 	server bool // the upgrade had an API key
 
-	// The turn owns errors. It stands here since small fields next to each other save memory: there are many
-	// idle connections.
+	// The turn owns errors. It stands here since small fields next to each other save
+	// memory: there are many idle connections.
 	errors uint8
 
 	// Any goroutine may use these.
-	ended     atomic.Bool                // a close frame has been sent, or is about to be
-	over      atomic.Bool                // the client's close frame has come, too: the close handshake is done
+	closing   atomic.Uint32              // a closing state
 	asks      atomic.Bool                // a ping has been sent whose answer is free
 	totalHeld atomic.Bool                // the count of the site is held back, see missing
 	linger    atomic.Pointer[time.Timer] // the close frame is out, and the client has until then to close
 
-	// The turn owns these. The first three are states of a limit.Rate: when all of it is available again.
-	sent    time.Duration // of messages, see allow
-	brought time.Duration // of new topics, see admitNewTopics
-	listed  time.Duration // of names in lists, see chargeNames
-	wants   []wanted
+	// The turn owns these.
+	spent
+	input
+	wants []wanted
 	// counters are those that the client subscribes to; with wants at most
 	// presence.MaxPages. nil: none, as for most clients.
 	counters *[]string
-	held     []byte // what has been read and not served: a part of a frame, or all that has to wait for a busy wire
-	reader   websocket.Reader
-	rests    time.Duration // nothing is read from the client until then; 0: it is read
 }
+
+// visitor is the client of a connection. An event stream has a user and a slot only.
+type visitor struct {
+	user presence.User
+	sum  *notifier.Sum           // of the user's unread
+	name string                  // of the user on its site, see member and site
+	slot *httppolicy.AddressSlot // of its address, to leave at the end
+	addr netip.Addr
+}
+
+// spent has the state of each limit.Rate of a client: when all of it is available again.
+type spent struct {
+	sent    time.Duration // of messages, see allow
+	brought time.Duration // of new topics, see admitNewTopics
+	listed  time.Duration // of names in lists, see chargeNames
+}
+
+// input is what is read from a client.
+type input struct {
+	held   []byte // what was read and is not served yet: a part of a frame, or all of it while the wire is busy
+	reader websocket.Reader
+	rests  time.Duration // nothing is read until then; 0: the client is read
+}
+
+// States of the close handshake.
+const (
+	open       uint32 = iota
+	closeSent         // a close frame has been sent, or is about to be
+	handshaken        // the client's close frame has come too
+)
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
@@ -93,7 +114,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 
 // newConn returns a client on a connection that nobody else reads or writes.
 func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
-	c := &conn{g: g, user: user, slot: slot}
+	c := &conn{g: g, visitor: visitor{user: user, slot: slot}}
 	c.wire.Use(over, c)
 	lasts := time.Duration(0)
 	if !expires.IsZero() {
@@ -146,10 +167,10 @@ func (c *conn) Freed(taken bool) {
 	if taken {
 		c.Heard() // a client that takes a write is alive
 	}
-	switch {
-	case c.over.Load():
+	switch c.closing.Load() {
+	case handshaken:
 		_ = c.Close()
-	case c.ended.Load():
+	case closeSent:
 		c.awaitClose()
 	}
 	c.Free()
@@ -186,13 +207,13 @@ func (c *conn) blocked() bool {
 		c.wire.Wait()
 		return false
 	}
-	return c.wire.Busy() && !c.wire.Closed() && !c.events && !c.ended.Load()
+	return c.wire.Busy() && !c.wire.Closed() && !c.events && c.closing.Load() == open
 }
 
 // finish closes the connection, since the close handshake is done: at once, or when the client has taken
 // our close frame.
 func (c *conn) finish() {
-	c.over.Store(true)
+	c.closing.Store(handshaken)
 	if !c.wire.Busy() {
 		_ = c.Close()
 	}
@@ -231,10 +252,10 @@ func (c *conn) Ended() {
 
 // cause returns how the connection ended, for the metrics.
 func (c *conn) cause() string {
-	switch {
-	case c.over.Load():
+	switch c.closing.Load() {
+	case handshaken:
 		return leftClosed
-	case c.ended.Load():
+	case closeSent:
 		return leftSentAway
 	}
 	return leftLost
@@ -303,7 +324,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
 	if count, known := g.unread.Unread(sum); known {
 		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
-		c.Told(count)
+		c.SentUnread(count)
 	}
 	c.enter(hello)
 	c.start()

@@ -92,9 +92,12 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	}
 	cfg := Config{
 		Name: "g", Store: store, Unread: store, Cluster: lone{nd, store},
-		Identities: identities, Proxies: proxies, API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
-		HeartbeatInterval: 2 * time.Second, UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second,
-		PongTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, MaxConnections: 100_000,
+		Access: Access{Identities: identities, Proxies: proxies}, API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
+		Times: Times{
+			HeartbeatInterval: 2 * time.Second, UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second,
+			PongTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second,
+		},
+		Limits: Limits{MaxConnections: 100_000},
 	}
 	if tune != nil {
 		tune(&cfg)

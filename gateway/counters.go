@@ -18,12 +18,15 @@ import (
 const mineForm fanout.Form = 1
 
 // openCounters sets counters and live, if there are counters that last.
-func (g *Gateway) openCounters() {
+func (g *Gateway) openCounters() (err error) {
 	if g.cfg.Counters == nil {
-		return
+		return nil
 	}
-	g.live = counterapi.NewLive(*g.cfg.Counters, g.hub)
-	g.counters = counterapi.New(*g.cfg.Counters, g.callers, g.live)
+	if g.live, err = counterapi.NewLive(*g.cfg.Counters, g.hub); err != nil {
+		return err
+	}
+	g.counters, err = counterapi.New(*g.cfg.Counters, g.callers, g.live)
+	return err
 }
 
 // CountersChanged must be called when Counters.Up has changed.

@@ -47,7 +47,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
+	if n := g.hub.Unwatched([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
 		g.api.RefuseNewPages(c)
 		return
 	}
@@ -120,7 +120,7 @@ func (c *conn) attend(name string) {
 		c.Ready(presence.CountTopic(name))
 		return
 	}
-	c.wants = []wanted{{name: name, joined: true, sent: true}}
+	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
 	if stored {
 		c.arrived(name)

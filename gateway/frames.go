@@ -15,7 +15,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 		switch {
 		case c.events: // the server ignores what the client of an event stream sends
 			return nil, nil
-		case c.ended.Load():
+		case c.closing.Load() != open:
 			n, closed := c.reader.Skip(data)
 			if closed {
 				c.finish()
@@ -65,7 +65,7 @@ func (c *conn) frame(f websocket.Frame) error {
 	case websocket.Ping:
 		return c.send(websocket.Pong, f.Payload)
 	case websocket.Close:
-		c.ended.Store(true)
+		c.closing.Store(closeSent)
 		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
 		c.finish()
 		return err
@@ -128,7 +128,7 @@ func (c *conn) end(code int, reason string, last ...[]byte) error {
 	if c.events {
 		return c.wire.Close()
 	}
-	if c.ended.Swap(true) {
+	if !c.closing.CompareAndSwap(open, closeSent) {
 		return nil
 	}
 	var b []byte

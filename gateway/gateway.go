@@ -53,7 +53,7 @@ type Cluster interface {
 // connections.
 type Memory interface{ High() bool }
 
-// Config tunes a Gateway. Its durations and MaxConnections are required, unless a comment says what zero means.
+// Config tunes a Gateway.
 type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
@@ -72,6 +72,16 @@ type Config struct {
 	// Counters serves counters that last; nil: there are none.
 	Counters *counterapi.Config
 
+	Times
+	Limits
+	Access
+
+	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
+	Log        zerolog.Logger
+}
+
+// Times are the durations of a gateway. Those without a comment are required.
+type Times struct {
 	HeartbeatInterval time.Duration
 	ComeBack          time.Duration // how long counts may be stale after a restart, see restartGrace; 0: the store remembers who is present
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
@@ -80,36 +90,45 @@ type Config struct {
 	PongTimeout       time.Duration
 	WriteTimeout      time.Duration
 	ShutdownTimeout   time.Duration // clients get at most half of it to move
-	MaxConnections    int
-	MaxPerAddress     int    // connections of one address; 0: any number
-	Memory            Memory // while it is high, new connections are refused; nil: no such check
-	DeliveryBudget    int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
+}
 
+// Limits bound what a gateway serves.
+type Limits struct {
+	MaxConnections int    // required
+	MaxPerAddress  int    // connections of one address; 0: any number
+	Memory         Memory // while it is high, new connections are refused; nil: no such check
+	DeliveryBudget int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
+}
+
+// Access says who may call a gateway, and who a request is from.
+type Access struct {
 	Identities *identity.Identities
 	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
 	Sites      *identity.Sites // nil: the default one
 	Proxies    *identity.Proxies
-
-	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
-	Log        zerolog.Logger
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
 type Gateway struct {
-	cfg         Config
-	hub         *fanout.Hub
-	roster      *roster
-	unread      *notifier.Sums
-	counters    *counterapi.API  // nil, like live, if there are no counters
-	live        *counterapi.Live //
-	pollers     *pollers
-	callers     *api.Callers
-	api         *api.API
-	slots       *httppolicy.AddressSlots
-	newTopics   *newTopics
-	grace       *restartGrace
-	metrics     *metrics
-	handler     http.Handler
+	cfg       Config
+	hub       *fanout.Hub
+	roster    *roster
+	unread    *notifier.Sums
+	counters  *counterapi.API  // nil, like live, if there are no counters
+	live      *counterapi.Live //
+	pollers   *pollers
+	callers   *api.Callers
+	api       *api.API
+	slots     *httppolicy.AddressSlots
+	newTopics *newTopics
+	grace     *restartGrace
+	metrics   *metrics
+	handler   http.Handler
+	admission
+}
+
+// admission counts the connections, and says whether there may be more.
+type admission struct {
 	conns       sync.WaitGroup // connections, and the goroutines that they start
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
@@ -152,7 +171,7 @@ func New(cfg Config) (*Gateway, error) {
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
-		Life: life, Store: cfg.Store, Numbers: unreadEncoder{},
+		Gateway: life, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	}); err != nil {
@@ -166,7 +185,9 @@ func New(cfg Config) (*Gateway, error) {
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	g.openCounters()
+	if err := g.openCounters(); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)

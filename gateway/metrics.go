@@ -50,7 +50,7 @@ var limitOfCode = map[string]string{
 // Stats returns the gateway's statistics. Any goroutine may call it.
 func (g *Gateway) Stats() presence.GatewayStats {
 	return presence.GatewayStats{
-		Connections: g.connections.Load(), Watched: int64(g.hub.Topics()), Deliveries: g.hub.Delivered(), Messages: g.metrics.received.Load(),
+		Connections: g.connections.Load(), Watched: int64(g.hub.Topics()), Deliveries: g.hub.Figures().Delivered, Messages: g.metrics.received.Load(),
 	}
 }
 
@@ -120,7 +120,7 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 		}, func() float64 { return float64(g.hub.Topics()) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "headcount_deliveries_total", Help: "Counts written to subscribers.",
-		}, func() float64 { return float64(g.hub.Delivered()) }),
+		}, func() float64 { return float64(g.hub.Figures().Delivered) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "headcount_client_messages_total", Help: "Messages received from clients.",
 		}, func() float64 { return float64(m.received.Load()) }),

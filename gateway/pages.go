@@ -10,11 +10,19 @@ import (
 
 // wanted is a page that a connection's client has joined or subscribed to.
 type wanted struct {
-	name       string // see presence.Site.Qualify
-	joined     bool
-	subscribed bool // by a subscribe message; a leave does not end it
-	sent       bool // the client gets its counts; an unsubscribe ends this, and joined stays
+	name   string // see presence.Site.Qualify
+	joined bool
+	counts counts
 }
+
+// counts says until when a connection gets the counts of a page.
+type counts uint8
+
+const (
+	noCounts         counts = iota // not at all: an unsubscribe has ended them
+	untilLeave                     // they came with a join
+	untilUnsubscribe               // of a subscribe message: a leave does not end them
+)
 
 // want returns the connection's page of that name. A new page is neither joined nor
 // subscribed. want returns nil if a new page would exceed presence.MaxPages.
@@ -33,7 +41,7 @@ func (c *conn) want(name string) *wanted {
 
 // tidy drops the pages that are neither joined nor subscribed.
 func (c *conn) tidy() {
-	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && !w.sent })
+	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && w.counts == noCounts })
 }
 
 // do carries out a message. A *fault is the client's mistake; any other error ends
@@ -80,7 +88,7 @@ func (c *conn) join(name string) error {
 	if w == nil {
 		return tooManyPages(name)
 	}
-	if !w.joined && !w.sent && !c.admitNewTopics(presence.CountTopic(name)) {
+	if !w.joined && w.counts == noCounts && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
 		return tooManyNew(name)
 	}
@@ -90,7 +98,7 @@ func (c *conn) join(name string) error {
 		c.Hold(topic)
 		stored, err := c.g.roster.join(c.user, name, c)
 		if err != nil {
-			if w.sent {
+			if w.counts != noCounts {
 				c.Ready(topic)
 			} else {
 				c.Unsubscribe(topic)
@@ -98,15 +106,15 @@ func (c *conn) join(name string) error {
 			c.tidy()
 			return tooManyOfUser(name)
 		}
-		w.joined, w.sent = true, true
+		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
 		if stored {
 			c.Ready(topic)
 		}
-	case w.sent:
+	case w.counts != noCounts:
 		c.Renew(topic)
 	default:
-		w.sent = true
+		w.counts = untilLeave
 		c.Hold(topic)
 		c.release(name)
 	}
@@ -163,10 +171,12 @@ func (c *conn) leave(name string) {
 		return
 	}
 	w := &c.wants[i]
-	if w.joined = false; w.subscribed {
+	w.joined = false
+	switch w.counts {
+	case untilUnsubscribe:
 		c.arrived(name) // its count need not wait for the join any more
-	} else if w.sent {
-		w.sent = false
+	case untilLeave:
+		w.counts = noCounts
 		c.Unsubscribe(presence.CountTopic(name))
 		c.releaseTotal() // nor need the count of the site
 	}
@@ -208,11 +218,11 @@ func (c *conn) subscribe(m message) error {
 	var held []string
 	for _, name := range names {
 		w := c.want(name)
-		if w.joined && !w.sent {
+		if w.joined && w.counts == noCounts {
 			c.Hold(presence.CountTopic(name))
 			held = append(held, name)
 		}
-		w.subscribed, w.sent = true, true
+		w.counts = untilUnsubscribe
 	}
 	topics := presence.CountTopics(names)
 	hold := slices.Contains(topics, c.total()) && c.missing()
@@ -236,8 +246,8 @@ func (c *conn) subscribe(m message) error {
 func (c *conn) unsubscribe(names []string) {
 	for _, name := range names {
 		i := slices.IndexFunc(c.wants, func(w wanted) bool { return w.name == name })
-		if i >= 0 && c.wants[i].sent {
-			c.wants[i].subscribed, c.wants[i].sent = false, false
+		if i >= 0 && c.wants[i].counts != noCounts {
+			c.wants[i].counts = noCounts
 			c.Unsubscribe(presence.CountTopic(name))
 		}
 	}

@@ -26,11 +26,10 @@ const (
 // partitionStream is one partition's part of the roster: who is here, and the numbered ops by which the
 // owner learns of it. mu guards all of it.
 type partitionStream struct {
-	mu         sync.Mutex
-	partition  int
-	users      map[presence.User]*userEntry
-	alive      []presence.User // users with a connection; never changed in place, since beats carry it
-	aliveStale bool            // alive has to be made again
+	mu        sync.Mutex
+	partition int
+	users     map[presence.User]*userEntry
+	alive     []presence.User // users with a connection; nil: to be made again; never changed in place, since beats carry it
 	// absent has the entries without a connection whose grace runs, or ended less than afterGrace ago,
 	// each once. Until then others of the lost connections may come back, and a next owner has to
 	// receive the grace.
@@ -164,8 +163,8 @@ func (r *roster) flush(s *partitionStream) {
 			continue // it has changed and changed back: the op in flight says what it is
 		}
 		e.flying++
-		e.lastOp, e.acked = op.Kind, false
-		s.aliveStale = true
+		e.lastOp = op.Kind
+		s.alive = nil
 		s.flight = append(s.flight, inFlight{e, op})
 	}
 	if s.queue.marked == 0 && s.whole == 0 {
@@ -217,8 +216,7 @@ func (r *roster) resend(s *partitionStream, now time.Time) {
 // sendAlive sends the heartbeats of the stream's users.
 func (r *roster) sendAlive(s *partitionStream) {
 	s.mu.Lock()
-	if s.aliveStale {
-		s.aliveStale, s.alive = false, nil
+	if s.alive == nil {
 		for u, user := range s.users {
 			if slices.ContainsFunc(user.entries, func(e *presenceEntry) bool { return e.live > 0 && e.lastOp != 0 }) {
 				if s.alive == nil {
@@ -262,7 +260,6 @@ func (r *roster) acknowledge(s *partitionStream, upTo uint64) (arrivals []arriva
 		s.first++
 		s.sent, s.repeatAfter = time.Now(), firstRepeat
 		e.flying--
-		e.acked = e.flying == 0
 		switch {
 		case e.queued || e.flying > 0: // the next acknowledgement decides
 		case (e.live > 0) != (e.lastOp == heartbeat.Join):

@@ -21,17 +21,18 @@ type presenceEntry struct {
 	live     int            // connections that have joined
 	lost     int            // connections that ended without a leave, and may come back until the end of the grace
 	until    time.Time      // end of the last grace
-	flying   int            // ops in flight
+	flying   int            // ops in flight; 0: the store has lastOp
 	position uint64         // in the stream's queue, among all entries that were ever pushed; only if queued
 	lastOp   heartbeat.Kind // what the owner was sent last; 0: nothing yet
-	acked    bool           // the store has lastOp
 	queued   bool           // it is in the stream's queue
 	absent   bool           // it is in the stream's absent
 	waiters  []waiter       // connections that have joined, and wait until the store has the join
 }
 
 // stored reports whether the store has the newest change of the entry, and that is a join.
-func (e *presenceEntry) stored() bool { return e.lastOp == heartbeat.Join && e.acked && !e.queued }
+func (e *presenceEntry) stored() bool {
+	return e.lastOp == heartbeat.Join && e.flying == 0 && !e.queued
+}
 
 // op returns what the owner is to be sent of the entry.
 func (e *presenceEntry) op() heartbeat.Op {

@@ -28,24 +28,32 @@ type restartGrace struct {
 
 	began, until time.Time // set by newRestartGrace only
 
-	over  atomic.Bool // clients that come back change nothing any more; read without mu
-	mu    sync.Mutex  // guards doubt, and orders the calls of hub
-	doubt bool        // a client has come back
+	state atomic.Uint32 // one of the states below
+	mu    sync.Mutex    // held while state changes, so that the calls of hub are in order
 }
+
+// States of a restartGrace.
+const (
+	graceWaiting uint32 = iota // no client has come back yet
+	graceDoubt                 // one has, and counts are stale
+	graceOver                  // clients that come back change nothing any more
+)
 
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
 	began := presence.Started(cfg.Incarnation)
 	g := &restartGrace{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
-	g.over.Store(cfg.ComeBack <= 0)
+	if cfg.ComeBack <= 0 {
+		g.state.Store(graceOver)
+	}
 	g.log = func(left time.Duration) {
-		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir, and a restart within --presence-timeout, they would have been remembered")
+		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was here before this process started: counts are marked stale until the others have had time to reconnect; with --data-dir, and a restart within --presence-timeout, the users would have been remembered")
 	}
 	return g
 }
 
 // run ends the grace in time. It returns when the grace is over, or ctx.
 func (g *restartGrace) run(ctx context.Context) {
-	if g.over.Load() {
+	if g.state.Load() == graceOver {
 		return
 	}
 	select {
@@ -54,8 +62,7 @@ func (g *restartGrace) run(ctx context.Context) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.over.Store(true)
-	if g.doubt {
+	if g.state.Swap(graceOver) == graceDoubt {
 		g.hub.Trust()
 	}
 }
@@ -63,15 +70,14 @@ func (g *restartGrace) run(ctx context.Context) {
 // Note looks for signs in a request that its client was here before the restart. It must be called
 // before the client gets a count.
 func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
-	if g.over.Load() || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
+	if g.state.Load() != graceWaiting || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.doubt || g.over.Load() {
+	if !g.state.CompareAndSwap(graceWaiting, graceDoubt) {
 		return
 	}
-	g.doubt = true
 	g.hub.Doubt()
 	g.log(time.Until(g.until))
 }
@@ -92,11 +98,4 @@ func (g *restartGrace) older(version string) bool {
 }
 
 // Doubtful reports whether counts are stale because of a restart.
-func (g *restartGrace) Doubtful() bool {
-	if g.over.Load() {
-		return false
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.doubt && !g.over.Load()
-}
+func (g *restartGrace) Doubtful() bool { return g.state.Load() == graceDoubt }

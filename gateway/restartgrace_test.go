@@ -67,7 +67,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
+				g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second}, Log: zerolog.Nop()}, hub)
 				ctx, cancel := context.WithCancel(t.Context())
 				go g.run(ctx)
 				time.Sleep(tc.at)

@@ -89,7 +89,7 @@ func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err 
 		return false, errTooManyPages
 	}
 	e.live++
-	s.aliveStale = true
+	s.alive = nil
 	if e.lost > 0 && time.Now().Before(e.until) {
 		e.lost-- // a lost connection has come back
 	} else {
@@ -114,7 +114,7 @@ func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 		return
 	}
 	e.live--
-	s.aliveStale = true
+	s.alive = nil
 	e.waiters = slices.DeleteFunc(e.waiters, func(w waiter) bool { return w.joiner == c })
 	if lost && r.grace > 0 {
 		now := time.Now()

@@ -21,7 +21,7 @@ import (
 type shared struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
-	ctx   context.Context // ends with the client, or with Close
+	ended <-chan struct{} // closed when the client has gone, or by close
 	close context.CancelFunc
 
 	mu   sync.Mutex // held while a write is under way
@@ -33,9 +33,9 @@ type shared struct {
 func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) {
 	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // otherwise the server would keep what the client sends
-	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
-	s.ctx, s.close = context.WithCancel(c.Request.Context())
-	defer s.close()
+	ctx, cancel := context.WithCancel(c.Request.Context())
+	defer cancel()
+	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer), ended: ctx.Done(), close: cancel}
 	_ = s.ctl.SetWriteDeadline(time.Time{}) // each write has its own
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
@@ -50,14 +50,19 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 
 // Read waits for the end of the stream: the client sends nothing.
 func (s *shared) Read([]byte) (int, error) {
-	<-s.ctx.Done()
+	<-s.ended
 	return 0, io.EOF
 }
 
 func (s *shared) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over || s.ctx.Err() != nil {
+	select {
+	case <-s.ended:
+		return 0, net.ErrClosed
+	default:
+	}
+	if s.over {
 		return 0, net.ErrClosed
 	}
 	n, err := s.w.Write(p)

@@ -17,7 +17,6 @@ import (
 
 const (
 	MaxFollows = 1000           // pages one user may follow
-	MaxKey     = 255            // bytes of an idempotency key
 	KeyFor     = 24 * time.Hour // how long a key is remembered
 	// MaxAuthors bounds the authors that the store keeps for a page. Further authors see
 	// their own changes as unread.

@@ -29,7 +29,7 @@ func writeOne(c *gin.Context, one counter.Counter) {
 	httppolicy.Answer(c.Writer, "application/json", *buffer)
 }
 
-// writeMember answers with a counter and whether the member is in it.
+// writeMember answers with a set and whether the member is in it.
 func writeMember(c *gin.Context, one counter.Counter, member bool) {
 	b := append(make([]byte, 0, 256), '{')
 	b = one.AppendMembers(b)
@@ -38,7 +38,7 @@ func writeMember(c *gin.Context, one counter.Counter, member bool) {
 	answer(c, append(b, '}'))
 }
 
-// buffers are those of answers, up to maxList bytes each.
+// buffers has buffers for answers, of up to maxList bytes each.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 const maxList = 512 << 10
@@ -61,7 +61,7 @@ func writeList(c *gin.Context, n int, at func(int) counter.Counter) {
 	httppolicy.Answer(c.Writer, "application/json", *buffer)
 }
 
-// postStep increments or decrements.
+// postStep increments or decrements a counter.
 func (a *API) postStep(c *gin.Context, down bool) {
 	need := counter.PublicIncrement
 	if down {
@@ -93,14 +93,14 @@ func (a *API) postStep(c *gin.Context, down bool) {
 	}
 }
 
-// issue has a caller without API key keep the identity.
+// issue sends a caller without API key its identity to keep.
 func (a *API) issue(c *gin.Context, one call) {
 	if !one.server {
 		a.callers.Issue(c, one.id)
 	}
 }
 
-// postReasoned makes a change that only servers make.
+// postReasoned makes a change that only servers may make.
 func (a *API) postReasoned(c *gin.Context, parse func([]byte, string, *counter.Rule) (counter.Change, error)) {
 	one, ok := a.begin(c, nobody)
 	if !ok {
@@ -160,9 +160,9 @@ func (a *API) delete(c *gin.Context) {
 	}
 }
 
-// member finds out which member of which counter the path names, and whether the
-// caller may. The member is empty for a caller without an identity, who is in no set.
-// If ok is false, it has written the error answer.
+// member returns the member and the set that the path names, if the caller has permission. issues says that a caller
+// without an identity gets one; otherwise the member is empty then, and in no set. If ok is false, member has written
+// the error answer.
 func (a *API) member(c *gin.Context, issues bool) (one call, member string, ok bool) {
 	if one, ok = a.named(c); !ok {
 		return one, "", false
@@ -202,7 +202,7 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, ok b
 	return one, one.id.User, true
 }
 
-// changeMember has a member join or leave a set.
+// changeMember adds a member to a set, or removes it.
 func (a *API) changeMember(c *gin.Context, join bool) {
 	one, member, ok := a.member(c, join)
 	if !ok {
@@ -212,7 +212,7 @@ func (a *API) changeMember(c *gin.Context, join bool) {
 	switch {
 	case join:
 		change.Join = []string{member}
-	case member == "": // nobody leaves
+	case member == "": // a caller without identity is in no set
 		a.readMember(c, one, "")
 		return
 	default:
@@ -235,7 +235,7 @@ func (a *API) getMember(c *gin.Context) {
 	}
 }
 
-// readMember answers whether a member is in a set; an empty one is in none.
+// readMember answers whether a member is in a set; an empty member is in none.
 func (a *API) readMember(c *gin.Context, one call, member string) {
 	ctx, cancel := a.within(c)
 	defer cancel()
@@ -244,7 +244,7 @@ func (a *API) readMember(c *gin.Context, one call, member string) {
 		a.unavailable(c, err)
 		return
 	}
-	// Who may ask about a member is who may take it away.
+	// A caller who may ask about a member may also remove it.
 	change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Edit, Leave: []string{member}}
 	if conflict := change.Refusal(read[0].Counter); conflict != nil {
 		writeConflict(c, conflict)
@@ -253,7 +253,7 @@ func (a *API) readMember(c *gin.Context, one call, member string) {
 	writeMember(c, read[0].Counter, read[0].Mine)
 }
 
-// getOne reads a counter. An exact read has everything that was acknowledged.
+// getOne reads a counter. An exact read includes every acknowledged change.
 func (a *API) getOne(c *gin.Context, exact bool) {
 	one, ok := a.begin(c, counter.PublicRead)
 	if !ok {
@@ -273,7 +273,7 @@ func (a *API) getOne(c *gin.Context, exact bool) {
 	writeOne(c, read[0].Counter)
 }
 
-// getSeveral reads several counters. No one of them is older than its rule allows.
+// getSeveral reads several counters. None of them is older than its rule permits.
 func (a *API) getSeveral(c *gin.Context) {
 	server, ok := a.server(c)
 	if !ok {
@@ -388,9 +388,8 @@ func (a *API) getAggregate(c *gin.Context) {
 	answer(c, append(b, '}'))
 }
 
-// Readable returns the counter whose event stream the request asks for, if it may, and if
-// anything is known of it.
-// It does not look at tokens. If ok is false, it has written the error answer.
+// Readable returns the counter whose event stream the request asks for, if the caller has permission and the counter
+// can be read now. It does not check tokens. If ok is false, it has written the error answer.
 func (a *API) Readable(c *gin.Context) (key string, ok bool) {
 	one, ok := a.named(c)
 	if !ok || !a.allowed(c, one.server, one.rule, counter.PublicRead) {

@@ -1,48 +1,42 @@
-// Package counterapi serves counters that last: their HTTP calls, and their changes for
-// who looks at them live. It knows neither connections nor pages.
+// Package counterapi serves counters that last: their HTTP calls, and their updates for
+// clients that look at them live. It knows neither connections nor pages.
 //
 // # A call
 //
-// Every call is judged in one order: the path and the method (the router), an API key
-// that is wrong (401), the key (400), whether the caller may (403, and 401 without the
-// token that the settings ask for), the body (413, 415, 400), then the change itself
-// (409, 429). A change becomes a counter.Op and goes through the process's one
-// Combiner; its answer is written when it is safe.
+// Every call is checked in the same order: the path and the method (by the router), a wrong
+// API key (401), the key (400), whether the caller may make it (403, or 401 without the token
+// that the settings require), the body (413, 415, 400), and then the change itself (409, 429).
+// A change becomes a counter.Op and goes through the one Combiner of the process. The answer
+// is written when the change is durable.
 //
-// # Who may
+// # Permissions
 //
-// A request with an API key may do everything. Others may do what the rule of the
-// counter opens. What they change is bounded for each user and for each address, and so is
-// how many new counters they make, see publicBounds. A change that a bound would refuse is 409 also beyond that limit; to
-// know, the counter is then read as it may lag.
+// A request with an API key may do everything. All others may do what the rule of the counter
+// permits. The changes of each user and each address are limited, and so are the counters they
+// create, see publicBounds. A change that the counter refuses is 409 even for a caller over the
+// limit; to know that, the counter is read as it may lag.
 //
-// # Reading
+// # Reads
 //
-// A read that may lag is answered from memory when this process hears the counter
-// because somebody here looks at it live, and the store is a server of its own; else
-// it is one call to the store. While the store is away such reads are answered with
-// what was last known, as stale. Exact reads are 503 then.
+// A read that may lag is answered from memory if a client here looks at the counter live, and
+// the store is a server of its own. Otherwise it is one call to the store. While the store is
+// away, such reads are answered with the last known value, as stale, and exact reads with 503.
 //
-// A range, a window and a top list are questions that may cost much. Equal ones are computed once, and the public ones one at a time:
-// see questions.go.
-//
-// # Live
-//
-// Live follows the counters that somebody here looks at, and hands each newest one to
-// the fan-out as a topic of the kind "counter"; see its own doc.
+// A range, a window and a top list are expensive questions. Equal ones are computed once, and
+// public ones one at a time, see questions.
 //
 // # Limits
 //
-// A call on a limit asks whether so much may pass now. A limit is no counter: its key needs no rule,
-// and a counter of the same key has nothing to do with it. Nothing of it is public. The call itself
-// says limit, window, cost and algorithm, and each key, algorithm and window has a state of its
-// own in the store (package counter/limit has the arithmetic). A call has no Idempotency-Key: one
-// that is repeated costs again. A region keeps its own limits.
+// A call on a limit asks whether so much may pass now. A limit is not a counter: its key needs
+// no rule, and a counter with the same key has nothing to do with it. Limits are not public. The
+// call itself has limit, window, cost and algorithm, and each key, algorithm and window has a
+// state of its own in the store (package counter/limit has the arithmetic). A call has no
+// Idempotency-Key: a repeated call costs again. Regions do not share limits.
 //
-// The limit of public changes above is a token bucket in the memory of each gateway, and not one of
-// these: "10 a second, 20 at once" gives one change back every 100 ms, which no window does, and
-// a call that everybody may make must not cost a call to the store. What both have in common is the
-// answer, 429 with Retry-After.
+// The limits of public changes are not among these. They are token buckets in the memory of each
+// gateway: "10 a second, 20 at once" gives one change back every 100 ms, which no window does,
+// and a call that everybody may make must not cost a call to the store. Both answer alike: 429
+// with Retry-After.
 package counterapi
 
 import (
@@ -79,7 +73,7 @@ const (
 	me = "me" // the member that is the caller
 
 	maxBody       = 256 << 10        // bytes of a request
-	smallBody     = 4 << 10          // bytes of a request, and more than a caller without API key has to say
+	smallBody     = 4 << 10          // bytes of a request; enough for every public call
 	largeBodies   = 64               // larger bodies of callers without API key that are read at a time
 	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
 	comeBack      = time.Second      // Retry-After of a 503
@@ -88,21 +82,21 @@ const (
 	defaultTop    = 10               // counters that gained most
 )
 
-// Callers finds out who a request is from.
+// Callers identifies the caller of a request.
 type Callers interface {
-	// Site is the site that a request is for.
+	// Site returns the site that a request is for.
 	Site(c *gin.Context) presence.Site
 	// HasKey reports whether key is an API key.
 	HasKey(key string) bool
 	// Public refuses a request that carries a bad token. If it returns false, it has
 	// written the error answer.
 	Public(c *gin.Context) bool
-	// Identify returns the caller's identity, issued if need be. If ok is false, it has
+	// Identify returns the caller's identity, a new one if the caller has none. If ok is false, it has
 	// written the error answer.
 	Identify(c *gin.Context) (id identity.Identity, ok bool)
-	// Issue has the caller keep the identity.
+	// Issue sends the caller its identity to keep.
 	Issue(c *gin.Context, id identity.Identity)
-	// Addr is the address of the caller.
+	// Addr returns the address of the caller.
 	Addr(r *http.Request) netip.Addr
 }
 
@@ -122,8 +116,7 @@ type Counters interface {
 	Up() bool
 }
 
-// Config tunes the counters of a process. All of it is required, but where it says
-// otherwise.
+// Config tunes the counters of a process. A field is required unless it says otherwise.
 type Config struct {
 	Rules      *counter.Rules
 	Counters   Counters
@@ -140,20 +133,28 @@ type API struct {
 	metrics   *metrics
 	archive   *counter.Archive
 	questions *questions
-	large     chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
+	large     chan struct{} // holds one for each large body of a caller without API key; beyond its size a body is 503
 
 	mu      sync.Mutex
-	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
+	differs map[*counter.Rule]bool // rules for which logKind has logged; guarded by mu
 }
 
-// New returns the API of counters that live follows.
-func New(cfg Config, callers Callers, live *Live) *API {
+// New returns the API of the counters that live follows.
+func New(cfg Config, callers Callers, live *Live) (*API, error) {
+	bounds, err := newPublicBounds()
+	if err != nil {
+		return nil, fmt.Errorf("counterapi: %w", err)
+	}
+	questions, err := newQuestions()
+	if err != nil {
+		return nil, fmt.Errorf("counterapi: %w", err)
+	}
 	return &API{
-		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
-		archive: counter.NewArchive(cfg.Counters), questions: newQuestions(),
+		cfg: cfg, callers: callers, live: live, bounds: bounds,
+		archive: counter.NewArchive(cfg.Counters), questions: questions,
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
-	}
+	}, nil
 }
 
 // Routes adds the routes.
@@ -177,14 +178,14 @@ func (a *API) Routes(e *gin.Engine) {
 	httppolicy.Get(e, one+"/range", a.getRange)
 	httppolicy.Get(e, one+"/window", a.getWindow)
 	httppolicy.Get(e, one+"/dimensions/:name", a.getDimension)
-	httppolicy.Get(e, TopRoot, a.getTop)
-	e.POST(LimitsRoot+"/:key", a.postLimit)
+	httppolicy.Get(e, topRoot, a.getTop)
+	e.POST(limitsRoot+"/:key", a.postLimit)
 }
 
-// nobody is what a call needs that no rule opens: an API key.
+// nobody is the permission of a call that no rule makes public: it needs an API key.
 const nobody counter.Public = 0
 
-// call is a request on one counter that may be carried out.
+// call is a request on one counter.
 type call struct {
 	key    string // with the site: see presence.Site.Qualify
 	rule   *counter.Rule
@@ -207,7 +208,7 @@ func (a *API) server(c *gin.Context) (server, ok bool) {
 	return false, false
 }
 
-// Find returns the name of a site's counter and its rule, or says why there is none.
+// Find returns the name of a site's counter and its rule, or why there is none.
 func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {
 		return "", nil, err
@@ -218,11 +219,11 @@ func (a *API) Find(site presence.Site, key string) (name string, rule *counter.R
 	return site.Qualify(key), rule, nil
 }
 
-// param returns a part of the path, which was matched as it was sent.
+// param returns a parameter of the path, which the router matches as it was sent.
 func param(c *gin.Context, name string) (string, error) { return url.PathUnescape(c.Param(name)) }
 
-// begin finds out which counter the path names and whether the caller may do what
-// asks for p. If ok is false, it has written the error answer.
+// begin returns the call on the counter that the path names, if the caller has permission p.
+// If ok is false, it has written the error answer.
 func (a *API) begin(c *gin.Context, p counter.Public) (one call, ok bool) {
 	if one, ok = a.named(c); !ok || !a.allowed(c, one.server, one.rule, p) {
 		return one, false
@@ -237,7 +238,8 @@ func (a *API) begin(c *gin.Context, p counter.Public) (one call, ok bool) {
 	return one, ok
 }
 
-// named finds out which counter the path names.
+// named returns the call on the counter that the path names. If ok is false, it has written the
+// error answer.
 func (a *API) named(c *gin.Context) (one call, ok bool) {
 	if one.server, ok = a.server(c); !ok {
 		return one, false
@@ -257,7 +259,7 @@ func badKey(c *gin.Context, err error) {
 	problem(c, http.StatusBadRequest, "This cannot be the key of a counter: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded, that fit a rule.")
 }
 
-// allowed reports whether a caller may do what asks for p.
+// allowed reports whether a caller has permission p. If not, it has written the error answer.
 func (a *API) allowed(c *gin.Context, server bool, rule *counter.Rule, p counter.Public) bool {
 	if server || p != nobody && rule.Allows(p) {
 		return true
@@ -307,8 +309,8 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 
 var errLargeBodies = errors.New("too many large bodies")
 
-// readBody reads a body of at most maxBody. What a client holds back costs memory until the time
-// for the body is over, so of callers without API key only largeBodies may be large at a time.
+// readBody reads a body of at most maxBody. A client may send it slowly, and it takes memory
+// meanwhile, so only largeBodies of callers without API key may be large at a time.
 func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	n, r := c.Request.ContentLength, c.Request.Body
 	if r == nil || n == 0 {
@@ -333,20 +335,20 @@ func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	}
 }
 
-// readAll reads the rest of n bytes of which begin is the beginning, or to the end if n is
-// negative.
+// readAll returns the n bytes of a body that starts with begin, and reads the rest of them from
+// r. If n is negative, the body ends with r.
 func readAll(begin []byte, r io.Reader, n int64) ([]byte, error) {
 	if n < 0 {
 		rest, err := io.ReadAll(r)
 		return append(begin, rest...), err
 	}
-	b := append(make([]byte, 0, n), begin...)[:n] // it ends there
+	b := append(make([]byte, 0, n), begin...)[:n]
 	_, err := io.ReadFull(r, b[len(begin):])
 	return b, err
 }
 
-// change reads the body of a change of one counter, and its Idempotency-Key. If it
-// returns false, it has written the error answer.
+// change reads the body and the Idempotency-Key of a change of one counter. If it returns false,
+// it has written the error answer.
 func (a *API) change(c *gin.Context, one call, parse func([]byte, string, *counter.Rule) (counter.Change, error)) (counter.Op, bool) {
 	text, ok := a.body(c, one.server)
 	if !ok {
@@ -366,7 +368,8 @@ func badBody(c *gin.Context, err error) {
 	problem(c, http.StatusBadRequest, "The body cannot be used: "+strings.TrimPrefix(err.Error(), counter.ErrBody.Error()+": ")+".")
 }
 
-// remembered is the identity of the request's Idempotency-Key, if it has one.
+// remembered returns the identity of the request's Idempotency-Key, if it has one. If ok is false,
+// it has written the error answer.
 func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok bool) {
 	key, why := httppolicy.IdempotencyKey(c.Request)
 	if why != "" {
@@ -379,7 +382,7 @@ func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok b
 	return id, true
 }
 
-// within is the time that a request has. A store within the process answers by itself.
+// within bounds the time of a request. A store within the process needs no bound.
 func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
 	if !a.cfg.Counters.Remote() {
 		return c.Request.Context(), func() {}
@@ -387,7 +390,7 @@ func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(c.Request.Context(), patience)
 }
 
-// make makes op. If ok is false, it has written the error answer.
+// make carries out op. If ok is false, it has written the error answer.
 func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
@@ -407,26 +410,26 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 		a.metrics.made.Inc()
 	}
 	for i := range result.Counters {
-		a.live.note(result.Counters[i])
+		a.live.remember(result.Counters[i])
 	}
 	return result.Counters, true
 }
 
-// refused answers a change that was not made.
+// refused answers a change that failed.
 func (a *API) refused(c *gin.Context, changes []counter.Change, err error) {
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(err, &conflict):
 		for i := range changes {
 			if ch := &changes[i]; ch.Key == conflict.Key && errors.Is(conflict.Is, counter.ErrKind) && ch.Refusal(counter.Counter{}) == nil {
-				a.isDifferent(ch.Rule)
+				a.logKind(ch.Rule)
 			}
 		}
 		a.metrics.refused.Inc()
 		writeConflict(c, conflict)
 	case errors.Is(err, counter.ErrUnavailable):
 		a.unavailable(c, err)
-	default: // a defect: whoever made the Op has checked it
+	default: // a defect: the Op was checked before
 		a.defect(c, err)
 	}
 }
@@ -473,8 +476,8 @@ func (a *API) away(c *gin.Context, err error, detail string) {
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(comeBack))
 }
 
-// isDifferent logs, once for each rule, that a counter was made as another kind.
-func (a *API) isDifferent(rule *counter.Rule) {
+// logKind logs, once for each rule, that a counter is of another kind than its rule.
+func (a *API) logKind(rule *counter.Rule) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.differs[rule] {
@@ -484,12 +487,12 @@ func (a *API) isDifferent(rule *counter.Rule) {
 	}
 }
 
-// read reads counters, distinct and each with a rule. With lag it may answer what it
-// knows.
+// read reads counters, distinct and each with a rule. With a lag it may answer with what
+// this process knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
-		if heard := a.live.heardAll(keys); heard != nil {
-			return heard, nil
+		if current := a.live.current(keys); current != nil {
+			return current, nil
 		}
 	}
 	readings, err := a.cfg.Counters.Read(ctx, keys, member, lag)
@@ -504,22 +507,22 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	for i := range readings {
 		r := &readings[i]
 		if !r.Stale {
-			a.live.note(r.Counter)
+			a.live.remember(r.Counter)
 		}
 		rule := a.cfg.Rules.Find(r.Key)
 		if r.Kind != 0 && r.Kind != rule.Kind {
-			a.isDifferent(rule)
+			a.logKind(rule)
 		}
 		r.Counter = r.Or(rule.Kind)
-		// The store has answered from what it remembers. Reads say what subscribers are told.
-		if lag > 0 && !a.live.up() || r.Approx && a.live.toldStale(r.Key) {
+		// The store may have answered from its memory, and a reader should see what subscribers see.
+		if lag > 0 && !a.live.up() || r.Approx && a.live.shownStale(r.Key) {
 			r.Stale, r.Approx = true, true
 		}
 	}
 	return readings, nil
 }
 
-// known is what was last known of counters, as stale; nil when that is not all.
+// known returns the last values that this process saw, as stale, or nil unless it saw all.
 func (a *API) known(keys []string) []counter.Reading {
 	known := make([]counter.Reading, len(keys))
 	for i, key := range keys {
@@ -544,9 +547,9 @@ func Query(c *gin.Context, example string) (url.Values, bool) {
 	return values, err == nil
 }
 
-// number returns a parameter that is a whole number from least to most, or what it
-// is when it was not sent.
-func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (uint64, bool) {
+// number returns a parameter that is a whole number from least to most; otherwise is its default.
+// If ok is false, it has written the error answer.
+func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (n uint64, ok bool) {
 	given := values[name]
 	if len(given) == 0 {
 		return otherwise, true
@@ -559,7 +562,7 @@ func number(c *gin.Context, values url.Values, name string, otherwise, least, mo
 	return n, true
 }
 
-// distinct drops what stands before in list.
+// distinct returns list without repetitions, cut off beyond counter.MaxKeys.
 func distinct(list []string) []string {
 	var out []string
 	for _, s := range list {

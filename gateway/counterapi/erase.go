@@ -8,15 +8,14 @@ import (
 	"headcount/presence"
 )
 
-// ofSets is the rule of a set that no rule fits any more.
+// ofSets stands for the rule of a set that no longer has one.
 var ofSets = &counter.Rule{Kind: counter.Members}
 
-// Erase takes a user out of all sets of a site; unless server, only out of those which their rule
-// lets members leave by themselves. An error is ErrUnavailable, and then the user may still
-// be in some.
+// Erase removes a user from all sets of a site. Unless server is set, it leaves out those whose rule does not let
+// members leave by themselves. After an error, which is ErrUnavailable, the user may still be in some sets.
 func (a *API) Erase(ctx context.Context, site presence.Site, user string, server bool) error {
 	if counter.CheckMember(user) != nil {
-		return nil // who cannot be a member
+		return nil // such a user cannot be a member
 	}
 	for cursor := ""; ; {
 		keys, next, err := a.cfg.Counters.Sets(ctx, cursor)
@@ -52,7 +51,7 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 				if made.Err != nil {
 					return made.Err
 				}
-				a.live.note(made.Counters[0])
+				a.live.remember(made.Counters[0])
 			}
 		}
 		if cursor = next; cursor == "" {

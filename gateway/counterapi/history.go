@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// getRange answers what a counter gained, step by step.
+// getRange answers with the gains of a counter in each step of a range.
 func (a *API) getRange(c *gin.Context) {
 	const example = "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m"
 	one, ok := a.begin(c, counter.PublicRead)
@@ -47,7 +47,7 @@ func (a *API) getRange(c *gin.Context) {
 	}
 }
 
-// getWindow answers what a counter gained in the time before now.
+// getWindow answers with the gain of a counter in the last time.
 func (a *API) getWindow(c *gin.Context) {
 	one, ok := a.begin(c, counter.PublicRead)
 	if !ok {
@@ -79,7 +79,7 @@ func (a *API) getWindow(c *gin.Context) {
 	answer(c, staled(append(b, '}'), stale))
 }
 
-// staled is an answer that says so when it is stale: a region that did not answer is missing.
+// staled marks a JSON object as stale, since a region is missing in it that did not answer.
 func staled(b []byte, stale bool) []byte {
 	if stale {
 		b = append(b[:len(b)-1], `,"stale":true}`...)
@@ -87,7 +87,7 @@ func staled(b []byte, stale bool) []byte {
 	return b
 }
 
-// getDimension answers what a counter counted under the values of a dimension.
+// getDimension answers with the counts of a counter for the values of a dimension.
 func (a *API) getDimension(c *gin.Context) {
 	one, ok := a.begin(c, nobody)
 	if !ok {
@@ -117,15 +117,15 @@ func (a *API) getDimension(c *gin.Context) {
 	case err != nil:
 		a.unavailable(c, err)
 	case is.Kind != 0 && is.Kind != counter.Sum:
-		a.isDifferent(one.rule)
+		a.logKind(one.rule)
 		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", presence.KeyOf(one.key), is.Value)
 	default:
 		answer(c, staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale))
 	}
 }
 
-// history answers the question q, or says why it cannot be asked; stale: a region is missing in the answer. If ok is false, it has
-// written the error answer.
+// history returns the answer to the question q, unless err says that q cannot be asked. stale says that a region is
+// missing in it. If ok is false, history has written the error answer.
 func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all counter.Answer, stale, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
@@ -154,14 +154,14 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		a.unavailable(c, err)
 		return all, false, false
 	case is.Kind != 0 && is.Kind != one.rule.Kind:
-		a.isDifferent(one.rule)
+		a.logKind(one.rule)
 		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", presence.KeyOf(one.key), is.Value)
 		return all, false, false
 	}
 	return found.all, found.is.Stale, true
 }
 
-// moment returns a parameter that is a time, zero when it was not sent. If ok is false, it
+// moment returns a parameter that is a time, or zero if it was not sent. If ok is false, it
 // has written the error answer.
 func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bool) {
 	given := values[name]
@@ -176,7 +176,7 @@ func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bo
 	return at, true
 }
 
-// Duration returns a parameter that is a duration, 0 when it was not sent. If ok is false,
+// Duration returns a parameter that is a duration, or 0 if it was not sent. If ok is false,
 // it has written the error answer.
 func Duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
 	given := values[name]

@@ -14,10 +14,10 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// LimitsRoot is the path of all limits.
-const LimitsRoot = "/api/v1/limits"
+// limitsRoot is the path of all limits.
+const limitsRoot = "/api/v1/limits"
 
-// postLimit asks whether a call may pass.
+// postLimit answers whether a call may pass.
 func (a *API) postLimit(c *gin.Context) {
 	server, ok := a.server(c)
 	if !ok {
@@ -58,7 +58,7 @@ func (a *API) postLimit(c *gin.Context) {
 	}
 }
 
-// writeLimit answers with what became of a call.
+// writeLimit answers with the outcome of a call.
 func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	h, reset := c.Writer.Header(), time.Duration(taken.Reset)*time.Millisecond
 	httppolicy.SetRateLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)

@@ -68,7 +68,7 @@ func TestLimits(t *testing.T) {
 		{"no%20rule%2Ffits", `{"limit":1000000000000,"window":"1m"}`, 60, limited{true, 1e12, 1e12 - 1, 0}},
 		{"b", `{"limit":1,"window":"1.5s"}`, 2, limited{true, 1, 0, 0}},
 	} {
-		got := parseLimit(t, s.do("POST "+LimitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
+		got := parseLimit(t, s.do("POST "+limitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
 		if got.ResetAfter <= 0 || got.ResetAfter > 2000*step.window {
 			t.Errorf("step %d: back after %d ms", i, got.ResetAfter)
 		}
@@ -80,7 +80,7 @@ func TestLimits(t *testing.T) {
 
 func TestProblemsOfLimits(t *testing.T) {
 	s := serve(t, nil)
-	const good, path = `{"limit":100,"window":"1m"}`, "POST " + LimitsRoot + "/k"
+	const good, path = `{"limit":100,"window":"1m"}`, "POST " + limitsRoot + "/k"
 	long, many := strings.Repeat("k", 129), strings.Repeat(" ", maxBody+1)
 	for _, tc := range []struct {
 		call, body string
@@ -88,10 +88,10 @@ func TestProblemsOfLimits(t *testing.T) {
 		status     int
 		detail     string
 	}{
-		{"POST " + LimitsRoot + "/" + long, "{", []string{"X-API-Key: x"}, 401, "API key"},
-		{"POST " + LimitsRoot + "/" + long, "{", nil, 400, "128 characters"},
-		{"POST " + LimitsRoot + "/a*", good, []string{key}, 400, "Send 1 to 128"},
-		{"POST " + LimitsRoot + "/-", good, []string{key}, 400, "Send 1 to 128"},
+		{"POST " + limitsRoot + "/" + long, "{", []string{"X-API-Key: x"}, 401, "API key"},
+		{"POST " + limitsRoot + "/" + long, "{", nil, 400, "128 characters"},
+		{"POST " + limitsRoot + "/a*", good, []string{key}, 400, "Send 1 to 128"},
+		{"POST " + limitsRoot + "/-", good, []string{key}, 400, "Send 1 to 128"},
 		{path, many, nil, 403, "send an API key"},
 		{path, good, []string{"User: ann"}, 403, "send an API key"},
 		{path, many, []string{key}, 413, "262144"},
@@ -120,7 +120,7 @@ func TestProblemsOfLimits(t *testing.T) {
 			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
 		})
 	}
-	for call, status := range map[string]int{"GET " + LimitsRoot + "/k": 405, "PUT " + LimitsRoot + "/k": 405, "POST " + LimitsRoot: 404, "POST " + LimitsRoot + "/a/b": 404} {
+	for call, status := range map[string]int{"GET " + limitsRoot + "/k": 405, "PUT " + limitsRoot + "/k": 405, "POST " + limitsRoot: 404, "POST " + limitsRoot + "/a/b": 404} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)
 		}
@@ -135,7 +135,7 @@ func TestTheStoreOfLimitsIsAway(t *testing.T) {
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
-	const call, body = "POST " + LimitsRoot + "/k", `{"limit":2,"window":"31d"}`
+	const call, body = "POST " + limitsRoot + "/k", `{"limit":2,"window":"31d"}`
 	parseLimit(t, s.do(call, body, key), 31*24*60*60)
 	store.away.Store(true)
 	wantProblem(t, s.do(call, body, key), 503, "decide whether to let it pass")

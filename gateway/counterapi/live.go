@@ -10,148 +10,105 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/internal/outage"
 	"headcount/presence"
 )
 
-// Kind is the kind of topics that are counters.
-var Kind = presence.KindOf("counter")
-
-// Topic is the topic of a counter. Key is its name, see presence.Site.Qualify.
-func Topic(key string) presence.Topic { return presence.TopicOf(Kind, key) }
-
-// Topics are the topics of counters.
-func Topics(keys []string) []presence.Topic {
-	topics := make([]presence.Topic, len(keys))
-	for i, key := range keys {
-		topics[i] = Topic(key)
-	}
-	return topics
-}
-
 const (
 	followBatch = 500 // counters in one call to the store
-	lookers     = 4   // goroutines that ask whether somebody is a member
+	askers      = 4   // goroutines that ask the store about members
 	readTime    = 5 * time.Second
-	pulseEvery  = time.Second // between two reads that show that the store is there
-	maxLast     = 1 << 14     // counters last read that are remembered, about 4 MB
+	probeEvery  = time.Second // between two reads that show whether the store is there
+	maxMemory   = 1 << 14     // counters that are remembered, about 4 MB
 
-	// noLag is that of a read that is not to lag, and yet to say what is known when the store is away.
+	// noLag is for a read that may not lag, but may be answered with what is known while the
+	// store is away.
 	noLag = time.Nanosecond
 )
 
-// Hub delivers updates to those who want them. It asks for topics with Want and
-// Unwant.
+// Hub delivers updates to their subscribers. It calls Want and Unwant.
 type Hub interface{ Update(u presence.Update) }
 
-// Viewer is a connection that looks at a counter, and is told whether its user is a
-// member. It is called while Live tells others nothing, and must not call Live.
-type Viewer interface {
-	// Mine says that the user is in the set, or is not. When again is set, no update of
-	// the counter comes with it.
-	Mine(key string, is, again bool)
-}
-
-// Live follows at the store the counters that clients here look at, and hands each
-// newest one to the hub. The store is asked for a counter once, however many look.
+// Live follows the counters that clients here look at, and passes the newest value of each
+// to the hub. The store is asked for a counter once, however many clients look at it.
 //
-// # Which one is newest
+// # The newest value
 //
-// A counter's own version goes back when it is deleted, so updates are numbered here:
-// Live alone makes those of its topics. A counter is read after it is followed. What
-// the store tells after that read began is at least as new, so the read does not
-// replace it, unless its version is greater. A read may also overtake what the store
-// tells: then what is told with a smaller version is old, and of one that is told
-// to be deleted it is not known whether it was made again since, so it is read once more.
+// A counter's own version goes back when the counter is deleted, so Live numbers the updates
+// itself. A counter is read after it is followed. A notification from the store that arrives
+// after the read began is at least as new as what is read, so the read does not replace it
+// unless its version is greater. A read may also overtake notifications: those with a smaller
+// version are old then. If one says that the counter was deleted, it may have been made again
+// since, so it is read once more.
 //
-// A store that has gone tells nothing, so some of the counters are read once a second.
-// One that is not as it was told is read in earnest.
+// A store that has gone sends no notifications, so Live reads some counters once a second,
+// and follows and reads those again that differ from the last notification.
 //
-// While the store is away, all counters are told as stale: those that were heard, and of those that
-// somebody began to look at since, what was last read. A store may also know some counters and of others
-// only what they were, as one with Redis and PostgreSQL does; then these alone are stale.
+// While the store is away, all counters are stale. Those that somebody has begun to look at
+// since have the value that this process last saw. A store may also know some counters and
+// only an old value of others, as one with Redis and PostgreSQL does; then these alone are
+// stale.
 //
-// # Whose it is
+// # Members
 //
-// Connections whose user is a member are shown that in their frames. For a set, each
-// user who looks at it is asked about once, by one of a few goroutines; then the
-// updates of the store say who joined and left. An update that does not name all
-// members has everybody asked about again.
+// The frames of a set say whether the user of the connection is a member. For each user who
+// looks at a set the store is asked once; then the notifications say who joined and left.
+// After a notification that does not name all of them, the store is asked again about
+// everybody.
 //
-// Its methods may be called from any goroutine.
+// Any goroutine may call the methods.
 type Live struct {
-	rules *counter.Rules
-	store Counters
-	hub   Hub
-	log   zerolog.Logger
-	wake  chan struct{} // holds one: unread or gone has something, or all is to be read
-	ask   chan struct{} // holds one for each looker: asking has something
+	cfg  Config
+	hub  Hub
+	wake chan struct{} // holds one: Run has something to do
+	ask  chan struct{} // holds one for each asker: asking has something
 
-	// telling is held while viewers and the hub are told, so that they are told in
-	// order. It is taken before mu. Neither Want nor Unwant takes it: the hub calls
-	// them under its lock.
-	telling sync.Mutex
+	// order is held while viewers and the hub are called, so that their calls are in order. It
+	// is locked before mu. Want and Unwant do not lock it: the hub calls them under its lock.
+	order sync.Mutex
 
-	// memory is what was last read or made, for when the store is away; beyond maxLast
-	// the one not asked for longest is forgotten. Nil for a store within the process.
+	// memory has what was last read or made, for when the store is away. Beyond maxMemory it
+	// forgets the counter not asked for longest. It is nil for a store within the process.
 	memory *lru.Cache[string, counter.Counter]
 
 	mu     sync.Mutex          // guards all below
-	keys   map[string]*heard   // by name
+	keys   map[string]*tracked // by name
 	unread map[string]struct{} // of keys: to be followed and read
 	gone   map[string]struct{} // followed at the store, and not of keys: to be unfollowed
-	lost   bool                // all keys and viewers are to be read anew
-	away   bool                // the store cannot be reached, or not all has been read since
-	seq    uint64              // of the newest update
-	// asking are the members to be asked about, with the keys of each: at most those
-	// of the viewers.
+	away   bool                // the store could not be reached, and not everything has been read since
+	seq    uint64              // grows with every update and every notification
+	// asking has the members to ask about, with the keys of each. It is bounded by the viewers.
 	asking map[string]map[string]struct{}
 }
 
-// heard is a counter that somebody here looks at.
-type heard struct {
-	counter counter.Counter
-	known   bool // counter is what the store has, or had
-	told    bool // the store told something since the last read began
-	read    bool // counter was read, and the store has not told it or a newer one yet
-	stale   bool // the hub was told that counter is stale
-	viewers map[string]*viewer
-}
-
-// viewer is a user who looks at a set, through some connections.
-type viewer struct {
-	known, mine bool
-	told        bool // the store told something since the last question began
-	conns       map[Viewer]struct{}
-}
-
 // NewLive returns a Live that does nothing until Run.
-func NewLive(cfg Config, hub Hub) *Live {
+func NewLive(cfg Config, hub Hub) (*Live, error) {
 	l := &Live{
-		rules: cfg.Rules, store: cfg.Counters, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
-		keys: map[string]*heard{}, unread: map[string]struct{}{}, gone: map[string]struct{}{}, asking: map[string]map[string]struct{}{},
+		cfg: cfg, hub: hub, wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
+		keys: map[string]*tracked{}, unread: map[string]struct{}{}, gone: map[string]struct{}{},
+		asking: map[string]map[string]struct{}{},
 	}
-	if cfg.Counters.Remote() {
-		var err error
-		if l.memory, err = lru.New[string, counter.Counter](maxLast); err != nil { // a size under 1
-			panic(err)
-		}
+	if !cfg.Counters.Remote() {
+		return l, nil
 	}
-	return l
+	var err error
+	if l.memory, err = lru.New[string, counter.Counter](maxMemory); err != nil {
+		return nil, fmt.Errorf("counterapi: %w", err)
+	}
+	return l, nil
 }
 
-// note remembers a counter for when the store is away.
-func (l *Live) note(c counter.Counter) {
+// remember keeps a counter for when the store is away.
+func (l *Live) remember(c counter.Counter) {
 	if l.memory == nil {
 		return
 	}
-	if was, ok := l.memory.Peek(c.Key); ok && c.Touched() && was.Version.Compare(c.Version) > 0 {
+	if old, ok := l.memory.Peek(c.Key); ok && c.Touched() && old.Version.Compare(c.Version) > 0 {
 		return
 	}
-	c.Key = strings.Clone(c.Key) // a part of a request, which must not stay
+	c.Key = strings.Clone(c.Key) // a part of a request, which would stay in memory
 	l.memory.Add(c.Key, c)
 }
 
@@ -162,20 +119,19 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Want implements fanout.Source: updates of the topic are wanted.
+// Want implements fanout.Source.
 func (l *Live) Want(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := t.Name()
 	if l.keys[key] == nil {
-		l.keys[key] = &heard{}
-		l.unread[key] = struct{}{}
+		l.keys[key] = &tracked{}
+		l.reread(key)
 		delete(l.gone, key)
-		signal(l.wake)
 	}
 }
 
-// Unwant implements fanout.Source: updates of the topic are not wanted any more.
+// Unwant implements fanout.Source.
 func (l *Live) Unwant(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,24 +142,24 @@ func (l *Live) Unwant(t presence.Topic) {
 	signal(l.wake)
 }
 
-// StateChanged has Live look whether the store can be reached.
+// StateChanged makes Live look whether the store can be reached.
 func (l *Live) StateChanged() { signal(l.wake) }
 
 // up reports whether the store can be reached.
-func (l *Live) up() bool { return l.store.Up() }
+func (l *Live) up() bool { return l.cfg.Counters.Up() }
 
-// followed is the number of counters that somebody looks at.
+// followed returns how many counters somebody looks at.
 func (l *Live) followed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.keys)
 }
 
-// last is the newest counter known here.
+// last returns the newest value known here.
 func (l *Live) last(key string) (counter.Counter, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if k := l.keys[key]; k != nil && k.known {
+	if k := l.keys[key]; k != nil && k.origin != unknown {
 		return k.counter, true
 	}
 	if l.memory == nil {
@@ -212,28 +168,29 @@ func (l *Live) last(key string) (counter.Counter, bool) {
 	return l.memory.Get(key)
 }
 
-// toldStale reports whether subscribers of key have been told that it is stale.
-func (l *Live) toldStale(key string) bool {
+// shownStale reports whether subscribers see the counter as stale.
+func (l *Live) shownStale(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.keys[key]
-	return k != nil && k.known && (k.stale || k.counter.Stale)
+	return k != nil && k.counter.Stale
 }
 
-// heardAll is last of keys, when all of them are known and the store can be reached.
-func (l *Live) heardAll(keys []string) []counter.Reading {
+// current returns the counters as their subscribers see them, or nil unless all of them are
+// known and the store can be reached.
+func (l *Live) current(keys []string) []counter.Reading {
 	if !l.up() {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lost || l.away {
+	if l.away {
 		return nil
 	}
 	var all []counter.Reading
 	for _, key := range keys {
 		k := l.keys[key]
-		if k == nil || !k.known {
+		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown {
 			return nil
 		}
 		if all == nil {
@@ -241,100 +198,44 @@ func (l *Live) heardAll(keys []string) []counter.Reading {
 		}
 		c := k.counter
 		c.Approx = true
-		c.Stale = c.Stale || k.stale // as its subscribers were told
 		all = append(all, counter.Reading{Counter: c})
 	}
 	return all
 }
 
-// View has v told whether the member is in the set of key, which v has subscribed to:
-// now when that is known, else soon, and when it changes. Unview ends it.
-func (l *Live) View(key, member string, v Viewer) {
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	l.mu.Lock()
-	k := l.keys[key]
-	if k == nil { // v has not subscribed
-		l.mu.Unlock()
-		return
-	}
-	w := k.viewers[member]
-	if w == nil {
-		if k.viewers == nil {
-			k.viewers = map[string]*viewer{}
-		}
-		w = &viewer{conns: map[Viewer]struct{}{}}
-		k.viewers[member] = w
-		if k.known { // else it is asked about when the counter is followed
-			l.question(key, member)
-		}
-	}
-	w.conns[v] = struct{}{}
-	known, mine := w.known, w.mine
-	l.mu.Unlock()
-	if known {
-		v.Mine(key, mine, true)
-	}
-}
-
-// Unview ends View.
-func (l *Live) Unview(key, member string, v Viewer) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	k := l.keys[key]
-	if k == nil || k.viewers[member] == nil {
-		return
-	}
-	delete(k.viewers[member].conns, v)
-	if len(k.viewers[member].conns) == 0 {
-		delete(k.viewers, member)
-	}
-}
-
-// question has the store asked whether member is in key; under mu.
-func (l *Live) question(key, member string) {
-	keys := l.asking[member]
-	if keys == nil {
-		keys = map[string]struct{}{}
-		l.asking[member] = keys
-	}
-	keys[key] = struct{}{}
-	signal(l.ask)
-}
-
 // Run owns Live's goroutines until ctx ends.
 func (l *Live) Run(ctx context.Context) {
-	watch := l.store.Watch(l.told, l.missed)
+	watch := l.cfg.Counters.Watch(l.notify, l.missed)
 	defer watch.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for range lookers {
+	for range askers {
 		wg.Go(func() { l.answer(ctx) })
 	}
 	failed := 0
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
-	pulse := time.NewTicker(pulseEvery)
+	pulse := time.NewTicker(probeEvery)
 	defer pulse.Stop()
 	for {
-		var beat []string
+		var sample []string
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.wake:
 		case <-retry.C:
 		case <-pulse.C:
-			if beat = l.some(); len(beat) == 0 {
+			if sample = l.sample(); len(sample) == 0 {
 				continue
 			}
 		}
-		done := l.unfollow(watch)
+		more := l.unfollow(watch)
 		var err error
 		switch {
 		case !l.up():
 			err = counter.ErrUnavailable
-		case len(beat) > 0:
-			err = l.look(ctx, beat)
+		case len(sample) > 0:
+			err = l.probe(ctx, sample)
 		default:
 			err = l.follow(ctx, watch)
 		}
@@ -342,7 +243,7 @@ func (l *Live) Run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			l.log.Debug().Err(err).Msg("counters: those that are looked at cannot be followed now; trying again")
+			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; trying again")
 			if !errors.Is(err, errExact) {
 				l.goAway()
 			}
@@ -351,123 +252,123 @@ func (l *Live) Run(ctx context.Context) {
 			continue
 		}
 		failed = 0
-		if !done {
+		if more {
 			signal(l.wake)
 		}
 	}
 }
 
-// missed implements the lost of counter.Feed: everything is read anew.
+// missed is called by the feed when notifications may have been lost.
 func (l *Live) missed() {
 	l.mu.Lock()
-	l.lost = true
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	l.rereadAll()
+}
+
+// reread makes Run follow and read a counter again; under mu.
+func (l *Live) reread(key string) {
+	l.unread[key] = struct{}{}
 	signal(l.wake)
 }
 
-// goAway tells the hub that everything is stale. follow ends that.
+// rereadAll is reread for every counter; under mu.
+func (l *Live) rereadAll() {
+	for key := range l.keys {
+		l.unread[key] = struct{}{}
+	}
+	signal(l.wake)
+}
+
+// goAway marks everything as stale at the hub, until follow has read it again.
 func (l *Live) goAway() {
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	var stale []presence.Update
+	l.order.Lock()
+	defer l.order.Unlock()
+	var updates []presence.Update
 	l.mu.Lock()
 	l.away = true
 	for key, k := range l.keys {
+		l.unread[key] = struct{}{} // Run has a timer to try again
 		switch {
-		case k.known && !k.stale:
-			k.stale = true
-			stale = append(stale, presence.Update{Topic: Topic(key), Stale: true})
-		case !k.known && l.memory != nil:
+		case k.origin != unknown && !k.counter.Stale:
+			updates = append(updates, k.markStale())
+		case k.origin == unknown && l.memory != nil:
 			if c, ok := l.memory.Get(key); ok {
 				c.Approx, c.Stale = true, true
-				u, _ := l.take(k, c)
-				k.stale = true
-				stale = append(stale, u)
+				k.origin = wasRead
+				u, _ := l.replace(k, c)
+				updates = append(updates, u)
 			}
 		}
 	}
 	l.mu.Unlock()
-	for _, u := range stale {
+	for _, u := range updates {
 		l.hub.Update(u)
 	}
 }
 
-// unfollow unfollows what nobody looks at any more.
-func (l *Live) unfollow(watch counter.Watch) (done bool) {
-	l.mu.Lock()
-	keys := make([]string, 0, min(len(l.gone), followBatch))
-	for key := range l.gone {
+// takeSome removes up to followBatch keys from set.
+func takeSome(set map[string]struct{}) []string {
+	keys := make([]string, 0, min(len(set), followBatch))
+	for key := range set {
 		if len(keys) == followBatch {
 			break
 		}
 		keys = append(keys, key)
-		delete(l.gone, key)
+		delete(set, key)
 	}
-	done = len(l.gone) == 0
+	return keys
+}
+
+// unfollow unfollows counters that nobody looks at any more, and reports whether there are
+// more.
+func (l *Live) unfollow(watch counter.Watch) (more bool) {
+	l.mu.Lock()
+	keys := takeSome(l.gone)
+	more = len(l.gone) > 0
 	l.mu.Unlock()
-	// Only this goroutine follows and unfollows, so a key that is wanted again
-	// meanwhile is followed after this.
+	// Only this goroutine follows and unfollows, so a key that is wanted again meanwhile is
+	// followed after this.
 	if len(keys) > 0 {
 		watch.Unfollow(keys...)
 	}
-	return done
+	return more
 }
 
-// errExact says that exact counters, which may have a store of their own, cannot be read, and others can.
+// errExact says that exact counters, which may have a store of their own, cannot be read,
+// and that all others can.
 var errExact = errors.New("exact counters cannot be read")
 
-// follow follows and reads what is fresh, and everything when something was lost or the
-// store was away.
-func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
-	var late []string // exact ones that could not be read
-	var lateErr error
-	defer func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for _, key := range late {
-			if l.keys[key] != nil {
-				l.unread[key] = struct{}{}
-			}
-		}
-	}()
-	l.mu.Lock()
-	if l.lost || l.away {
-		l.lost = false
-		for key := range l.keys {
-			l.unread[key] = struct{}{}
-		}
-	}
-	l.mu.Unlock()
+// follow follows and reads the counters in unread. After an error those that were not read
+// are in unread again.
+func (l *Live) follow(ctx context.Context, watch counter.Watch) (err error) {
+	var late []string // exact counters that could not be read
+	defer func() { l.putBack(late) }()
 	for {
 		l.mu.Lock()
-		keys := make([]string, 0, min(len(l.unread), followBatch))
-		for key := range l.unread {
-			if len(keys) == followBatch {
-				break
-			}
-			keys = append(keys, key)
-			delete(l.unread, key)
-		}
-		if len(keys) == 0 {
-			l.away = false
-		}
+		keys := takeSome(l.unread)
+		l.away = l.away && len(keys) > 0
 		l.mu.Unlock()
 		if len(keys) == 0 {
-			return lateErr
-		}
-		err := l.followSome(ctx, watch, keys)
-		if errors.Is(err, errExact) {
-			late, lateErr, err = append(late, slices.DeleteFunc(keys, func(key string) bool { return !l.exact(key) })...), err, nil
-		}
-		if err != nil {
-			l.mu.Lock()
-			for _, key := range keys {
-				if l.keys[key] != nil {
-					l.unread[key] = struct{}{}
-				}
-			}
-			l.mu.Unlock()
 			return err
+		}
+		failed := l.followSome(ctx, watch, keys)
+		switch {
+		case errors.Is(failed, errExact):
+			late, err = append(late, slices.DeleteFunc(keys, func(key string) bool { return !l.exact(key) })...), failed
+		case failed != nil:
+			l.putBack(keys)
+			return failed
+		}
+	}
+}
+
+// putBack adds keys to unread again.
+func (l *Live) putBack(keys []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range keys {
+		if l.keys[key] != nil {
+			l.unread[key] = struct{}{}
 		}
 	}
 }
@@ -497,46 +398,43 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 	defer l.mu.Unlock()
 	for _, key := range keys {
 		if k := l.keys[key]; k != nil {
-			for member := range k.viewers {
-				l.question(key, member)
-			}
+			l.questionAll(key, k)
 		}
 	}
 	return err
 }
 
 func (l *Live) exact(key string) bool {
-	rule := l.rules.Find(key)
+	rule := l.cfg.Rules.Find(key)
 	return rule != nil && rule.Kind == counter.Exact
 }
 
-// some are known counters to look after, as many as one read has. There are none for
-// a store within the process, nor while everything is to be read anyway.
-func (l *Live) some() []string {
+// sample returns known counters for a probe, as many as one read may have. There are none
+// for a store within the process, and none while everything is to be read anyway.
+func (l *Live) sample() (keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.store.Remote() || l.away || l.lost {
+	if !l.cfg.Counters.Remote() || l.away {
 		return nil
 	}
-	var keys []string
 	for key, k := range l.keys {
 		if len(keys) == counter.MaxKeys {
 			break
 		}
-		if k.known {
+		if _, outdated := l.unread[key]; !outdated && k.origin != unknown {
 			keys = append(keys, key)
 		}
 	}
 	return keys
 }
 
-// look reads counters to see that the store is there, and has those read in earnest that
-// are not as they were told.
-func (l *Live) look(ctx context.Context, keys []string) error {
+// probe reads counters to see that the store is there, and rereads those that differ from
+// what subscribers see.
+func (l *Live) probe(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	read, err := l.store.Read(ctx, keys, "", noLag)
-	if err == nil && allStale(read) {
+	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
+	if err == nil && allStale(readings) {
 		err = counter.ErrUnavailable
 	}
 	if err != nil {
@@ -544,23 +442,18 @@ func (l *Live) look(ctx context.Context, keys []string) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range read {
+	for _, r := range readings {
 		k := l.keys[r.Key]
 		if k == nil {
 			continue
 		}
-		stale := k.stale || k.counter.Stale
-		if r.Stale != stale || r.Version != k.counter.Version && !(stale && r.Version.Compare(k.counter.Version) < 0) {
-			l.again(r.Key)
+		order := r.Version.Compare(k.counter.Version)
+		older := k.counter.Stale && order < 0 // the store knows less than this process
+		if r.Stale != k.counter.Stale || order != 0 && !older {
+			l.reread(r.Key)
 		}
 	}
 	return nil
-}
-
-// again has key followed and read once more; under mu.
-func (l *Live) again(key string) {
-	l.unread[key] = struct{}{}
-	signal(l.wake)
 }
 
 // read reads counters that are followed.
@@ -571,39 +464,24 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	l.mu.Lock()
-	for _, key := range keys {
-		if k := l.keys[key]; k != nil {
-			k.told = false
-		}
-	}
-	away := l.away
+	began, away := l.seq, l.away
 	l.mu.Unlock()
-	read, err := l.store.Read(ctx, keys, "", noLag)
-	if err == nil && away && allStale(read) {
+	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
+	if err == nil && away && allStale(readings) {
 		err = counter.ErrUnavailable // still
 	}
 	if err != nil {
 		return err
 	}
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	updates := make([]presence.Update, 0, len(read))
+	l.order.Lock()
+	defer l.order.Unlock()
+	updates := make([]presence.Update, 0, len(readings))
 	l.mu.Lock()
-	for _, r := range read {
-		k := l.keys[r.Key]
-		if k == nil || k.told && (!r.Touched() || !k.counter.Touched() || r.Version.Compare(k.counter.Version) <= 0) {
-			continue
-		}
-		if r.Stale && k.known && r.Version.Compare(k.counter.Version) <= 0 { // more than that is known here
-			if !k.stale && !k.counter.Stale {
-				k.stale = true
-				updates = append(updates, presence.Update{Topic: Topic(r.Key), Stale: true})
+	for _, r := range readings {
+		if k := l.keys[r.Key]; k != nil {
+			if u, news := l.acceptReading(k, r.Counter, began); news {
+				updates = append(updates, u)
 			}
-			continue
-		}
-		k.read = k.read || !k.known || k.counter.Version != r.Version
-		if u, news := l.take(k, r.Counter); news {
-			updates = append(updates, u)
 		}
 	}
 	l.mu.Unlock()
@@ -613,194 +491,38 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// allStale reports whether the store knows of no counter more than what it was.
-func allStale(read []counter.Reading) bool {
-	return !slices.ContainsFunc(read, func(r counter.Reading) bool { return !r.Stale })
+// allStale reports whether the store has only old values.
+func allStale(readings []counter.Reading) bool {
+	return !slices.ContainsFunc(readings, func(r counter.Reading) bool { return !r.Stale })
 }
 
-// take has c be the newest of k, and reports whether that is news; under mu.
-func (l *Live) take(k *heard, c counter.Counter) (u presence.Update, news bool) {
-	if rule := l.rules.Find(c.Key); rule != nil {
-		c = c.Or(rule.Kind)
-	}
-	if k.known && !k.stale && k.counter.Version == c.Version && k.counter.Value == c.Value && k.counter.Stale == c.Stale {
-		return u, false
-	}
-	c.Key = strings.Clone(c.Key)
-	k.counter, k.known, k.stale = c, true, false
-	l.seq++
-	return presence.Update{Topic: Topic(c.Key), Version: presence.Version{Incarnation: 1, Sequence: l.seq}, Value: valueOf(c)}, true
-}
-
-// told implements the told of counter.Feed.
-func (l *Live) told(changes []counter.Update) {
-	type mine struct {
-		v         Viewer
-		key       string
-		is, again bool
-	}
-	var hub []presence.Update
-	var viewers []mine
-	l.telling.Lock()
-	defer l.telling.Unlock()
+// notify is called by the feed with changes of followed counters.
+func (l *Live) notify(changes []counter.Update) {
+	var updates []presence.Update
+	var calls []mineCall
+	l.order.Lock()
+	defer l.order.Unlock()
 	l.mu.Lock()
+	l.seq++
 	for i := range changes {
 		ch := &changes[i]
 		k := l.keys[ch.Counter.Key]
 		if k == nil {
 			continue
 		}
-		k.told = true
-		news := false
-		switch {
-		case k.read && k.counter.Touched() && !ch.Counter.Touched():
-			l.again(ch.Counter.Key)
-		case k.read && ch.Counter.Version.Compare(k.counter.Version) < 0:
-		default:
-			var u presence.Update
-			k.read = false
-			if u, news = l.take(k, ch.Counter); news {
-				hub = append(hub, u)
-			}
+		u, news := l.acceptNotification(k, ch.Counter)
+		if news {
+			updates = append(updates, u)
 		}
-		if len(k.viewers) == 0 {
-			continue
-		}
-		set := func(member string, is bool) {
-			w := k.viewers[member]
-			if w == nil {
-				return
-			}
-			w.told, w.known, w.mine = true, true, is
-			for v := range w.conns {
-				viewers = append(viewers, mine{v, ch.Counter.Key, is, !news})
-			}
-		}
-		switch {
-		case news && ch.Counter.Value == 0 && !ch.Counter.Stale: // deleted or emptied: nobody is a member
-			for member := range k.viewers {
-				set(member, false)
-			}
-		case ch.Reread || !ch.Counter.Touched():
-			for member := range k.viewers {
-				l.question(ch.Counter.Key, member)
-			}
-		default:
-			for _, member := range ch.Joined {
-				set(member, true)
-			}
-			for _, member := range ch.Left {
-				set(member, false)
-			}
+		if len(k.viewers) > 0 {
+			calls = l.changeMembers(calls, k, ch, news)
 		}
 	}
 	l.mu.Unlock()
-	for _, m := range viewers { // before the updates, which then go out in the right form
-		m.v.Mine(m.key, m.is, m.again)
+	for _, c := range calls { // before the updates, so that these go out in the right form
+		c.viewer.Mine(c.key, c.member, c.again)
 	}
-	for _, u := range hub {
+	for _, u := range updates {
 		l.hub.Update(u)
 	}
-}
-
-// answer asks the store about members until ctx ends.
-func (l *Live) answer(ctx context.Context) {
-	failed := 0
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-l.ask:
-		}
-		for {
-			member, keys := l.next()
-			if keys == nil {
-				break
-			}
-			if err := l.askAbout(ctx, member, keys); err == nil {
-				failed = 0
-				continue
-			}
-			l.mu.Lock()
-			for _, key := range keys {
-				l.question(key, member)
-			}
-			l.mu.Unlock()
-			failed++
-			if !outage.Sleep(ctx, outage.Pause(failed)) {
-				return
-			}
-		}
-	}
-}
-
-// next takes a member to ask about, with at most as many keys as one read has.
-func (l *Live) next() (member string, keys []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for member, asked := range l.asking {
-		for key := range asked {
-			if len(keys) == counter.MaxKeys {
-				break
-			}
-			delete(asked, key)
-			k := l.keys[key]
-			if k == nil || k.viewers[member] == nil {
-				continue // it looks no more
-			}
-			k.viewers[member].told = false
-			keys = append(keys, key)
-		}
-		if len(asked) == 0 {
-			delete(l.asking, member)
-		}
-		if len(keys) > 0 {
-			signal(l.ask) // for the other lookers
-			return member, keys
-		}
-	}
-	return "", nil
-}
-
-func (l *Live) askAbout(ctx context.Context, member string, keys []string) error {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
-	read, err := l.store.Read(ctx, keys, member, noLag)
-	if err != nil {
-		return err
-	}
-	l.telling.Lock()
-	defer l.telling.Unlock()
-	for _, r := range read {
-		var tell []Viewer
-		l.mu.Lock()
-		if k := l.keys[r.Key]; k != nil {
-			if w := k.viewers[member]; w != nil && !w.told && !(w.known && r.Stale) {
-				w.known, w.mine = true, r.Mine
-				for v := range w.conns {
-					tell = append(tell, v)
-				}
-			}
-		}
-		l.mu.Unlock()
-		for _, v := range tell {
-			v.Mine(r.Key, r.Mine, true)
-		}
-	}
-	return nil
-}
-
-// valueOf is a counter as the value of an update: its version, a space, and its
-// outside form. Value is only read in this process.
-func valueOf(c counter.Counter) string {
-	b := append(make([]byte, 0, 160), c.Version.String()...)
-	b = append(b, ' ')
-	return string(c.AppendMembers(b))
-}
-
-// Members are the members of the outside form of the counter in an update, without
-// the braces, and its version. It is false when the update has none.
-func Members(u presence.Update) (members, version string, ok bool) {
-	version, members, ok = strings.Cut(u.Value, " ")
-	return members, version, ok
 }

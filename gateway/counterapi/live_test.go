@@ -140,7 +140,10 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
-		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
+		l, err := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
+		if err != nil {
+			t.Fatal(err)
+		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()
@@ -267,7 +270,7 @@ func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 			l.Want(likes)
 			synctest.Wait()
 			s.set(1, 2)
-			time.Sleep(pulseEvery + time.Millisecond)
+			time.Sleep(probeEvery + time.Millisecond)
 		}, []string{"1-1", "1-2"}},
 		"lost what it had": {func(l *Live, s *scripted) {
 			s.set(1, 7)
@@ -359,9 +362,9 @@ func TestAwayAndBack(t *testing.T) {
 		want("1-1")
 		away := func(is bool) { s.mu.Lock(); s.away = is; s.mu.Unlock() }
 		away(true)
-		time.Sleep(pulseEvery + time.Millisecond) // nobody says that it has gone
+		time.Sleep(probeEvery + time.Millisecond) // nobody says that it has gone
 		want("stale")
-		if l.heardAll([]string{"likes:1"}) != nil {
+		if l.current([]string{"likes:1"}) != nil {
 			t.Error("what is stale is taken for new")
 		}
 		ann := &pages{}
@@ -377,7 +380,7 @@ func TestAwayAndBack(t *testing.T) {
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
 			t.Errorf("told %q", got)
 		}
-		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
+		if all := l.current([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
 			t.Errorf("heard %+v", all)
 		}
 	})
@@ -387,7 +390,7 @@ func TestAwayAndBack(t *testing.T) {
 func TestKnownWhileAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
-		l.note(c)
+		l.remember(c)
 		s.mu.Lock()
 		s.away = true
 		s.mu.Unlock()
@@ -418,11 +421,11 @@ func TestOneIsStale(t *testing.T) {
 		want("1-1 as it was")
 		time.Sleep(10 * time.Second)
 		want()
-		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
+		if all := l.current([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
 			t.Errorf("heard %+v", all)
 		}
 		s.set(1, 1) // the store knows it again, and does not say so
-		time.Sleep(pulseEvery)
+		time.Sleep(probeEvery)
 		want("1-1")
 		s.tell(s.set(1, 3))
 		want("1-3")
@@ -433,7 +436,7 @@ func TestOneIsStale(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		want("stale")
 		s.set(1, 3)
-		time.Sleep(pulseEvery)
+		time.Sleep(probeEvery)
 		want("1-3")
 	})
 }

@@ -2,14 +2,14 @@ package counterapi
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics count what became of changes. Their labels are fixed words, never a key.
+// metrics counts calls by their outcome. Labels are fixed words, never a key.
 type metrics struct {
 	made, replayed, refused, limited, full, crowded, unavailable prometheus.Counter
 	passed, stopped                                              prometheus.Counter // calls on limits
 	acknowledged                                                 prometheus.Histogram
 }
 
-// limits counts calls on limits.
+// limits returns the counter of allowed or refused calls on limits.
 func (m *metrics) limits(allowed bool) prometheus.Counter {
 	if allowed {
 		return m.passed

@@ -19,65 +19,64 @@ import (
 	"headcount/presence"
 )
 
-// What callers without API key may change, in one gateway. Identities cost nothing, so bounds of a user alone bound nobody.
-// An IPv6 /64 is one address.
+// Limits of callers without API key, in one gateway. Identities cost nothing, so a limit of each user alone would limit
+// nobody. An IPv6 /64 is one address.
 const (
 	userRate      = 10               // changes a second of a user, and of an address that brings no identity
 	userBurst     = 20               // at once
-	addressRate   = 100              // changes a second of an address, whoever makes them
+	addressRate   = 100              // changes a second of all users of an address
 	addressBurst  = 1000             // at once
-	identityRate  = 10               // different anonymous identities a second of an address; those used lately are free
+	identityRate  = 10               // different anonymous identities a second of an address, not counting those used lately
 	identityBurst = 300              // at once
-	lately        = 10 * time.Minute // an identity is used lately
+	lately        = 10 * time.Minute // since the last use of an identity
 
 	newRate     = 10  // new counters a second of an address
 	newBurst    = 500 // at once
 	allNewRate  = 100 // new counters a second of all
 	allNewBurst = 10_000
-	sizeAge     = 10 * time.Minute // how old the number of a rule's counters may be
-	maxExisting = 1 << 16          // counters known to exist; beyond that the one used longest ago is looked up again
+	sizeAge     = 10 * time.Minute // longest age of the number of a rule's counters
+	maxExisting = 1 << 16          // counters known to exist; beyond that the one used longest ago is forgotten
 )
 
-// publicBounds hold callers without API key to what they may change. They are safe for use by many goroutines.
+// publicBounds limit the changes of callers without API key. They are safe for use by many goroutines.
 type publicBounds struct {
-	users, addresses, makers, made *httppolicy.RateLimiter // made has one caller, which is everybody
+	users, addresses, makers, made *httppolicy.RateLimiter // made has one caller that stands for all
 	identities                     *httppolicy.IdentityLimiter
 	seed                           maphash.Seed
 	existing                       *lru.Cache[uint64, struct{}] // hashes of the names of counters
 
 	mu    sync.Mutex
-	sizes map[*counter.Rule]*ruleSize // guarded by mu; one for each rule that is open
+	sizes map[*counter.Rule]*ruleSize // guarded by mu; one for each public rule
 }
 
-// ruleSize is about how many counters a rule has.
+// ruleSize is an estimate of how many counters a rule has.
 type ruleSize struct {
 	counters int64
 	counted  time.Time // zero: never
-	counting bool      // somebody counts, the others go by what is known
+	counting bool      // one caller counts, and the others use the old number
 }
 
-func newPublicBounds() *publicBounds {
+func newPublicBounds() (*publicBounds, error) {
 	existing, err := lru.New[uint64, struct{}](maxExisting)
-	if err != nil { // a size under 1
-		panic(err)
+	if err != nil {
+		return nil, err
 	}
 	return &publicBounds{
 		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
 		makers: httppolicy.NewRateLimiter(newRate, newBurst), made: httppolicy.NewRateLimiter(allNewRate, allNewBurst),
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
 		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
-	}
+	}, nil
 }
 
 // refusal is a 429.
 type refusal struct {
 	detail string
 	header httppolicy.Option
-	full   bool // the rule has as many counters as it may
+	full   bool // the rule has its maximum of counters
 }
 
-// limited reports whether a caller without API key has changed too much lately. If
-// so, it has written the error answer.
+// limited reports whether a caller without API key has reached a limit. If so, it has written the error answer.
 func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
 	if one.server {
 		return false
@@ -107,7 +106,7 @@ func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
 	return true
 }
 
-// refuses returns why a caller may not change anything now, or nil.
+// refuses returns the limit that a caller has reached with any change, or nil.
 func (b *publicBounds) refuses(one call, addr netip.Addr, now time.Time) *refusal {
 	caller := httppolicy.Caller{User: one.id.User}
 	if one.id.Fresh {
@@ -137,14 +136,14 @@ func (b *publicBounds) refuses(one call, addr netip.Addr, now time.Time) *refusa
 	return nil
 }
 
-// refusesNew returns why a change may not make a new counter, or nil, also when it makes none.
+// refusesNew returns why a change may not create its counter, or nil, also if the counter exists.
 func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time) *refusal {
 	b, hash := a.bounds, maphash.String(a.bounds.seed, one.key)
 	if b.existing.Contains(hash) || change.Verb == counter.Edit && len(change.Join) == 0 {
 		return nil
 	}
 	known, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, time.Second))
-	if err != nil { // the change will not be made either
+	if err != nil { // the change will fail too
 		return nil
 	}
 	if known[0].Version != (presence.Version{}) {
@@ -169,8 +168,8 @@ func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, 
 	return nil
 }
 
-// full reports whether a rule has as many counters as callers without API key may make; if not, it counts one more. The
-// store is asked at most once in sizeAge, so with several gateways there may be more by what the others have made since.
+// full reports whether a rule has its maximum of counters; if not, it counts one more. It asks the store at most once in
+// sizeAge, so with several gateways there may be as many more as the others have created since.
 func (a *API) full(ctx context.Context, rule *counter.Rule, now time.Time) bool {
 	prefix, several := strings.CutSuffix(rule.Match, "*")
 	if !several {

@@ -15,39 +15,41 @@ import (
 )
 
 const (
-	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; the one not asked for longest goes
-	maxWaiting = 64                   // public questions that wait for their turn; a further one is 429
-	turnWait   = 2 * time.Second      // how long one waits before it is 429
-	pauses     = 3                    // the pause after a computation is so many times as long as that took
-	maxPause   = turnWait / 4         // after a long computation, so that the next one in the queue has its turn in time
-	staleKept  = time.Second          // how long an answer in which a region is missing is kept, so that its return shows soon
-	perPoint   = 2 * time.Microsecond // between two public answers, for each point of the first: what it takes to write one
+	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; beyond that the one not asked for longest is dropped
+	maxWaiting = 64                   // public questions that wait; a further one is 429
+	turnWait   = 2 * time.Second      // longest wait of a public question; then it is 429
+	pauses     = 3                    // the pause after a computation, in durations of that computation
+	maxPause   = turnWait / 4         // the longest pause, so that the next question in the queue has its turn in time
+	staleKept  = time.Second          // how long an answer is kept in which a region is missing
+	perPoint   = 2 * time.Microsecond // time to write one point of an answer, see pace
 )
 
 // errTurn says that too many public questions are being answered.
 var errTurn = errors.New("too many questions about history")
 
-// question is one about history that may cost much: equal ones have one answer.
+// question is an expensive question about history. Equal questions have one answer.
 type question struct {
-	of  string // the name of a counter, or the match of a rule
+	of  string // the name of a counter or, for a top list, the match of a rule
 	q   counter.Question
-	top int // of a top list: how many counters; else 0
+	top int // length of a top list; otherwise 0
 }
 
 // outcome is the answer to a question.
 type outcome struct {
-	is  counter.Counter // of a counter
+	is  counter.Counter
 	all counter.Answer
 	top []counter.Gained
 }
 
-// questions answers questions about history for all callers. Concurrent equal questions are one computation, and its
-// answer is kept for the rule's stale. Callers without API key have their computations made one at a time, and each is
-// followed by a pause three times as long as it took, half a second at most: so they take about a quarter of a core, however
-// they vary their questions. Nor do all who waited for an answer write it at once, see pace. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
-// answer of before: it may just have changed what it asks about.
+// questions answers questions about history. Concurrent equal questions share one computation, whose answer is kept for
+// the stale of the rule.
+//
+// The computations of public questions run one at a time, each followed by a pause of three times its duration, at most
+// half a second. So they take about a quarter of a core, whatever is asked. Their answers are not all written at once, see
+// pace. A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
+// answer, since it may just have changed the counter.
 type questions struct {
-	turn chan struct{} // holds one while a public question is answered, and for its pause
+	turn chan struct{} // holds one during the computation of a public question and the pause after it
 
 	mu      sync.Mutex // guards all below, and began of every computation
 	kept    *simplelru.LRU[question, *computation]
@@ -55,20 +57,20 @@ type questions struct {
 	free    time.Time // when the next public answer may be written
 }
 
-// computation is one of an answer.
+// computation is the computation of an answer.
 type computation struct {
-	began time.Time     // zero: it waits for its turn
+	began time.Time     // zero: it has not begun
 	done  chan struct{} // closed when out and err are final
 	out   outcome
 	err   error
 }
 
-func newQuestions() *questions {
+func newQuestions() (*questions, error) {
 	kept, err := simplelru.NewLRU[question, *computation](maxAnswers, nil)
-	if err != nil { // a size under 1
-		panic(err)
+	if err != nil {
+		return nil, err
 	}
-	return &questions{turn: make(chan struct{}, 1), kept: kept}
+	return &questions{turn: make(chan struct{}, 1), kept: kept}, nil
 }
 
 // ask returns the answer to q, which is at most stale old. Its error is errTurn, that of compute or of ctx.
@@ -80,8 +82,8 @@ func (s *questions) ask(ctx context.Context, q question, stale time.Duration, se
 	return out, err
 }
 
-// pace waits until an answer of so many points may be written. A hundred who wait for one of thousands of points would
-// else write it at once, and every other call would wait for them all.
+// pace waits until an answer of so many points may be written. Otherwise a hundred callers that wait for the same answer
+// of thousands of points would write it at once, and delay every other call.
 func (s *questions) pace(ctx context.Context, points int) error {
 	s.mu.Lock()
 	now := time.Now()
@@ -130,14 +132,14 @@ func (s *questions) find(ctx context.Context, q question, stale time.Duration, s
 		}
 		defer s.leave(is)
 	}
-	// Others wait for it, so it outlives the request.
+	// Other requests may wait for it, so it must outlive this one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	is.out, is.err = compute(ctx)
 	return is.out, is.err
 }
 
-// serves reports whether a question that comes now may have the answer of c. It is called with mu.
+// serves reports whether a question that comes now may share c. The caller holds mu.
 func (c *computation) serves(stale time.Duration, server bool) bool {
 	select {
 	case <-c.done:
@@ -153,7 +155,7 @@ func (c *computation) serves(stale time.Duration, server bool) bool {
 	return time.Since(c.began) < stale
 }
 
-// end hands out the answer, and keeps it unless it is an error.
+// end publishes the answer, and keeps it unless it is an error.
 func (s *questions) end(q question, is *computation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +193,7 @@ func (s *questions) enter(is *computation) error {
 	return err
 }
 
-// leave gives the turn to the next one, after the pause.
+// leave ends the turn of a public question, after the pause.
 func (s *questions) leave(is *computation) {
 	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
 }

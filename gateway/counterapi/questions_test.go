@@ -103,7 +103,11 @@ func TestEqualQuestions(t *testing.T) {
 func TestLongAnswersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, points = 64, 1000
-		s, q := newQuestions(), question{of: "likes:1"}
+		s, err := newQuestions()
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := question{of: "likes:1"}
 		long := func(context.Context) (outcome, error) {
 			time.Sleep(takes)
 			return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
@@ -227,7 +231,7 @@ func TestPublicTop(t *testing.T) {
 		}
 		get := func(n int, want string) {
 			t.Helper()
-			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
+			if w := s.do(fmt.Sprint("GET ", topRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
 				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
 			}
 		}

@@ -14,14 +14,14 @@ import (
 	"headcount/presence"
 )
 
-// TopRoot is the path of what gained most.
-const TopRoot = "/api/v1/top"
+// topRoot is the path of top lists.
+const topRoot = "/api/v1/top"
 
-// fewTop is how many counters are computed for whoever asks for so many or fewer, so that these are one question. It costs as
-// much as one.
+// fewTop is how many counters are computed for a list of that length or a shorter one, so that all of these are one
+// question. A list of fewTop costs as much as a list of one.
 const fewTop = 32
 
-// getTop answers which counters of a rule gained most in the time before now.
+// getTop answers with the counters of a rule that gained most lately.
 func (a *API) getTop(c *gin.Context) {
 	const example = "?match=views:*&last=1h&n=10"
 	server, ok := a.server(c)
@@ -80,11 +80,15 @@ func (a *API) getTop(c *gin.Context) {
 		a.unavailable(c, err)
 		return
 	}
-	top := found.top[:min(int(n), len(found.top))]
+	writeTop(c, rule, values.Get("last"), found.top[:min(int(n), len(found.top))])
+}
+
+// writeTop answers with the counters of a rule that gained most in the last time.
+func writeTop(c *gin.Context, rule *counter.Rule, last string, top []counter.Gained) {
 	b := append(make([]byte, 0, 64+64*len(top)), `{"match":`...)
 	b = presence.AppendString(b, rule.Written())
 	b = append(b, `,"last":`...)
-	b = presence.AppendString(b, values.Get("last"))
+	b = presence.AppendString(b, last)
 	b = append(b, `,"top":[`...)
 	for i, g := range top {
 		if i > 0 {

@@ -10,20 +10,28 @@ import (
 
 const (
 	attachBatch = 500             // topics in one call to the store
-	detachBatch = 2 * attachBatch // more than are attached in a turn, so that what is to be detached gets less
-	lingerFor   = 5 * time.Second // a topic that nobody wants is kept this long: reloads come back
-	// A topic is dropped before lingerFor is over when this many others were left
-	// after it.
+	detachBatch = 2 * attachBatch // more than are attached in a turn, so that the topics to detach get fewer
+	lingerFor   = 5 * time.Second // how long a topic is kept that nobody wants: pages are reloaded
+	// maxLingering bounds the topics that nobody wants: the one left longest ago is dropped
+	// early.
 	maxLingering = 10_000
 	verifyPart   = 8 // buckets whose endpoints are verified at a time: a command each
 	verifyLimit  = 2 * time.Second
 )
 
-// keepAttached keeps the store told of the topics that are wanted here, until ctx
-// ends. In a turn it attaches one batch and detaches one, so that neither keeps
-// the other waiting. After a failure new topics wait for the next attempt, which
-// is with one topic: what it asked for has to be detached, whether or not it came
-// to anything, so it must not be much while the store is away.
+// verifier says which endpoints keepAttached verifies next: those in some of the buckets,
+// and after a loss those in all of them until none is missing.
+type verifier struct {
+	next int     // the bucket to begin with
+	used buckets // those that had endpoints of this gateway when they were last counted
+	lost bool    // endpoints were missing at the last look
+}
+
+// keepAttached attaches the topics that are wanted here at the store, and detaches others,
+// until ctx ends. In a turn it attaches one batch and detaches one, so that neither delays
+// the other. After a failure new topics wait for the next attempt, which has one topic only:
+// whatever the store was asked for has to be detached, whether or not it answered, so it
+// must not be much while the store is away.
 func (h *Hub) keepAttached(ctx context.Context) {
 	tick := time.NewTicker(lingerFor / 2)
 	defer tick.Stop()
@@ -41,7 +49,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 		case <-retry.C:
 		case <-tick.C:
 			h.expire()
-			h.look(ctx)
+			h.verify(ctx)
 			if failed > 0 {
 				continue
 			}
@@ -56,18 +64,18 @@ func (h *Hub) keepAttached(ctx context.Context) {
 			}
 			failed++
 			if failed == 1 {
-				h.log.Warn().Err(err).Msg("topics could not be attached; trying again")
+				h.cfg.Log.Warn().Err(err).Msg("topics could not be attached; trying again")
 			}
 			retry.Reset(outage.Pause(failed))
 			continue
 		}
 		if failed > 0 {
-			h.log.Info().Int("attempts", failed).Msg("topics can be attached again")
+			h.cfg.Log.Info().Int("attempts", failed).Msg("topics can be attached again")
 		}
 		failed = 0
 		detached := h.detach(ctx)
 		h.mu.Lock()
-		more := h.fresh.len > 0 || detached && len(h.gone) > 0
+		more := h.backlog.fresh.len > 0 || detached && len(h.backlog.gone) > 0
 		h.mu.Unlock()
 		if more {
 			signal(h.wake)
@@ -75,68 +83,68 @@ func (h *Hub) keepAttached(ctx context.Context) {
 	}
 }
 
-// attachAll has every topic attached and read anew; under mu.
+// attachAll makes every topic be attached and read anew; under mu.
 func (h *Hub) attachAll() {
-	h.era++
+	h.renewed++
 	for _, w := range h.topics {
 		h.renew(w)
 	}
 }
 
-// renew has a topic attached and read anew: at once, or when somebody wants it
-// again; under mu.
+// renew makes a topic be attached and read anew: now, or when somebody wants it again. The
+// caller holds mu.
 func (h *Hub) renew(w *watched) {
-	if w.sourced {
-		return // it is not the store's
+	if w.kind.source != nil {
+		return
 	}
-	w.current = false
+	w.endpoint = min(w.endpoint, outdated)
 	if w.refs > 0 && w.in == nil {
-		h.fresh.push(w)
+		h.backlog.fresh.push(w)
 	}
 }
 
-// look goes through all topics, once: they are many, and most of them have not been
-// touched for long. It verifies the endpoints of some, and has the topics read again
-// whose update is stale, or not known, though the store answers: the word that it is
-// complete again may have been lost, or overtaken by one that it is not.
+// verify looks for endpoints that the store has lost: it may have taken this gateway for
+// dead. A loss is found within eight calls, and within three when the topics are in few
+// buckets.
 //
-// What it verifies are the endpoints in some of the buckets that had any when it
-// looked last, in turn. So a loss is found within eight looks, and within three when
-// the topics are in few buckets.
-func (h *Hub) look(ctx context.Context) {
+// verify goes through all topics once, since they are many and most of them are not in the
+// cache. So it also renews those whose update is stale or not known although the store
+// answers: the update that completes them may have been lost, or overtaken by a stale one.
+func (h *Hub) verify(ctx context.Context) {
 	h.mu.Lock()
-	if h.down {
+	if h.doubts&storeAway != 0 {
 		h.mu.Unlock()
 		return
 	}
-	chosen, next := h.used, h.verified
-	if !h.lost {
-		chosen, next = h.used.some(h.verified)
+	v := &h.verifier
+	chosen, next := v.used, v.next
+	if !v.lost {
+		chosen, next = v.used.some(v.next)
 	}
-	h.used = buckets{}
-	reread := h.fresh.len == 0 // else these come first
+	v.used = buckets{}
+	reread := h.backlog.fresh.len == 0 // otherwise fresh topics come first
 	var topics []presence.Topic
 	for t, w := range h.topics {
-		if w.verifiable() {
-			h.used[w.bucket] = true
+		if w.endpoint >= outdated && w.refs > 0 && w.kind.source == nil {
+			v.used[w.bucket] = true
 			if chosen[w.bucket] {
 				topics = append(topics, t)
 			}
 		}
-		if reread && (w.update.Stale && !h.doubt || !w.known) {
+		if reread && (w.update.Stale && h.doubts == 0 || !w.known) {
 			h.renew(w)
 		}
 	}
 	h.mu.Unlock()
-	if h.verify(ctx, topics) {
-		h.verified = next
+	if h.attachMissing(ctx, topics) {
+		v.next = next
 	}
 }
 
-// buckets is a set of them.
+// buckets is a set of buckets.
 type buckets [presence.DefaultBuckets]bool
 
-// some returns verifyPart of the buckets, from the one at first, and where to go on.
+// some returns verifyPart of the buckets, from first on, and the bucket where to go on.
 func (b *buckets) some(first int) (part buckets, next int) {
 	next = first
 	for n, looked := 0, 0; looked < len(b) && n < verifyPart; looked++ {
@@ -149,19 +157,19 @@ func (b *buckets) some(first int) (part buckets, next int) {
 	return part, next
 }
 
-// verify has every topic attached again when the store lacks one of these: this
-// gateway may have been taken for dead. The goroutine that calls it attaches and
-// detaches, too, so what it takes for attached has to be there. ok is false when the
-// store did not answer; it says so itself.
-func (h *Hub) verify(ctx context.Context, topics []presence.Topic) (ok bool) {
+// attachMissing makes every topic be attached again if the store lacks one of these. Its
+// goroutine is the one that attaches and detaches, so the store should have all of them. ok
+// is false if the store did not answer; the store logs that itself.
+func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
-	missing, err := h.store.Missing(ctx, h.life, topics)
+	missing, err := h.cfg.Store.Missing(ctx, h.cfg.Gateway, topics)
 	if err != nil {
 		return false
 	}
-	if h.lost = len(missing) > 0; h.lost {
-		h.log.Warn().Int("endpoints", len(missing)).Msg("the store lacks endpoints of this gateway; attaching all topics again")
+	h.verifier.lost = len(missing) > 0
+	if h.verifier.lost {
+		h.cfg.Log.Warn().Int("endpoints", len(missing)).Msg("the store lacks endpoints of this gateway; attaching all topics again")
 		h.mu.Lock()
 		h.attachAll()
 		h.mu.Unlock()
@@ -169,37 +177,33 @@ func (h *Hub) verify(ctx context.Context, topics []presence.Topic) (ok bool) {
 	return true
 }
 
-// verifiable reports whether the store should have the endpoint of the topic. The
-// caller holds the hub's lock.
-func (w *watched) verifiable() bool { return w.attached && w.refs > 0 && !w.sourced }
-
-// attach tells the endpoint store of new topics, at most that many, and learns
-// their updates.
-func (h *Hub) attach(ctx context.Context, most int) error {
+// attach attaches fresh topics at the store, at most limit, and reads their updates.
+func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
-	era := h.era
-	batch := make([]*watched, 0, min(h.fresh.len, most))
+	renewed, fresh := h.renewed, &h.backlog.fresh
+	batch := make([]*watched, 0, min(fresh.len, limit))
 	topics := make([]presence.Topic, 0, cap(batch))
 	for len(batch) < cap(batch) {
-		w := h.fresh.first
+		w := fresh.first
 		w.leaveLine()
-		w.asked = true
+		w.endpoint = max(w.endpoint, asked)
 		batch, topics = append(batch, w), append(topics, w.update.Topic)
 	}
 	h.mu.Unlock()
 	if len(batch) == 0 {
 		return nil
 	}
-	updates, err := h.store.Attach(ctx, h.life, topics)
+	updates, err := h.cfg.Store.Attach(ctx, h.cfg.Gateway, topics)
 	h.mu.Lock()
 	for _, w := range batch {
 		switch {
 		case h.topics[w.update.Topic] != w: // it was dropped meanwhile, and is to be detached
 		case err != nil:
 			h.renew(w)
+		case renewed != h.renewed: // all topics were to be attached anew meanwhile
+			w.endpoint = outdated
 		default:
-			w.attached = true
-			w.current = era == h.era
+			w.endpoint = attached
 		}
 	}
 	h.mu.Unlock()
@@ -216,42 +220,43 @@ func (h *Hub) attach(ctx context.Context, most int) error {
 func (h *Hub) expire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Since(h.born)
-	for w := h.lingering.first; w != nil && now-w.left >= lingerFor; w = h.lingering.first {
+	now, lingering := time.Since(h.born), &h.backlog.lingering
+	for w := lingering.first; w != nil && now-w.left >= lingerFor; w = lingering.first {
 		h.drop(w)
 	}
 }
 
-// detach tells the store of topics that were dropped. It reports whether it could;
-// if not, they are told again at the next turn.
+// detach detaches some of the topics that were dropped. If it returns false, the store could
+// not be reached, and the next turn tries again.
 func (h *Hub) detach(ctx context.Context) bool {
 	var topics []presence.Topic
 	h.mu.Lock()
-	for t := range h.gone {
+	gone := h.backlog.gone
+	for t := range gone {
 		if len(topics) == detachBatch {
 			break
 		}
 		topics = append(topics, t)
-		delete(h.gone, t)
+		delete(gone, t)
 	}
 	h.mu.Unlock()
 	if len(topics) == 0 {
 		return true
 	}
-	// This goroutine attaches, too, so a topic wanted again meanwhile is attached
+	// This goroutine also attaches, so a topic that is wanted again meanwhile is attached
 	// after this, never before.
-	err := h.store.Detach(ctx, h.life, topics)
+	err := h.cfg.Store.Detach(ctx, h.cfg.Gateway, topics)
 	if err == nil {
 		return true
 	}
-	h.log.Debug().Err(err).Msg("topics stay attached for now: their updates will come and be ignored")
+	h.cfg.Log.Debug().Err(err).Msg("topics stay attached for now: their updates will come and be ignored")
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
 		if w := h.topics[t]; w != nil {
-			w.asked = true
+			w.endpoint = max(w.endpoint, asked)
 		} else {
-			h.gone[t] = struct{}{}
+			gone[t] = struct{}{}
 		}
 	}
 	return false

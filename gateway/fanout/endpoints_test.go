@@ -97,7 +97,7 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &calls{Store: presencemem.New(presencemem.Config{})}
 		h, err := New(Config{
-			Life: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
+			Gateway: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
 		})
 		if err != nil {
 			t.Fatal(err)

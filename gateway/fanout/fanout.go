@@ -1,12 +1,11 @@
-// Package fanout carries the updates of topics to those who want them. It knows
-// topics, versions and clients that take bytes. It does not know users, pages, or
-// what an update means: an Encoder turns an update into bytes, once for all who
-// get the same ones.
+// Package fanout carries the updates of topics to their subscribers. It knows topics,
+// versions and clients that take bytes. It does not know users, pages, or what an update
+// means: an Encoder turns an update into bytes, once for all clients that get the same.
 //
-// A Hub has the newest update of every topic that somebody here wants, and keeps
-// the store told of these topics. Each client is a Subscriber in one of the hub's
-// shards. A shard delivers: the first change of a topic at once, later ones at
-// most once per interval, always the newest.
+// A Hub has the newest update of every topic that somebody here wants, and attaches these
+// topics at the store. Each client is a Subscriber in one of the hub's shards. A shard
+// delivers a topic's first change at once and later ones at most once per interval, and
+// always the newest.
 package fanout
 
 import (
@@ -19,15 +18,14 @@ import (
 	"headcount/presence"
 )
 
-// Encoder says how the updates of one kind of topic look to a client.
+// Encoder writes the updates of one kind of topic for clients.
 type Encoder interface {
-	// Encode appends an update in a form that the caller of Subscribe named. A
-	// subscriber that has a form with the same shown is not sent this one, unless
-	// shown is 0. Nobody is sent an empty form. It is called under a shard's
-	// lock, once per update and form.
+	// Encode appends an update in a form that the caller of Subscribe named. A subscriber
+	// that was sent a text with the same shown does not get this one, unless shown is 0.
+	// Nobody gets an empty text. Encode is called under a shard's lock, once per update and
+	// form.
 	Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64)
-	// Exact reports whether the version of an update alone says what a client sees
-	// of it.
+	// Exact reports whether the version of an update alone determines what a client sees.
 	Exact(u presence.Update) bool
 }
 
@@ -35,62 +33,60 @@ type Encoder interface {
 // compares forms. 0 is the form of a subscription that names none.
 type Form uint8
 
-// Source has the topics of a kind that the hub's store does not have. It hands updates
-// to Hub.Update, and says itself when they are stale. Its methods are called under
-// the hub's lock, so they wait for nothing and do not call the hub.
+// Source has the topics of a kind that the hub's store does not have. It passes updates
+// to Hub.Update, and marks them as stale itself. The hub calls its methods under its lock,
+// so they must not block and must not call the hub.
 type Source interface {
-	Want(t presence.Topic)   // its updates are wanted from now on
-	Unwant(t presence.Topic) // they are not wanted any more
+	Want(t presence.Topic) // from now on the hub needs the topic's updates
+	Unwant(t presence.Topic)
 }
 
-// Watcher takes the updates of a kind that no client subscribes to. Update is
-// called without the fan-out's locks.
+// Watcher takes the updates of a kind that no client subscribes to. Update is called
+// without the fan-out's locks.
 type Watcher interface {
 	Update(u presence.Update)
 }
 
-// NumberEncoder says how a subscriber's own number looks to its client. It is
-// called under a shard's lock.
+// NumberEncoder writes the number of a subscriber for its client. It is called under a
+// shard's lock.
 type NumberEncoder interface {
 	AppendNumber(b []byte, n int64) []byte
 }
 
-// Sink takes bytes for one client, and never waits for it.
-type Sink interface {
-	// Busy reports whether the client has yet to take what was written last. It is
-	// called under a shard's lock. When that ends, somebody calls Subscriber.Free.
+// Client takes the bytes of one Subscriber. Its methods do not wait for whoever is at the
+// other end. A shard calls Ping, Expire and Close without its lock.
+type Client interface {
+	// Busy reports whether the client has yet to take the last write. It is called under a
+	// shard's lock. When the client has taken the write, Subscriber.Free must be called.
 	Busy() bool
-	// Try writes whole messages; p is not kept. The error is ErrBusy while the
-	// client is busy, and net.ErrClosed when it has ended or is about to. With any
-	// other error the shard closes the sink.
+	// Try writes whole messages, and does not keep p. The error is ErrBusy while the client
+	// is busy, and net.ErrClosed when it has ended or is about to. After any other error the
+	// shard closes the client.
 	Try(p []byte) error
 	Close() error
-}
-
-// Client is who a Subscriber stands for. A shard's sweep calls Ping, Expire and
-// Close, without its lock.
-type Client interface {
-	Sink
-	Ping() (sent bool) // it has been silent; when the ping could not be sent it is asked again soon
-	Expire()           // its time is over
+	// Ping asks a silent client for a sign of life. If it returns false, the ping could not
+	// be sent, and the shard calls Ping again soon.
+	Ping() (sent bool)
+	// Expire says that the client's time is over.
+	Expire()
 }
 
 // ErrBusy says that a client has not taken the last write.
 var ErrBusy = errors.New("the client has not taken what was sent")
 
-// Store is what a hub needs of a store: the topics that a gateway has
-// subscribers for, and their newest updates.
+// Store is the part of a store that a hub uses: the endpoints of a gateway, and the newest
+// updates of topics.
 type Store interface {
-	Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error)
-	Detach(ctx context.Context, life string, topics []presence.Topic) error
-	// Missing returns those of the topics that the store lacks for that life.
-	Missing(ctx context.Context, life string, topics []presence.Topic) ([]presence.Topic, error)
+	Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error)
+	Detach(ctx context.Context, gateway string, topics []presence.Topic) error
+	// Missing returns those of the topics that the gateway is not attached to.
+	Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error)
 	Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error)
 }
 
 // Config tunes a Hub. All of it is required.
 type Config struct {
-	Life     string // of this gateway, "name/incarnation": an endpoint in the store ends with it
+	Gateway  string // this gateway in the store's endpoints, "name/incarnation"
 	Store    Store
 	Numbers  NumberEncoder
 	Shards   int

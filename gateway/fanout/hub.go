@@ -8,60 +8,63 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"github.com/rs/zerolog"
 
 	"headcount/presence"
 )
 
 const (
 	recentReads = 16384       // about 4 MB
-	staleMemory = time.Minute // event streams that come back within this may have been told a stale update
+	staleMemory = time.Minute // an event stream that comes back within this may have been sent a stale update
 )
 
-// Hub knows the newest update of every topic that somebody here wants. Clients are
-// spread over its shards, which deliver; every topic of a client is in its shard.
+// Hub has the newest update of every topic that somebody here wants. Its clients are
+// spread over the shards, which deliver; all topics of a client are in its shard.
 // Any goroutine may call its methods, unless they say otherwise.
 type Hub struct {
-	life    string // this gateway's, in the store
-	store   Store
-	numbers NumberEncoder
-	log     zerolog.Logger
-	shards  []*shard
-	next    atomic.Uint64           // spreads clients over shards
-	wake    chan struct{}           // holds one: Run has something to attach or detach
-	back    chan struct{}           // holds one: the store is back, so Run need not wait to try again
-	kinds   map[presence.Kind]*kind // set before Run, read only
-	born    time.Time               // staled is told by the monotonic clock: the wall clock may be set
-	staled  atomic.Int64            // when an update was last told whose version does not say all, nanoseconds since born; 0: never
+	cfg    Config
+	shards []*shard
+	next   atomic.Uint64           // spreads clients over shards
+	wake   chan struct{}           // holds one: keepAttached has something to attach or detach
+	back   chan struct{}           // holds one: the store is back, so keepAttached need not wait to try again
+	kinds  map[presence.Kind]*kind // set before Run, read only
+	born   time.Time               // times are since then: the monotonic clock, since the wall clock may be set
+	staled atomic.Int64            // when an update was last delivered whose version does not say all, nanoseconds since born; 0: never
 
-	// read is what was last read of topics that nobody here subscribed to, for when
-	// the store is away. It has a lock of its own; beyond recentReads the one read
-	// longest ago is forgotten, and is not known then.
+	// read has what was last read of topics without subscribers, for when the store is
+	// away. It has a lock of its own; beyond recentReads it forgets the one read longest ago.
 	read *lru.Cache[presence.Topic, presence.Update]
 
-	// keepAttached's own. It verifies the endpoints of some buckets at a time, and
-	// after a loss all of them until none is missing.
-	verified int     // the bucket to look at next
-	used     buckets // those that had endpoints of this gateway at the last look
-	lost     bool
+	verifier verifier // keepAttached's own
 
-	mu     sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
-	topics map[presence.Topic]*watched
-	down   bool // the store is known to be away: reading it is of no use
-	doubt  bool // the store may lack users who stay: what it says is told to clients as stale
-	// fresh are the wanted topics to attach, the oldest first. lingering are those
-	// that nobody wants any more and that the store may have, at most
-	// maxLingering: beyond it the one left longest ago is dropped.
-	fresh, lingering line
-	// gone are topics that were dropped, and are to be detached. The store was
-	// asked for each of them, so it grows no faster than topics are attached; the
-	// store is asked to forget as many a turn as it is asked for.
-	gone map[presence.Topic]struct{}
-	era  uint64 // grows when every topic is to be attached anew
+	mu      sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
+	topics  map[presence.Topic]*watched
+	doubts  doubts
+	backlog backlog
+	renewed uint64 // how many times all topics were to be attached anew
 }
 
-// kind is who has the updates of one kind of topic: an encoder or a watcher. With a
-// source, the updates come from there and not from the store.
+// doubts are the reasons why updates of the store may lack something. While there is one,
+// all of them are delivered as stale.
+type doubts uint8
+
+const (
+	storeAway    doubts = 1 << iota // the store cannot be reached
+	usersMissing                    // the store can be reached, but may lack users who stay
+)
+
+// backlog is what keepAttached has to do.
+type backlog struct {
+	fresh line // wanted topics to attach, the oldest first
+	// lingering has the topics that nobody wants any more and that the store may have. Beyond
+	// maxLingering the one left longest ago is dropped.
+	lingering line
+	// gone has topics that were dropped, and are to be detached. The store was asked for each
+	// of them, so it grows no faster than topics are attached; as many are detached in a turn.
+	gone map[presence.Topic]struct{}
+}
+
+// kind says where the updates of one kind of topic come from and go to: from source, or
+// from the store if that is nil; through encoder to clients, or to watcher.
 type kind struct {
 	encoder Encoder
 	watcher Watcher
@@ -75,13 +78,13 @@ func New(cfg Config) (*Hub, error) {
 		return nil, fmt.Errorf("fanout: %w", err)
 	}
 	h := &Hub{
-		life: cfg.Life, store: cfg.Store, numbers: cfg.Numbers, log: cfg.Log, read: read,
-		wake:   make(chan struct{}, 1),
-		born:   time.Now(),
-		back:   make(chan struct{}, 1),
-		gone:   map[presence.Topic]struct{}{},
-		kinds:  map[presence.Kind]*kind{},
-		topics: map[presence.Topic]*watched{},
+		cfg: cfg, read: read,
+		wake:    make(chan struct{}, 1),
+		back:    make(chan struct{}, 1),
+		born:    time.Now(),
+		kinds:   map[presence.Kind]*kind{},
+		topics:  map[presence.Topic]*watched{},
+		backlog: backlog{gone: map[presence.Topic]struct{}{}},
 	}
 	live := liveness{ping: cfg.Ping, pong: cfg.Pong}
 	for range cfg.Shards {
@@ -90,21 +93,13 @@ func New(cfg Config) (*Hub, error) {
 	return h, nil
 }
 
-// Deliver registers a kind whose updates go to subscribers. It is called before
-// anything else, as Watch is.
+// Deliver registers a kind whose updates come from the store and go to subscribers. All
+// kinds are registered before anything else is called.
 func (h *Hub) Deliver(k presence.Kind, e Encoder) { h.kinds[k] = &kind{encoder: e} }
 
 // Supply registers a kind whose updates come from source and go to subscribers.
 func (h *Hub) Supply(k presence.Kind, e Encoder, source Source) {
 	h.kinds[k] = &kind{encoder: e, source: source}
-}
-
-// source is who has the updates of w, or nil when the store has.
-func (h *Hub) source(w *watched) Source {
-	if k := h.kinds[w.update.Kind]; k != nil {
-		return k.source
-	}
-	return nil
 }
 
 // Watch registers a kind whose updates go to w.
@@ -120,7 +115,7 @@ func (h *Hub) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Clients is who is there now.
+// Clients returns all clients that have entered and not left.
 func (h *Hub) Clients() (all []Client) {
 	for _, s := range h.shards {
 		s.mu.Lock()
@@ -151,7 +146,7 @@ func (h *Hub) Wanted() (n int) {
 	return n
 }
 
-// Figures are what has been done so far.
+// Figures counts what the shards have done so far.
 type Figures struct {
 	Delivered int64 // updates written to clients
 	Conflated int64 // updates that a newer one replaced before a client got them
@@ -163,19 +158,16 @@ type Figures struct {
 // Figures returns the sums over all shards.
 func (h *Hub) Figures() (f Figures) {
 	for _, s := range h.shards {
-		f.Delivered += s.delivered.Load()
-		f.Conflated += s.conflated.Load()
-		f.Busy += s.busy.Load()
-		f.Unwritten += s.unwritten.Load()
-		f.Silent += s.silent.Load()
+		f.Delivered += s.figures.delivered.Load()
+		f.Conflated += s.figures.conflated.Load()
+		f.Busy += s.figures.busy.Load()
+		f.Unwritten += s.figures.unwritten.Load()
+		f.Silent += s.figures.silent.Load()
 	}
 	return f
 }
 
-// Delivered is how many updates have been written to clients.
-func (h *Hub) Delivered() int64 { return h.Figures().Delivered }
-
-// Unread is how many of the topics nobody here subscribes to or read lately.
+// Unread returns how many of the topics have no subscribers here and were not read lately.
 func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -187,9 +179,9 @@ func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	return n
 }
 
-// Unheard is how many of the topics are not known here at all: each of them costs
-// the store a call when it is wanted.
-func (h *Hub) Unheard(topics []presence.Topic) (n int) {
+// Unwatched returns how many of the topics the hub does not have: each of them costs the
+// store a call when it is wanted.
+func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
@@ -200,34 +192,41 @@ func (h *Hub) Unheard(topics []presence.Topic) (n int) {
 	return n
 }
 
-// Want adds a shard to those with subscribers for the topic, and returns the
-// Update when it is known. The shard is told of every newer one.
+// Want adds one to those who need the topic's updates, and returns the newest one if it is
+// known. Every newer one goes to all shards, or to the watcher of its kind.
 func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w := h.topics[t]
 	if w == nil {
-		_, asked := h.gone[t]
-		delete(h.gone, t)
-		w = &watched{update: presence.Update{Topic: t}, bucket: uint16(t.Bucket(presence.DefaultBuckets)), asked: asked}
-		h.topics[t] = w
-		if source := h.source(w); source != nil {
-			w.sourced, w.asked, w.attached, w.current = true, true, true, true
-			source.Want(t)
-		}
+		w = h.watch(t)
 	}
 	if w.refs++; w.refs == 1 {
 		w.leaveLine()
-		if !w.current {
-			h.fresh.push(w)
+		if w.endpoint != attached {
+			h.backlog.fresh.push(w)
 			signal(h.wake)
 		}
 	}
 	return w.update, w.known
 }
 
-// Unwant takes back one Want. A topic that the store was never asked for is
-// forgotten at once, others when nobody has wanted them for a while.
+// watch adds a topic; under mu.
+func (h *Hub) watch(t presence.Topic) *watched {
+	w := &watched{update: presence.Update{Topic: t}, kind: h.kinds[t.Kind], bucket: uint16(t.Bucket(presence.DefaultBuckets))}
+	h.topics[t] = w
+	if w.kind.source != nil {
+		w.endpoint = attached
+		w.kind.source.Want(t)
+	} else if _, dropped := h.backlog.gone[t]; dropped {
+		w.endpoint = asked
+		delete(h.backlog.gone, t)
+	}
+	return w
+}
+
+// Unwant takes back one Want. The hub forgets a topic at once that the store was never
+// asked for, and any other when nobody has wanted it for a while.
 func (h *Hub) Unwant(t presence.Topic) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,30 +235,32 @@ func (h *Hub) Unwant(t presence.Topic) {
 		return
 	}
 	w.leaveLine()
-	if !w.asked {
+	if w.endpoint == unasked {
 		delete(h.topics, t)
 		return
 	}
 	w.left = time.Since(h.born)
-	h.lingering.push(w)
-	if h.lingering.len > maxLingering {
-		h.drop(h.lingering.first)
+	lingering := &h.backlog.lingering
+	lingering.push(w)
+	if lingering.len > maxLingering {
+		h.drop(lingering.first)
 		signal(h.wake)
 	}
 }
 
-// drop forgets a topic that nobody wants and that the store may have; under mu.
+// drop forgets a topic that nobody wants and that the store or a source may have; under mu.
 func (h *Hub) drop(w *watched) {
 	w.leaveLine()
-	delete(h.topics, w.update.Topic)
-	if source := h.source(w); source != nil {
-		source.Unwant(w.update.Topic)
+	t := w.update.Topic
+	delete(h.topics, t)
+	if w.kind.source != nil {
+		w.kind.source.Unwant(t)
 		return
 	}
-	if w.known && h.kinds[w.update.Kind].encoder != nil {
-		h.read.Add(w.update.Topic, w.update)
+	if w.known && w.kind.encoder != nil {
+		h.read.Add(t, w.update)
 	}
-	h.gone[w.update.Topic] = struct{}{}
+	h.backlog.gone[t] = struct{}{}
 }
 
 func signal(c chan struct{}) {
@@ -269,57 +270,64 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Update takes an update, from whatever way it came, unless a newer one is known.
-// A stale one may lack something: it only says that the one known is stale, too,
-// unless that came later: then the stale one has been overtaken.
+// Update takes an update, whichever way it came, unless a newer one is known.
 //
-// The first one known is what attaching brought, or newer. Before, whoever sends
-// an update may have heard of the last change long ago, and the topic may have
-// been known to another gateway, or to this one in a former life, with more to it.
+// A stale update may lack something. It only says that the known one is stale too, and not
+// even that if the known one is as new: then the stale one was overtaken.
+//
+// The first known update is what attaching returned, or newer. An update from before may
+// be of long ago: the topic may have changed since at another gateway, or at this one
+// before it was started again.
 func (h *Hub) Update(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]
-	down := w != nil && !w.sourced && (h.down || h.doubt && h.kinds[u.Kind].encoder != nil)
-	switch {
-	case w == nil:
-	case !w.attached:
-		w.hint(u)
-	case !w.known && u.Stale:
-	case !w.known:
-		w.hint(u)
-		w.known = true
-		w.update.Stale = down
-		u = w.update
-		h.mu.Unlock()
-		h.tell(u)
-		return
-	case u.Stale && u.Version != (presence.Version{}) && !u.Newer(w.update):
-	default:
-		if u.Stale {
-			u = w.update
-			u.Stale = true
-		}
-		u.Stale = u.Stale || down // it was on its way when the store went
-		if replaces(&u, &w.update) {
-			w.update = u
-			h.mu.Unlock()
-			h.tell(u)
-			return
-		}
-	}
+	news := w != nil && h.accept(w, &u)
 	h.mu.Unlock()
+	if news {
+		h.publish(w.kind, u)
+	}
 }
 
-// Acknowledged takes an update that did not come from the topic's dispatcher: one that
-// was read for a GET, or the count that came with the acknowledgement of a join, of the
-// last change that the join's partition knows of, however long ago. It says nothing of a
-// topic that is not known yet.
+// accept makes u the newest update of w, and reports whether it is news. Then u is as it is
+// to be delivered. The caller holds mu.
+func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
+	doubtful := h.doubts != 0 && w.kind.source == nil // u was on its way when the doubt arose
+	switch {
+	case w.endpoint < outdated:
+		w.remember(*u)
+		return false
+	case !w.known && u.Stale:
+		return false
+	case !w.known:
+		w.remember(*u)
+		w.known, w.update.Stale = true, doubtful
+		*u = w.update
+		return true
+	case u.Stale && u.Version != (presence.Version{}) && !u.Newer(w.update):
+		return false
+	case u.Stale:
+		*u = w.update
+		u.Stale = true
+	case doubtful:
+		u.Stale = true
+	}
+	if !replaces(u, &w.update) {
+		return false
+	}
+	w.update = *u
+	return true
+}
+
+// Acknowledged takes an update that did not come from the topic's dispatcher: a count that
+// was read for a GET, or that came with the acknowledgement of a join. The latter is of the
+// last change that the join's partition knows of, which may be long ago. So before the
+// topic is known, the hub only remembers it.
 func (h *Hub) Acknowledged(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]
 	known := w != nil && w.known
 	if w != nil && !known {
-		w.hint(u)
+		w.remember(u)
 	}
 	h.mu.Unlock()
 	if known {
@@ -327,23 +335,15 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	}
 }
 
-// hint keeps an update for when the topic is known: then none older is told.
-func (w *watched) hint(u presence.Update) {
-	if !u.Stale && (!w.heard || u.Newer(w.update)) {
-		w.update, w.heard = u, true
-	}
-}
-
-// StaleLately reports whether who was here a moment ago may have been told
-// something stale: its version does not say so.
+// StaleLately reports whether a client that was here a moment ago may have been sent
+// something stale: the version of an update does not say so.
 func (h *Hub) StaleLately() bool {
 	at := h.staled.Load()
 	return at != 0 && time.Since(h.born)-time.Duration(at) < staleMemory
 }
 
-// tell hands an update to those who deliver it, or to the watcher of its kind.
-func (h *Hub) tell(u presence.Update) {
-	k := h.kinds[u.Kind]
+// publish hands an update to the shards, or to the watcher of its kind.
+func (h *Hub) publish(k *kind, u presence.Update) {
 	if k.watcher != nil {
 		k.watcher.Update(u)
 		return
@@ -356,31 +356,31 @@ func (h *Hub) tell(u presence.Update) {
 	}
 }
 
-// replaces reports whether u is to be told to who has old.
+// replaces reports whether somebody who has old is to get u.
 func replaces(u, old *presence.Update) bool {
 	order := u.Version.Compare(old.Version)
 	return order > 0 || order == 0 && u.Stale != old.Stale
 }
 
-// Away marks every update stale, because the store cannot be reached.
-func (h *Hub) Away() { h.suspect(&h.down, func(*kind) bool { return true }) }
+// Away marks every update as stale, because the store cannot be reached.
+func (h *Hub) Away() { h.suspect(storeAway) }
 
-// Back has every topic attached and read anew.
-func (h *Hub) Back() { h.renewAll(&h.down) }
+// Back ends Away: every topic is attached and read anew.
+func (h *Hub) Back() { h.settle(storeAway) }
 
-// Doubt marks every update that clients are told as stale, also those that come, because
-// the store can be reached but may lack users who stay.
-func (h *Hub) Doubt() { h.suspect(&h.doubt, func(k *kind) bool { return k.encoder != nil }) }
+// Doubt marks every update as stale, also those that come, because the store can be
+// reached but may lack users who stay.
+func (h *Hub) Doubt() { h.suspect(usersMissing) }
 
 // Trust ends Doubt: every topic is attached and read anew.
-func (h *Hub) Trust() { h.renewAll(&h.doubt) }
+func (h *Hub) Trust() { h.settle(usersMissing) }
 
-func (h *Hub) suspect(why *bool, concerns func(*kind) bool) {
+func (h *Hub) suspect(why doubts) {
 	h.mu.Lock()
-	*why = true
+	h.doubts |= why
 	var known []presence.Update
 	for t, w := range h.topics {
-		if w.known && !w.update.Stale && !w.sourced && concerns(h.kinds[t.Kind]) {
+		if w.known && !w.update.Stale && w.kind.source == nil {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
 	}
@@ -390,15 +390,15 @@ func (h *Hub) suspect(why *bool, concerns func(*kind) bool) {
 	}
 }
 
-func (h *Hub) renewAll(why *bool) {
+func (h *Hub) settle(why doubts) {
 	h.mu.Lock()
-	*why = false
+	h.doubts &^= why
 	h.attachAll()
 	h.mu.Unlock()
 	signal(h.back)
 }
 
-// Last is the newest update known here of a topic that somebody wants.
+// Last returns the newest update known here of a topic that somebody wants.
 func (h *Hub) Last(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

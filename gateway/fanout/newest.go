@@ -6,14 +6,14 @@ import (
 	"headcount/presence"
 )
 
-// Newest reads the updates of topics, for who does not subscribe: from the
-// store, or while that is away, or has lost what it had, the last one known here,
-// as stale. It is false when one is not known at all.
+// Newest reads the updates of topics for a caller who does not subscribe. They come from
+// the store. While that is away, or has lost what it had, they are the last ones known
+// here, marked as stale. It returns false if one is not known at all.
 func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
 	h.mu.Lock()
-	doubt := h.doubt // for as long as it takes to answer
+	doubtful := h.doubts&usersMissing != 0 // also if the doubt ends meanwhile
 	h.mu.Unlock()
-	updates, err := h.store.Updates(ctx, topics)
+	updates, err := h.cfg.Store.Updates(ctx, topics)
 	if err != nil {
 		updates = make([]presence.Update, len(topics))
 		for i := range updates {
@@ -23,7 +23,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	for i, u := range updates {
 		if !u.Stale {
 			h.read.Add(topics[i], u)
-			h.Acknowledged(u) // else a later answer without the store could be older than this one
+			h.Acknowledged(u) // otherwise a later answer without the store could be older than this one
 		}
 		last, known := h.Last(topics[i])
 		if !known && u.Stale {
@@ -38,7 +38,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 		case known && last.Newer(u):
 			updates[i] = last
 		}
-		updates[i].Stale = updates[i].Stale || doubt
+		updates[i].Stale = updates[i].Stale || doubtful
 	}
 	return updates, true
 }

@@ -2,27 +2,22 @@ package fanout
 
 import "time"
 
-// number is a value of one subscriber alone, such as the sum of what its user has
-// not read. It is delivered with the updates that are due, and as these at most
-// once per interval, the newest. It is no topic, since a topic with one
-// subscriber costs ten times the memory of this.
+// number is a value of one subscriber alone, such as the number of changes that its user
+// has not read. It is delivered like the updates of a topic: the newest, at most once per
+// interval. It is no topic, since a topic with one subscriber takes ten times the memory.
 type number struct {
-	now  int64
-	told int64
-	at   time.Duration // when the client was last told
+	now  int64         // the newest; unsent: there is none yet
+	sent int64         // what the client has; unsent: whatever comes next is sent, at once
+	at   time.Duration // when the client was last sent one
 }
 
-// numberState is apart from number for the sake of Subscriber's size.
-type numberState struct {
-	known  bool
-	again  bool // tell it also when it is what was told: the client asked, or a write was lost
-	queued bool // in shard.numbers
-}
+// unsent stands for no number. Numbers are not negative.
+const unsent = -1
 
-// Told says that the client knows its number already. It is called before Enter.
-func (s *Subscriber) Told(n int64) { s.number, s.numberState.known = number{now: n, told: n}, true }
+// SentUnread notes that the client was sent its number before Enter.
+func (s *Subscriber) SentUnread(n int64) { s.number = number{now: n, sent: n} }
 
-// SendUnread has the client told its number, when it is news or again is set.
+// SendUnread sends the client its number, if it is new to the client or again is set.
 func (s *Subscriber) SendUnread(n int64, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -30,46 +25,42 @@ func (s *Subscriber) SendUnread(n int64, again bool) {
 	if s.index < 0 {
 		return // it has left
 	}
-	st := &s.numberState
-	st.again = st.again || again || !st.known // the first is news, whatever it is
-	s.number.now, st.known = n, true
+	s.number.now = n
+	if again {
+		s.number.sent = unsent
+	}
 	sh.queueNumber(s)
 }
 
 func (s *shard) queueNumber(sub *Subscriber) {
-	v, st := &sub.number, &sub.numberState
-	if st.queued || !st.again && v.now == v.told {
+	if sub.numberQueued || sub.number.now == sub.number.sent {
 		return
 	}
-	st.queued = true
+	sub.numberQueued = true
 	s.numbers = append(s.numbers, sub)
-	s.wakeUp()
+	signal(s.wake)
 }
 
-// offerNumbers adds the numbers that are due to this pass, and returns when the
-// next is, or 0. A client that has not taken its last write is left alone; its
-// number is queued again when it has.
+// offerNumbers adds the numbers that are due to this pass, and returns when the next one
+// is, or 0. A client that has not taken its last write gets none: its number is queued
+// again when it has.
 func (s *shard) offerNumbers(now time.Duration) (next time.Duration) {
 	later := s.numbers[:0]
-	s.numberText = s.numberText[:0]
 	for _, sub := range s.numbers {
-		v, st := &sub.number, &sub.numberState
-		at := v.at + s.interval
-		if sub.index >= 0 && !st.again && v.at != 0 && at > now {
+		n := &sub.number
+		if at := n.at + s.interval; sub.index >= 0 && n.sent != unsent && n.at != 0 && at > now {
 			later = append(later, sub)
-			if next == 0 || at < next {
-				next = at
-			}
+			next = earliest(next, at)
 			continue
 		}
-		st.queued = false
-		if sub.index < 0 || sub.client.Busy() || !st.again && v.now == v.told {
+		sub.numberQueued = false
+		if sub.index < 0 || n.now == n.sent || sub.client.Busy() {
 			continue
 		}
-		v.told, st.again, v.at = v.now, false, now
-		from := len(s.numberText)
-		s.numberText = s.hub.numbers.AppendNumber(s.numberText, v.now)
-		s.chain(sub, s.numberText[from:len(s.numberText):len(s.numberText)])
+		n.sent, n.at = n.now, now
+		from := len(s.pass.numbers)
+		s.pass.numbers = s.hub.cfg.Numbers.AppendNumber(s.pass.numbers, n.now)
+		s.chain(sub, s.pass.numbers[from:len(s.pass.numbers):len(s.pass.numbers)])
 	}
 	clear(s.numbers[len(later):])
 	s.numbers = later

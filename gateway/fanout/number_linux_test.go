@@ -21,7 +21,7 @@ func TestNumber(t *testing.T) {
 			s.deliver()
 			w.expect(t, want...)
 		}
-		w.Told(3)
+		w.SentUnread(3)
 		w.SendUnread(3, false)
 		expect()
 		w.SendUnread(4, false)

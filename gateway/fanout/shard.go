@@ -12,49 +12,57 @@ import (
 	"headcount/presence"
 )
 
-// answersAtOnce is how many answers to its subscribes a subscriber gets in an
-// interval, at once if it asks at once: as many as a connection may have pages.
+// answersAtOnce is how many answers to its subscribes a subscriber gets in an interval. It
+// gets all of them at once if it asks at once: they are as many as the pages of a connection.
 const answersAtOnce = presence.MaxPages
 
 // atOnce is a time on the shard's clock that is always over.
 const atOnce = time.Duration(1)
 
-// shard delivers updates to a part of the subscribers. Its state has one lock,
-// which is never held while something is written; one goroutine, run, writes.
+// shard delivers updates to a part of the subscribers. Its state has one lock, which is
+// never held during a write; only the goroutine of run writes.
 //
-// Conflation: a topic's newest update goes to each subscriber at once if the
-// last one went at least interval ago, else when that has passed. What is
-// newer in the meantime takes its place, so nothing is ever queued.
+// A topic's newest update goes to each subscriber at once if the last one went at least an
+// interval ago, otherwise when that has passed. A newer one takes its place meanwhile, so
+// nothing is ever queued.
 type shard struct {
 	hub      *Hub
 	interval time.Duration // least time between two updates of one topic to one subscriber, when the budget has room
-	quantum  time.Duration // least time between two looks at all subscribers of a topic
+	quantum  time.Duration // least time between two passes through all subscribers of a topic
 	live     liveness
 	start    time.Time
 	wake     chan struct{} // holds one: there is something to deliver
+	figures  figures
 
-	delivered atomic.Int64 // updates written to subscribers
-	conflated atomic.Int64 // updates that a newer one replaced before a subscriber got them
-	busy      atomic.Int64 // writes put off, since the client had not taken the last one
-	unwritten atomic.Int64 // writes to clients that were gone, or that failed
-	silent    atomic.Int64 // clients closed, since they did not answer a ping
-
-	mu      sync.Mutex // guards all below, and what the shard's subscribers say it guards
-	topics  map[presence.Topic]*topic
-	seats   []seat
-	due     []*topic      // topics to look at, each once
-	fresh   []visit       // subscribers to serve at once
-	asking  []*Subscriber // with answers to their subscribes, each once
-	numbers []*Subscriber // to be told their number, each once
+	mu     sync.Mutex // guards all below, and what Subscriber says that it guards
+	topics map[presence.Topic]*topic
+	seats  []seat
+	queues
 
 	// run's own
-	pace   pace
-	pass   uint32
-	swept  time.Duration // the last sweep
-	batch  []delivery
-	joined []byte
+	pace  pace
+	pass  pass
+	swept time.Duration // the last sweep
+}
 
-	numberText []byte // the numbers of one pass
+// figures are Figures of one shard.
+type figures struct{ delivered, conflated, busy, unwritten, silent atomic.Int64 }
+
+// queues say what the next pass has to look at.
+type queues struct {
+	due     []*topic      // topics whose subscribers may be due, each once
+	visits  []visit       // subscribers to serve at once
+	asking  []*Subscriber // those with subscribes to answer, each once
+	numbers []*Subscriber // those whose own number has changed, each once
+}
+
+// pass is what one call of deliver writes.
+type pass struct {
+	id      uint32
+	batch   []delivery // batch[0] stands for none
+	answers int        // deliveries that somebody asked for
+	joined  []byte     // the texts of one client
+	numbers []byte     // the texts of all numbers
 }
 
 // seat is a subscriber's place among the shard's.
@@ -67,15 +75,15 @@ type seat struct {
 type visit struct {
 	sub    *Subscriber
 	topic  *topic
-	missed bool // it was busy when others were served; else it has come
+	missed bool // it was busy or paused when others were served; otherwise it has come
 }
 
-// delivery is what one client gets in one pass; more chains further topics.
+// delivery is a text for one client; more chains further texts for the same client.
 type delivery struct {
 	sub     *Subscriber
 	bytes   []byte
 	more    int32 // index of the next delivery to the same client; 0: none
-	chained bool  // not the first of its client
+	chained bool  // not the first one of its client
 }
 
 // newShard returns a shard that may make budget deliveries a second.
@@ -92,18 +100,19 @@ func newShard(h *Hub, interval time.Duration, budget float64, live liveness) *sh
 	}
 }
 
-// now is the shard's clock. It begins at an interval, so that nothing seems to
-// have been sent just before.
+// now returns the time on the shard's clock. It begins at an interval, so that nothing
+// seems to have been sent just before.
 func (s *shard) now() time.Duration { return time.Since(s.start) + s.interval }
 
-func (s *shard) wakeUp() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
+// earliest returns the earlier of two times, of which 0 means never.
+func earliest(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
 	}
+	return a
 }
 
-// subscribe is the subscriber's place of the topic, made when there is none.
+// subscribe returns the subscriber's place of the topic, made when there is none.
 func (s *shard) subscribe(sub *Subscriber, name presence.Topic) *place {
 	if p := sub.place(name); p != nil {
 		return p
@@ -117,7 +126,7 @@ func (s *shard) subscribe(sub *Subscriber, name presence.Topic) *place {
 		}
 	}
 	sub.places = append(sub.places, place{topic: t, index: int32(len(t.subs))})
-	t.subs = append(t.subs, subscription{sub: sub, ready: true})
+	t.subs = append(t.subs, subscription{sub: sub})
 	return &sub.places[len(sub.places)-1]
 }
 
@@ -140,15 +149,15 @@ func (s *shard) unsubscribe(sub *Subscriber, place int) {
 	}
 }
 
-// renew has the subscriber sent the topic's update, also when it has it: at once, or
-// an interval after the last one.
+// renew answers a subscribe: the subscriber gets the topic's update, also if it has it, at
+// once or an interval after the last one.
 func (s *shard) renew(sub *Subscriber, p *place) {
 	x := &p.topic.subs[p.index]
 	x.gen, x.shown = 0, 0
-	if !x.ready {
+	if x.state == held {
 		return
 	}
-	x.asked = true
+	x.state = asking
 	switch {
 	case sub.answerAt == 0:
 		s.asking = append(s.asking, sub)
@@ -156,21 +165,21 @@ func (s *shard) renew(sub *Subscriber, p *place) {
 	case x.at == 0:
 		sub.answerAt = atOnce
 	}
-	s.wakeUp()
+	signal(s.wake)
 }
 
 // ready ends a hold.
 func (s *shard) ready(sub *Subscriber, p *place) {
-	p.since = 0
-	p.topic.subs[p.index].ready = true
+	p.heldAt = 0
+	p.topic.subs[p.index].state = following
 	s.visit(sub, p.topic, false)
 }
 
-// visit has the subscriber served with the topic's update at once; also when it
-// has it, if its subscription says nothing of what it is shown.
+// visit serves the subscriber with the topic's update at once, also if it has it, unless
+// its subscription says what it is shown.
 func (s *shard) visit(sub *Subscriber, t *topic, missed bool) {
-	s.fresh = append(s.fresh, visit{sub, t, missed})
-	s.wakeUp()
+	s.visits = append(s.visits, visit{sub, t, missed})
+	signal(s.wake)
 }
 
 // update takes a newer update of a topic.
@@ -188,18 +197,16 @@ func (s *shard) update(u presence.Update) {
 	s.look(t, max(s.now(), t.scanned+s.quantum))
 }
 
-// look has all subscribers of t looked at.
+// look makes a pass go through all subscribers of t.
 func (s *shard) look(t *topic, at time.Duration) {
-	if t.queued {
-		t.at = min(t.at, at)
-	} else {
-		t.queued, t.at = true, at
+	if t.lookAt == 0 {
 		s.due = append(s.due, t)
 	}
-	s.wakeUp()
+	t.lookAt = earliest(t.lookAt, at)
+	signal(s.wake)
 }
 
-// run delivers and keeps an eye on silent connections until ctx ends.
+// run delivers, and pings silent clients, until ctx ends.
 func (s *shard) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -221,90 +228,88 @@ func (s *shard) run(ctx context.Context) {
 	}
 }
 
-// deliver is one pass: it collects what is due under the lock and writes it
-// without. It returns when the next pass is due, or 0.
+// deliver is one pass: it collects under the lock what is due, and writes it without. It
+// returns when the next pass is due, or 0.
 func (s *shard) deliver() (next time.Duration) {
 	s.mu.Lock()
 	now := s.now()
-	s.pass++
-	s.batch = append(s.batch[:0], delivery{}) // index 0 stands for none
-	answers := 0                              // of the batch
-	for _, v := range s.fresh {
-		if p := v.sub.at(v.topic); p != nil {
-			if sub := &p.topic.subs[p.index]; sub.at != now { // else it was asked for twice
-				before := len(s.batch)
-				s.offer(p.topic, sub, now)
-				if !v.missed {
-					answers += len(s.batch) - before
-				}
-			}
-		}
-	}
-	clear(s.fresh)
-	s.fresh = s.fresh[:0]
-	before := len(s.batch)
-	next = s.answerAll(now)
-	answers += len(s.batch) - before
-	later := s.due[:0]
-	for _, t := range s.due {
-		if t.at > now {
-			later = append(later, t)
-		} else if t.at = s.scan(t, now); t.at != 0 {
-			later = append(later, t)
-		} else {
-			t.queued = false
+	next = s.collect(now)
+	s.mu.Unlock()
+	s.write()
+	written := len(s.pass.batch) - 1
+	s.figures.delivered.Add(int64(written))
+	// Answers have a bound of their own. If they counted here, a client that asks often
+	// would slow down the pages of others.
+	s.pace.spend(written-s.pass.answers, now)
+	clear(s.pass.batch)
+	return next
+}
+
+// collect fills the pass with what is due, and returns when more will be, or 0.
+func (s *shard) collect(now time.Duration) (next time.Duration) {
+	s.pass.id++
+	s.pass.batch = append(s.pass.batch[:0], delivery{})
+	s.pass.answers, s.pass.numbers = 0, s.pass.numbers[:0]
+	for _, v := range s.visits {
+		p := v.sub.at(v.topic)
+		if p == nil || p.topic.subs[p.index].at == now { // it has left, or was visited twice
 			continue
 		}
-		if next == 0 || t.at < next {
-			next = t.at
+		if n := s.offer(p.topic, &p.topic.subs[p.index], now); !v.missed {
+			s.pass.answers += n
+		}
+	}
+	clear(s.visits)
+	s.visits = s.visits[:0]
+	next = s.answerAll(now)
+	later := s.due[:0]
+	for _, t := range s.due {
+		if t.lookAt <= now {
+			t.lookAt = s.scan(t, now)
+		}
+		if t.lookAt != 0 {
+			later = append(later, t)
+			next = earliest(next, t.lookAt)
 		}
 	}
 	clear(s.due[len(later):])
 	s.due = later
-	if at := s.offerNumbers(now); next == 0 || at != 0 && at < next {
-		next = at
-	}
-	s.mu.Unlock()
+	return earliest(next, s.offerNumbers(now))
+}
 
-	for i := 1; i < len(s.batch); i++ {
-		d := &s.batch[i]
+// write writes the pass, one write for each client.
+func (s *shard) write() {
+	batch := s.pass.batch
+	for i := 1; i < len(batch); i++ {
+		d := &batch[i]
 		if d.chained {
 			continue
 		}
 		bytes := d.bytes
 		if d.more != 0 {
-			s.joined = append(s.joined[:0], bytes...)
-			for j := d.more; j != 0; j = s.batch[j].more {
-				s.joined = append(s.joined, s.batch[j].bytes...)
+			s.pass.joined = append(s.pass.joined[:0], bytes...)
+			for j := d.more; j != 0; j = batch[j].more {
+				s.pass.joined = append(s.pass.joined, batch[j].bytes...)
 			}
-			bytes = s.joined
+			bytes = s.pass.joined
 		}
 		if err := d.sub.client.Try(bytes); err != nil {
 			s.undelivered(d.sub, err)
 		}
 	}
-	s.delivered.Add(int64(len(s.batch) - 1))
-	// Answers are bounded by themselves. If they counted here, who asks often would
-	// slow down the pages of others.
-	s.pace.spend(len(s.batch)-1-answers, now)
-	clear(s.batch)
-	return next
 }
 
-// answerAll answers the subscribes that may be answered now, and returns when the
-// next may be, or 0.
+// answerAll answers the subscribes that may be answered now, and returns when the next one
+// may be, or 0.
 func (s *shard) answerAll(now time.Duration) (next time.Duration) {
 	later := s.asking[:0]
 	for _, sub := range s.asking {
 		if sub.answerAt <= now {
 			sub.answerAt = s.answer(sub, now)
 		}
-		if sub.answerAt == 0 {
-			continue
-		}
-		later = append(later, sub)
-		if next == 0 || sub.answerAt < next {
-			next = sub.answerAt
+		if sub.answerAt != 0 {
+			later = append(later, sub)
+			next = earliest(next, sub.answerAt)
 		}
 	}
 	clear(s.asking[len(later):])
@@ -312,36 +317,34 @@ func (s *shard) answerAll(now time.Duration) (next time.Duration) {
 	return next
 }
 
-// answer answers subscribes of one subscriber: each topic at most once per
-// interval, and answersAtOnce in all, since a topic that was left and is wanted
-// again has no past. It returns when to go on, or 0 when all are answered.
+// answer answers subscribes of one subscriber: each topic at most once per interval, and
+// answersAtOnce in all, since a topic that was left and is wanted again has no past. It
+// returns when to go on, or 0 when all are answered.
 func (s *shard) answer(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
 	sub.answered = max(sub.answered, now-s.interval)
 	for i := range sub.places {
 		t := sub.places[i].topic
 		x := &t.subs[sub.places[i].index]
-		if !x.asked {
+		if x.state != asking {
 			continue
 		}
 		at := x.at + s.interval
 		switch {
-		case x.gen != 0: // it was told since it asked
-			x.asked = false
+		case x.gen != 0: // it was sent an update since it asked
+			x.state = following
 			continue
 		case x.at == 0 || at <= now:
 			if sub.answered+step <= now {
-				x.asked = false
-				before := len(s.batch)
-				s.offer(t, x, now)
-				sub.answered += step * time.Duration(len(s.batch)-before)
+				x.state = following
+				n := s.offer(t, x, now)
+				s.pass.answers += n
+				sub.answered += step * time.Duration(n)
 				continue
 			}
-			at = sub.answered + s.interval // not one by one
+			at = sub.answered + s.interval // several at a time, not one by one
 		}
-		if again == 0 || at < again {
-			again = at
-		}
+		again = earliest(again, at)
 	}
 	if again != 0 {
 		again = max(again, now+s.quantum)
@@ -349,20 +352,18 @@ func (s *shard) answer(sub *Subscriber, now time.Duration) (again time.Duration)
 	return again
 }
 
-// scan offers t's update to all subscribers that do not have it, and returns
-// when to look again, or 0 when all have been served or cannot be now.
+// scan offers t's update to all subscribers that do not have it, and returns when to scan
+// again, or 0 when all were served or cannot be now.
 func (s *shard) scan(t *topic, now time.Duration) (again time.Duration) {
 	t.scanned = now
 	interval := s.pace.interval(len(t.subs))
 	for i := range t.subs {
 		sub := &t.subs[i]
-		if sub.gen == t.gen || !sub.ready {
+		if sub.gen == t.gen || sub.state == held {
 			continue
 		}
 		if at := sub.at + interval; sub.at != 0 && at > now {
-			if again == 0 || at < again {
-				again = at
-			}
+			again = earliest(again, at)
 			continue
 		}
 		s.offer(t, sub, now)
@@ -373,46 +374,48 @@ func (s *shard) scan(t *topic, now time.Duration) (again time.Duration) {
 	return again
 }
 
-// offer adds t's update to what the subscriber gets in this pass, unless it
-// would see no difference. One that has not taken its last write is left
-// alone; it is served when it has. So is one that is paused.
-func (s *shard) offer(t *topic, sub *subscription, now time.Duration) {
-	if t.gen == 0 || !sub.ready || sub.sub.paused || sub.sub.client.Busy() {
-		return
+// offer adds t's update to the pass unless the subscriber would see no difference, and
+// returns how many deliveries that is. It skips a client that has not taken its last write,
+// which is served when it has, and one that is paused.
+func (s *shard) offer(t *topic, sub *subscription, now time.Duration) (deliveries int) {
+	if t.gen == 0 || sub.state == held || sub.sub.paused || sub.sub.client.Busy() {
+		return 0
 	}
 	x := t.text(sub.form)
 	if sub.gen != 0 {
-		s.conflated.Add(int64(t.gen - sub.gen - 1))
+		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
 	}
 	sub.gen = t.gen
 	if sub.shown != 0 && sub.shown == x.shown || len(x.bytes) == 0 {
-		return
+		return 0
 	}
 	sub.at, sub.shown = now, x.shown
 	s.chain(sub.sub, x.bytes)
+	return 1
 }
 
-// chain adds bytes to what the client gets in this pass.
+// chain adds a text for the client to the pass.
 func (s *shard) chain(sub *Subscriber, bytes []byte) {
-	d := delivery{sub: sub, bytes: bytes, chained: sub.pass == s.pass}
-	if i := int32(len(s.batch)); d.chained {
-		s.batch[sub.tail].more, sub.tail = i, i
+	p := &s.pass
+	d := delivery{sub: sub, bytes: bytes, chained: sub.pass == p.id}
+	if i := int32(len(p.batch)); d.chained {
+		p.batch[sub.tail].more, sub.tail = i, i
 	} else {
-		sub.pass, sub.tail = s.pass, i
+		sub.pass, sub.tail = p.id, i
 	}
-	s.batch = append(s.batch, d)
+	p.batch = append(p.batch, d)
 }
 
-// undelivered deals with a write that was not even begun.
+// undelivered handles a write that was not even begun.
 func (s *shard) undelivered(sub *Subscriber, err error) {
 	if !errors.Is(err, ErrBusy) {
-		s.unwritten.Add(1)
+		s.figures.unwritten.Add(1)
 		if !errors.Is(err, net.ErrClosed) {
-			_ = sub.client.Close() // which has it leave
+			_ = sub.client.Close() // the client then leaves
 		}
 		return
 	}
-	s.busy.Add(1)
+	s.figures.busy.Add(1)
 	s.mu.Lock()
 	sub.missed = true
 	s.mu.Unlock()

@@ -573,7 +573,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				}
 				if leave { // its topics are new to the shard: only answers are counted here
 					for _, topic := range s.due {
-						topic.queued = false
+						topic.lookAt = 0
 					}
 					s.due = s.due[:0]
 				}
@@ -586,8 +586,8 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 			if s.pace.stretch != 0 || s.pace.load > 1 {
 				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f", leave, s.pace.stretch, s.pace.load)
 			}
-			if len(s.fresh) > 0 || len(s.asking) > 1 {
-				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.fresh), len(s.asking))
+			if len(s.visits) > 0 || len(s.asking) > 1 {
+				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.visits), len(s.asking))
 			}
 		})
 	}

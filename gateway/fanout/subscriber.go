@@ -8,11 +8,11 @@ import (
 	"headcount/presence"
 )
 
-// Hold keeps a topic's update back for these times at most: one that says that it is stale, and any other, which
-// does not say that it lacks the user who waits. A join takes as long as that when a node has just died.
+// How long Hold keeps a topic's update back at most. A client may get a stale update earlier, since that does not
+// claim to include the user who waits. A join takes longer than a second when a node has just died.
 const (
-	holdPatience = time.Second
-	holdLonger   = 5 * time.Second
+	holdStale = time.Second
+	holdFresh = 5 * time.Second
 )
 
 // Subscriber is a client in the fan-out. The client's struct embeds it; after
@@ -28,39 +28,41 @@ type Subscriber struct {
 	places  []place
 	number  number
 
-	answerAt time.Duration // it is in shard.asking, and answered then at the earliest; 0: it is not there
-	answered time.Duration // the answers that it got are paid for until then
+	answerAt time.Duration // when its next subscribe is answered; 0: it is not in shard.asking
+	answered time.Duration // its budget for answers is used up until then, see answer
 
-	// What a delivery looks at is together at the end, and before what the embedding
-	// struct has next: that should be what Busy reads.
+	// What a delivery looks at is together at the end. So the embedding struct should
+	// continue with what Busy reads.
 	client Client // set by Prepare
 	pass   uint32 // the last pass that had something for it
 	tail   int32  // the last delivery in that pass
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
-	paused bool   // it is sent no topics, see Pause
-	numberState
+	paused bool   // no topics are sent to it, see Pause
+
+	numberQueued bool // it is in shard.numbers
 }
 
 // place is one topic of a subscriber.
 type place struct {
-	topic *topic
-	index int32         // in topic.subs
-	since time.Duration // held since; 0: not held
+	topic  *topic
+	index  int32         // in topic.subs
+	heldAt time.Duration // when the hold began; 0: the subscription is not held
 }
 
-// Prepare finds a shard for the subscriber, so that it has a clock. Nothing is
-// delivered before Enter. The client's time is over after lasts; 0: never.
+// Prepare gives the subscriber a shard, and so a clock. Nothing is delivered before Enter.
+// The client's time is over after lasts; 0: never.
 func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	s.shard = h.shards[h.next.Add(1)%uint64(len(h.shards))]
 	s.client = c
+	s.number = number{now: unsent, sent: unsent}
 	if lasts != 0 {
 		s.expires = max(s.Now()+lasts, 1)
 	}
 	s.Heard()
 }
 
-// Now is the subscriber's clock.
+// Now returns the time on the subscriber's clock.
 func (s *Subscriber) Now() time.Duration { return s.shard.now() }
 
 // Heard notes a sign of life.
@@ -68,7 +70,7 @@ func (s *Subscriber) Heard() { s.heard.Store(int64(s.Now())) }
 
 func (s *Subscriber) lastHeard() time.Duration { return time.Duration(s.heard.Load()) }
 
-// Enter makes the subscriber one of its shard's.
+// Enter adds the subscriber to its shard.
 func (s *Subscriber) Enter() {
 	sh := s.shard
 	sh.mu.Lock()
@@ -77,7 +79,7 @@ func (s *Subscriber) Enter() {
 	sh.seats = append(sh.seats, seat{sub: s})
 }
 
-// Leave takes the subscriber out, with all its topics.
+// Leave removes the subscriber with all its topics.
 func (s *Subscriber) Leave() {
 	sh := s.shard
 	sh.mu.Lock()
@@ -94,8 +96,8 @@ func (s *Subscriber) Leave() {
 	s.index = -1
 }
 
-// Subscribe has the newest updates of topics sent in a form: at once, also when
-// the client has them, and from then on.
+// Subscribe sends the newest updates of topics in a form: at once, also if the client has
+// them, and whenever they change.
 func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -109,7 +111,7 @@ func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	}
 }
 
-// Renew is Subscribe to one topic in the form that it has, or 0.
+// Renew is Subscribe for one topic, in the form that its subscription has, or 0.
 func (s *Subscriber) Renew(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -117,36 +119,35 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh.renew(s, sh.subscribe(s, t))
 }
 
-// Hold is Renew, but nothing of the topic is sent until Ready, or until
-// holdPatience has passed, holdLonger if the update is not stale.
+// Hold is Renew, but nothing of the topic is sent until Ready, or until the hold has lasted
+// too long: holdStale for an update that is stale, holdFresh for any other.
 func (s *Subscriber) Hold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.subscribe(s, t)
-	p.since = sh.now()
-	p.topic.subs[p.index].ready = false
+	p.heldAt = sh.now()
+	p.topic.subs[p.index].state = held
 	sh.renew(s, p)
 	seat := &sh.seats[s.index]
-	seat.look = min(seat.look, p.since+holdPatience)
+	seat.look = min(seat.look, p.heldAt+holdStale)
 }
 
-// Ready ends Hold, if it lasts. The update is one that the hub had before.
+// Ready ends a Hold. The client gets the update that the hub has now, or a newer one.
 func (s *Subscriber) Ready(t presence.Topic) {
-	// Whoever brought the hub its newest update may still be on the way to the
-	// shard with it.
+	// Another goroutine may have given the hub its newest update, and not yet the shard.
 	last, known := s.shard.hub.Last(t)
 	if known {
 		s.shard.update(last)
 	}
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
-	if p := s.place(t); p != nil && p.since != 0 {
+	if p := s.place(t); p != nil && p.heldAt != 0 {
 		s.shard.ready(s, p)
 	}
 }
 
-// Has reports whether the subscriber was sent an update of the topic since it last asked for it.
+// Has reports whether an update of the topic was sent to the subscriber since it last asked for one.
 func (s *Subscriber) Has(t presence.Topic) bool {
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
@@ -154,8 +155,8 @@ func (s *Subscriber) Has(t presence.Topic) bool {
 	return p != nil && p.topic.subs[p.index].gen != 0
 }
 
-// Reform has a topic sent in that form from now on, if there is a subscription. When
-// again is set, the client is sent it also if it has the newest update in another form.
+// Reform sends a topic in another form from now on, if there is a subscription. If again is
+// set, the client gets the newest update in that form even if it has it in another one.
 func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -174,8 +175,8 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	}
 }
 
-// Resume subscribes to a topic of which the client has the update that an Encoder
-// would call shown: it is sent another one.
+// Resume subscribes to a topic for a client that has the update for which an Encoder returns
+// shown: it gets only another one.
 func (s *Subscriber) Resume(t presence.Topic, form Form, shown uint64) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -198,7 +199,7 @@ func (s *Subscriber) Unsubscribe(t presence.Topic) {
 	}
 }
 
-// Free has a client that was busy served with what it missed.
+// Free serves a client that was busy with what it missed.
 func (s *Subscriber) Free() {
 	sh := s.shard
 	sh.mu.Lock()
@@ -209,19 +210,19 @@ func (s *Subscriber) Free() {
 		if s.missed {
 			sub.shown = 0
 		}
-		if sub.ready && (s.missed || sub.gen != p.topic.gen) {
+		if sub.state != held && (s.missed || sub.gen != p.topic.gen) {
 			sh.visit(s, p.topic, true)
 		}
 	}
-	if s.numberState.known {
-		s.numberState.again = s.numberState.again || s.missed
-		sh.queueNumber(s)
+	if s.missed {
+		s.number.sent = unsent
 	}
+	sh.queueNumber(s)
 	s.missed = false
 }
 
-// Pause has no topic sent to the subscriber, or, unless on, all of which there is news that it was not sent, at once. Its
-// number is sent all the while.
+// Pause stops the updates of topics to the subscriber, or, unless on, sends it at once all that have changed
+// meanwhile. Its number is sent all the while.
 func (s *Subscriber) Pause(on bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -234,13 +235,13 @@ func (s *Subscriber) Pause(on bool) {
 	}
 	for i := range s.places {
 		p := &s.places[i]
-		if sub := &p.topic.subs[p.index]; sub.ready && sub.gen != p.topic.gen {
+		if sub := &p.topic.subs[p.index]; sub.state != held && sub.gen != p.topic.gen {
 			sh.visit(s, p.topic, true)
 		}
 	}
 }
 
-// place is the subscriber's place of the topic, or nil.
+// place returns the subscriber's place of the topic, or nil.
 func (s *Subscriber) place(name presence.Topic) *place {
 	for i := range s.places {
 		if s.places[i].topic.name == name {
@@ -250,7 +251,7 @@ func (s *Subscriber) place(name presence.Topic) *place {
 	return nil
 }
 
-// at is place of a topic that the shard has.
+// at is place for a topic of the shard.
 func (s *Subscriber) at(t *topic) *place {
 	for i := range s.places {
 		if s.places[i].topic == t {

@@ -1,6 +1,9 @@
 package fanout
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // liveness says when a silent client is dead.
 type liveness struct {
@@ -12,8 +15,8 @@ func (l liveness) tick() time.Duration {
 	return max(min(time.Second, min(l.ping, l.pong)/8), 5*time.Millisecond)
 }
 
-// verdict is what is to be done about a client last heard at heard, to
-// which a ping was sent at pinged (0: none is unanswered).
+// verdict decides about a client whose last sign of life was at heard and whose last ping
+// was sent at pinged (0: every ping was answered).
 func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	switch {
 	case pinged != 0 && heard < pinged:
@@ -23,7 +26,7 @@ func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	}
 }
 
-// next is when verdict may say something else, unless the client is heard.
+// next returns when verdict may decide differently, unless the client gives a sign of life.
 func (l liveness) next(heard, pinged time.Duration) time.Duration {
 	if pinged != 0 && heard < pinged {
 		return pinged + l.pong
@@ -31,10 +34,10 @@ func (l liveness) next(heard, pinged time.Duration) time.Duration {
 	return max(heard, pinged) + l.ping
 }
 
-// sweep pings the clients that have been silent, closes those that do not answer,
-// and tells those whose time is over.
+// sweep pings the clients that have been silent, closes those that do not answer, and calls
+// Expire of those whose time is over.
 func (s *shard) sweep() {
-	type task struct { // without a closure: pings are most of what an idle gateway does
+	type task struct { // not a closure: pings are most of what an idle gateway does
 		sub *Subscriber
 		do  func(s *shard, sub *Subscriber, at time.Duration)
 	}
@@ -46,7 +49,7 @@ func (s *shard) sweep() {
 	for i := range s.seats {
 		seat := &s.seats[i]
 		if now < seat.look && !suspended {
-			continue // without touching the subscriber, which is not in the cache
+			continue // without reading the subscriber, which is not in the cache
 		}
 		sub := seat.sub
 		if suspended && sub.lastHeard() < sub.pinged {
@@ -55,7 +58,7 @@ func (s *shard) sweep() {
 		ping, dead := s.live.verdict(now, sub.lastHeard(), sub.pinged)
 		switch {
 		case dead:
-			s.silent.Add(1)
+			s.figures.silent.Add(1)
 			tasks = append(tasks, task{sub, (*shard).close})
 		case sub.expires != 0 && now >= sub.expires:
 			sub.expires = 0 // once is enough
@@ -68,22 +71,7 @@ func (s *shard) sweep() {
 		if sub.expires != 0 {
 			seat.look = min(seat.look, sub.expires)
 		}
-		for i := range sub.places {
-			p := &sub.places[i]
-			if p.since == 0 {
-				continue
-			}
-			held := now - p.since
-			stale := p.topic.gen != 0 && p.topic.update.Stale
-			switch {
-			case held < holdPatience:
-				seat.look = min(seat.look, p.since+holdPatience)
-			case !stale && held < holdLonger:
-				seat.look = min(seat.look, now+holdPatience) // it may be stale by then
-			default:
-				s.ready(sub, p)
-			}
-		}
+		seat.look = min(seat.look, s.endHolds(sub, now))
 	}
 	s.mu.Unlock()
 	for _, t := range tasks {
@@ -91,8 +79,31 @@ func (s *shard) sweep() {
 	}
 }
 
-// ping pings a client, which the sweep at that time has noted. One that could not
-// be sent the ping owes no answer, and the next sweep tries again.
+// endHolds ends the subscriber's holds that have lasted too long, and returns when to look
+// at it again at the latest.
+func (s *shard) endHolds(sub *Subscriber, now time.Duration) (look time.Duration) {
+	look = math.MaxInt64
+	for i := range sub.places {
+		p := &sub.places[i]
+		if p.heldAt == 0 {
+			continue
+		}
+		lasts := now - p.heldAt
+		stale := p.topic.gen != 0 && p.topic.update.Stale
+		switch {
+		case lasts < holdStale:
+			look = min(look, p.heldAt+holdStale)
+		case !stale && lasts < holdFresh:
+			look = min(look, now+holdStale) // it may be stale by then
+		default:
+			s.ready(sub, p)
+		}
+	}
+	return look
+}
+
+// ping pings a client that the sweep at that time chose. If the ping could not be sent, the
+// client need not answer, and the next sweep tries again.
 func (s *shard) ping(sub *Subscriber, at time.Duration) {
 	if sub.client.Ping() {
 		return
@@ -105,5 +116,5 @@ func (s *shard) ping(sub *Subscriber, at time.Duration) {
 	}
 }
 
-func (s *shard) close(sub *Subscriber, _ time.Duration)  { _ = sub.client.Close() } // which has it leave
+func (s *shard) close(sub *Subscriber, _ time.Duration)  { _ = sub.client.Close() } // the client then leaves
 func (s *shard) expire(sub *Subscriber, _ time.Duration) { sub.client.Expire() }

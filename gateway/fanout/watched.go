@@ -9,29 +9,45 @@ import (
 // watched is a topic that a shard has subscribers for, or had a moment ago. The
 // hub's lock guards it.
 type watched struct {
-	update   presence.Update // its Topic is set from the beginning
-	heard    bool            // update is one that was heard of
-	known    bool            // update may be told; until then it is the newest heard of, if any
-	asked    bool            // the store was asked to attach it, and may have it
-	attached bool
-	current  bool          // attached and read since everything was last to be attached anew
-	sourced  bool          // its kind has a Source: it is not the store's
+	update   presence.Update // the newest received; its Topic is always set
+	known    bool            // update may be delivered; it may not before the topic is attached
+	endpoint endpoint
+	kind     *kind
 	bucket   uint16        // among presence.DefaultBuckets
 	refs     int32         // shards with subscribers, and watchers
-	left     time.Duration // when refs fell to 0, since the hub's birth
+	left     time.Duration // when refs fell to 0, since Hub.born
 
-	in         *line // the one it stands in; nil: none
+	in         *line // the line it stands in; nil: none
 	prev, next *watched
 }
 
-// line is topics in the order in which they came. A topic stands in one line at most,
-// and leaves it at no cost, wherever it stands.
+// endpoint says how far the store is with the endpoint of a topic. A topic whose kind has
+// a Source needs none, and counts as attached from the beginning.
+type endpoint uint8
+
+const (
+	unasked  endpoint = iota // the store was never asked for it, so there is nothing to detach
+	asked                    // the store was asked, and may have it
+	outdated                 // the store has attached it, but it has to be attached and read again
+	attached                 // the store has attached it, and its updates come
+)
+
+// remember keeps the newest update until the topic is attached, so that no older one is
+// delivered then.
+func (w *watched) remember(u presence.Update) {
+	if !u.Stale && !w.update.Newer(u) {
+		w.update = u
+	}
+}
+
+// line is topics in the order in which they came. A topic stands in one line at most, and
+// can leave it from any place at the same cost.
 type line struct {
 	first, last *watched
 	len         int
 }
 
-// push has w stand at the end; it stands nowhere yet.
+// push adds w, which stands in no line, at the end.
 func (l *line) push(w *watched) {
 	w.in, w.prev = l, l.last
 	if l.last == nil {
@@ -43,7 +59,7 @@ func (l *line) push(w *watched) {
 	l.len++
 }
 
-// leaveLine takes w out of the line that it stands in, if it does.
+// leaveLine takes w out of its line, if it stands in one.
 func (w *watched) leaveLine() {
 	l := w.in
 	if l == nil {

@@ -5,8 +5,8 @@ import (
 	"net/http"
 )
 
-// MaxIdempotencyKey is the longest Idempotency-Key, in bytes.
-const MaxIdempotencyKey = 255
+// maxIdempotencyKey is the longest Idempotency-Key, in bytes.
+const maxIdempotencyKey = 255
 
 const idempotencyHeader = "Idempotency-Key"
 
@@ -17,8 +17,8 @@ func IdempotencyKey(r *http.Request) (key, problem string) {
 	switch {
 	case len(keys) == 0:
 		return "", ""
-	case len(keys) > 1 || keys[0] == "" || len(keys[0]) > MaxIdempotencyKey:
-		return "", fmt.Sprintf("An %s is one value of 1 to %d bytes; correct it, or leave it out.", idempotencyHeader, MaxIdempotencyKey)
+	case len(keys) > 1 || keys[0] == "" || len(keys[0]) > maxIdempotencyKey:
+		return "", fmt.Sprintf("An %s is one value of 1 to %d bytes; correct it, or leave it out.", idempotencyHeader, maxIdempotencyKey)
 	}
 	return keys[0], ""
 }

@@ -32,12 +32,12 @@ const (
 	Header = "Headcount-Id"
 )
 
-// Bounds of what a request may present. A token beyond maxToken or MaxUser is bad.
+// Bounds of what a request may present. A token beyond maxToken or maxUser is bad.
 // Only the first maxIDs ids of the right shape are verified, so a request full of
 // forged ids costs no more than a few hashes.
 const (
 	maxToken = 8 << 10 // bytes of a token
-	MaxUser  = 256     // bytes of a token's sub
+	maxUser  = 256     // bytes of a token's sub
 	maxIDs   = 8       // signed ids tried in one request
 )
 
@@ -147,9 +147,9 @@ func (ids *Identities) Close() {
 	}
 }
 
-// TokensRequired reports whether users must have tokens. If not, every user is
+// tokensRequired reports whether users must have tokens. If not, every user is
 // anonymous.
-func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
+func (ids *Identities) tokensRequired() bool { return len(ids.methods) > 0 }
 
 // Identify finds out who sent r to a site. query says whether the URL's parameters id
 // and token count; they do for WebSocket and SSE. An error wraps ErrNoToken,
@@ -161,7 +161,7 @@ func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
 // of their visitors, cannot act as these visitors on another site, and two sites cannot tell
 // that they have the same visitor. A token is valid on every site.
 func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
-	if !ids.TokensRequired() {
+	if !ids.tokensRequired() {
 		return ids.anonymous(r, site, query), nil
 	}
 	id, err := ids.fromRequest(r, query)
@@ -183,7 +183,7 @@ func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error
 // CheckToken is Identify for public resources: it returns an error for a bad token,
 // and none for a request without a token in its header. It issues no id.
 func (ids *Identities) CheckToken(r *http.Request) error {
-	if !ids.TokensRequired() {
+	if !ids.tokensRequired() {
 		return nil
 	}
 	if _, err := ids.fromRequest(r, false); err != nil && !errors.Is(err, ErrNoToken) {

@@ -299,7 +299,7 @@ func signRaw(secret, header, payload string) string {
 func TestTokens(t *testing.T) {
 	now := time.Unix(1_900_000_000, 500_000_000)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Now: func() time.Time { return now }})
-	if !ids.TokensRequired() {
+	if !ids.tokensRequired() {
 		t.Fatal("a secret requires tokens")
 	}
 	const hs = `{"alg":"HS256","typ":"JWT"}`
@@ -562,7 +562,7 @@ func FuzzToken(f *testing.F) {
 			return
 		}
 		var claims map[string]any
-		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" || len(id.User) > MaxUser {
+		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" || len(id.User) > maxUser {
 			t.Fatalf("%+v from %q", id, payload)
 		}
 		if !id.Expires.IsZero() && !now.Before(id.Expires) {

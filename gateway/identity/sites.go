@@ -23,8 +23,8 @@ const (
 	sameOrigin = "same-origin"
 )
 
-// ErrSite is in every error about a request that names no site of the server.
-var ErrSite = errors.New("unknown site")
+// errSite is in every error about a request that names no site of the server.
+var errSite = errors.New("unknown site")
 
 // Sites are the sites of one server. They never change, so any goroutine may use them.
 type Sites struct{ list []Site }
@@ -114,7 +114,7 @@ func (s *Sites) Origins() []string {
 // Of returns the site of a request: the one that has the request's Origin; else the one that
 // the request names; else, if a page of the server's own origin sent it, the one that has this
 // origin; else the first. (A browser sends no Origin when a page reads from its own.) secure
-// says whether the client speaks TLS. The error wraps ErrSite.
+// says whether the client speaks TLS. The error wraps errSite.
 func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	named, err := s.named(r)
 	if err != nil {
@@ -179,9 +179,9 @@ func (s *Sites) named(r *http.Request) (site *Site, err error) {
 		switch {
 		case i < 0:
 			err = fmt.Errorf("%w: there is no site %s; name one of --site in the header %s, or as ?site=name",
-				ErrSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
+				errSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
 		case site != nil && site != &s.list[i]:
-			err = fmt.Errorf("%w: the request names two sites; name one", ErrSite)
+			err = fmt.Errorf("%w: the request names two sites; name one", errSite)
 		default:
 			site = &s.list[i]
 		}

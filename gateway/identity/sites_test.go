@@ -67,7 +67,7 @@ func TestSiteOfARequest(t *testing.T) {
 		}
 		site, err := sites.Of(r, false)
 		switch {
-		case tc.want == "" && !errors.Is(err, ErrSite), tc.want != "" && (err != nil || site.Name() != tc.want):
+		case tc.want == "" && !errors.Is(err, errSite), tc.want != "" && (err != nil || site.Name() != tc.want):
 			t.Errorf("%s: %q, %v, want %q", name, site.Name(), err, tc.want)
 		}
 	}

@@ -171,7 +171,7 @@ func subject(claims jwt.MapClaims) (string, error) {
 	switch {
 	case !ok || sub == "":
 		return "", badToken("it has no sub, or one that is not text")
-	case len(sub) > MaxUser:
+	case len(sub) > maxUser:
 		return "", badToken("its sub is too long")
 	case !isPlain(sub):
 		return "", badToken("its sub is not plain text")
@@ -182,8 +182,8 @@ func subject(claims jwt.MapClaims) (string, error) {
 // CheckUser returns an error if id cannot be a user id. It allows every value that
 // a token's sub may have.
 func CheckUser(id string) error {
-	if id == "" || len(id) > MaxUser || !utf8.ValidString(id) || !isPlain(id) {
-		return fmt.Errorf("a user id is 1 to %d bytes of plain text", MaxUser)
+	if id == "" || len(id) > maxUser || !utf8.ValidString(id) || !isPlain(id) {
+		return fmt.Errorf("a user id is 1 to %d bytes of plain text", maxUser)
 	}
 	return nil
 }

@@ -226,7 +226,7 @@ func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 	return f.sum, f.known
 }
 
-// Add makes c one of the user's connections, for which Sums calls c.Tell.
+// Add makes c one of the user's connections, for which Sums calls c.SendUnread.
 func (s *Sums) Add(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

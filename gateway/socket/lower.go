@@ -7,21 +7,21 @@ import (
 	"os"
 )
 
-// Lower is the connection below a *tls.Conn. At first it is the connection itself. A Wire
-// that uses the *tls.Conn takes the Lower over: then neither reads nor writes wait, so
+// lowerConn is the connection below a *tls.Conn. At first it is the connection itself. A Wire
+// that uses the *tls.Conn takes the lowerConn over: then neither reads nor writes wait, so
 // TLS needs no goroutine either. The Wire's lock is held during every call of the
 // *tls.Conn, so records leave in the order in which they were sealed.
-type Lower struct {
+type lowerConn struct {
 	net.Conn
 	wire *Wire // nil: the HTTP server still has the connection
 }
 
 // NetConn is the connection itself.
-func (l *Lower) NetConn() net.Conn { return l.Conn }
+func (l *lowerConn) NetConn() net.Conn { return l.Conn }
 
 // Read reads what the socket has. crypto/tls keeps a part of a record and goes on after
 // an error that is temporary, as that of a deadline is.
-func (l *Lower) Read(p []byte) (int, error) {
+func (l *lowerConn) Read(p []byte) (int, error) {
 	if l.wire == nil {
 		return l.Conn.Read(p)
 	}
@@ -32,7 +32,7 @@ func (l *Lower) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (l *Lower) Write(p []byte) (int, error) {
+func (l *lowerConn) Write(p []byte) (int, error) {
 	if l.wire == nil {
 		return l.Conn.Write(p)
 	}
@@ -42,19 +42,19 @@ func (l *Lower) Write(p []byte) (int, error) {
 // Listener prepares the connections that it accepts for TLS.
 type Listener struct{ net.Listener }
 
-// Accept returns the next connection as a *Lower.
+// Accept returns the next connection as a *lowerConn.
 func (l Listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &Lower{Conn: c}, nil
+	return &lowerConn{Conn: c}, nil
 }
 
 // unseal takes the connection below TLS over, if calls that do not wait are possible
 // there. Otherwise the Wire treats c as it treats any connection without such calls.
 func (w *Wire) unseal(c *tls.Conn) {
-	lower, ok := c.NetConn().(*Lower)
+	lower, ok := c.NetConn().(*lowerConn)
 	if !ok {
 		return
 	}

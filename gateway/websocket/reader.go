@@ -6,14 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-const (
-	// MaxMessage is the longest message that is read, in bytes over all its fragments.
-	MaxMessage = 4096
-	// MaxFrame is the length in bytes of the longest frame that Next reads.
-	MaxFrame = maxHead + MaxMessage
-
-	maxHead = 14
-)
+// MaxMessage is the longest message that is read, in bytes over all its fragments.
+const MaxMessage = 4096
 
 // Error is a client's violation of the protocol, or of the bound on messages. The
 // caller must close the connection with its code.
@@ -26,16 +20,16 @@ func (e *Error) Error() string { return "websocket: " + e.Reason }
 
 // Errors of Reader.Next.
 var (
-	ErrReserved   = &Error{StatusProtocolError, "reserved bits are set"}
-	ErrUnmasked   = &Error{StatusProtocolError, "a client's frame is not masked"}
-	ErrOpcode     = &Error{StatusProtocolError, "the opcode is unknown"}
-	ErrControl    = &Error{StatusProtocolError, "a control frame is fragmented or over 125 bytes"}
-	ErrFragment   = &Error{StatusProtocolError, "a fragment is out of place"}
-	ErrLength     = &Error{StatusProtocolError, "the length has its highest bit set"}
-	ErrCloseCode  = &Error{StatusProtocolError, "the close frame has no valid code"}
-	ErrCloseText  = &Error{StatusInvalidPayload, "the reason of the close frame is invalid UTF-8"}
-	ErrText       = &Error{StatusInvalidPayload, "invalid UTF-8"}
-	ErrMessageBig = &Error{StatusTooBig, "message over 4096 bytes"}
+	errReserved   = &Error{StatusProtocolError, "reserved bits are set"}
+	errUnmasked   = &Error{StatusProtocolError, "a client's frame is not masked"}
+	errOpcode     = &Error{StatusProtocolError, "the opcode is unknown"}
+	errControl    = &Error{StatusProtocolError, "a control frame is fragmented or over 125 bytes"}
+	errFragment   = &Error{StatusProtocolError, "a fragment is out of place"}
+	errLength     = &Error{StatusProtocolError, "the length has its highest bit set"}
+	errCloseCode  = &Error{StatusProtocolError, "the close frame has no valid code"}
+	errCloseText  = &Error{StatusInvalidPayload, "the reason of the close frame is invalid UTF-8"}
+	errText       = &Error{StatusInvalidPayload, "invalid UTF-8"}
+	errMessageBig = &Error{StatusTooBig, "message over 4096 bytes"}
 )
 
 // Frame is a control frame, a whole message, or a fragment of a message.
@@ -126,11 +120,11 @@ func (r *Reader) Next(data []byte) (f Frame, n int, err *Error) {
 	}
 	switch {
 	case data[0]&0x08 != 0 && h.payload > maxControl:
-		return r.fail(ErrControl)
+		return r.fail(errControl)
 	case h.payload>>63 != 0:
-		return r.fail(ErrLength)
+		return r.fail(errLength)
 	case h.payload > MaxMessage-uint64(before):
-		return r.fail(ErrMessageBig)
+		return r.fail(errMessageBig)
 	}
 	n = h.size + int(h.payload)
 	if len(data) < n {
@@ -149,17 +143,17 @@ func (r *Reader) check(first, second byte) *Error {
 	control := first&0x08 != 0
 	switch {
 	case first&0x70 != 0:
-		return ErrReserved
+		return errReserved
 	case first&0x0f > Pong&0x0f || !control && first&0x0f > Binary&0x0f:
-		return ErrOpcode
+		return errOpcode
 	case second&0x80 == 0:
-		return ErrUnmasked
+		return errUnmasked
 	case control:
 		if first&0x80 == 0 {
-			return ErrControl
+			return errControl
 		}
 	case (first&0x0f == 0) != (r.parts != nil):
-		return ErrFragment
+		return errFragment
 	}
 	return nil
 }
@@ -193,7 +187,7 @@ func (r *Reader) take(first byte, payload []byte) (Frame, *Error) {
 // message checks a whole message.
 func message(f Frame) (Frame, *Error) {
 	if f.Kind == Text && !utf8.Valid(f.Payload) {
-		return Frame{}, ErrText
+		return Frame{}, errText
 	}
 	return f, nil
 }
@@ -205,17 +199,17 @@ func checkClose(payload []byte) *Error {
 		return nil
 	}
 	if len(payload) == 1 {
-		return ErrCloseCode
+		return errCloseCode
 	}
 	switch code := binary.BigEndian.Uint16(payload); {
 	case code == 1004 || code == 1005 || code == 1006: // 1004 is reserved; 1005 and 1006 must never be sent
-		return ErrCloseCode
+		return errCloseCode
 	case 1000 <= code && code <= 1014, 3000 <= code && code <= 4999:
 	default:
-		return ErrCloseCode
+		return errCloseCode
 	}
 	if !utf8.Valid(payload[2:]) {
-		return ErrCloseText
+		return errCloseText
 	}
 	return nil
 }

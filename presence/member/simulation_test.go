@@ -729,11 +729,14 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	must(err)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: presencemem.New(presencemem.Config{}),
-		Cluster:           p,
-		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
-		UpdateInterval:    250 * time.Millisecond, WriteTimeout: 5 * time.Second, MaxConnections: 100_000,
-		LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
-		Identities: simIdentities(), Proxies: proxies, API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: log,
+		Cluster: p,
+		Times: gateway.Times{
+			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,
+			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+		},
+		Limits: gateway.Limits{MaxConnections: 100_000},
+		Access: gateway.Access{Identities: simIdentities(), Proxies: proxies},
+		API:    api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: log,
 	})
 	must(err)
 	return gw
