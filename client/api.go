@@ -251,6 +251,7 @@ func (a *API) Change(ctx context.Context, changes ...Change) ([]Counter, error) 
 
 type reasoned struct {
 	Delta  int64  `json:"delta,omitempty"`
+	Value  *int64 `json:"value,omitempty"`
 	Reason string `json:"reason"`
 	By     string `json:"by"`
 }
@@ -258,6 +259,11 @@ type reasoned struct {
 // Adjust corrects a counter by delta, and notes why and by whom in its ledger.
 func (a *API) Adjust(ctx context.Context, key string, delta int64, reason, by string) (Counter, error) {
 	return a.counter(ctx, http.MethodPost, key, "/adjust", reasoned{Delta: delta, Reason: reason, By: by})
+}
+
+// Set gives an exact counter a value, and notes why and by whom in its ledger.
+func (a *API) Set(ctx context.Context, key string, value int64, reason, by string) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/set", reasoned{Value: &value, Reason: reason, By: by})
 }
 
 // Reset sets a counter to 0, and notes why and by whom in its ledger.

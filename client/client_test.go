@@ -323,6 +323,10 @@ func TestCalls(t *testing.T) {
 			return c[0].Value, err
 		}, `POST /api/v1/counters {"changes":[{"key":"n/1","delta":-1}]}`, "5"},
 		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Set(ctx, "n/1", 0, "r", "b")
+			return c.Value, err
+		}, `POST /api/v1/counters/n%2F1/set {"value":0,"reason":"r","by":"b"}`, "5"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
 			c, err := a.Reset(ctx, "n/1", "r", "b")
 			return c.Value, err
 		}, `POST /api/v1/counters/n%2F1/reset {"reason":"r","by":"b"}`, "5"},

@@ -64,12 +64,18 @@ func ParseOpenStep(body []byte, key string, rule *Rule) (Change, error) {
 func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Add, Delta: 1}
 	if len(bytes.TrimSpace(body)) > 0 {
-		err := parseObject(body, "delta and dimensions", func(r *reader, name string) (err error) {
-			switch name {
-			case "delta":
+		members := "delta and dimensions"
+		if rule.Kind == Exact {
+			members = "delta, reason and by"
+		}
+		err := parseObject(body, members, func(r *reader, name string) (err error) {
+			switch {
+			case name == "delta":
 				c.Delta, err = integerIn(r, 1, MaxDelta)
-			case "dimensions":
+			case name == "dimensions":
 				c.Dimensions, err = dimensions(r, names)
+			case rule.Kind == Exact:
+				err = c.why(r, name)
 			default:
 				err = errUnknown
 			}
@@ -233,6 +239,24 @@ func ParseAdjust(body []byte, key string, rule *Rule) (Change, error) {
 	return c.whole(err)
 }
 
+// ParseSet reads the body of a set: {"value":…,"reason":…,"by":…}, all required.
+func ParseSet(body []byte, key string, rule *Rule) (Change, error) {
+	c := Change{Key: key, Rule: rule, Verb: Set}
+	given := false
+	err := parseObject(body, "value, reason and by", func(r *reader, name string) (err error) {
+		if name != "value" {
+			return c.why(r, name)
+		}
+		given = true
+		c.Delta, err = r.integer()
+		return err
+	})
+	if err == nil && !given {
+		err = fmt.Errorf("%w: value: it is missing; send a whole number", ErrBody)
+	}
+	return c.whole(err)
+}
+
 func (c *Change) why(r *reader, name string) (err error) {
 	switch name {
 	case "reason":
@@ -358,9 +382,11 @@ func (e Entry) AppendJSON(b []byte) []byte {
 		b = append(b, n.name...)
 		b = strconv.AppendInt(b, n.value, 10)
 	}
-	if e.Op == LedgerAdjust || e.Op == LedgerReset {
+	if e.Reason != "" {
 		b = append(b, `,"reason":`...)
 		b = appendText(b, e.Reason)
+	}
+	if e.By != "" {
 		b = append(b, `,"by":`...)
 		b = appendText(b, e.By)
 	}

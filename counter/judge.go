@@ -119,6 +119,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			enter(step, s, c, before, now)
 			step.Changed(c.Key, nil, nil, false)
 			return nil
+		case Set:
+			return set(step, s, c, now)
 		case Reset:
 			return reset(step, s, c, now)
 		case Edit:
@@ -157,6 +159,28 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
+	return nil
+}
+
+// set moves an exact counter to a value. One that has it already is not changed, and that is not in the ledger.
+func set(step Step, s *State, c *Change, now time.Time) error {
+	if kind := kindFor(s, c); kind != Exact {
+		return unsupported(c.Key, s.Value, kind, "only an exact counter is set")
+	}
+	by := *c
+	var over bool
+	if by.Delta, over = minus(c.Delta, s.Value); over {
+		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, s.Value)}
+	}
+	if by.Delta == 0 {
+		return nil
+	}
+	before := s.Value
+	if err := add(s, &by, step.Deleted(), now); err != nil {
+		return err
+	}
+	enter(step, s, &by, before, now)
+	step.Changed(c.Key, nil, nil, false)
 	return nil
 }
 
@@ -244,12 +268,21 @@ func plus(a, b int64) (sum int64, over bool) {
 	return sum, (a >= 0) == (b >= 0) && (sum >= 0) != (a >= 0)
 }
 
+// minus is a - b, and whether that leaves 64 bits.
+func minus(a, b int64) (difference int64, over bool) {
+	u, _ := bits.Sub64(uint64(a), uint64(b), 0)
+	difference = int64(u)
+	return difference, (a >= 0) != (b >= 0) && (difference >= 0) != (a >= 0)
+}
+
 // enter writes the ledger of what add did.
 func enter(step Step, s *State, c *Change, before int64, now time.Time) {
-	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta}
+	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta, Reason: c.Reason, By: c.By}
 	switch {
 	case c.Verb == Adjust:
-		e.Op, e.Reason, e.By = LedgerAdjust, c.Reason, c.By
+		e.Op = LedgerAdjust
+	case c.Verb == Set:
+		e.Op = LedgerSet
 	case s.Kind != Exact:
 		return
 	case c.Delta > 0:

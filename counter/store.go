@@ -35,6 +35,7 @@ const (
 	Edit   Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
 	Delete Verb = 5 // the counter, its members, registers and ledger are gone
 	Divide Verb = 6 // a step of a hot Sum to its parts or back: Spread; for stores in Redis alone
+	Set    Verb = 7 // an Exact to Delta, within its bounds, with Reason and By
 )
 
 // Change is one change of one counter.
@@ -42,14 +43,14 @@ type Change struct {
 	Key  string
 	Rule *Rule // the first that fits Key; it gives a new counter its kind, and an Exact its bounds
 	Verb Verb
-	// Delta is not 0. That of Add is at most MaxDelta either way, but when Merged.
+	// Delta is not 0, but for Set, of which it is the value. That of Add is at most MaxDelta either way, but when Merged.
 	Delta int64
 	// Merged is how many changes the Combiner made one of: 0 or 1 for none. It
 	// merges what rules call Sum. A store refuses, with ErrKind, a merged change of
 	// a counter that was made as another kind; the Combiner makes them one by one.
 	Merged      int
-	Join, Leave []string // distinct, at most MaxMembers together
-	Reason, By  string
+	Join, Leave []string    // distinct, at most MaxMembers together
+	Reason, By  string      // of Add to an Exact optional
 	Dimensions  []Dimension // of Add to a Sum; of distinct names, which the rule has
 	Spread      *SpreadStep // of Divide
 }
@@ -153,7 +154,7 @@ func (op *Op) Check() error {
 			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
 		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
 			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
-		case c.Verb < Add || c.Verb > Divide, (c.Verb == Divide) != (c.Spread != nil):
+		case c.Verb < Add || c.Verb > Set, (c.Verb == Divide) != (c.Spread != nil):
 			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
 		}
 	}
@@ -209,9 +210,10 @@ const (
 	LedgerDecrement LedgerOp = 2 // Add downwards
 	LedgerAdjust    LedgerOp = 3
 	LedgerReset     LedgerOp = 4
+	LedgerSet       LedgerOp = 5
 )
 
-var ledgerNames = [...]string{LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset"}
+var ledgerNames = [...]string{LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset", LedgerSet: "set"}
 
 // String is the outside name.
 func (o LedgerOp) String() string {

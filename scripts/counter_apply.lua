@@ -91,7 +91,7 @@ local readers = {
     c.parts = list() -- value, sequence, value, sequence …
   end,
 }
-readers.adjust = readers.add
+readers.adjust, readers.set = readers.add, readers.add
 
 while ARGV[at] do
   local op, n = {id = KEYS[tonumber(ARGV[at])], home = buckets[tonumber(ARGV[at + 1])], asked = ARGV[at + 2] == '1', changes = {}}, tonumber(ARGV[at + 3])
@@ -356,10 +356,10 @@ local function add(changes)
   end
   for _, c in ipairs(changes) do
     local s = states[c.key]
-    if c.verb == 'adjust' or s.kind == 'exact' then
+    if c.verb ~= 'add' or s.kind == 'exact' then
       local last = s.value
       s.value = c.after -- of the entry: the changes after it are in s already
-      enter(s, c, c.verb == 'adjust' and 'adjust' or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
+      enter(s, c, c.verb ~= 'add' and c.verb or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
       s.value = last
     end
     if c.verb == 'add' then
@@ -583,6 +583,15 @@ local change, keepSets
 local function make(op)
   local c = op.changes[1]
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
+  if c.verb == 'set' then
+    local s = states[c.key]
+    if (s.kind or c.rule.kind) ~= 'exact' then return refuse(s, c, 'kind', 'exact') end
+    local delta = minus(c.delta, s.value)
+    if not delta then return refuse(s, c, 'overflow', 'far') end
+    if delta == '0' then return nil end
+    c.delta = delta
+    return add(op.changes)
+  end
   if not change then change, keepSets = others() end
   return change(c)
 end

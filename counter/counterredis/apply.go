@@ -16,7 +16,7 @@ import (
 	"headcount/scripts"
 )
 
-var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide"}
+var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide", counter.Set: "set"}
 
 // group is the operations that one run of counter_apply.lua makes.
 type group struct {
@@ -63,7 +63,7 @@ func (g *group) add(at int, op *counter.Op, left *Unapplied) {
 func (g *group) change(c *counter.Change, b int, looked bool) {
 	g.args = append(g.args, verbs[c.Verb], c.Key, g.names.bucket(b), g.rule(c.Rule), flag(looked))
 	switch c.Verb {
-	case counter.Add, counter.Adjust:
+	case counter.Add, counter.Adjust, counter.Set:
 		g.args = append(g.args, c.Delta, flag(c.Merged > 1), c.Reason, c.By, 2*len(c.Dimensions))
 		for _, d := range c.Dimensions {
 			g.args = append(g.args, d.Name, d.Value)
@@ -320,13 +320,17 @@ func refused(op *counter.Op, text string) error {
 		out.Is, out.Text = counter.ErrBound, "its "+why+" is "+detail
 	case "overflow":
 		out.Is, out.Text = counter.ErrOverflow, fmt.Sprintf("%d and %d", out.Value, c.Delta)
-		if detail == "opposite" {
+		switch detail {
+		case "far":
+			out.Text = fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, out.Value)
+		case "opposite":
 			out.Text = "the least number has no opposite; adjust it by 1 first"
 		}
 	default:
 		words := map[string]string{
 			"number":  "only a sum or an exact counter is moved by numbers",
 			"merged":  "its changes are made one by one",
+			"exact":   "only an exact counter is set",
 			"unique":  "it does not know its members, they are only added",
 			"members": "only a counter of kind members or unique has members",
 		}[detail]

@@ -276,7 +276,7 @@ func parseSeen(reply any) ([]counter.Gain, error) {
 }
 
 var ledgerOps = map[string]counter.LedgerOp{
-	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset,
+	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset, "set": counter.LedgerSet,
 }
 
 // parseEntry reads what counter_apply.lua appends.

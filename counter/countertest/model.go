@@ -120,6 +120,22 @@ func (m truth) change(c counter.Change) error {
 		case t.kind == counter.Exact:
 			enter("decrement")
 		}
+	case counter.Set:
+		to := big.NewInt(c.Delta)
+		by := new(big.Int).Sub(to, t.value)
+		switch {
+		case t.kind != counter.Exact:
+			return counter.ErrKind
+		case !by.IsInt64():
+			return counter.ErrOverflow
+		case by.Sign() < 0 && c.Rule.Floor != nil && c.Delta < *c.Rule.Floor,
+			by.Sign() > 0 && c.Rule.Ceiling != nil && c.Delta > *c.Rule.Ceiling:
+			return counter.ErrBound
+		case by.Sign() != 0:
+			t.value.Set(to)
+			t.changes++
+			enter("set")
+		}
 	case counter.Reset:
 		if !new(big.Int).Neg(t.value).IsInt64() { // no entry can say what it took
 			return counter.ErrOverflow
@@ -234,7 +250,7 @@ func model(t *testing.T, i Instance) {
 				return c
 			}
 			var o counter.Op
-			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "reset", "delete"}).Draw(rt, "verb") {
+			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "set", "reset", "delete"}).Draw(rt, "verb") {
 			case "add":
 				o = op(adds(key()))
 			case "batch":
@@ -245,6 +261,10 @@ func model(t *testing.T, i Instance) {
 			case "adjust":
 				key := key()
 				o = op(adjust(ruleOf(key), key, rapid.Int64().Filter(func(n int64) bool { return n != 0 }).Draw(rt, "delta")))
+			case "set":
+				key := key()
+				value := rapid.OneOf(rapid.Int64Range(-9, 9), rapid.Int64()).Draw(rt, "value")
+				o = op(counter.Change{Key: key, Rule: ruleOf(key), Verb: counter.Set, Delta: value, Reason: "counted", By: "ops"})
 			case "reset":
 				key := key()
 				o = op(reset(ruleOf(key), key))

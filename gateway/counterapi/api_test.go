@@ -206,6 +206,13 @@ func TestNumbers(t *testing.T) {
 	s.want("POST /stock:1/increment", `{"delta":10}`, 200, one("stock:1", "exact", 10, "1"))
 	s.want("POST /stock:1/decrement", `{"delta":3}`, 200, one("stock:1", "exact", 7, "2"))
 	s.want("GET /stock:1/ledger?after=1", "", 200, `{"entries":[{"seq":2,"op":"decrement","delta":-3,"before":10,"after":7}]}`)
+	s.want("POST /stock:1/set", `{"value":42,"reason":"counted","by":"ops"}`, 200, one("stock:1", "exact", 42, "3"))
+	s.want("POST /stock:1/set", `{"value":42,"reason":"again","by":"ops"}`, 200, one("stock:1", "exact", 42, "3"))
+	s.want("POST /stock:1/increment", `{"reason":"found","by":"ann"}`, 200, one("stock:1", "exact", 43, "4"))
+	s.want("POST /stock:1/decrement", `{"by":"bob"}`, 200, one("stock:1", "exact", 42, "5"))
+	s.want("GET /stock:1/ledger?after=2", "", 200, `{"entries":[{"seq":3,"op":"set","delta":35,"before":7,"after":42,"reason":"counted","by":"ops"},`+
+		`{"seq":4,"op":"increment","delta":1,"before":42,"after":43,"reason":"found","by":"ann"},{"seq":5,"op":"decrement","delta":-1,"before":43,"after":42,"by":"bob"}]}`)
+	s.want("POST /stock:9/set", `{"value":0,"reason":"counted","by":"ops"}`, 200, one("stock:9", "exact", 0, "0"))
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("GET /stock:1", "", 200, one("stock:1", "exact", 0, "0"))
@@ -559,6 +566,13 @@ func TestProblems(t *testing.T) {
 		{"POST /views:1/adjust", `{"delta":0,"reason":"r","by":"b"}`, []string{key}, 400, "missing or 0"},
 		{"POST /views:1/adjust", `{"delta":9223372036854775808,"reason":"r","by":"b"}`, []string{key}, 400, "64 bits"},
 		{"POST /views:1/adjust", `{"delta":1,"by":"b"}`, []string{key}, 400, "reason"},
+		{"POST /stock:1/set", `{"reason":"r","by":"b"}`, []string{key}, 400, "value: it is missing"},
+		{"POST /stock:1/set", `{"value":1,"reason":"r"}`, []string{key}, 400, "by: it is missing"},
+		{"POST /stock:1/set", `{"value":1.5,"reason":"r","by":"b"}`, []string{key}, 400, "whole number"},
+		{"POST /stock:1/set", `{"value":1,"reason":"r","by":"b"}`, nil, 403, "not public"},
+		{"POST /views:1/increment", `{"reason":"r"}`, []string{key}, 400, `"reason" is unknown; the body has delta and dimensions`},
+		{"POST /stock:1/increment", `{"x":"r"}`, []string{key}, 400, `"x" is unknown; the body has delta, reason and by`},
+		{"POST /stock:1/increment", `{"reason":""}`, []string{key}, 400, "1 to 200"},
 		{"POST /views:1/reset", `{"reason":"r"}`, []string{key}, 400, "by: it is missing"},
 		{"POST /views:1/reset", `{"reason":"` + strings.Repeat("r", 201) + `","by":"b"}`, []string{key}, 400, "1 to 200"},
 		{"POST /likes:1/members", `{}`, []string{key}, 400, "there are no members"},
@@ -612,6 +626,9 @@ func TestConflicts(t *testing.T) {
 		{"POST /seats:1/decrement", `{"delta":2}`, "seats:1", 1, "its floor is 0"},
 		{"POST /seats:2/decrement", ``, "seats:2", 0, "its floor is 0"},
 		{"POST /seats:1/adjust", `{"delta":-2,"reason":"r","by":"b"}`, "seats:1", 1, "its floor is 0"},
+		{"POST /seats:1/set", `{"value":-1,"reason":"r","by":"b"}`, "seats:1", 1, "its floor is 0"},
+		{"POST /seats:1/set", `{"value":4,"reason":"r","by":"b"}`, "seats:1", 1, "its ceiling is 3"},
+		{"POST /views:1/set", `{"value":4,"reason":"r","by":"b"}`, "views:1", 1, "it is of kind sum; only an exact counter is set"},
 		{"POST /views:1/adjust", `{"delta":9223372036854775807,"reason":"r","by":"b"}`, "views:1", 1, "64 bits"},
 		{"POST /likes:1/increment", ``, "likes:1", 1, "it is of kind members; only a sum"},
 		{"POST /likes:2/adjust", `{"delta":2,"reason":"r","by":"b"}`, "likes:2", 0, "it is of kind members"},

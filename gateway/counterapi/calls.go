@@ -80,8 +80,8 @@ func (a *API) postStep(c *gin.Context, down bool) {
 	if !ok {
 		return
 	}
-	if change := &op.Changes[0]; !one.server && (change.Delta != 1 || len(change.Dimensions) > 0) {
-		forbidden(c, " but by 1 and without dimensions")
+	if change := &op.Changes[0]; !one.server && (change.Delta != 1 || len(change.Dimensions) > 0 || change.Reason+change.By != "") {
+		forbidden(c, " but by 1 and without dimensions, reason and by")
 		return
 	}
 	if a.limited(c, one, &op.Changes[0]) {

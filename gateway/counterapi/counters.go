@@ -169,6 +169,7 @@ func (a *API) Routes(e *gin.Engine) {
 	e.POST(one+"/decrement", func(c *gin.Context) { a.postStep(c, true) })
 	e.POST(one+"/reset", func(c *gin.Context) { a.postReasoned(c, counter.ParseReset) })
 	e.POST(one+"/adjust", func(c *gin.Context) { a.postReasoned(c, counter.ParseAdjust) })
+	e.POST(one+"/set", func(c *gin.Context) { a.postReasoned(c, counter.ParseSet) })
 	e.POST(one+"/members", func(c *gin.Context) { a.postReasoned(c, counter.ParseMembers) })
 	e.PUT(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, true) })
 	e.DELETE(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, false) })
