@@ -11,7 +11,20 @@
 // everything that a Link may have wrong: a lost notification, a batch that the peer lost after it had acknowledged it, a
 // peer that came back empty or with an older memory, and a bucket that another process has sent meanwhile.
 //
-// After a failed greeting nothing is sent until one succeeds, at most half a second after the peer can be reached.
+// # Faults
+//
+//   - A batch or its acknowledgement is lost: the bucket is sent again from the last position that is known.
+//   - The peer does not know the log, or the log does not reach back: the Protocol begins a new log (counts), or sends the
+//     whole bucket by pages (counters).
+//   - The peer does not answer: nothing is sent until a greeting succeeds, at most half a second after it can be reached. The
+//     bound of a round is halved, down to 256 items.
+//   - The peer is refused: nothing is sent, and it is greeted again each Config.CompareEvery.
+//   - The peer cannot take a bucket: the others go on, and that one is tried again after 200 ms.
+//   - This process loses or gets a bucket: what it knew of the bucket is dropped, or read from the peer.
+//
+// # Bounds
+//
+// A Link holds one entry for each bucket. A round has 32,768 pages or 16,384 counters at most; the rest follows at once.
 package replication
 
 import (
