@@ -2,7 +2,8 @@
 --
 -- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s (see the README); in front of PostgreSQL four more: hc:{n}:d, :t, :j and
 --          :a; with other regions three more: hc:{n}:f, :log and :gone. Then identities, named by their number. The keys of
---          one counter are made here, in the slot of its bucket
+--          one counter are made here, in the slot of its bucket; on a Cluster they are named, too, so that Redis refuses the
+--          call before it begins when the slot is on its way and one of them is not here
 -- ARGV     PUBLISH or SPUBLISH; how long an identity is remembered, ms; how many members one update names; how long a
 --          ledger without a rule is kept, ms; how many values of a dimension are told apart; 1 in front of PostgreSQL;
 --          this region, or "" when there are no others; of a bucket in front, the room for what is not persisted; 1: a
@@ -436,11 +437,19 @@ local function others()
 
   -- dropRegisters and observe write at once: it is certain by then that their operation is made.
   -- When Redis refuses writes it refuses the first one of a script.
-  local function dropRegisters(s) redis.call('UNLINK', own(s, 'r')) end
+  local function keep(s)
+    if inFront and not s.kept and s.was and string.sub(s.was, 1, 7) == 'unique ' then keepRegisters(s.bucket.counters, s.bucket.taken, s.key) end
+    s.kept = true
+  end
+  local function dropRegisters(s)
+    keep(s)
+    redis.call('UNLINK', own(s, 'r'))
+  end
 
   -- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
   -- Redis until it is persisted and over.
   local function see(s, c, names)
+    if c.rule.kind ~= 'unique' then return end
     local list, b = own(s, 'v'), s.bucket
     for _, bucket in ipairs(c.rule.steps) do
       local name = tostring(bucket.step) .. ':' .. string.format('%.0f', bucket.number)
@@ -477,6 +486,7 @@ local function others()
   -- observe adds members to registers, of which nobody can tell who is new.
   local function observe(s, c)
     if #c.leave > 0 then return refuse(s, c, 'kind', 'unique') end
+    keep(s)
     local names = {}
     for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
     if redis.call('PFADD', own(s, 'r'), unpack(names)) == 1 then

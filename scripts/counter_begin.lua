@@ -28,7 +28,7 @@ end
 for _, from in ipairs({1, 3, 4}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
     local names = {}
-    for i, name in ipairs({'m', 'r', 'l', 'p', 'pt', 'b', 'bt', 'e', 'et'}) do names[i] = ARGV[5] .. name .. ':' .. key end
+    for i, name in ipairs({'m', 'r', 'rt', 'l', 'p', 'pt', 'b', 'bt', 'e', 'et'}) do names[i] = ARGV[5] .. name .. ':' .. key end
     redis.call('UNLINK', unpack(names))
     dropSteps(ARGV[5] .. 'v:' .. key)
   end

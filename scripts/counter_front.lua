@@ -32,6 +32,15 @@ local function fix(counters, taken, key, state)
   end
 end
 
+-- keepRegisters keeps the registers of a unique as the checkpoint that is being persisted has them. It is called before they
+-- change.
+local function keepRegisters(counters, taken, key)
+  local aside = journalKey(counters, 'rt', key)
+  if redis.call('HEXISTS', taken, key) == 1 and redis.call('EXISTS', aside) == 0 then
+    redis.call('COPY', journalKey(counters, 'r', key), aside)
+  end
+end
+
 -- wasDeleted reports whether a counter was deleted since PostgreSQL learned of it: of an earlier life it has the rows.
 local function wasDeleted(dirty, taken, key)
   return redis.call('HGET', dirty, key) == 'x' or string.sub(redis.call('HGET', taken, key) or '', 1, 1) == 'x'

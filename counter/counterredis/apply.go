@@ -20,18 +20,19 @@ var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Re
 
 // group is the operations that one run of counter_apply.lua makes.
 type group struct {
-	store  *Store
-	names  *names
-	rules  []*counter.Rule
-	args   []any    // the operations, as the script reads them
-	ops    []int    // for each operation its index in Apply
-	size   int      // changes
-	states []string // keys of counters, in the order in which they are named first
-	named  map[string]bool
+	store   *Store
+	cluster bool // keys of counters are named, too
+	names   *names
+	rules   []*counter.Rule
+	args    []any    // the operations, as the script reads them
+	ops     []int    // for each operation its index in Apply
+	size    int      // changes
+	states  []string // keys of counters, in the order in which they are named first
+	named   map[string]bool
 }
 
-func (s *Store) newGroup() *group {
-	return &group{store: s, names: s.newNames(), named: map[string]bool{}}
+func (s *Store) newGroup(c *redisconn.Client) *group {
+	return &group{store: s, cluster: c.Cluster != nil, names: s.newNames(), named: map[string]bool{}}
 }
 
 func flag(is bool) string {
@@ -51,7 +52,11 @@ func (g *group) add(at int, op *counter.Op, left *Unapplied) {
 	g.args = append(g.args, id, home, flag(left.asked[op.Identity]), len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		g.change(c, g.store.changeBucket(c), left.looked[c.Key])
+		b := g.store.changeBucket(c)
+		g.change(c, b, left.looked[c.Key])
+		if g.cluster {
+			g.declare(c, b)
+		}
 		if !g.named[c.Key] {
 			g.named[c.Key] = true
 			g.states = append(g.states, c.Key)
@@ -82,6 +87,32 @@ func (g *group) change(c *counter.Change, b int, looked bool) {
 		for _, p := range c.Spread.Parts {
 			g.args = append(g.args, p.Value, p.Sequence)
 		}
+	}
+}
+
+// declare names what a change may touch beside the keys of its bucket. When the slot is on its way and one of them is not
+// here, a Cluster refuses the call before the script begins, and not in its midst.
+func (g *group) declare(c *counter.Change, b int) {
+	name := func(names ...string) {
+		for _, n := range names {
+			g.names.key(tag(b) + n + ":" + c.Key)
+		}
+	}
+	name("l", "e")
+	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
+		name("m", "r", "v")
+	}
+	if g.store.cfg.Behind != nil {
+		name("p", "b", "pt", "bt", "et", "rt")
+	}
+	for _, step := range counter.BucketSteps {
+		if c.Verb == counter.Delete || slices.ContainsFunc(c.Rule.Buckets, func(k counter.Bucket) bool { return k.Step == step }) {
+			g.names.key(gainsKey(b, step, c.Key))
+		}
+	}
+	if c.Verb == counter.Divide {
+		g.names.key(hotKey(b))
+		g.names.key(marksKey(b, c.Rule.Match))
 	}
 }
 
@@ -236,7 +267,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 			g = nil
 		}
 		if g == nil {
-			g = s.newGroup()
+			g = s.newGroup(c)
 			waiting[b] = g
 		}
 		g.add(i, op, &left)

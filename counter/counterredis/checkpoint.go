@@ -175,9 +175,12 @@ func (s *Store) drain(ctx context.Context, b int, generation, number uint64, key
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{Script: scripts.CounterDrain, Keys: slices.Clone(k[:4]), Args: checkpointArgs(generation, number)}
 	for _, key := range keys {
-		cl.Keys = append(cl.Keys, ledgerKey(b, key), registersKey(b, key))
-		for _, j := range journals {
-			cl.Keys = append(cl.Keys, asideKey(b, j, key))
+		cl.Keys = append(cl.Keys, ledgerKey(b, key))
+		for _, name := range setAside {
+			cl.Keys = append(cl.Keys, tag(b)+name+":"+key)
+		}
+		for _, name := range setAside {
+			cl.Keys = append(cl.Keys, asideKey(b, name, key))
 		}
 		cl.Args = append(cl.Args, key)
 	}
@@ -340,8 +343,8 @@ func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) erro
 			}
 			for _, key := range keys {
 				cl.Keys = append(cl.Keys, ledgerKey(b, key))
-				for _, j := range journals {
-					cl.Keys = append(cl.Keys, asideKey(b, j, key))
+				for _, name := range setAside {
+					cl.Keys = append(cl.Keys, asideKey(b, name, key))
 				}
 				cl.Args = append(cl.Args, key)
 			}

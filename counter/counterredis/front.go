@@ -25,7 +25,8 @@ import (
 //	hc:{n5}:a       zset: when counters were touched
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
-// and journals, of what changed since the last checkpoint; of the checkpoint they are set aside as pt, bt and et
+// and journals, of what changed since the last checkpoint; of the checkpoint they are set aside as pt, bt and et, and
+// registers that have changed since as rt
 //
 //	hc:{n5}:p:KEY   hash: members that joined or left
 //	hc:{n5}:b:KEY   hash: what a sum gained in steps that are over, and in which steps a unique saw somebody
@@ -81,17 +82,18 @@ func bucketKeys(b int, front bool) []string {
 func gainedKey(b int, key string) string { return tag(b) + gainedJournal + ":" + key }
 func drainedIdentitiesKey(b int) string  { return tag(b) + "u" }
 
-// The journals of a counter. The last one is in countedKey: without a front that is not a journal but all there is.
+// What of a counter is set aside: registers, and the journals of members, of history and of dimensions. The last one is in
+// countedKey: without a front that is not a journal but all there is.
 const (
 	movedJournal   = "p"
 	gainedJournal  = "b"
 	countedJournal = "e"
 )
 
-var journals = [...]string{movedJournal, gainedJournal, countedJournal}
+var setAside = [...]string{"r", movedJournal, gainedJournal, countedJournal}
 
-// asideKey is where a journal is set aside by a checkpoint.
-func asideKey(b int, journal, key string) string { return tag(b) + journal + "t:" + key }
+// asideKey is where that is set aside by a checkpoint.
+func asideKey(b int, name, key string) string { return tag(b) + name + "t:" + key }
 
 func stepKey(b int, s counter.Slot, key string) string {
 	return tag(b) + "v" + strconv.FormatUint(uint64(s.Step), 10) + ":" + strconv.FormatUint(uint64(s.Number), 10) + ":" + key

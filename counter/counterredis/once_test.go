@@ -18,6 +18,7 @@ import (
 var (
 	views = &counter.Rule{Match: "v:*", Kind: counter.Sum}
 	stock = &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+	likes = &counter.Rule{Match: "m:*", Kind: counter.Members}
 )
 
 // once is what is known of calls that are each on a counter or a limit of its own:
@@ -25,6 +26,18 @@ var (
 type once struct {
 	mu           sync.Mutex
 	acknowledged map[string]bool
+	sure, open   map[string]int // of counters that many calls change: how many changes were acknowledged, and how many not
+}
+
+// noteMore notes a change by 1 of a counter that others change, too.
+func (o *once) noteMore(key string, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err == nil {
+		o.sure[key]++
+	} else {
+		o.open[key]++
+	}
 }
 
 func (o *once) note(t testing.TB, key string, err error) {
@@ -42,7 +55,7 @@ func limitCall(key string) []limit.Call {
 
 // load makes calls from several clients until stop returns true.
 func load(t testing.TB, s *counterredis.Store, stop func() bool) *once {
-	o := &once{acknowledged: map[string]bool{}}
+	o := &once{acknowledged: map[string]bool{}, sure: map[string]int{}, open: map[string]int{}}
 	var wg sync.WaitGroup
 	for client := range 8 {
 		wg.Go(func() {
@@ -53,8 +66,16 @@ func load(t testing.TB, s *counterredis.Store, stop func() bool) *once {
 					ops = append(ops, counter.Op{Changes: []counter.Change{{Key: "v:" + id, Rule: views, Verb: counter.Add, Delta: 1}}},
 						counter.Op{Changes: []counter.Change{{Key: "k:" + id, Rule: stock, Verb: counter.Add, Delta: 1}}})
 				}
+				// A set, and a ledger: more keys than that of the counter.
+				shared := fmt.Sprint(client % 4)
+				ops = append(ops, counter.Op{Changes: []counter.Change{{Key: "m:" + shared, Rule: likes, Verb: counter.Edit, Join: []string{fmt.Sprint(client, ".", n)}}}},
+					counter.Op{Changes: []counter.Change{{Key: "k:" + shared, Rule: stock, Verb: counter.Adjust, Delta: 1, Reason: "r", By: "b"}}})
 				for i, r := range s.Apply(t.Context(), ops) {
-					o.note(t, ops[i].Changes[0].Key, r.Err)
+					if i < 16 {
+						o.note(t, ops[i].Changes[0].Key, r.Err)
+					} else {
+						o.noteMore(ops[i].Changes[0].Key, r.Err)
+					}
 					if r.Err != nil {
 						time.Sleep(time.Millisecond) // the store may refuse at once for half a second
 					}
@@ -101,6 +122,22 @@ func (o *once) check(t testing.TB, s *counterredis.Store) {
 		if made[key] > 1 || acknowledged && made[key] != 1 {
 			if wrong++; wrong < 10 {
 				t.Errorf("%s: made %d times, acknowledged: %v", key, made[key], acknowledged)
+			}
+		}
+	}
+	for key := range o.sure {
+		got, err := s.Read(t.Context(), []string{key}, "", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		value := int(got[0].Value)
+		if value < o.sure[key] || value > o.sure[key]+o.open[key] {
+			t.Errorf("%s is %d, of %d that were acknowledged and %d that were not", key, value, o.sure[key], o.open[key])
+		}
+		if key[0] == 'k' {
+			page, err := s.Ledger(t.Context(), key, uint64(max(value-3, 0)), counter.MaxLedger)
+			if err != nil || len(page.Entries) != min(value, 3) || page.Entries[len(page.Entries)-1].After != int64(value) {
+				t.Errorf("the end of the ledger of %s, which is %d: %+v, %v", key, value, page.Entries, err)
 			}
 		}
 	}

@@ -194,7 +194,7 @@ func (t *transfer) message(b int, mode counterredis.Mode, lines []counterredis.L
 func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, result *replication.Result[counterredis.Position]) {
 	switch t := l.transfers[message.Bucket]; {
 	case ack.Other != "" && ack.Other != counterredis.NoRegion: // nothing until the next comparison
-		result.Outcome = replication.Unchanged
+		result.Outcome = replication.Sent
 		return
 	case !ack.Merged: // nobody has been there yet, or the bucket is frozen
 		result.Outcome = replication.Later

@@ -24,8 +24,8 @@
 // renames the list of dirty counters and that of identities, so it costs the same however many there are. Who changes
 // one of its counters for the first time since then keeps the state of then beside it and sets its journals aside; who
 // drains it does the same. So the values that are persisted, and the identities of who changed them, are of one moment,
-// while changes go on. Registers of uniques alone are persisted as they are a little later, with the value that they
-// have then: they only grow, in any order. The steps of uniques leave Redis when they are over and persisted.
+// while changes go on. Only the steps of uniques are persisted as they are a little later: their registers grow and are
+// merged into those that are there, in any order. They leave Redis when they are over and persisted.
 //
 // It goes into PostgreSQL in one transaction, with members, registers, history, resets, ledger entries, identities and
 // the number of the checkpoint, one row for each counter that changed; then Redis forgets it. What was counted under

@@ -223,6 +223,28 @@ func TestPendingBound(t *testing.T) {
 	}
 }
 
+// TestPersistedWhileRedisIsFull: a Redis that takes no more writes still gives what it has, and so becomes emptier.
+func TestPersistedWhileRedisIsFull(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	for _, c := range []counter.Change{add(views, "v:1", 4), edit(likes, "l:1", []string{"b"}, nil), edit(visitors, "u:1", []string{"b"}, nil)} {
+		apply(t, s, op("", c)) // they are in Redis while PostgreSQL is away
+	}
+	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
+	pg.Kill()
+	for _, c := range []counter.Change{add(views, "v:1", 1), edit(likes, "l:1", []string{"a"}, nil), edit(visitors, "u:1", []string{"a"}, nil)} {
+		apply(t, s, op("", c))
+	}
+	redis.Do(t, "CONFIG", "SET", "maxmemory", 1)
+	pg.Restart(t)
+	testkit.Eventually(t, "all is persisted", func() bool {
+		return row(t, cfg.Postgres, "v:1") == 5 && row(t, cfg.Postgres, "l:1") == 2 && row(t, cfg.Postgres, "u:1") == 2
+	})
+	redis.Do(t, "CONFIG", "SET", "maxmemory", 0)
+	testkit.Eventually(t, "changes are made again", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
+}
+
 // TestRedisAway: reads that may lag answer what is known.
 func TestRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)

@@ -320,7 +320,10 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 		left := err != nil
 		if err == nil {
 			greatest = max(greatest, results[i].Outcome)
-			e.at, left = results[i].Position, results[i].Outcome > Sent
+			left = results[i].Outcome > Sent
+			if results[i].Outcome != Unchanged { // else a comparison may know better by now
+				e.at = results[i].Position
+			}
 			if left {
 				e.sending = first(e.sending, start)
 			}
