@@ -203,6 +203,8 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", "", 200, key},
 		{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", `{"delta":9}`, 409, key},
 		{"POST /api/v1/counters", "/api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"views:2","delta":-1}]}`, 200, key},
+		{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?label=reads&color=teal", "", 200, ""},
+		{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?color=url(x)", "", 400, ""},
 		{"POST /api/v1/counters/{key}/set", "/api/v1/counters/stock:1/set", `{"value":2,"reason":"counted","by":"ops"}`, 200, key},
 		{"POST /api/v1/counters/{key}/adjust", "/api/v1/counters/views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`, 200, key},
 		{"POST /api/v1/counters/{key}/reset", "/api/v1/counters/views:2/reset", `{"reason":"bots","by":"ops"}`, 200, key},

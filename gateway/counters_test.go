@@ -195,6 +195,38 @@ func TestCountersAreLive(t *testing.T) {
 	}
 }
 
+// The badge of a counter: its value and a label, for whoever may read it.
+func TestBadgeOfACounter(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	s.call("POST", "/views:1/decrement", `{"delta":1234}`)
+	get := func(path string) (status int, body string) {
+		resp, err := http.Get("http://" + s.addr + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	for path, want := range map[string]string{
+		"views:1/badge.svg":                                   "<title>-1234 views</title>",
+		"views:1/badge.svg?label=reads+%3C3&color=teal":       "<title>-1234 reads &lt;3</title>",
+		"views:new/badge.svg?label=&background=RebeccaPurple": "<title>0 </title>",
+	} {
+		if status, body := get("/api/v1/counters/" + path); status != 200 || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %s, want %s", path, status, body, want)
+		}
+	}
+	for path, want := range map[string]int{"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400, "stores:1/badge.svg": 403, "a%2A/badge.svg": 400} {
+		if status, body := get("/api/v1/counters/" + path); status != want {
+			t.Errorf("%s: %d %s, want %d", path, status, body, want)
+		}
+	}
+}
+
 func TestCountersThatMayNotBeSeen(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	c := s.looker()

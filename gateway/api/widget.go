@@ -20,6 +20,9 @@ const (
 	defaultLabel = "here now"
 	letterWidth  = 7 // of a badge's text, in pixels, about
 	badgePadding = 12
+
+	badgeColor      = "#06c"
+	badgeBackground = "#444"
 )
 
 // display is what a badge or a widget shows.
@@ -44,21 +47,7 @@ func (a *API) readDisplay(c *gin.Context, color, background string) (s display, 
 	if !ok || !a.callers.Public(c) {
 		return s, false
 	}
-	query, ok := counterapi.Query(c, "?label=reading&color=06c")
-	if !ok {
-		return s, false
-	}
-	if s.Label = query.Get("label"); !query.Has("label") {
-		s.Label = defaultLabel
-	}
-	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) {
-		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters, and no control characters.")
-		return s, false
-	}
-	s.Color, ok = oneColour(c, query, "color", color)
-	if ok {
-		s.Background, ok = oneColour(c, query, "background", background)
-	}
+	s, query, ok := readStyle(c, defaultLabel, color, background)
 	if !ok || !a.admitPages(c, name) {
 		return s, false
 	}
@@ -69,6 +58,24 @@ func (a *API) readDisplay(c *gin.Context, color, background string) (s display, 
 		s.Page = presence.KeyOf(s.Page)
 	}
 	return s, ok
+}
+
+// readStyle reads what is not the number. If ok is false, it has written the error answer.
+func readStyle(c *gin.Context, label, color, background string) (s display, query url.Values, ok bool) {
+	if query, ok = counterapi.Query(c, "?label=reading&color=06c"); !ok {
+		return s, nil, false
+	}
+	if s.Label = label; query.Has("label") {
+		s.Label = query.Get("label")
+	}
+	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) {
+		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters, and no control characters.")
+		return s, nil, false
+	}
+	if s.Color, ok = oneColour(c, query, "color", color); ok {
+		s.Background, ok = oneColour(c, query, "background", background)
+	}
+	return s, query, ok
 }
 
 func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string, bool) {
@@ -85,10 +92,28 @@ func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string
 
 // getBadge answers with the count as an image.
 func (a *API) getBadge(c *gin.Context) {
-	s, ok := a.readDisplay(c, "#06c", "#444")
-	if !ok {
-		return
+	if s, ok := a.readDisplay(c, badgeColor, badgeBackground); ok {
+		s.writeBadge(c)
 	}
+}
+
+// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up to its
+// first colon.
+func (a *API) getCounterBadge(c *gin.Context) {
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	var s display
+	value, ok := a.parts.Counters.Value(c, func(key string) (ok bool) {
+		label, _, _ := strings.Cut(key, ":")
+		s, _, ok = readStyle(c, label, badgeColor, badgeBackground)
+		return ok
+	})
+	if ok {
+		s.Users = value
+		s.writeBadge(c)
+	}
+}
+
+func (s display) writeBadge(c *gin.Context) {
 	s.Left = utf8.RuneCountInString(s.Label)*letterWidth + badgePadding
 	s.Right = len(strconv.FormatInt(s.Users, 10))*letterWidth + badgePadding
 	if s.Label == "" {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -263,14 +264,32 @@ func (a *API) getOne(c *gin.Context, exact bool) {
 	if exact {
 		lag = 0
 	}
+	if is, ok := a.readOne(c, one, lag); ok {
+		writeOne(c, is)
+	}
+}
+
+// readOne reads the counter of a call. If ok is false, it has written the error answer.
+func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (is counter.Counter, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, []string{one.key}, "", lag)
 	if err != nil {
 		a.unavailable(c, err)
-		return
+		return is, false
 	}
-	writeOne(c, read[0].Counter)
+	return read[0].Counter, true
+}
+
+// Value returns the value of the counter that the path names, for whoever may read it. Before it reads, it calls valid with
+// the key. If ok is false, it or valid has written the error answer.
+func (a *API) Value(c *gin.Context, valid func(key string) bool) (value int64, ok bool) {
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok || !valid(presence.KeyOf(one.key)) {
+		return 0, false
+	}
+	is, ok := a.readOne(c, one, one.rule.Stale)
+	return is.Value, ok
 }
 
 // getSeveral reads several counters. None of them is older than its rule permits.

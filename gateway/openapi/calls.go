@@ -40,6 +40,7 @@ var calls = []call{
 	{"POST", "/api/v1/counters/{key}/increment", "Adds to a sum or an exact counter.", opened, "idempotency", "Step?", "Counter", "400 401 403 409 413 415 429 503"},
 	{"POST", "/api/v1/counters/{key}/decrement", "Takes away from a sum or an exact counter.", server, "idempotency", "Step?", "Counter", "400 401 403 409 413 415 503"},
 	{"POST", "/api/v1/counters/{key}/reset", "Sets a counter to 0; its history stays.", server, "idempotency", "ResetCounter", "Counter", "400 401 403 409 413 415 503"},
+	{"GET", "/api/v1/counters/{key}/badge.svg", "The value as a picture, where the rule lets everybody read.", opened, "label color background", "", "image/svg+xml", "400 401 403 503"},
 	{"POST", "/api/v1/counters/{key}/set", "Gives an exact counter a value, within its bounds.", server, "idempotency", "Setting", "Counter", "400 401 403 409 413 415 503"},
 	{"POST", "/api/v1/counters/{key}/adjust", "Corrects a sum or an exact counter; its history stays.", server, "idempotency", "Adjustment", "Counter", "400 401 403 409 413 415 503"},
 	{"POST", "/api/v1/counters/{key}/members", "Adds and removes up to 1,000 members.", server, "idempotency", "Members", "Counter", "400 401 403 409 413 415 503"},
