@@ -112,7 +112,8 @@ const Buckets = 64
 // Format is the number of the format of counters in Redis: keys, values, publications, and
 // what regions tell each other. It stands in the cluster facts, where the processes write and
 // compare it (package counterredis of presence). Facts without it are of a version that had no
-// number yet. A change that an older version could misread or damage raises it: 2 has exact counters in bucket 0.
+// number yet. A change that an older version could misread or damage raises it: 2 has exact counters in
+// bucket 0, journals of checkpoints, and publications in lines.
 const Format = 2
 
 const (

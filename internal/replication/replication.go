@@ -203,7 +203,8 @@ func (l *Link[P]) greet(ctx context.Context) {
 			continue
 		}
 		err := l.protocol.Greet(ctx)
-		if err == nil && n%2 == 0 {
+		greeted := err == nil
+		if greeted && n%2 == 0 { // a part of the peer may be away: buckets of the others go on
 			err = l.compare(ctx)
 		}
 		if ctx.Err() != nil {
@@ -220,7 +221,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 			l.protocol.Failed(err)
 		}
 		l.mu.Lock()
-		l.ready = err == nil
+		l.ready = greeted
 		l.mu.Unlock()
 		signal(l.wake)
 		next.Reset(max(pause, 0))
