@@ -112,8 +112,8 @@ while ARGV[at] do
   ops[#ops + 1] = op
 end
 
--- own is a key of a counter alone.
-local function own(s, name) return journalKey(s.bucket.counters, name, s.key) end
+-- keyOf is a key of a counter alone.
+local function keyOf(s, name) return journalKey(s.bucket.counters, name, s.key) end
 
 local function text(s)
   if not s.kind then return nil end
@@ -212,7 +212,7 @@ end
 
 local function enter(s, c, name, delta)
   s.entries = s.entries + 1
-  local key = own(s, 'l')
+  local key = keyOf(s, 'l')
   local l = to.ledgers[key]
   if not l then
     l = {}
@@ -251,11 +251,11 @@ local function number(s, c)
   if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
-  local own = after -- this region's part is bounded like the total, whatever others take from that
-  if after and region and kind == 'sum' then own = minus(after, regions.elsewhere(farOf(s), kind)) end
+  local mine = after -- this region's part is bounded like the total, whatever others take from that
+  if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(farOf(s), kind)) end
   -- Parts may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
-  if spread(s) and (not own or math.max(#after, #own) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
-  if not own then return nil, refuse(s, c, 'overflow') end
+  if spread(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
+  if not mine then return nil, refuse(s, c, 'overflow') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
     if c.rule.floor ~= '' and falls and compare(after, c.rule.floor) < 0 then return nil, refuse(s, c, 'floor', c.rule.floor) end
@@ -288,7 +288,7 @@ local function turn(s, rule, delta)
       slot[2] = within(slot[2], delta)
     else
       if slot then
-        local h = history(own(s, inFront and 'b' or 'g' .. step), s)
+        local h = history(keyOf(s, inFront and 'b' or 'g' .. step), s)
         h.step, h.kept = b.step, b.kept
         h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
       end
@@ -322,7 +322,7 @@ end
 -- count counts an addition to a sum under its dimensions.
 local function count(s, c)
   if #c.dimensions == 0 or s.kind ~= 'sum' then return end
-  local key = own(s, 'e')
+  local key = keyOf(s, 'e')
   local list = to.counts[key]
   if not list then
     list = {bucket = s.bucket}
@@ -423,34 +423,36 @@ local function others()
 
   local sets = {}
   local function set(s, fresh)
-    if fresh or not sets[s.key] then sets[s.key] = openSet(own(s, 'm'), fresh) end
+    if fresh or not sets[s.key] then sets[s.key] = openSet(keyOf(s, 'm'), fresh) end
     return sets[s.key]
   end
 
   -- journal is what became of members since the last checkpoint; fresh: of those before none is left.
-  local function journal(s, c, fresh)
+  local function journal(s, fresh)
     if not inFront then return {} end
-    local key = own(s, 'p')
+    local key = keyOf(s, 'p')
     if fresh or not to.journals[key] then to.journals[key] = {bucket = s.bucket, fresh = fresh, places = {}} end
     return to.journals[key].places
   end
 
-  -- dropRegisters and observe write at once: it is certain by then that their operation is made.
-  -- When Redis refuses writes it refuses the first one of a script.
+  -- keep is called before registers change.
   local function keep(s)
     if inFront and not s.kept and s.was and string.sub(s.was, 1, 7) == 'unique ' then keepRegisters(s.bucket.counters, s.bucket.taken, s.key) end
     s.kept = true
   end
+
+  -- dropRegisters and observe write at once: it is certain by then that their operation is made.
+  -- When Redis refuses writes it refuses the first one of a script.
   local function dropRegisters(s)
     keep(s)
-    redis.call('UNLINK', own(s, 'r'))
+    redis.call('UNLINK', keyOf(s, 'r'))
   end
 
   -- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
   -- Redis until it is persisted and over.
   local function see(s, c, names)
     if c.rule.kind ~= 'unique' then return end
-    local list, b = own(s, 'v'), s.bucket
+    local list, b = keyOf(s, 'v'), s.bucket
     for _, bucket in ipairs(c.rule.steps) do
       local name = tostring(bucket.step) .. ':' .. string.format('%.0f', bucket.number)
       local registers = stepKey(list, name)
@@ -459,7 +461,7 @@ local function others()
         local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
         if inFront then
           s.saw = true
-          local gained = own(s, 'b')
+          local gained = keyOf(s, 'b')
           local h = history(gained, s) -- written at the end, after what a delete of this call takes away
           if not h[name] and (h.drop or redis.call('HEXISTS', gained, name) == 0) then
             h[name] = true
@@ -473,7 +475,7 @@ local function others()
           for _, old in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', inFront and '+inf' or string.format('%.0f', now))) do
             local step, number = string.match(old, '^(%d+):(%d+)$')
             if not inFront or (number + 1) * step * 1000 <= now
-              and redis.call('HEXISTS', own(s, 'b'), old) + redis.call('HEXISTS', own(s, 'bt'), old) == 0 then
+              and redis.call('HEXISTS', keyOf(s, 'b'), old) + redis.call('HEXISTS', keyOf(s, 'bt'), old) == 0 then
               redis.call('UNLINK', stepKey(list, old))
               redis.call('ZREM', list, old)
             end
@@ -489,9 +491,9 @@ local function others()
     keep(s)
     local names = {}
     for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
-    if redis.call('PFADD', own(s, 'r'), unpack(names)) == 1 then
+    if redis.call('PFADD', keyOf(s, 'r'), unpack(names)) == 1 then
       begin(s, c)
-      s.value = string.format('%.0f', redis.call('PFCOUNT', own(s, 'r')))
+      s.value = string.format('%.0f', redis.call('PFCOUNT', keyOf(s, 'r')))
       moved(s)
       tell(s)
     end
@@ -514,7 +516,7 @@ local function others()
       local t = tell(s)
       if kind == 'members' then
         set(s, true)
-        journal(s, c, true)
+        journal(s, true)
         t.all = true
       elseif kind == 'unique' then
         dropRegisters(s)
@@ -537,10 +539,10 @@ local function others()
       b.deleted, b.died = math.max(deleted(b), tonumber(s.incarnation)), true
       if s.kind == 'members' then
         set(s, true)
-        journal(s, c, true)
+        journal(s, true)
       elseif s.kind == 'unique' then
         dropRegisters(s)
-        dropSteps(own(s, 'v'))
+        dropSteps(keyOf(s, 'v'))
       end
       if region and s.kind ~= 'exact' then
         local far = farOf(s)
@@ -548,9 +550,9 @@ local function others()
         b.deleted = math.max(b.deleted, s.far.died)
       end
       s.dropped = true
-      to.ledgers[own(s, 'l')] = {drop = true}
-      for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[own(s, name)] = {bucket = b, drop = true} end -- whatever rules there were
-      to.counts[own(s, 'e')] = {bucket = b, drop = true}
+      to.ledgers[keyOf(s, 'l')] = {drop = true}
+      for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[keyOf(s, name)] = {bucket = b, drop = true} end -- whatever rules there were
+      to.counts[keyOf(s, 'e')] = {bucket = b, drop = true}
       s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
       tell(s).all = true
     else
@@ -576,7 +578,7 @@ local function others()
       s.value = plus(string.format('%.0f', size), others)
       moved(s)
       if size == 0 then set(s, true) end -- its parts go, too
-      local t, places = tell(s), journal(s, c)
+      local t, places = tell(s), journal(s)
       for _, m in ipairs(changed) do
         tellMember(t, m[1], m[2])
         places[m[1]] = m[2] and '1' or '0'

@@ -95,19 +95,20 @@ func (g *group) change(c *counter.Change, b int, looked bool) {
 func (g *group) declare(c *counter.Change, b int) {
 	name := func(names ...string) {
 		for _, n := range names {
-			g.names.key(tag(b) + n + ":" + c.Key)
+			g.names.key(counterKey(b, n, c.Key))
 		}
 	}
 	name("l", "e")
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		name("m", "r", "v")
 	}
-	if g.store.cfg.Behind != nil {
+	if g.store.cfg.Behind != nil { // what is over is in a journal
 		name("p", "b", "pt", "bt", "et", "rt")
-	}
-	for _, step := range counter.BucketSteps {
-		if c.Verb == counter.Delete || slices.ContainsFunc(c.Rule.Buckets, func(k counter.Bucket) bool { return k.Step == step }) {
-			g.names.key(gainsKey(b, step, c.Key))
+	} else {
+		for _, step := range counter.BucketSteps {
+			if c.Verb == counter.Delete || slices.ContainsFunc(c.Rule.Buckets, func(k counter.Bucket) bool { return k.Step == step }) {
+				g.names.key(gainsKey(b, step, c.Key))
+			}
 		}
 	}
 	if c.Verb == counter.Divide {

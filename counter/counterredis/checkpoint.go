@@ -177,7 +177,7 @@ func (s *Store) drain(ctx context.Context, b int, generation, number uint64, key
 	for _, key := range keys {
 		cl.Keys = append(cl.Keys, ledgerKey(b, key))
 		for _, name := range setAside {
-			cl.Keys = append(cl.Keys, tag(b)+name+":"+key)
+			cl.Keys = append(cl.Keys, counterKey(b, name, key))
 		}
 		for _, name := range setAside {
 			cl.Keys = append(cl.Keys, asideKey(b, name, key))

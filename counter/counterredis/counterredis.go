@@ -275,21 +275,25 @@ func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
 
 func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 
-func countersKey(b int) string            { return tag(b) + "c" }
-func stateKey(b int) string               { return tag(b) + "s" }
-func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
-func membersKey(b int, key string) string { return tag(b) + "m:" + key }
+func countersKey(b int) string { return tag(b) + "c" }
+func stateKey(b int) string    { return tag(b) + "s" }
+
+// counterKey is a key of one counter, in the bucket b: what its name means stands in the package doc and in front.go.
+func counterKey(b int, name, key string) string { return tag(b) + name + ":" + key }
+
+func ledgerKey(b int, key string) string    { return counterKey(b, "l", key) }
+func membersKey(b int, key string) string   { return counterKey(b, "m", key) }
+func countedKey(b int, key string) string   { return counterKey(b, countedJournal, key) }
+func stepsKey(b int, key string) string     { return counterKey(b, "v", key) }
+func registersKey(b int, key string) string { return counterKey(b, "r", key) }
 func gainsKey(b int, step time.Duration, key string) string {
-	return tag(b) + "g" + strconv.Itoa(int(step/time.Second)) + ":" + key
+	return counterKey(b, "g"+strconv.Itoa(int(step/time.Second)), key)
 }
 func hotKey(b int) string { return tag(b) + "h" }
 
 // partKey is that of a part of key, in the bucket b.
-func partKey(b int, key string) string { return tag(b) + "h:" + key }
+func partKey(b int, key string) string { return counterKey(b, "h", key) }
 
-func countedKey(b int, key string) string   { return tag(b) + "e:" + key }
-func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
-func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func identityKey(b int, id counter.Identity) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
 }

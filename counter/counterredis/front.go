@@ -79,8 +79,7 @@ func bucketKeys(b int, front bool) []string {
 	return keys
 }
 
-func gainedKey(b int, key string) string { return tag(b) + gainedJournal + ":" + key }
-func drainedIdentitiesKey(b int) string  { return tag(b) + "u" }
+func drainedIdentitiesKey(b int) string { return tag(b) + "u" }
 
 // What of a counter is set aside: registers, and the journals of members, of history and of dimensions. The last one is in
 // countedKey: without a front that is not a journal but all there is.
@@ -93,7 +92,7 @@ const (
 var setAside = [...]string{"r", movedJournal, gainedJournal, countedJournal}
 
 // asideKey is where that is set aside by a checkpoint.
-func asideKey(b int, name, key string) string { return tag(b) + name + "t:" + key }
+func asideKey(b int, name, key string) string { return counterKey(b, name+"t", key) }
 
 func stepKey(b int, s counter.Slot, key string) string {
 	return tag(b) + "v" + strconv.FormatUint(uint64(s.Step), 10) + ":" + strconv.FormatUint(uint64(s.Number), 10) + ":" + key
@@ -175,7 +174,7 @@ func (s *Store) HistoriesResident(ctx context.Context, keys []string, step time.
 		k := bucketKeys(b, true)
 		calls[i] = &redisconn.Call{
 			Script: scripts.CounterHistory,
-			Keys:   []string{k[0], k[1], stepsKey(b, key), k[2], k[3], gainedKey(b, key), asideKey(b, gainedJournal, key)},
+			Keys:   []string{k[0], k[1], stepsKey(b, key), k[2], k[3], counterKey(b, gainedJournal, key), asideKey(b, gainedJournal, key)},
 			Args:   historyArgs(key, step, from, to),
 		}
 	}

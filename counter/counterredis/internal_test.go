@@ -17,6 +17,7 @@ import (
 	"headcount/counter/hyperloglog"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
+	"headcount/scripts"
 )
 
 var (
@@ -483,5 +484,15 @@ func TestHistoryIsForgotten(t *testing.T) {
 	}
 	if n := server.Do(t, "EXISTS", name); n != int64(0) {
 		t.Error("its history is there after a DELETE")
+	}
+}
+
+// TestAllHistoriesGo: whatever steps a rule had, a counter that is deleted leaves none of its history.
+func TestAllHistoriesGo(t *testing.T) {
+	text := scripts.CounterApply.Source()
+	for _, step := range counter.BucketSteps {
+		if name := fmt.Sprintf("'g%d'", step/time.Second); !strings.Contains(text, name) {
+			t.Errorf("a DELETE leaves the histories %s", name)
+		}
 	}
 }
