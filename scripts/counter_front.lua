@@ -33,11 +33,12 @@ local function fix(counters, taken, key, state)
 end
 
 -- keepRegisters keeps the registers of a unique as the checkpoint that is being persisted has them. It is called before they
--- change.
+-- change. When there are none, after a reset, that is kept.
 local function keepRegisters(counters, taken, key)
   local aside = journalKey(counters, 'rt', key)
-  if redis.call('HEXISTS', taken, key) == 1 and redis.call('EXISTS', aside) == 0 then
-    redis.call('COPY', journalKey(counters, 'r', key), aside)
+  if redis.call('HEXISTS', taken, key) == 1 and redis.call('EXISTS', aside) == 0
+    and redis.call('COPY', journalKey(counters, 'r', key), aside) == 0 then
+    redis.call('SET', aside, '')
   end
 end
 
