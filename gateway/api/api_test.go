@@ -30,6 +30,10 @@ func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []prese
 	return updates, true
 }
 
+func (e empty) Read(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
+	return e.Newest(ctx, topics)
+}
+
 func (empty) Unread([]presence.Topic) int                             { return 0 }
 func (empty) Admit(netip.Addr, int) bool                              { return true }
 func (empty) Hold(context.Context, presence.User, string, bool) error { return nil }

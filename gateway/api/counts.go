@@ -30,16 +30,21 @@ func Page(c *gin.Context, check func(string) error) (name string, ok bool) {
 	return siteOf(c).Qualify(name), true
 }
 
-// counts reads the counts of pages, in the order of pages. If it returns false, it
-// has written the error answer.
+// counts returns the counts of pages, in the order of pages, as this process knows them. If it
+// returns false, it has written the error answer.
 func (a *API) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
+	return a.countsWith(c, a.parts.Counts.Newest, pages)
+}
+
+// countsWith is counts with another way to read them.
+func (a *API) countsWith(c *gin.Context, read func(context.Context, []presence.Topic) ([]presence.Update, bool), pages []string) ([]presence.Count, bool) {
 	if err := a.Serving(); err != nil {
 		Unavailable(c, err)
 		return nil, false
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), storeTimeout)
 	defer cancel()
-	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics(pages))
+	updates, ok := read(ctx, presence.CountTopics(pages))
 	if !ok {
 		Unavailable(c, presence.ErrUnavailable)
 		return nil, false
@@ -243,7 +248,7 @@ func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (co
 		Unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}
-	counts, ok := a.counts(c, name)
+	counts, ok := a.countsWith(c, a.parts.Counts.Read, []string{name})
 	if !ok {
 		return count, false
 	}

@@ -86,6 +86,7 @@ func (users) Addr(r *http.Request) netip.Addr {
 type nowhere struct{}
 
 func (nowhere) Update(presence.Update) {}
+func (nowhere) Touch(presence.Topic)   {}
 
 // served is an API over a store in memory.
 type served struct {

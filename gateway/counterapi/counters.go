@@ -492,6 +492,9 @@ func (a *API) logKind(rule *counter.Rule) {
 // this process knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
+		for _, key := range keys {
+			a.live.hub.Touch(Topic(key))
+		}
 		if current := a.live.current(keys); current != nil {
 			return current, nil
 		}

@@ -29,7 +29,11 @@ const (
 )
 
 // Hub delivers updates to their subscribers. It calls Want and Unwant.
-type Hub interface{ Update(u presence.Update) }
+type Hub interface {
+	Update(u presence.Update)
+	// Touch notes a read: the hub wants a topic that is read often.
+	Touch(t presence.Topic)
+}
 
 // Live follows the counters that clients here look at, and passes the newest value of each
 // to the hub. The store is asked for a counter once, however many clients look at it.

@@ -110,6 +110,8 @@ type pages struct {
 	seq presence.Version
 }
 
+func (p *pages) Touch(presence.Topic) {}
+
 func (p *pages) Update(u presence.Update) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,7 +11,9 @@ import (
 const (
 	attachBatch = 500             // topics in one call to the store
 	detachBatch = 2 * attachBatch // more than are attached in a turn, so that the topics to detach get fewer
-	lingerFor   = 5 * time.Second // how long a topic is kept that nobody wants: pages are reloaded
+	// lingerFor is how long a topic is kept that nobody wants: pages are reloaded, and read.
+	lingerFor   = 10 * time.Second
+	verifyEvery = 2500 * time.Millisecond
 	// maxLingering bounds the topics that nobody wants: the one left longest ago is dropped
 	// early.
 	maxLingering = 10_000
@@ -33,7 +35,7 @@ type verifier struct {
 // whatever the store was asked for has to be detached, whether or not it answered, so it
 // must not be much while the store is away.
 func (h *Hub) keepAttached(ctx context.Context) {
-	tick := time.NewTicker(lingerFor / 2)
+	tick := time.NewTicker(verifyEvery)
 	defer tick.Stop()
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
@@ -98,8 +100,12 @@ func (h *Hub) renew(w *watched) {
 		return
 	}
 	w.endpoint = min(w.endpoint, outdated)
-	if w.refs > 0 && w.in == nil {
+	switch {
+	case w.in != nil:
+	case w.refs > 0:
 		h.backlog.fresh.push(w)
+	default: // it was read twice, and the store did not answer
+		h.linger(w)
 	}
 }
 
@@ -125,7 +131,7 @@ func (h *Hub) verify(ctx context.Context) {
 	reread := h.backlog.fresh.len == 0 // otherwise fresh topics come first
 	var topics []presence.Topic
 	for t, w := range h.topics {
-		if w.endpoint >= outdated && w.refs > 0 && w.kind.source == nil {
+		if (w.refs > 0 && w.endpoint >= outdated || w.endpoint == attached) && w.kind.source == nil {
 			v.used[w.bucket] = true
 			if chosen[w.bucket] {
 				topics = append(topics, t)
@@ -204,6 +210,9 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 			w.endpoint = outdated
 		default:
 			w.endpoint = attached
+			if w.refs == 0 && w.in == nil { // it was read twice
+				h.linger(w)
+			}
 		}
 	}
 	h.mu.Unlock()

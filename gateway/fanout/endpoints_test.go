@@ -62,13 +62,22 @@ type calls struct {
 	failDetach     atomic.Int64    // this many times
 	during         func()          // an attach, once
 	newest         presence.Update // what a read returns
+	reads          atomic.Int64
+	slow           time.Duration // how long a read takes
 }
 
-func (c *calls) Updates(context.Context, []presence.Topic) ([]presence.Update, error) {
+func (c *calls) Updates(_ context.Context, topics []presence.Topic) ([]presence.Update, error) {
+	c.reads.Add(1)
+	time.Sleep(c.slow)
 	if c.away.Load() {
 		return nil, presence.ErrUnavailable
 	}
-	return []presence.Update{c.newest}, nil
+	updates := make([]presence.Update, len(topics))
+	for i, t := range topics {
+		updates[i] = c.newest
+		updates[i].Topic = t
+	}
+	return updates, nil
 }
 
 func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error) {
@@ -209,32 +218,6 @@ func wantEndpoints(t *testing.T, store *calls, want int) {
 	if n != want {
 		t.Errorf("the store has %d endpoints, want %d", n, want)
 	}
-}
-
-// The store answers and the dispatcher is silent; then the store is away. No read is older
-// than the one before.
-func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
-	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		topic := presence.CountTopic("p")
-		at := func(sequence uint64) presence.Update {
-			return presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}}
-		}
-		read := func(want presence.Update) {
-			t.Helper()
-			if got, known := h.Newest(t.Context(), []presence.Topic{topic}); !known || got[0] != want {
-				t.Errorf("read %v, known %t; want version %s, stale %t", got, known, want.Version, want.Stale)
-			}
-		}
-		h.Want(topic)
-		synctest.Wait()
-		h.Update(at(18))
-		store.newest = at(20)
-		read(at(20))
-		store.away.Store(true)
-		stale := at(20)
-		stale.Stale = true
-		read(stale)
-	})
 }
 
 // exactly is an Encoder that writes nothing.

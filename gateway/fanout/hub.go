@@ -8,6 +8,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"golang.org/x/sync/singleflight"
 
 	"headcount/presence"
 )
@@ -30,9 +31,10 @@ type Hub struct {
 	born   time.Time               // times are since then: the monotonic clock, since the wall clock may be set
 	staled atomic.Int64            // when an update was last delivered whose version does not say all, nanoseconds since born; 0: never
 
-	// read has what was last read of topics without subscribers, for when the store is
-	// away. It has a lock of its own; beyond recentReads it forgets the one read longest ago.
-	read *lru.Cache[presence.Topic, presence.Update]
+	// read has what was last read of topics that the hub does not have. It has a lock of its
+	// own; beyond recentReads it forgets the topic read longest ago.
+	read  *lru.Cache[presence.Topic, reading]
+	reads singleflight.Group // of one topic each
 
 	verifier verifier // keepAttached's own
 
@@ -73,7 +75,7 @@ type kind struct {
 
 // New returns a Hub that does nothing until Run, and knows no kinds.
 func New(cfg Config) (*Hub, error) {
-	read, err := lru.New[presence.Topic, presence.Update](recentReads)
+	read, err := lru.New[presence.Topic, reading](recentReads)
 	if err != nil {
 		return nil, fmt.Errorf("fanout: %w", err)
 	}
@@ -239,6 +241,12 @@ func (h *Hub) Unwant(t presence.Topic) {
 		delete(h.topics, t)
 		return
 	}
+	h.linger(w)
+}
+
+// linger keeps a topic that nobody wants for lingerFor from now on; under mu.
+func (h *Hub) linger(w *watched) {
+	w.leaveLine()
 	w.left = time.Since(h.born)
 	lingering := &h.backlog.lingering
 	lingering.push(w)
@@ -258,7 +266,7 @@ func (h *Hub) drop(w *watched) {
 		return
 	}
 	if w.known && w.kind.encoder != nil {
-		h.read.Add(t, w.update)
+		h.read.Add(t, reading{update: w.update})
 	}
 	h.backlog.gone[t] = struct{}{}
 }

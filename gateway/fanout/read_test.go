@@ -1,0 +1,167 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+var readTopic = presence.CountTopic("p")
+
+func version(sequence uint64) presence.Update {
+	return presence.Update{Topic: readTopic, Version: presence.Version{Incarnation: 1, Sequence: sequence}}
+}
+
+// wantRead checks what read returns, and that it costs the store so many calls.
+func wantRead(t *testing.T, store *calls, read func(context.Context, []presence.Topic) ([]presence.Update, bool), want presence.Update, cost int64) {
+	t.Helper()
+	before := store.reads.Load()
+	got, known := read(t.Context(), []presence.Topic{readTopic})
+	if !known || got[0] != want {
+		t.Errorf("read version %s, stale %t, known %t; want version %s, stale %t", got[0].Version, got[0].Stale, known, want.Version, want.Stale)
+	}
+	if calls := store.reads.Load() - before; calls != cost {
+		t.Errorf("that cost the store %d calls, want %d", calls, cost)
+	}
+}
+
+// A read is never older than one before it, nor than what a subscriber was sent.
+func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		h.Want(readTopic)
+		synctest.Wait()
+		h.Update(version(18))
+		store.newest = version(20)
+		wantRead(t, store, h.Newest, version(18), 0) // as subscribers have it
+		wantRead(t, store, h.Read, version(20), 1)
+		wantRead(t, store, h.Newest, version(20), 0)
+		store.newest = version(19) // a read that began earlier and ends later
+		wantRead(t, store, h.Read, version(20), 1)
+		h.Away()
+		store.away.Store(true)
+		stale := version(20)
+		stale.Stale = true
+		wantRead(t, store, h.Newest, stale, 1)
+	})
+}
+
+// A topic that is read twice in a second is followed until it has not been read for a while.
+func TestABusyTopicIsReadOnce(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.newest = version(1)
+		for range 3 { // seldom
+			wantRead(t, store, h.Newest, version(1), 1)
+			time.Sleep(2 * readAgain)
+			wantEndpoints(t, store, 0)
+		}
+		wantRead(t, store, h.Newest, version(1), 1)
+		wantRead(t, store, h.Newest, version(1), 1)
+		synctest.Wait()
+		wantEndpoints(t, store, 1)
+		h.Update(version(2)) // as its dispatcher sends it
+		for range 30 {
+			wantRead(t, store, h.Newest, version(2), 0)
+			time.Sleep(lingerFor / 3)
+		}
+		wantEndpoints(t, store, 1)
+		time.Sleep(2 * lingerFor)
+		wantEndpoints(t, store, 0)
+		if n := h.Topics(); n > 0 {
+			t.Errorf("%d topics are kept", n)
+		}
+		store.newest = version(3)
+		wantRead(t, store, h.Newest, version(3), 1)
+	})
+}
+
+// A topic that is followed since it was read is read from the store again while its updates may
+// not come: after the endpoint was lost, and while the store is away.
+func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.newest = version(1)
+		wantRead(t, store, h.Newest, version(1), 1)
+		wantRead(t, store, h.Newest, version(1), 1)
+		synctest.Wait()
+		h.Update(version(1))
+		wantRead(t, store, h.Newest, version(1), 0)
+
+		if err := store.Store.Detach(t.Context(), "g/1", []presence.Topic{readTopic}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(lingerFor - time.Second) // within one time of lingering
+		store.newest = version(2)
+		wantRead(t, store, h.Newest, version(2), 1)
+		wantRead(t, store, h.Newest, version(2), 1) // again in a second: followed again
+		synctest.Wait()
+		wantEndpoints(t, store, 1)
+		h.Update(version(2))
+		wantRead(t, store, h.Newest, version(2), 0)
+
+		h.Away()
+		store.newest = version(3)
+		wantRead(t, store, h.Newest, version(3), 1)
+		h.Back()
+	})
+}
+
+// While the store is away no topic is followed for readers, and none is kept afterwards.
+func TestReadersLeaveNothingBehind(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.newest = version(1)
+		for i := range 2 * maxLingering {
+			topics := []presence.Topic{presence.CountTopic(fmt.Sprint("p", i))}
+			h.Newest(t.Context(), topics)
+			h.Newest(t.Context(), topics)
+			store.away.Store(i%1000 > 500)
+			if i%100 == 0 {
+				synctest.Wait()
+			}
+		}
+		store.away.Store(false)
+		h.Back()
+		if n := h.Topics(); n > 2*maxLingering {
+			t.Errorf("%d topics are kept", n)
+		}
+		time.Sleep(3 * lingerFor)
+		synctest.Wait()
+		if n := h.Topics(); n > 0 {
+			t.Errorf("%d topics are kept that nobody reads", n)
+		}
+		wantEndpoints(t, store, 0)
+	})
+}
+
+// Reads of one topic at the same time are one call, and a caller who goes takes nobody with it.
+func TestConcurrentReadsAreOneCall(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.newest, store.slow = version(1), time.Second
+		first, leave := context.WithCancel(t.Context())
+		answers := make(chan bool, 64)
+		read := func(ctx context.Context) {
+			got, known := h.Newest(ctx, []presence.Topic{readTopic})
+			answers <- known && got[0] == version(1)
+		}
+		go read(first)
+		synctest.Wait()
+		for range 63 {
+			go read(t.Context())
+		}
+		synctest.Wait()
+		leave()
+		if <-answers {
+			t.Error("the caller who went has an answer")
+		}
+		for range 63 {
+			if !<-answers {
+				t.Error("a caller has no answer")
+			}
+		}
+		if n := store.reads.Load(); n != 1 {
+			t.Errorf("%d calls of the store", n)
+		}
+	})
+}
