@@ -234,6 +234,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
 		{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
 
+		{"GET /{page}/counter", "/p/counter", "", 304, "If-None-Match: *"},
 		{"GET /", "/", "", 200, ""},
 		{"GET /-/headcount.js", "/-/headcount.js", "", 200, ""},
 		{"GET /-/openapi.json", "/-/openapi.json", "", 200, ""},

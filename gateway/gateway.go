@@ -106,6 +106,8 @@ type Access struct {
 	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
 	Sites      *identity.Sites // nil: the default one
 	Proxies    *identity.Proxies
+	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
+	CacheReads time.Duration
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
@@ -181,7 +183,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace}
+	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})

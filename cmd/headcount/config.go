@@ -82,6 +82,8 @@ type Config struct {
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
+	CacheReads time.Duration `type:"span-or-0" placeholder:"TIME" default:"0" group:"times" help:"For how many whole seconds proxies may answer GETs of counts, public counters, badges and stats themselves. 0 means that every GET comes here."`
+
 	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; of several regions, one."`
 	WebhookSecrets []string      `name:"webhook-secret" type:"each" placeholder:"SECRET" group:"webhooks" help:"Signs what is sent to --webhook: whsec_ and 24 to 64 bytes as base64. Repeatable: all of them sign, so rotate by adding one. Required with --webhook."`
 	WebhookSettle  time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"webhooks" help:"How long a page must be empty, or a count back at its threshold, before that is told or another rise is, and how long a new peak gathers."`
@@ -225,6 +227,9 @@ func (c *Config) checkTimes() error {
 	}
 	if kept := c.KeptMinutes(); kept != 0 && (kept < time.Minute || kept > 31*24*time.Hour) {
 		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
+	}
+	if c.CacheReads%time.Second != 0 {
+		return setting.Errorf("cache-reads", "%s is no number of whole seconds; give 1s or more, or 0", c.CacheReads)
 	}
 	return node.CheckTimes(c.PresenceTimeout, c.HeartbeatInterval, c.LeaveGrace)
 }

@@ -285,6 +285,7 @@ var refused = map[string]struct {
 	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
 	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
 	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
+	"cache-reads of half a second":              {flag: "cache-reads", args: "--cache-reads 500ms"},
 	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
 	"hot-rate of 0":                             {flag: "hot-rate", args: "--hot-rate 0"},
 	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
@@ -533,7 +534,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {

@@ -450,7 +450,9 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Memory:         machine.NewPressure(),
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
-		Access:     gateway.Access{Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies},
+		Access: gateway.Access{
+			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
+		},
 		Registerer: s.registry,
 		Log:        s.log,
 	})

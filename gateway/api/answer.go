@@ -21,8 +21,8 @@ func Unavailable(c *gin.Context, err error) {
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(retryAfter))
 }
 
-// write answers 200 with a body that no cache may keep. The body is compressed
-// if the request accepts gzip.
+// write answers 200 with a body that no cache may keep, unless Callers.Cacheable was called. The
+// body is compressed if the request accepts gzip.
 func write(c *gin.Context, kind string, body []byte) {
 	if httppolicy.WantsGzip(c.Request) {
 		c.Writer.Header().Set("Content-Encoding", "gzip")

@@ -88,3 +88,15 @@ func call(t *testing.T, h http.Handler, status int, method, target string, heade
 	}
 	return w
 }
+
+// A stale count has another ETag than the same count that is not, since its JSON says so.
+func TestETagOfAStaleCount(t *testing.T) {
+	count := presence.Count{Version: presence.Version{Incarnation: 17, Sequence: 4}}
+	if got := etag(count); got != `"17-4"` {
+		t.Error(got)
+	}
+	count.Stale = true
+	if got := etag(count); got != `"17-4-s"` {
+		t.Error(got)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -21,6 +22,9 @@ type Callers struct {
 	Keys       identity.SiteKeys
 	Proxies    *identity.Proxies
 	Grace      RestartGrace
+	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not
+	// at all.
+	CacheReads time.Duration
 }
 
 // RestartGrace is the time after a restart during which counts may lack users who have yet to
@@ -38,6 +42,17 @@ var ErrElsewhere = errors.New("this page is of another site, and a visitor is so
 
 // Site returns the site that a request is for.
 func (w *Callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
+
+// Cacheable lets proxies keep the answer to a public GET for CacheReads.
+func (w *Callers) Cacheable(c *gin.Context) {
+	if w.CacheReads == 0 {
+		return
+	}
+	httppolicy.Cacheable(c.Writer.Header(), w.CacheReads)
+	if len(w.Sites.All()) > 1 { // either header may say which site the request is for
+		httppolicy.AddVary(c.Writer.Header(), "Origin", identity.SiteHeader)
+	}
+}
 
 // HasKey reports whether key is an API key.
 func (w *Callers) HasKey(key string) bool { return w.Keys.Has(key) }

@@ -66,14 +66,24 @@ func (a *API) getCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
+	a.callers.Cacheable(c)
 	switch {
 	case httppolicy.WantsHTML(c.Request):
 		write(c, "text/html; charset=utf-8", counterPage(counts[0]))
 	case c.Query("regions") == "1":
 		write(c, "application/json", a.countWithParts(c.Request.Context(), counts[0]))
+	case httppolicy.NotModified(c, etag(counts[0])):
 	default:
 		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}
+}
+
+// etag names the JSON of a count.
+func etag(count presence.Count) string {
+	if count.Stale {
+		return `"` + count.Version.String() + `-s"`
+	}
+	return `"` + count.Version.String() + `"`
 }
 
 // countWithParts returns the counter as JSON with each region's share. The shares are
@@ -180,6 +190,7 @@ func (a *API) getCounters(c *gin.Context) {
 	if !ok {
 		return
 	}
+	a.callers.Cacheable(c)
 	body := []byte(`{"counters":[`)
 	for i, count := range counts {
 		if i > 0 {

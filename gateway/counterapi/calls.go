@@ -260,13 +260,25 @@ func (a *API) getOne(c *gin.Context, exact bool) {
 	if !ok {
 		return
 	}
-	lag := one.rule.Stale
 	if exact {
-		lag = 0
+		if is, ok := a.readOne(c, one, 0); ok {
+			writeOne(c, is)
+		}
+		return
 	}
-	if is, ok := a.readOne(c, one, lag); ok {
+	if is, ok := a.readLagging(c, one); ok {
 		writeOne(c, is)
 	}
+}
+
+// readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it. If ok is
+// false, it has written the error answer.
+func (a *API) readLagging(c *gin.Context, one call) (is counter.Counter, ok bool) {
+	is, ok = a.readOne(c, one, one.rule.Stale)
+	if ok && one.rule.Allows(counter.PublicRead) {
+		a.callers.Cacheable(c)
+	}
+	return is, ok
 }
 
 // readOne reads the counter of a call. If ok is false, it has written the error answer.
@@ -288,7 +300,7 @@ func (a *API) Value(c *gin.Context, valid func(key string) bool) (value int64, o
 	if !ok || !valid(presence.KeyOf(one.key)) {
 		return 0, false
 	}
-	is, ok := a.readOne(c, one, one.rule.Stale)
+	is, ok := a.readLagging(c, one)
 	return is.Value, ok
 }
 
@@ -332,6 +344,9 @@ func (a *API) getSeveral(c *gin.Context) {
 	if err != nil {
 		a.unavailable(c, err)
 		return
+	}
+	if open {
+		a.callers.Cacheable(c)
 	}
 	writeList(c, len(read), func(i int) counter.Counter { return read[i].Counter })
 }

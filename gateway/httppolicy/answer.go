@@ -1,8 +1,11 @@
 package httppolicy
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 )
@@ -20,7 +23,31 @@ var (
 	varyOrigin = []string{"Origin"}
 )
 
-// Answer answers 200 with a body that no cache may keep.
+// Cacheable lets every cache between the server and the client keep the answer for age. A refusal undoes it.
+func Cacheable(h http.Header, age time.Duration) {
+	h.Set("Cache-Control", fmt.Sprintf("public, max-age=%d, stale-while-revalidate=5", int(age.Seconds())))
+}
+
+// NotModified answers 304 and returns true if the client has the version of the answer that etag names. Otherwise it
+// gives the answer that tag.
+func NotModified(c *gin.Context, etag string) bool {
+	h := c.Writer.Header()
+	h.Set("ETag", etag)
+	for _, has := range strings.Split(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
+		if has = strings.TrimPrefix(strings.TrimSpace(has), "W/"); has != etag && has != "*" {
+			continue
+		}
+		if h["Cache-Control"] == nil {
+			h["Cache-Control"] = noStore
+		}
+		c.Status(http.StatusNotModified)
+		c.Writer.WriteHeaderNow()
+		return true
+	}
+	return false
+}
+
+// Answer answers 200 with a body that no cache may keep, unless Cacheable was called.
 func Answer(w http.ResponseWriter, contentType string, body []byte) {
 	AnswerWith(w, http.StatusOK, contentType, body)
 }
@@ -30,7 +57,10 @@ func AnswerWith(w http.ResponseWriter, status int, contentType string, body []by
 	h := w.Header()
 	own := []string{contentType, strconv.Itoa(len(body))} // one allocation for both
 	h["Content-Type"], h["Content-Length"] = own[0:1:1], own[1:2:2]
-	h["Cache-Control"], h["X-Content-Type-Options"] = noStore, noSniff
+	h["X-Content-Type-Options"] = noSniff
+	if h["Cache-Control"] == nil {
+		h["Cache-Control"] = noStore
+	}
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may be gone
 }

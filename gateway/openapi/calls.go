@@ -2,7 +2,7 @@ package openapi
 
 // calls are all calls of the public address. A test compares them with the routes.
 var calls = []call{
-	{"GET", "/{page}/counter", "How many are on a page now.", anyone, "regions", "", "Count text/html", "400 401 503"},
+	{"GET", "/{page}/counter", "How many are on a page now.", anyone, "regions ifnonematch", "", "Count text/html 304", "400 401 503"},
 	{"PUT", "/{page}/counter", "\"I am here\" (increment): a hold that lasts three times --presence-timeout, or until decrement.", visitor, "", "Action", "Count", "400 401 403 413 429 503"},
 	{"GET", "/{page}/counter/events", "The count, live, as server-sent events.", visitor, "lastevent urltoken urlid join", "", "text/event-stream", "400 401 403 429 503"},
 	{"GET", "/{page}/stats", "What a page remembers of the time before now.", anyone, "last step", "", "Stats", "400 401 404 503"},

@@ -106,6 +106,8 @@ func (c call) operation() object {
 	good, content := "200", object{}
 	for _, given := range strings.Fields(c.gives) {
 		switch {
+		case given == "304":
+			responses["304"] = object{"description": "The caller has the newest version: it is in If-None-Match."}
 		case given[0] >= '0' && given[0] <= '9': // a status
 			good = given
 		case given == "Limit": // the one refusal that is no problem
@@ -126,6 +128,9 @@ func (c call) operation() object {
 	answer := object{"description": http.StatusText(atoi(good))}
 	if len(content) > 0 {
 		answer["content"] = content
+	}
+	if responses["304"] != nil {
+		answer["headers"] = object{"ETag": object{"description": "The version, with -s behind it when the count is stale.", "schema": object{"type": "string"}}}
 	}
 	if c.gives == "Limit" {
 		answer["headers"] = limitHeaders

@@ -152,6 +152,7 @@ var parameters = object{
 
 	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
 	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),
+	"ifnonematch": header("If-None-Match", "The ETag of an answer of before: 304 when it is the newest."),
 	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
 	"back":        query("back", "How many ms ago the client was welcomed before, or 1 if it does not know. A server that was restarted since, and has forgotten who was there, calls its counts stale until the others had time to come back.", text),
 	"join":        query("join", "1: the caller is on the page until the stream ends, which it does after --ping-interval and --pong-timeout: open another one before that.", one("1")),

@@ -64,6 +64,46 @@ func TestCounter(t *testing.T) {
 	}
 }
 
+// A count has its version as ETag, and a client that has it gets no body. With --cache-reads proxies may answer what is
+// public, and nothing else.
+func TestCachedReads(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--cache-reads=2s", "--api-key=k", "--leave-grace=0s")
+	c := s.ws(t)
+	c.join("p")
+	c.awaitCount("p", 1)
+	const kept = "public, max-age=2, stale-while-revalidate=5"
+	a := s.get(t, "/p/counter")
+	tag := `"` + a.counter(t).Version + `"`
+	if a.header.Get("ETag") != tag || a.header.Get("Cache-Control") != kept {
+		t.Errorf("ETag %s, Cache-Control %q; want %s, %q", a.header.Get("ETag"), a.header.Get("Cache-Control"), tag, kept)
+	}
+	for _, has := range []string{tag, "W/" + tag, `"1-1", ` + tag, "*"} {
+		a := s.get(t, "/p/counter", "If-None-Match: "+has)
+		if a.status != http.StatusNotModified || a.body != "" || a.header.Get("ETag") != tag || a.header.Get("Cache-Control") != kept || a.header.Get("Vary") != "Accept, Accept-Encoding" {
+			t.Errorf("%s: %d %q %v", has, a.status, a.body, a.header)
+		}
+	}
+	c.leave("p")
+	testkit.Eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+	if a := s.get(t, "/p/counter", "If-None-Match: "+tag); a.status != http.StatusOK || a.header.Get("ETag") == tag {
+		t.Errorf("after a change: %d, ETag %s", a.status, a.header.Get("ETag"))
+	}
+	for path, want := range map[string]string{
+		"/-/counters?page=p": kept, "/p/badge.svg": kept, "/p/stats": kept,
+		"/api/v1/counters/views:1": kept, "/api/v1/counters?key=views:1": kept, "/api/v1/counters/views:1/badge.svg": kept,
+		"/api/v1/counters/views:1/exact": "no-store", "/api/v1/counters/mine": "no-store", "/api/v1/counters?key=views:1&key=mine": "no-store",
+		"/api/v1/counters/mine/badge.svg": "no-store", "/api/v1/counters/views:1/range": "no-store", "/-/counter": "no-store", "/-/me/unread": "no-store",
+	} {
+		if a := s.get(t, path, "X-API-Key: k"); a.header.Get("Cache-Control") != want || a.header.Get("Set-Cookie") != "" {
+			t.Errorf("%s: Cache-Control %q, want %q", path, a.header.Get("Cache-Control"), want)
+		}
+	}
+	if a := do(t, "PUT", s.url+"/p/counter", `{"action":"increment"}`); a.status != http.StatusOK || a.header.Get("Cache-Control") != "no-store" || a.header.Get("ETag") != "" {
+		t.Errorf("PUT: %d %v", a.status, a.header)
+	}
+}
+
 // What clients accept is honoured in every answer: HTML for people, in which names stay text, and gzip.
 func TestRepresentations(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,107 @@
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/internal/servertest"
+	"headcount/internal/testkit"
+)
+
+// Behind nginx as README.md sets it up, many readers of a page cost the gateway two requests a second at most, and see
+// a change soon.
+func TestReadsBehindACache(t *testing.T) {
+	long(t)
+	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
+	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1")
+	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
+
+	var arrived atomic.Int64
+	gateway := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: listen})
+	counted := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		arrived.Add(1)
+		gateway.ServeHTTP(w, r)
+	}))
+	defer counted.Close()
+
+	cache, location, ok := strings.Cut(regexp.MustCompile("(?s)```nginx\n(.*?)```").FindStringSubmatch(string(file(t, "README.md")))[1], "\n\n")
+	if !ok {
+		t.Fatal("README.md does not say how nginx caches reads")
+	}
+	cache = strings.Replace(cache, "/var/cache/nginx/headcount", filepath.Join(dir, "cache"), 1)
+	conf := filepath.Join(dir, "nginx.conf")
+	text := fmt.Sprintf("user root; pid %s/nginx.pid; error_log stderr crit; events { worker_connections 500; }\nhttp { access_log off; proxy_temp_path temp;\n%s\nupstream gateways { server %s; keepalive 8; }\nserver { listen %s;\n%s\n}\n}",
+		dir, cache, counted.Listener.Addr(), proxy, location)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	background(t, 0, "nginx", "-p", dir, "-c", conf, "-g", "daemon off;")
+
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: testkit.Timeout}
+	do := func(method, path, body string) (string, error) {
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+proxy+path, strings.NewReader(body))
+		if err != nil {
+			return "", err
+		}
+		resp, err := client.Do(r)
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		answer, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, answer)
+		}
+		return string(answer), err
+	}
+	testkit.Eventually(t, "an answer", func() bool { _, err := do("GET", "/hot%2Fpage/counter", ""); return err == nil })
+
+	var asked atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	began, before := time.Now(), arrived.Load()
+	var readers sync.WaitGroup
+	for range 50 {
+		readers.Go(func() {
+			tick := time.NewTicker(50 * time.Millisecond)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				<-tick.C
+				if _, err := do("GET", "/hot%2Fpage/counter", ""); err != nil {
+					t.Error(err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	testkit.Eventually(t, "4,000 reads", func() bool { return asked.Load() >= 4000 || t.Failed() })
+	took := time.Since(began)
+	n := arrived.Load() - before
+	t.Logf("of %d reads in %s %d arrived", asked.Load(), took.Round(time.Millisecond), n)
+	if float64(n) > 2*took.Seconds()+2 {
+		t.Error("that are more than two a second")
+	}
+	if _, err := do("PUT", "/hot%2Fpage/counter", `{"action":"increment"}`); err != nil {
+		t.Error(err)
+	}
+	testkit.Eventually(t, "the change", func() bool {
+		body, err := do("GET", "/hot%2Fpage/counter", "")
+		return err == nil && strings.Contains(body, `"count":1,`)
+	})
+	stop()
+	readers.Wait()
+}
