@@ -282,7 +282,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			good[c.call] = true
 		}
 	}
-	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"] = true, true, true // TestFramesAreAsDocumented
+	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"], good["GET /api/v1/top/events"] = true, true, true, true // TestFramesAreAsDocumented
 	for _, call := range openapi.Calls() {
 		if !good[call] {
 			t.Errorf("%s was not answered", call)
@@ -412,7 +412,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 	r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
 	until("error")
 
-	for path, kinds := range map[string][]string{"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"}, "/api/v1/counters/views:1/events": {"counter"}} {
+	for path, kinds := range map[string][]string{"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"}, "/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"}} {
 		stream := s.open(path, "")
 		_ = stream.response(http.StatusOK)
 		lines := bufio.NewScanner(stream.in)

@@ -25,8 +25,11 @@ func (g *Gateway) openCounters() (err error) {
 	if g.live, err = counterapi.NewLive(*g.cfg.Counters, g.hub); err != nil {
 		return err
 	}
-	g.counters, err = counterapi.New(*g.cfg.Counters, g.callers, g.live)
-	return err
+	if g.counters, err = counterapi.New(*g.cfg.Counters, g.callers, g.live); err != nil {
+		return err
+	}
+	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
+	return nil
 }
 
 // CountersChanged must be called when Counters.Up has changed.
@@ -37,6 +40,25 @@ func (g *Gateway) getCounterEvents(c *gin.Context) {
 		g.serveEvents(c, counterapi.Topic(key), "")
 	}
 }
+
+func (g *Gateway) getTopEvents(c *gin.Context) {
+	if topic, ok := g.liveTop.Readable(c); ok {
+		g.serveEvents(c, topic, "")
+	}
+}
+
+// topEncoder encodes top lists, which only event streams have. It implements fanout.Encoder.
+type topEncoder struct{}
+
+// Encode implements fanout.Encoder.
+func (topEncoder) Encode(b []byte, u presence.Update, _ fanout.Form) (encoded []byte, shown uint64) {
+	b = append(b, "event: top\ndata: "...)
+	b = append(b, u.Value...)
+	return append(b, "\n\n"...), 0
+}
+
+// Exact implements fanout.Encoder.
+func (topEncoder) Exact(presence.Update) bool { return true }
 
 // counterEncoder encodes counters. It implements fanout.Encoder.
 type counterEncoder struct{}

@@ -101,6 +101,7 @@ func (g *Gateway) routes() http.Handler {
 	if g.counters != nil {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
+		e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
 	}
 	return api.Below(g.cfg.API.BasePath, e)
 }

@@ -118,6 +118,7 @@ type Gateway struct {
 	unread    *notifier.Sums
 	counters  *counterapi.API  // nil, like live, if there are no counters
 	live      *counterapi.Live //
+	liveTop   *counterapi.LiveTop
 	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
@@ -252,6 +253,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.grace.run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
+		wg.Go(func() { g.liveTop.Run(ctx) })
 	}
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })

@@ -12,6 +12,7 @@ func (g *Gateway) registerKinds() {
 	g.hub.Deliver(presence.KindCount, countEncoder{})
 	if g.live != nil {
 		g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
+		g.hub.Supply(counterapi.TopKind, topEncoder{}, g.liveTop)
 	}
 	g.hub.Watch(unread.KindLevel, g.unread)
 	g.hub.Watch(unread.KindRecord, g.unread)

@@ -144,7 +144,7 @@ func (r remote) Up() bool     { return r.state.Up() }
 func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecorder {
 	s.t.Helper()
 	method, path, _ := strings.Cut(call, " ")
-	if !strings.HasPrefix(path, limitsRoot) && !strings.HasPrefix(path, topRoot) {
+	if !strings.HasPrefix(path, limitsRoot) && !strings.HasPrefix(path, TopRoot) {
 		path = Root + path
 	}
 	r, err := http.NewRequest(method, "http://h"+path, strings.NewReader(body))
@@ -426,18 +426,18 @@ func TestDimensions(t *testing.T) {
 
 func TestTop(t *testing.T) {
 	s := serve(t, nil)
-	s.want("GET "+topRoot+"?match=hits:*&last=1h", "", 200, `{"match":"hits:*","last":"1h","top":[]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=1h", "", 200, `{"match":"hits:*","last":"1h","top":[]}`)
 	for n := range 12 {
 		key := "hits:" + strconv.Itoa(n)
 		s.want("POST /"+key+"/increment", fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(key, "sum", n+1, "1"))
 	}
 	s.want("POST /hits:3/decrement", `{"delta":3}`, 200, one("hits:3", "sum", 1, "2"))
 	s.want("POST /hits:1/adjust", `{"delta":5000,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", 5002, "2"))
-	s.want("GET "+topRoot+"?match=hits:*&last=1h&n=2", "", 200, `{"match":"hits:*","last":"1h","top":[{"key":"hits:11","value":12},{"key":"hits:10","value":11}]}`)
-	s.want("GET "+topRoot+"?match=hits:*&last=90d&n=1", "", 200, `{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=1h&n=2", "", 200, `{"match":"hits:*","last":"1h","top":[{"key":"hits:11","value":12},{"key":"hits:10","value":11}]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=90d&n=1", "", 200, `{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
 	s.want("DELETE /hits:11", "", 204, "")
 	s.want("POST /hits:10/reset", `{"reason":"new","by":"ops"}`, 200, one("hits:10", "sum", 0, "2"))
-	w := s.do("GET "+topRoot+"?match=hits:*&last=2h", "") // it is public, and nobody asked that before
+	w := s.do("GET "+TopRoot+"?match=hits:*&last=2h", "") // it is public, and nobody asked that before
 	if w.Code != 200 || strings.Count(w.Body.String(), `"key"`) != 10 || !strings.Contains(w.Body.String(), `[{"key":"hits:10","value":11},{"key":"hits:9","value":10}`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -446,12 +446,12 @@ func TestTop(t *testing.T) {
 		"?match=hits:*": `"last" is missing`, "?match=hits:*&last=x": "one duration", "?match=hits:*&last=91d": "longer than is kept",
 		"?match=hits:*&last=1h&n=0": "from 1 to 100", "?match=hits:*&last=1h&n=101": "from 1 to 100", "?match=%zz": "cannot be read",
 	} {
-		wantProblem(t, s.do("GET "+topRoot+query, "", key), 400, detail)
+		wantProblem(t, s.do("GET "+TopRoot+query, "", key), 400, detail)
 	}
-	wantProblem(t, s.do("GET "+topRoot+"?match=secret:*&last=1h", ""), 403, "not public")
-	wantProblem(t, s.do("GET "+topRoot+"?match=hits:*&last=1h", "", "User: expired"), 401, "token")
-	wantProblem(t, s.do("GET "+topRoot+"?match=none:*&last=1h", "", "X-API-Key: wrong"), 401, "wrong")
-	if w := s.do("POST "+topRoot, "", key); w.Code != 405 {
+	wantProblem(t, s.do("GET "+TopRoot+"?match=secret:*&last=1h", ""), 403, "not public")
+	wantProblem(t, s.do("GET "+TopRoot+"?match=hits:*&last=1h", "", "User: expired"), 401, "token")
+	wantProblem(t, s.do("GET "+TopRoot+"?match=none:*&last=1h", "", "X-API-Key: wrong"), 401, "wrong")
+	if w := s.do("POST "+TopRoot, "", key); w.Code != 405 {
 		t.Errorf("POST: %d", w.Code)
 	}
 }

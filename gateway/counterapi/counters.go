@@ -181,7 +181,7 @@ func (a *API) Routes(e *gin.Engine) {
 	httppolicy.Get(e, one+"/range", a.getRange)
 	httppolicy.Get(e, one+"/window", a.getWindow)
 	httppolicy.Get(e, one+"/dimensions/:name", a.getDimension)
-	httppolicy.Get(e, topRoot, a.getTop)
+	httppolicy.Get(e, TopRoot, a.getTop)
 	e.POST(limitsRoot+"/:key", a.postLimit)
 }
 

@@ -231,7 +231,7 @@ func TestPublicTop(t *testing.T) {
 		}
 		get := func(n int, want string) {
 			t.Helper()
-			if w := s.do(fmt.Sprint("GET ", topRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
+			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
 				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
 			}
 		}

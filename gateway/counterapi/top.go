@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,81 +15,107 @@ import (
 	"headcount/presence"
 )
 
-// topRoot is the path of top lists.
-const topRoot = "/api/v1/top"
+// TopRoot is the path of top lists.
+const TopRoot = "/api/v1/top"
 
 // fewTop is how many counters are computed for a list of that length or a shorter one, so that all of these are one
 // question. A list of fewTop costs as much as a list of one.
 const fewTop = 32
 
+// topList is a list that a request asks for: the n counters of a rule that gained most in the last time.
+type topList struct {
+	rule *counter.Rule
+	last time.Duration
+	text string // last, as the request has it
+	n    int
+}
+
 // getTop answers with the counters of a rule that gained most lately.
 func (a *API) getTop(c *gin.Context) {
+	if list, server, ok := a.topList(c); ok {
+		if top, ok := a.findTop(c, list, server); ok {
+			answer(c, list.appendJSON(nil, top))
+		}
+	}
+}
+
+// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API key. If
+// ok is false, it has written the error answer.
+func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 	const example = "?match=views:*&last=1h&n=10"
-	server, ok := a.server(c)
-	if !ok {
-		return
+	if server, ok = a.server(c); !ok {
+		return list, server, false
 	}
 	values, ok := Query(c, example)
 	if !ok {
-		return
+		return list, server, false
 	}
 	given := values["match"]
 	if len(given) != 1 {
 		problem(c, http.StatusBadRequest, `"match" is the match of one rule with top; ask as `+example+".")
-		return
+		return list, server, false
 	}
-	rule, err := a.cfg.Rules.In(a.callers.Site(c)).TopRule(given[0])
-	if err != nil {
+	var err error
+	if list.rule, err = a.cfg.Rules.In(a.callers.Site(c)).TopRule(given[0]); err != nil {
 		problem(c, http.StatusBadRequest, "There is no such list: "+strings.TrimPrefix(err.Error(), counter.ErrTop.Error()+": ")+".")
-		return
+		return list, server, false
 	}
-	if !a.allowed(c, server, rule, counter.PublicRead) || !server && !a.callers.Public(c) {
-		return
+	if !a.allowed(c, server, list.rule, counter.PublicRead) || !server && !a.callers.Public(c) {
+		return list, server, false
 	}
-	last, ok := Duration(c, values, "last")
-	if !ok {
-		return
+	if list.last, ok = Duration(c, values, "last"); !ok {
+		return list, server, false
 	}
-	if last == 0 {
+	if list.text = values.Get("last"); list.last == 0 {
 		problem(c, http.StatusBadRequest, `"last" is missing; ask as `+example+".")
-		return
+		return list, server, false
 	}
 	n, ok := number(c, values, "n", defaultTop, 1, counter.MaxTop)
-	if !ok {
-		return
-	}
-	ctx, cancel := a.within(c)
-	defer cancel()
-	q, err := rule.Window(last, time.Now())
-	if err != nil {
-		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-		return
-	}
-	most := counter.MaxTop
-	if n <= fewTop {
-		most = fewTop
-	}
-	found, err := a.questions.ask(ctx, question{of: rule.Match, q: q, top: most}, rule.Stale, server, func(ctx context.Context) (outcome, error) {
-		top, err := a.cfg.Counters.Top(ctx, rule, last, most)
-		return outcome{top: top}, err
-	})
-	switch {
-	case errors.Is(err, errTurn):
-		a.crowded(c)
-		return
-	case err != nil:
-		a.unavailable(c, err)
-		return
-	}
-	writeTop(c, rule, values.Get("last"), found.top[:min(int(n), len(found.top))])
+	list.n = int(n)
+	return list, server, ok
 }
 
-// writeTop answers with the counters of a rule that gained most in the last time.
-func writeTop(c *gin.Context, rule *counter.Rule, last string, top []counter.Gained) {
-	b := append(make([]byte, 0, 64+64*len(top)), `{"match":`...)
-	b = presence.AppendString(b, rule.Written())
+// findTop returns the counters of a list. If ok is false, it has written the error answer.
+func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.Gained, ok bool) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	top, err := a.askTop(ctx, list, list.rule.Stale, server)
+	switch {
+	case errors.Is(err, counter.ErrTime):
+		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+	case errors.Is(err, errTurn):
+		a.crowded(c)
+	case err != nil:
+		a.unavailable(c, err)
+	}
+	return top, err == nil
+}
+
+// askTop returns the counters of a list, at most stale old.
+func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, server bool) ([]counter.Gained, error) {
+	q, err := list.rule.Window(list.last, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	most := counter.MaxTop
+	if list.n <= fewTop {
+		most = fewTop
+	}
+	found, err := a.questions.ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, server, func(ctx context.Context) (outcome, error) {
+		top, err := a.cfg.Counters.Top(ctx, list.rule, list.last, most)
+		return outcome{top: top}, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found.top[:min(list.n, len(found.top))], nil
+}
+
+func (l topList) appendJSON(b []byte, top []counter.Gained) []byte {
+	b = append(slices.Grow(b, 64+64*len(top)), `{"match":`...)
+	b = presence.AppendString(b, l.rule.Written())
 	b = append(b, `,"last":`...)
-	b = presence.AppendString(b, last)
+	b = presence.AppendString(b, l.text)
 	b = append(b, `,"top":[`...)
 	for i, g := range top {
 		if i > 0 {
@@ -100,5 +127,5 @@ func writeTop(c *gin.Context, rule *counter.Rule, last string, top []counter.Gai
 		b = strconv.AppendInt(b, g.Value, 10)
 		b = append(b, '}')
 	}
-	answer(c, append(b, "]}"...))
+	return append(b, "]}"...)
 }

@@ -54,6 +54,7 @@ var calls = []call{
 	{"GET", "/api/v1/counters/{key}/aggregate", "All counters that a match fits, added up.", server, "", "", "Aggregate", "400 401 403 409 503"},
 	{"GET", "/api/v1/counters/{key}/events", "A counter, live, as server-sent events.", opened, "lastevent urltoken urlid", "", "text/event-stream", "400 401 403 429 503"},
 	{"GET", "/api/v1/top", "What gained most under a rule with top.", opened, "match last n", "", "Top", "400 401 403 429 503"},
+	{"GET", "/api/v1/top/events", "The same, live, as server-sent events.", opened, "match last n urltoken urlid", "", "text/event-stream", "400 401 403 429 503"},
 	{"POST", "/api/v1/limits/{key}", "May so much pass now? If so, it counts.", server, "", "AskLimit", "Limit", "400 401 403 413 415 503"},
 
 	{"GET", "/", "The demo page.", anyone, "", "", "text/html", ""},

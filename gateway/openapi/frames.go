@@ -45,12 +45,13 @@ var told = []message{
 		"message", text, "page?", text, "counter?", text),
 }
 
-// The events of the two streams. Their SSE event names are the names of the messages,
-// and their ids are versions.
+// The events of the streams. Their SSE event names are the names of the messages, and their
+// ids, if any, are versions.
 var (
 	countEvent   = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
 	joinEvent    = message{"join", "event: join, data: this. With ?join=1: the user is on the page. Another stream is to be open within heartbeat_ms.", members("page", id, "heartbeat_ms", natural)}
 	counterEvent = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
+	topEvent     = message{"top", "event: top, data: this. At most one a second, when the list has changed.", schemas["Top"].(object)}
 )
 
 // AsyncAPI is the document of frames and events.
@@ -77,6 +78,7 @@ var AsyncAPI = document(func() object {
 	fromServer, toldNames := add("server_", told...)
 	pageEvents, countNames := add("event_", countEvent, joinEvent)
 	counterEvents, counterNames := add("event_", counterEvent)
+	topEvents, topNames := add("event_", topEvent)
 	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
 	return object{
 		"asyncapi": "3.0.0",
@@ -89,12 +91,14 @@ var AsyncAPI = document(func() object {
 			"socket":        object{"address": "/-/ws", "messages": all(fromClient, fromServer), "bindings": object{"ws": object{"method": "GET"}}},
 			"pageEvents":    object{"address": "/{page}/counter/events", "parameters": in("page"), "messages": pageEvents},
 			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "parameters": in("key"), "messages": counterEvents},
+			"topEvents":     object{"address": "/api/v1/top/events", "messages": topEvents},
 		},
 		"operations": object{ // of the server: it receives what clients send
 			"hear":          operation("receive", "socket", saidNames),
 			"tell":          operation("send", "socket", toldNames),
 			"streamCount":   operation("send", "pageEvents", countNames),
 			"streamCounter": operation("send", "counterEvents", counterNames),
+			"streamTop":     operation("send", "topEvents", topNames),
 		},
 		"components": object{"messages": messages},
 	}

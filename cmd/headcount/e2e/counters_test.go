@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 
@@ -186,4 +187,46 @@ func TestRulesOfAFile(t *testing.T) {
 	s.call(t, "GET", "seats/events", "", "Origin: https://b.example").problem(t, http.StatusForbidden)
 	s.call(t, "GET", "views:1", "").problem(t, http.StatusBadRequest)
 	s.call(t, "POST", "seats/increment", `{"delta":2}`).problem(t, http.StatusConflict)
+}
+
+// A stream of a top list begins with the list, and has another event when the list changes, at most one a second. Lists
+// that cannot be are refused before the stream begins.
+func TestTopEvents(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t)
+	s.call(t, "POST", "views:a/increment", `{"delta":2}`)
+	st := s.sse(t, "/api/v1/top/events?match=views:*&last=1h&n=2")
+	next := func(want string) time.Time {
+		t.Helper()
+		select {
+		case e := <-st.events:
+			if e.name != "top" || e.data != `{"match":"views:*","last":"1h","top":[`+want+`]}` {
+				t.Fatalf("event %q: %s, want %s", e.name, e.data, want)
+			}
+			return e.at
+		case <-time.After(testkit.Timeout):
+			t.Fatal("no event")
+			return time.Time{}
+		}
+	}
+	before := next(`{"key":"views:a","value":2}`)
+	for _, delta := range []int{3, 5} {
+		for range 10 { // they are one event, or two
+			s.call(t, "POST", "views:b/increment", fmt.Sprint(`{"delta":`, delta, `}`))
+		}
+		want := fmt.Sprint(`{"key":"views:b","value":`, s.exact(t, "views:b"), `},{"key":"views:a","value":2}`)
+		e := <-st.events
+		if e.data != `{"match":"views:*","last":"1h","top":[`+want+`]}` {
+			next(want)
+		}
+		if e.at.Sub(before) < 500*time.Millisecond { // the least is a second, but events may be read late
+			t.Errorf("two events within %s", e.at.Sub(before))
+		}
+		before = e.at
+	}
+	for query, status := range map[string]int{
+		"": 400, "?match=views:*": 400, "?match=none:*&last=1h": 400, "?match=views:*&last=1000d": 400, "?match=views:*&last=1h&n=101": 400,
+	} {
+		s.get(t, "/api/v1/top/events"+query).problem(t, status)
+	}
 }
