@@ -34,6 +34,7 @@ require (
 	golang.org/x/tools v0.51.0
 	headcount/client v0.0.0
 	pgregory.net/rapid v1.3.0
+	zgo.at/isbot v1.0.0
 )
 
 replace headcount/client => ./client

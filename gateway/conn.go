@@ -44,8 +44,9 @@ type conn struct {
 	// These are set before start, and not changed after that.
 	g *Gateway
 	visitor
-	events bool // it is an event stream
-	server bool // the upgrade had an API key
+	events  bool // it is an event stream
+	server  bool // the upgrade had an API key
+	crawler bool // it watches the pages that it joins
 
 	// The turn owns errors. It stands here since small fields next to each other save
 	// memory: there are many idle connections.
@@ -318,6 +319,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	c.addr = g.callers.Addr(r)
 	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
 	c.server = g.callers.IsServer(r)
+	c.crawler = g.callers.Crawler(r)
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

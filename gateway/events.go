@@ -40,6 +40,9 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}
+	if joins != "" && g.callers.Crawler(c.Request) {
+		joins = ""
+	}
 	if joins != "" {
 		// A proxy may take comments for long after its client has gone. So a join
 		// lasts no longer than that of a WebSocket whose pings are not answered.

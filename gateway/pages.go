@@ -59,8 +59,14 @@ func (c *conn) do(m message) error {
 	}
 	switch m.kind {
 	case typeJoin:
+		if c.crawler {
+			return c.subscribe(m)
+		}
 		return c.join(m.pages[0])
 	case typeLeave:
+		if c.crawler {
+			c.unsubscribe(m.pages)
+		}
 		c.leave(m.pages[0])
 	case typeSubscribe:
 		return c.subscribe(m)

@@ -388,6 +388,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
 		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d",
 		"no stats of pages":                   "--page-stats 0",
+		"crawlers and proxies":                "--count-bots --cache-reads 5s",
+		"no crawlers":                         "--count-bots=false",
 		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
 		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
 		"no origins":                          "--allow-origins=",
@@ -534,7 +536,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads count-bots otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {
@@ -550,7 +552,7 @@ func TestHelpOfServe(t *testing.T) {
 		t.Fatalf("exit status %d, %v", code, err)
 	}
 	for _, name := range serveFlags(t) {
-		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n")
+		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") || strings.Contains(help, " --"+name+" ")
 		if !shown && !strings.Contains(string(guide), "`--"+name+"`") {
 			t.Errorf("neither the help nor deploy/README.md has --%s", name)
 		}

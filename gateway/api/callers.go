@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -25,6 +26,8 @@ type Callers struct {
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not
 	// at all.
 	CacheReads time.Duration
+	CountBots  bool                   // crawlers are counted like people
+	Ignored    *prometheus.CounterVec // clients that are not counted, by reason
 }
 
 // RestartGrace is the time after a restart during which counts may lack users who have yet to

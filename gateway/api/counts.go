@@ -218,6 +218,12 @@ func (a *API) putCounter(c *gin.Context) {
 	if !a.admitIdentity(c, id) || on && !a.admitPages(c, name) {
 		return
 	}
+	if a.callers.Crawler(c.Request) {
+		if counts, ok := a.counts(c, name); ok {
+			write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
+		}
+		return
+	}
 	if count, ok := a.hold(c, id.Hash, name, on); ok {
 		a.callers.Issue(c, id)
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))

@@ -55,6 +55,8 @@ func (users) Site(c *gin.Context) presence.Site {
 
 func (users) HasKey(key string) bool { return key == "k" }
 
+func (users) Crawler(*http.Request) bool { return false }
+
 func (users) Cacheable(*gin.Context) {}
 
 func (users) Public(c *gin.Context) bool { return c.GetHeader("User") != "expired" || refuse(c) }

@@ -88,6 +88,12 @@ func (a *API) postStep(c *gin.Context, down bool) {
 	if a.limited(c, one, &op.Changes[0]) {
 		return
 	}
+	if !one.server && a.callers.Crawler(c.Request) {
+		if is, ok := a.readOne(c, one, 0); ok {
+			writeOne(c, is)
+		}
+		return
+	}
 	if made, ok := a.make(c, op); ok {
 		a.issue(c, one)
 		writeOne(c, made[0])
@@ -220,6 +226,10 @@ func (a *API) changeMember(c *gin.Context, join bool) {
 		change.Leave = []string{member}
 	}
 	if a.limited(c, one, &change) {
+		return
+	}
+	if !one.server && a.callers.Crawler(c.Request) {
+		a.readMember(c, one, "")
 		return
 	}
 	if made, ok := a.make(c, counter.Op{Changes: []counter.Change{change}}); ok {

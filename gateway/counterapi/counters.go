@@ -88,6 +88,8 @@ type Callers interface {
 	Site(c *gin.Context) presence.Site
 	// HasKey reports whether key is an API key.
 	HasKey(key string) bool
+	// Crawler reports whether the client is a crawler that is not to be counted.
+	Crawler(r *http.Request) bool
 	// Cacheable lets proxies keep the answer to a public GET.
 	Cacheable(c *gin.Context)
 	// Public refuses a request that carries a bad token. If it returns false, it has

@@ -443,3 +443,41 @@ func TestAUserWithThousandsOfPages(t *testing.T) {
 	other.awaitCount("7-7", 1)
 	testkit.Eventually(t, "the user is gone", func() bool { return s.count(t, "99-99") == 0 && s.count(t, "*") == 1 })
 }
+
+// A crawler is served like everybody and is not counted, neither as a visitor nor as a voter, unless --count-bots says so.
+func TestCrawlers(t *testing.T) {
+	t.Parallel()
+	const agent = "User-Agent: Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"
+	for counted, s := range map[int]*server{0: startWithKey(t), 1: startWithKey(t, "--count-bots")} {
+		c := s.dial(t, dialer{headers: []string{agent}})
+		c.join("p")
+		c.awaitCount("p", counted)
+		person := s.ws(t)
+		person.join("p")
+		person.awaitCount("p", counted+1)
+		c.awaitCount("p", counted+1)
+		c.leave("p")
+		c.silent()
+		st := s.sse(t, "/q/counter/events?join=1", agent)
+		if counted == 0 {
+			st.awaitCount(0)
+		}
+		put := do(t, "PUT", s.url+"/r/counter", `{"action":"increment"}`, agent)
+		if n := put.counter(t).Count; n != counted {
+			t.Errorf("a hold of a crawler: %d, want %d", n, counted)
+		}
+		if n := s.call(t, "POST", "votes:1/increment", "", agent).lasting(t).Value; n != int64(counted) {
+			t.Errorf("a vote of a crawler: %d, want %d", n, counted)
+		}
+		member := s.call(t, "PUT", "likes:1/members/me", "", agent)
+		if like := member.lasting(t); like.Value != int64(counted) || *like.Member != (counted == 1) {
+			t.Errorf("a like of a crawler: %s", member.body)
+		}
+		if n := s.metric(t, `headcount_ignored_total{reason="crawler"}`); counted == 0 && n != 5 || counted == 1 && n != 0 {
+			t.Errorf("%v clients were ignored", n)
+		}
+		if n := s.call(t, "POST", "votes:1/increment", "", agent, withKey).lasting(t).Value; n != int64(counted)+1 {
+			t.Errorf("a vote of a server that calls itself a crawler: %d", n)
+		}
+	}
+}

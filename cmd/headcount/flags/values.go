@@ -63,7 +63,7 @@ func (f *Flag) read(value any) (problem string) {
 		*target, err = strconv.ParseFloat(text, 64)
 		problem = "it is not a number; write one such as 0.5"
 	case *bool:
-		*target, err = strconv.ParseBool(text)
+		*target, err = strconv.ParseBool(fmt.Sprint(value))
 		problem = "it is neither true nor false"
 	default:
 		panic(fmt.Sprintf("nobody reads a flag of %T", target))
