@@ -74,6 +74,8 @@ type visitor struct {
 	name string                  // of the user on its site, see member and site
 	slot *httppolicy.AddressSlot // of its address, to leave at the end
 	addr netip.Addr
+	// opens has the private pages that the user's token opens; nil: none, as for most clients.
+	opens *[]string
 }
 
 // spent has the state of each limit.Rate of a client: when all of it is available again.
@@ -320,6 +322,9 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
+	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {
+		c.opens = &id.Pages
+	}
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -21,7 +21,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if join {
 		check = presence.CheckPage
 	}
-	name, ok := api.Page(c, check)
+	name, ok := g.callers.Page(c, check, true)
 	if !ok {
 		return
 	}

@@ -108,7 +108,8 @@ type Access struct {
 	Proxies    *identity.Proxies
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
-	CountBots  bool // crawlers are counted like people
+	CountBots  bool     // crawlers are counted like people
+	Private    []string // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
@@ -185,7 +186,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, Ignored: g.metrics.ignored}
+	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, Private: cfg.Private, Ignored: g.metrics.ignored}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})

@@ -3,6 +3,7 @@ package gateway
 import (
 	"slices"
 
+	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -57,6 +58,11 @@ func (c *conn) do(m message) error {
 	for i, key := range m.counters {
 		m.counters[i] = site.Qualify(key)
 	}
+	if m.kind == typeJoin || m.kind == typeSubscribe {
+		if err := c.admitPrivate(m.pages); err != nil {
+			return err
+		}
+	}
 	switch m.kind {
 	case typeJoin:
 		if c.crawler {
@@ -83,6 +89,21 @@ func (c *conn) do(m message) error {
 			page = m.pages[0]
 		}
 		c.g.unread.Read(c.sum, c, page)
+	}
+	return nil
+}
+
+// admitPrivate returns a fault about the first of the pages that is private and not open to the client.
+func (c *conn) admitPrivate(names []string) error {
+	if c.server {
+		return nil
+	}
+	var open []string
+	if c.opens != nil {
+		open = *c.opens
+	}
+	if name := c.g.callers.Shut(names, open); name != "" {
+		return &fault{code: codeForbidden, message: api.PrivateDetail, page: presence.KeyOf(name), hasPage: true}
 	}
 	return nil
 }

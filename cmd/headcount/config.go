@@ -14,6 +14,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/counterpg"
+	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/internal/setting"
 	"headcount/internal/tracing/otlp"
@@ -80,6 +81,7 @@ type Config struct {
 	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. After the name of a site and a colon it holds for that site alone. Repeatable."`
 	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to none are for the first. Without it there is one site, default."`
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
+	Private        []string `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	CountBots  bool          `group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
@@ -309,6 +311,14 @@ func (c *Config) peerNames() []string {
 }
 
 func (c *Config) checkAccess() error {
+	for _, match := range c.Private {
+		if err := api.CheckMatch(match); err != nil {
+			return setting.Errorf("private", "%q is no page and no prefix with a * behind it: %v", match, err)
+		}
+	}
+	if len(c.Private) > 0 && len(c.APIKeys) == 0 && c.JWTSecret == "" && c.JWKSURL == "" {
+		return setting.Errorf("private", "nobody could use such a page; give --api-key, or --jwt-secret or --jwks-url, too")
+	}
 	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !(setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())) {
 		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not loopback; give every process the same long random value")
 	}

@@ -285,6 +285,8 @@ var refused = map[string]struct {
 	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
 	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
 	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
+	"a private page that is none":               {flag: "private", args: "--private team/\x01* --api-key k"},
+	"private pages for nobody":                  {flag: "private", args: "--private team/*"},
 	"cache-reads of half a second":              {flag: "cache-reads", args: "--cache-reads 500ms"},
 	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
 	"hot-rate of 0":                             {flag: "hot-rate", args: "--hot-rate 0"},
@@ -388,6 +390,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
 		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d",
 		"no stats of pages":                   "--page-stats 0",
+		"private pages":                       "--private team/* --private board --jwt-secret s",
 		"crawlers and proxies":                "--count-bots --cache-reads 5s",
 		"no crawlers":                         "--count-bots=false",
 		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
@@ -536,7 +539,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads count-bots otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads count-bots private otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {

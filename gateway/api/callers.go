@@ -26,6 +26,7 @@ type Callers struct {
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not
 	// at all.
 	CacheReads time.Duration
+	Private    Matches                // pages that need an API key, or a token that opens them
 	CountBots  bool                   // crawlers are counted like people
 	Ignored    *prometheus.CounterVec // clients that are not counted, by reason
 }

@@ -25,7 +25,7 @@ func (a *API) postChange(c *gin.Context) {
 	if !a.callers.Server(c) {
 		return
 	}
-	name, ok := Page(c, presence.CheckPage)
+	name, ok := a.callers.Page(c, presence.CheckPage, false)
 	if !ok {
 		return
 	}

@@ -16,9 +16,9 @@ import (
 	"headcount/presence"
 )
 
-// Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page.
-// If ok is false, it has written the error answer.
-func Page(c *gin.Context, check func(string) error) (name string, ok bool) {
+// Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page and
+// the sender may use it. query says whether the URL's parameters count. If ok is false, it has written the error answer.
+func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (name string, ok bool) {
 	name, err := url.PathUnescape(c.Param("page"))
 	if err == nil {
 		err = check(name)
@@ -27,7 +27,8 @@ func Page(c *gin.Context, check func(string) error) (name string, ok bool) {
 		badRequest(c, err.Error())
 		return "", false
 	}
-	return siteOf(c).Qualify(name), true
+	name = siteOf(c).Qualify(name)
+	return name, w.admitPrivate(c, query, name)
 }
 
 // counts returns the counts of pages, in the order of pages, as this process knows them. If it
@@ -58,7 +59,7 @@ func (a *API) countsWith(c *gin.Context, read func(context.Context, []presence.T
 
 func (a *API) getCounter(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
-	name, ok := Page(c, presence.CheckReadable)
+	name, ok := a.callers.Page(c, presence.CheckReadable, false)
 	if !ok || !a.callers.Public(c) || !a.admitPages(c, name) {
 		return
 	}
@@ -183,7 +184,7 @@ func (a *API) getCounters(c *gin.Context) {
 		badRequest(c, "Ask for 1 to 100 distinct pages, as ?page=a&page=b.")
 		return
 	}
-	if !a.callers.Public(c) || !a.admitPages(c, pages...) {
+	if !a.callers.Public(c) || !a.callers.admitPrivate(c, false, pages...) || !a.admitPages(c, pages...) {
 		return
 	}
 	counts, ok := a.counts(c, pages...)
@@ -202,7 +203,7 @@ func (a *API) getCounters(c *gin.Context) {
 }
 
 func (a *API) putCounter(c *gin.Context) {
-	name, ok := Page(c, presence.CheckPage)
+	name, ok := a.callers.Page(c, presence.CheckPage, false)
 	if !ok {
 		return
 	}
@@ -236,7 +237,7 @@ func (a *API) putPresence(c *gin.Context, on bool) {
 	if !ok {
 		return
 	}
-	name, ok := Page(c, presence.CheckPage)
+	name, ok := a.callers.Page(c, presence.CheckPage, false)
 	if !ok {
 		return
 	}

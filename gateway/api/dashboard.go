@@ -9,8 +9,8 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// dashboard serves the dashboard's page and its data. If API keys are configured,
-// both need one. A browser cannot send a key with an address, so it gets the page
+// dashboard serves the dashboard's page and its data. If API keys or private pages
+// are configured, both need a key. A browser cannot send a key with an address, so it gets the page
 // with a 401. The page itself holds no data, and asks for the key.
 func (a *API) dashboard(e *gin.Engine, page asset) {
 	if a.cfg.Dashboard == nil {
@@ -31,7 +31,7 @@ func (a *API) dashboard(e *gin.Engine, page asset) {
 	// error.
 	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(a.callers.Keys) > 0))
+		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", a.callers.guarded()))
 	})
 	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
@@ -49,10 +49,11 @@ func (a *API) dashboard(e *gin.Engine, page asset) {
 }
 
 // mayLook reports whether the request may see the dashboard: it has a valid API
-// key, or no keys are configured.
-func (w *Callers) mayLook(c *gin.Context) bool {
-	return len(w.Keys) == 0 || w.IsServer(c.Request)
-}
+// key, or needs none.
+func (w *Callers) mayLook(c *gin.Context) bool { return !w.guarded() || w.IsServer(c.Request) }
+
+// guarded reports whether the dashboard needs an API key: there are keys, or private pages, which it would show.
+func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 }
 
 // alone reports whether the API key of the request holds only for single sites, so that its
 // sender may not see what is of all sites.

@@ -178,7 +178,7 @@ func (a *API) deleteFollow(c *gin.Context) {
 // about. If ok is false, it has written the error answer.
 func (a *API) followed(c *gin.Context) (name string, user unread.User, id identity.Identity, ok bool) {
 	if user, id, ok = a.callers.follower(c); ok {
-		name, ok = Page(c, presence.CheckPage)
+		name, ok = a.callers.Page(c, presence.CheckPage, false)
 	}
 	return name, user, id, ok
 }

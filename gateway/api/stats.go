@@ -21,7 +21,7 @@ func (a *API) getStats(c *gin.Context) {
 		httppolicy.Problem(c.Writer, http.StatusNotFound, "This server remembers nothing of its pages: it was started with --page-stats 0.")
 		return
 	}
-	name, ok := Page(c, presence.CheckReadable)
+	name, ok := a.callers.Page(c, presence.CheckReadable, false)
 	if !ok || !a.callers.Public(c) {
 		return
 	}

@@ -43,7 +43,7 @@ type display struct {
 // answer.
 func (a *API) readDisplay(c *gin.Context, color, background string) (s display, ok bool) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	name, ok := Page(c, presence.CheckReadable)
+	name, ok := a.callers.Page(c, presence.CheckReadable, false)
 	if !ok || !a.callers.Public(c) {
 		return s, false
 	}

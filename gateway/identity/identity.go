@@ -82,6 +82,7 @@ type Identity struct {
 	Hash    presence.User // identifies the user in presence
 	Site    presence.Site // of which this is a user
 	Expires time.Time     // when the token expires; zero: never
+	Pages   []string      // private pages that the token opens: pages, or prefixes and *
 }
 
 // Identities finds out who sent a request. It is safe for use by many goroutines at

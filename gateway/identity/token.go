@@ -53,7 +53,19 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if err != nil {
 		return Identity{}, err
 	}
-	return Identity{User: sub, Expires: expires}, nil
+	return Identity{User: sub, Expires: expires, Pages: pages(claims)}, nil
+}
+
+// pages returns the strings of the claim "pages". Other applications may use the claim for something else, so what is no list of
+// strings opens nothing.
+func pages(claims jwt.MapClaims) (open []string) {
+	list, _ := claims["pages"].([]any)
+	for _, one := range list {
+		if page, ok := one.(string); ok && page != "" {
+			open = append(open, page)
+		}
+	}
+	return open
 }
 
 // verifyToken returns the claims of a token if its signature is valid.

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -197,4 +198,83 @@ func TestTokenOfAnOpenConnectionExpires(t *testing.T) {
 	watcher.takeCount("p", 0)
 	watcher.silent()
 	s.refused(t, dialer{query: "token=" + short}).problem(t, 401)
+}
+
+// A private page is for servers and for tokens that open it, in every call and frame; others learn nothing of it but
+// that it is private. Its users count on the site.
+func TestPrivatePages(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t, "--private=team/*", "--private=board", "--jwt-secret="+jwtSecret)
+	ann := hs256(t, jwt.MapClaims{"sub": "ann", "pages": []string{"team/a*", "board"}})
+	ben := hs256(t, jwt.MapClaims{"sub": "ben", "pages": "team/a1"}) // no list: it opens nothing
+	in, out := s.dial(t, dialer{query: "token=" + ann}), s.dial(t, dialer{query: "token=" + ben})
+	in.join("team/a1")
+	in.awaitCount("team/a1", 1)
+	out.join("open")
+	out.awaitCount("open", 1)
+	out.send(`{"type":"subscribe","pages":["*"]}`)
+	out.awaitCount("*", 2)
+	for _, message := range []string{`{"type":"join","page":"team/a1"}`, `{"type":"join","page":"team/never"}`, `{"type":"subscribe","pages":["q","team/a1"]}`} {
+		out.send(message)
+		f := out.take("error")
+		if f.Code != "forbidden" || f.Page == nil || !strings.HasPrefix(*f.Page, "team/") {
+			t.Errorf("%s: %s", message, f.text)
+		}
+	}
+	in.send(`{"type":"subscribe","pages":["team/b"]}`)
+	if f := in.take("error"); f.Code != "forbidden" {
+		t.Errorf("another page: %s", f.text)
+	}
+	for _, path := range []string{
+		"GET /team%2Fa1/counter", "GET /-/counters?page=open&page=team/a1", "GET /team%2Fa1/badge.svg", "GET /team%2Fa1/widget", "GET /team%2Fa1/stats", "GET /team%2Fa1/counter/events",
+		"PUT /team%2Fa1/counter", "PUT /-/me/follows/team%2Fa1", "GET /team%2Fnever/counter", "GET /board/counter",
+	} {
+		method, path, _ := strings.Cut(path, " ")
+		body := ""
+		if method == "PUT" {
+			body = `{"action":"increment"}`
+		}
+		if strings.Contains(path, "follows") {
+			body = ""
+		}
+		call := func(lines ...string) answer {
+			if strings.HasSuffix(path, "/events") {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel() // a stream has no end
+				r, err := http.NewRequestWithContext(ctx, method, s.url+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, line := range lines {
+					name, value, _ := strings.Cut(line, ": ")
+					r.Header.Set(name, value)
+				}
+				resp, err := http.DefaultClient.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return answer{status: resp.StatusCode}
+			}
+			return do(t, method, s.url+path, body, lines...)
+		}
+		if a := call("Authorization: Bearer " + ben); a.status != http.StatusForbidden {
+			t.Errorf("%s %s of ben: %d %s", method, path, a.status, a.body)
+		}
+		if a := call("Authorization: Bearer x"); a.status != http.StatusUnauthorized {
+			t.Errorf("%s %s with a bad token: %d %s", method, path, a.status, a.body)
+		}
+		if a := call(); method == "GET" && a.status != http.StatusForbidden {
+			t.Errorf("%s %s of nobody: %d %s", method, path, a.status, a.body)
+		}
+		if a := call("Authorization: Bearer " + ann); a.status/100 != 2 && !strings.Contains(path, "never") || strings.Contains(path, "never") && a.status != http.StatusForbidden {
+			t.Errorf("%s %s of ann: %d %s", method, path, a.status, a.body)
+		}
+		if a := call(withKey); method == "GET" && a.status != http.StatusOK {
+			t.Errorf("%s %s of a server: %d %s", method, path, a.status, a.body)
+		}
+	}
+	s.dial(t, dialer{query: "token=" + ben, headers: []string{withKey}}).join("team/x")
+	if a := s.get(t, "/-/dashboard/data"); a.status != http.StatusUnauthorized {
+		t.Errorf("the dashboard: %d", a.status)
+	}
 }

@@ -1,0 +1,66 @@
+package api
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/presence"
+)
+
+// Matches are pages, or prefixes of pages with a * behind them.
+type Matches []string
+
+// Has reports whether the page of that name is one of them, on whatever site. The whole site never is.
+func (m Matches) Has(name string) bool {
+	key := presence.KeyOf(name)
+	return key != presence.AllPages && slices.ContainsFunc(m, func(match string) bool {
+		prefix, several := strings.CutSuffix(match, "*")
+		return match == key || several && strings.HasPrefix(key, prefix)
+	})
+}
+
+// CheckMatch returns why match cannot be one of Matches, or nil.
+func CheckMatch(match string) error {
+	prefix, several := strings.CutSuffix(match, "*")
+	if several && prefix == "" {
+		return nil
+	}
+	return presence.CheckPage(prefix)
+}
+
+// PrivateDetail says what a private page needs.
+const PrivateDetail = `this page is private: it needs an API key, or a token whose claim "pages" has it`
+
+// Shut returns the first of the pages that a visitor with these pages in its token may not use, or "".
+func (w *Callers) Shut(names []string, open Matches) string {
+	for _, name := range names {
+		if w.Private.Has(name) && !open.Has(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// admitPrivate refuses a request that names private pages, unless its sender may use all of them. query says whether the
+// URL's parameters count. If admitPrivate returns false, it has written the error answer.
+func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) bool {
+	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
+		return true
+	}
+	id, err := w.Identity(c, query)
+	switch {
+	case err != nil && !errors.Is(err, identity.ErrNoToken):
+		RefuseIdentity(c.Writer, err)
+	case w.Shut(names, id.Pages) == "":
+		return true
+	default:
+		httppolicy.Problem(c.Writer, http.StatusForbidden, sentence(errors.New(PrivateDetail)))
+	}
+	return false
+}
