@@ -1,0 +1,380 @@
+package presencetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/unread"
+)
+
+func follow(t testing.TB, b *unread.FollowService, u unread.User, page string) {
+	t.Helper()
+	if err := b.Follow(t.Context(), u, page); err != nil {
+		t.Fatalf("Follow(%q): %v", page, err)
+	}
+}
+
+func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64) time.Time {
+	t.Helper()
+	n, updated, err := b.Unread(t.Context(), u)
+	if err != nil || n != want {
+		t.Fatalf("unread = %d, %v; want %d", n, err, want)
+	}
+	return updated
+}
+
+// notifications lists unread pages, the newest first, with what their newest unread
+// change says that says anything.
+func notifications(t *testing.T, s Store) {
+	b, u, a, z := unread.NewFollowService(s), freshUser(), freshName(), freshName()
+	is := func(most int, all int64, want ...unread.Notification) {
+		t.Helper()
+		got, n, err := b.Notifications(t.Context(), u, most)
+		if err != nil || n != all || len(got) != len(want) {
+			t.Fatalf("%+v, %d unread, %v; want %+v", got, n, err, want)
+		}
+		for i := range got {
+			if since := time.Since(got[i].At); since < -time.Second || since > time.Minute {
+				t.Errorf("%+v is of %s", got[i], got[i].At)
+			}
+			if got[i].At = (time.Time{}); !slices.Contains(want, got[i]) {
+				t.Errorf("%+v, want %+v", got[i], want)
+			}
+		}
+	}
+	change(t, s, a, unread.Change{Title: "before", URL: "/before"})
+	follow(t, b, u, a)
+	follow(t, b, u, z)
+	is(9, 0)
+	change(t, s, a, unread.Change{})
+	is(9, 1, unread.Notification{Page: a, Count: 1}) // the note is of a change before the follow
+	change(t, s, a, unread.Change{Title: "ü 😀", URL: "https://a.example/?b=c d"})
+	change(t, s, a, unread.Change{})
+	change(t, s, z, unread.Change{By: &u, Title: "own"})
+	change(t, s, z, unread.Change{URL: "/z"})
+	first, second := unread.Notification{Page: a, Count: 3, Title: "ü 😀", URL: "https://a.example/?b=c d"}, unread.Notification{Page: z, Count: 1, URL: "/z"}
+	is(9, 4, first, second)
+	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
+		t.Errorf("%+v, %d, %v", got, n, err)
+	}
+	if _, err := b.Reset(t.Context(), u, a, freshName()); err != nil {
+		t.Fatal(err)
+	}
+	is(9, 1, second)
+	change(t, s, a, unread.Change{})
+	is(9, 2, unread.Notification{Page: a, Count: 1}, second)
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	is(9, 0)
+	change(t, s, z, unread.Change{})
+	change(t, s, z, unread.Change{By: &u, Title: "own"})
+	is(9, 1, unread.Notification{Page: z, Count: 1})
+}
+
+func forget(t *testing.T, s Store) {
+	b, u, other, page := unread.NewFollowService(s), freshUser(), freshUser(), freshName()
+	if err := b.Forget(t.Context(), u); err != nil { // who follows nothing
+		t.Fatal(err)
+	}
+	for _, user := range []unread.User{u, other} {
+		follow(t, b, user, page)
+		follow(t, b, user, page+"2")
+	}
+	change(t, s, page, unread.Change{})
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	change(t, s, page, unread.Change{})
+	before := record(t, s, u).Version
+	if err := b.Forget(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	if r := record(t, s, u); len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before) <= 0 {
+		t.Errorf("%+v", r)
+	}
+	wantUnread(t, b, u, 0)
+	wantUnread(t, b, other, 2)
+	follow(t, b, u, page) // as a new one
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+}
+
+func maxFollows(t *testing.T, s Store) {
+	b, u := unread.NewFollowService(s), freshUser()
+	var r unread.Record
+	for i := range unread.MaxFollows - 1 {
+		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
+	}
+	if _, err := s.Save(t.Context(), u, unread.Record{}, r); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, "the last")
+	if err := b.Follow(t.Context(), u, "one more"); !errors.Is(err, presence.ErrTooMany) {
+		t.Errorf("the 1,001st follow: %v", err)
+	}
+	follow(t, b, u, "the last") // again
+	if err := b.Unfollow(t.Context(), u, "p0000"); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, "one more")
+	if got := record(t, s, u); len(got.Follows) != unread.MaxFollows {
+		t.Errorf("%d follows", len(got.Follows))
+	}
+}
+
+func followUnfollow(t *testing.T, s Store) {
+	b, u, p, q := unread.NewFollowService(s), freshUser(), freshName(), freshName()
+	change(t, s, p, unread.Change{})
+	follow(t, b, u, p)
+	follow(t, b, u, q)
+	wantUnread(t, b, u, 0)
+	change(t, s, p, unread.Change{})
+	change(t, s, q, unread.Change{})
+	change(t, s, q, unread.Change{})
+	follow(t, b, u, p) // again: nothing changes
+	wantUnread(t, b, u, 3)
+	if err := b.Unfollow(t.Context(), u, q); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 1)
+	if err := b.Unfollow(t.Context(), u, q); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, q)
+	wantUnread(t, b, u, 1)
+	change(t, s, q, unread.Change{})
+	wantUnread(t, b, u, 2)
+	if st, err := b.Reset(t.Context(), u); err != nil || !sameRecord(st.Record, record(t, s, u)) {
+		t.Errorf("Reset = %+v, %v; it is %+v", st.Record, err, record(t, s, u))
+	}
+	wantUnread(t, b, u, 0)
+}
+
+func unreadUpdated(t *testing.T, s Store) {
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	change(t, s, page, unread.Change{})
+	follow(t, b, u, page)
+	if at := wantUnread(t, b, u, 0); !at.IsZero() {
+		t.Errorf("there never was one, but it was updated %s", at)
+	}
+	change(t, s, page, unread.Change{By: &u})
+	if at := wantUnread(t, b, u, 0); !at.IsZero() {
+		t.Errorf("the own change moved it, %s", at)
+	}
+	change(t, s, page, unread.Change{})
+	l, _ := level(t, s, u, page)
+	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
+		t.Errorf("updated %s, the change was %s", at, l.At)
+	}
+	time.Sleep(time.Until(l.At.Add(time.Second))) // it is another second
+	change(t, s, page, unread.Change{By: &u})
+	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
+		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
+	}
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	reset := wantUnread(t, b, u, 0)
+	if !reset.After(l.At) {
+		t.Errorf("updated %s by a reset after %s", reset, l.At)
+	}
+}
+
+// interrupted calls its function before once, before the first Save.
+type interrupted struct {
+	unread.Store
+	before func()
+}
+
+func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Record) (presence.Version, error) {
+	if f := i.before; f != nil {
+		i.before = nil
+		f()
+	}
+	return i.Store.Save(ctx, u, old, r)
+}
+
+func changeInReset(t *testing.T, s Store) {
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	follow(t, b, u, page)
+	change(t, s, page, unread.Change{})
+	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
+	if _, err := slow.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 1)
+	// A reset that another reset overtakes does not undo the other one.
+	slow = unread.NewFollowService(&interrupted{s, func() {
+		change(t, s, page, unread.Change{})
+		if _, err := b.Reset(t.Context(), u); err != nil {
+			t.Error(err)
+		}
+	}})
+	if _, err := slow.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+}
+
+func editsAtOnce(t *testing.T, s Store) {
+	u := freshUser()
+	var wg sync.WaitGroup
+	for w := range 8 {
+		b := unread.NewFollowService(s) // of another gateway
+		wg.Go(func() {
+			for i := range 10 {
+				page := fmt.Sprintf("p%d-%d", w, i)
+				err := b.Follow(t.Context(), u, page)
+				for errors.Is(err, presence.ErrUnavailable) { // on a busy machine others may win every attempt; one of them ends each time
+					err = b.Follow(t.Context(), u, page)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(record(t, s, u).Follows); n != 80 {
+		t.Errorf("%d follows, want 80", n)
+	}
+}
+
+func resetsAtOnce(t *testing.T, s Store) {
+	const n = 100
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	follow(t, b, u, page)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range n {
+				if err := s.Change(t.Context(), page, unread.Change{}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		b := unread.NewFollowService(s)
+		wg.Go(func() {
+			last := int64(0)
+			for range 20 {
+				st, err := b.Reset(t.Context(), u)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if seen := st.Follows[0].Seen; seen < last {
+					t.Errorf("seen went from %d to %d", last, seen)
+				} else {
+					last = seen
+				}
+			}
+		})
+	}
+	wg.Wait()
+	l, _ := level(t, s, u, page)
+	wantUnread(t, b, u, l.All-record(t, s, u).Follows[0].Seen)
+	if l.All != 2*n {
+		t.Errorf("%d changes of %d", l.All, 2*n)
+	}
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+}
+
+func lostPast(t *testing.T, s Store) {
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: page, Incarnation: 1, Seen: 1000}}}); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+}
+
+// unreadModel runs random sequences of events on the store and on a model that
+// lists the unread changes of each page one by one.
+func unreadModel(t *testing.T, s Store) {
+	type place struct {
+		user, page int
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		b := unread.NewFollowService(s)
+		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
+		model := map[place]int64{} // what is unread of a page that is followed
+		must := func(err error) {
+			if err != nil {
+				rt.Fatal(err)
+			}
+		}
+		ctx := t.Context()
+		for range rapid.IntRange(1, 25).Draw(rt, "events") {
+			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
+			u, page := users[at.user], pages[at.page]
+			_, follows := model[at]
+			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "reset", "reset of a page"}).Draw(rt, "event") {
+			case "change":
+				must(s.Change(ctx, page, unread.Change{}))
+				for pl := range model {
+					if pl.page == at.page {
+						model[pl]++
+					}
+				}
+			case "own change":
+				must(s.Change(ctx, page, unread.Change{By: &u}))
+				for pl := range model {
+					if pl.page == at.page && pl.user != at.user {
+						model[pl]++
+					}
+				}
+			case "follow":
+				must(b.Follow(ctx, u, page))
+				if !follows {
+					model[at] = 0
+				}
+			case "unfollow":
+				must(b.Unfollow(ctx, u, page))
+				delete(model, at)
+			case "reset":
+				_, err := b.Reset(ctx, u)
+				must(err)
+				for pl := range model {
+					if pl.user == at.user {
+						model[pl] = 0
+					}
+				}
+			case "reset of a page":
+				_, err := b.Reset(ctx, u, page)
+				must(err)
+				if follows {
+					model[at] = 0
+				}
+			}
+			for i, u := range users {
+				want := int64(0)
+				for pl, n := range model {
+					if pl.user == i {
+						want += n
+					}
+				}
+				got, _, err := b.Unread(ctx, u)
+				must(err)
+				if got != want {
+					rt.Fatalf("user %d has %d unread, want %d", i, got, want)
+				}
+			}
+		}
+	})
+}

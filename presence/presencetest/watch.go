@@ -1,0 +1,227 @@
+package presencetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// ear collects the publications that a watcher gets.
+type ear struct {
+	mu     sync.Mutex
+	counts map[string]presence.Count
+	told   map[string]int
+	ends   map[presence.Endpoint]bool
+	lost   map[int]int
+}
+
+func listen(t testing.TB, s presence.Store, buckets []int) *ear {
+	t.Helper()
+	e := &ear{
+		counts: map[string]presence.Count{}, told: map[string]int{},
+		ends: map[presence.Endpoint]bool{}, lost: map[int]int{},
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, buckets, func(p presence.Publication) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			for _, u := range p.Updates {
+				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
+					t.Errorf("bucket %d told %+v", p.Bucket, u)
+				}
+				c, ok := presence.CountOf(u)
+				if !ok {
+					continue
+				}
+				if old, ok := e.counts[c.Page]; !ok || c.Newer(old) {
+					e.counts[c.Page] = c
+				}
+				e.told[c.Page]++
+			}
+			for _, ep := range p.Endpoints {
+				e.ends[presence.Endpoint{Topic: ep.Topic, Gateway: ep.Gateway}] = !ep.Gone
+			}
+			if p.Lost {
+				e.lost[p.Bucket]++
+			}
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	e.until(t, "the first Lost of every bucket", func() bool { return len(e.lost) == len(buckets) })
+	return e
+}
+
+// until waits until ok returns true. It calls ok with the ear's lock held.
+func (e *ear) until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	testkit.Eventually(t, "the watcher is told: "+what, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return ok()
+	})
+}
+
+func allBuckets() []int {
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+func watchEndpoints(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	if _, err := s.Attach(t.Context(), "g", topics("p", "q")); err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"p", "q"} {
+		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Topic: presence.CountTopic(page), Gateway: "g"}] })
+	}
+	if err := s.Detach(t.Context(), "g", topics("p")); err != nil {
+		t.Fatal(err)
+	}
+	e.until(t, "g gone from p", func() bool { return !e.ends[presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "g"}] })
+}
+
+func watchBuckets(t *testing.T, s Store) {
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	e := listen(t, s, []int{b})
+	w := claim(t, s, 3)
+	for i := range 200 {
+		w.set(fmt.Sprint("other", i), 1)
+	}
+	w.set("p", 1)
+	e.until(t, "p", func() bool { return e.counts["p"].Users == 1 })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for page := range e.counts {
+		if presence.Bucket(page, presence.DefaultBuckets) != b {
+			t.Errorf("told of %q of another bucket", page)
+		}
+	}
+}
+
+func quiet(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	w := claim(t, s, 3)
+	first := w.set("p", 1)
+	if again := w.set("p", 1); again != first {
+		t.Errorf("a write that changes nothing made %+v of %+v", again, first)
+	}
+	w.set("p", 2)
+	told := 0
+	e.until(t, "2 on p", func() bool { told = e.told["p"]; return e.counts["p"].Users == 2 })
+	if told != 2 {
+		t.Errorf("told %d times of two changes", told)
+	}
+}
+
+func watchEnds(t *testing.T, s Store) {
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Watch(ctx, allBuckets(), func(presence.Publication) {}) }()
+	stop()
+	testkit.Eventually(t, "Watch ends with its context", func() bool { return len(done) > 0 })
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch = %v, want the context's error", err)
+	}
+}
+
+func concurrent(t *testing.T, s Store) {
+	const partitions, rounds = 8, 50
+	var wg sync.WaitGroup
+	for p := range partitions {
+		w := claim(t, s, p)
+		wg.Go(func() {
+			for i := range rounds {
+				change := w.change(nil, presence.PageUsers{Page: "p", Users: int64(i)}, presence.PageUsers{Page: fmt.Sprint(p), Users: 1})
+				if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+					t.Error(o[0].Err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantUsers(t, s, "p", partitions*(rounds-1))
+}
+
+// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. It
+// does not check which publications were dropped. It checks that the
+// watcher gets a Lost after each gap. The watcher is blocked until far more was
+// published than any store keeps for it. So there is a gap with the last
+// publications in it, and only a Lost can make up for them.
+func SlowWatcher(t *testing.T, s presence.Store) {
+	complete(t, s)
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	begun, release, heard := make(chan struct{}), make(chan struct{}), make(chan presence.Publication)
+	first := true
+	go func() {
+		_ = s.Watch(ctx, []int{b}, func(p presence.Publication) {
+			if first { // the first word, which says to read: from here on what comes waits
+				first = false
+				close(begun)
+				<-release
+				return
+			}
+			select {
+			case heard <- p:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	<-begun
+	var long []string // pages of the bucket, with names as long as they may be
+	for i := 0; len(long) < 100; i++ {
+		if page := fmt.Sprintf("%0128d", i); presence.Bucket(page, presence.DefaultBuckets) == b {
+			long = append(long, page)
+		}
+	}
+	w := claim(t, s, 3)
+	published := 0
+	next := func() {
+		published++
+		w.set("p", int64(published))
+	}
+	for range 10 { // together more than 50, and more than 64 KiB
+		w.setMany(long, int64(published))
+		for range 10 {
+			next()
+		}
+	}
+	close(release)
+	limit := time.After(testkit.Timeout)
+	told := 0
+	for {
+		select {
+		case p := <-heard:
+			for _, u := range p.Updates {
+				if c, ok := presence.CountOf(u); ok && c.Page == "p" {
+					told++
+				}
+			}
+			if p.Lost {
+				if told >= published {
+					t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+				}
+				wantUsers(t, s, "p", int64(published))
+				return
+			}
+			if told >= published {
+				t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+			}
+		case <-limit:
+			t.Fatalf("the slow watcher was told %d of %d counts, and never to read again", told, published)
+		}
+	}
+}
