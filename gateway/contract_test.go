@@ -231,6 +231,9 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"DELETE /api/v1/counters/{key}", "/api/v1/counters/views:1", "", 204, key},
 		{"DELETE /-/me", "/-/me", "", 204, me},
 		{"DELETE /-/me", "/-/me", "", 403, other},
+		{"GET /-/users", "/-/users?user=alice&user=bob", "", 200, key},
+		{"GET /-/users", "/-/users?user=alice", "", 401, ""},
+		{"GET /-/users/{user}", "/-/users/alice", "", 200, key},
 		{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
 		{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
 
@@ -282,7 +285,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			good[c.call] = true
 		}
 	}
-	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"], good["GET /api/v1/top/events"] = true, true, true, true // TestFramesAreAsDocumented
+	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"], good["GET /api/v1/top/events"], good["GET /-/users/events"] = true, true, true, true, true // TestFramesAreAsDocumented
 	for _, call := range openapi.Calls() {
 		if !good[call] {
 			t.Errorf("%s was not answered", call)
@@ -412,8 +415,8 @@ func TestFramesAreAsDocumented(t *testing.T) {
 	r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
 	until("error")
 
-	for path, kinds := range map[string][]string{"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"}, "/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"}} {
-		stream := s.open(path, "")
+	for path, kinds := range map[string][]string{"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"}, "/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"}, "/-/users/events?user=alice": {"user"}} {
+		stream := s.open(path, "", "X-API-Key: k")
 		_ = stream.response(http.StatusOK)
 		lines := bufio.NewScanner(stream.in)
 		for len(kinds) > 0 && lines.Scan() {

@@ -37,28 +37,15 @@ func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, counterapi.Topic(key), "")
+		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, "")
 	}
 }
 
 func (g *Gateway) getTopEvents(c *gin.Context) {
 	if topic, ok := g.liveTop.Readable(c); ok {
-		g.serveEvents(c, topic, "")
+		g.serveEvents(c, []presence.Topic{topic}, "")
 	}
 }
-
-// topEncoder encodes top lists, which only event streams have. It implements fanout.Encoder.
-type topEncoder struct{}
-
-// Encode implements fanout.Encoder.
-func (topEncoder) Encode(b []byte, u presence.Update, _ fanout.Form) (encoded []byte, shown uint64) {
-	b = append(b, "event: top\ndata: "...)
-	b = append(b, u.Value...)
-	return append(b, "\n\n"...), 0
-}
-
-// Exact implements fanout.Encoder.
-func (topEncoder) Exact(presence.Update) bool { return true }
 
 // counterEncoder encodes counters. It implements fanout.Encoder.
 type counterEncoder struct{}

@@ -98,6 +98,7 @@ func (g *Gateway) routes() http.Handler {
 	e := g.api.Engine()
 	e.GET("/-/ws", g.getSocket)
 	e.GET("/:page/counter/events", g.getEvents)
+	e.GET("/-/users/events", g.getUserEvents)
 	if g.counters != nil {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)

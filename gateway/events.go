@@ -29,12 +29,12 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if join {
 		joins = name
 	}
-	g.serveEvents(c, presence.CountTopic(name), joins)
+	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, joins)
 }
 
-// serveEvents answers with the event stream of a topic. The caller joins a page, unless that
-// is empty.
-func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string) {
+// serveEvents answers with the event stream of topics. The caller joins the page of the one topic,
+// unless joins is empty.
+func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins string) {
 	id, err := g.callers.Identity(c, true)
 	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) { // a stream that joins nothing is for everybody
 		api.RefuseIdentity(c.Writer, err)
@@ -50,7 +50,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unwatched([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
+	if n := g.hub.Unwatched(topics); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
 		g.api.RefuseNewPages(c)
 		return
 	}
@@ -63,10 +63,10 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 	}
 	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {
-		g.shareStream(c, id, slot, topic, last, joins)
+		g.shareStream(c, id, slot, topics, last, joins)
 		return
 	}
-	if err := g.stream(c.Writer, id, slot, topic, last, joins); err != nil {
+	if err := g.stream(c.Writer, id, slot, topics, last, joins); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -75,7 +75,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
 // writes events without chunks around them.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) error {
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) error {
 	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	streamHead(head)
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.beginEvents(topic, lastID, joins, responseHead(http.StatusOK, head))
+	c.beginEvents(topics, lastID, joins, responseHead(http.StatusOK, head))
 	c.start()
 	return nil
 }
@@ -96,22 +96,22 @@ func streamHead(head http.Header) {
 	head.Set("X-Content-Type-Options", "nosniff")
 }
 
-// beginEvents begins the event stream of a topic. A client that returns with the id of the
+// beginEvents begins the event stream of topics. A client that returns with the id of the
 // newest update does not get that one again, unless it joins a page.
-func (c *conn) beginEvents(topic presence.Topic, lastID, joins string, hello []byte) {
+func (c *conn) beginEvents(topics []presence.Topic, lastID, joins string, hello []byte) {
 	c.events = true
 	c.enter(hello)
 	if joins != "" {
-		c.Hold(topic)
-		c.Reform(topic, eventForm, false)
+		c.Hold(topics[0])
+		c.Reform(topics[0], eventForm, false)
 		c.attend(joins)
 		return
 	}
 	has, err := presence.ParseVersion(lastID)
-	if err == nil && !c.g.hub.StaleLately() {
-		c.Resume(topic, eventForm, shownVersion(has.String()))
+	if err == nil && len(topics) == 1 && !c.g.hub.StaleLately() {
+		c.Resume(topics[0], eventForm, shownVersion(has.String()))
 	} else {
-		c.Subscribe([]presence.Topic{topic}, eventForm)
+		c.Subscribe(topics, eventForm)
 	}
 }
 

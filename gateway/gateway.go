@@ -121,6 +121,7 @@ type Gateway struct {
 	counters  *counterapi.API  // nil, like live, if there are no counters
 	live      *counterapi.Live //
 	liveTop   *counterapi.LiveTop
+	users     *userWatch
 	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
@@ -193,6 +194,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err := g.openCounters(); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
+	g.users = newUserWatch(g)
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
@@ -253,6 +255,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
 	wg.Go(func() { g.grace.run(ctx) })
+	wg.Go(func() { g.users.run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
 		wg.Go(func() { g.liveTop.Run(ctx) })

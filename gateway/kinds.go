@@ -12,8 +12,9 @@ func (g *Gateway) registerKinds() {
 	g.hub.Deliver(presence.KindCount, countEncoder{})
 	if g.live != nil {
 		g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
-		g.hub.Supply(counterapi.TopKind, topEncoder{}, g.liveTop)
+		g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop)
 	}
+	g.hub.Supply(userKind, namedEvent("user"), g.users)
 	g.hub.Watch(unread.KindLevel, g.unread)
 	g.hub.Watch(unread.KindRecord, g.unread)
 }

@@ -30,7 +30,7 @@ type shared struct {
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) {
+func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) {
 	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // otherwise the server would keep what the client sends
 	ctx, cancel := context.WithCancel(c.Request.Context())
@@ -41,7 +41,7 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
 	client := g.newConn(s, id.Hash, id.Expires, slot)
-	client.beginEvents(topic, lastID, joins, []byte(":\n\n")) // so the server sends the head, even if no count is known yet
+	client.beginEvents(topics, lastID, joins, []byte(":\n\n")) // so the server sends the head, even if no count is known yet
 	client.wire.Serve()
 	s.mu.Lock()
 	s.over = true

@@ -341,7 +341,7 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	}
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Reports: s,
+		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
 	})
 	if err != nil {
 		return nil, err

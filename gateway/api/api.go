@@ -97,6 +97,8 @@ type Cluster interface {
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	// Users returns the states of up to presence.MaxAsked users, in their order.
+	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	// Ready returns why the other roles cannot be used yet, or nil.
 	Ready() error
 }

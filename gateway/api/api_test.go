@@ -37,9 +37,13 @@ func (e empty) Read(ctx context.Context, topics []presence.Topic) ([]presence.Up
 func (empty) Unread([]presence.Topic) int                             { return 0 }
 func (empty) Admit(netip.Addr, int) bool                              { return true }
 func (empty) Hold(context.Context, presence.User, string, bool) error { return nil }
-func (empty) Ready() error                                            { return nil }
-func (empty) Note(*http.Request, identity.Identity)                   {}
-func (empty) Doubtful() bool                                          { return false }
+func (empty) Users(context.Context, []presence.User) ([]presence.UserState, error) {
+	return nil, nil
+}
+
+func (empty) Ready() error                          { return nil }
+func (empty) Note(*http.Request, identity.Identity) {}
+func (empty) Doubtful() bool                        { return false }
 
 // serve returns what answers calls, and the identities that it issues.
 func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Identities) {

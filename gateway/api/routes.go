@@ -47,6 +47,8 @@ func (a *API) Engine() *gin.Engine {
 	}
 	httppolicy.Get(e, "/-/counters", a.getCounters)
 	e.DELETE("/-/me", a.deleteMe)
+	httppolicy.Get(e, "/-/users", a.getUsers)
+	httppolicy.Get(e, "/-/users/:user", a.getUser)
 	e.DELETE("/-/users/:user", a.deleteUser)
 	httppolicy.Get(e, sitesPath, a.getSites)
 	e.POST("/:page/changes", a.postChange)

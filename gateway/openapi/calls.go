@@ -30,6 +30,9 @@ var calls = []call{
 	{"PUT", "/-/users/{user}/unread", "A user has seen everything, or the changes of one page.", server, "", "ResetUnread", "Unread", "400 401 403 413 503"},
 
 	{"DELETE", "/-/me", "Erases what is kept of the caller: follows, what is unread, and memberships that the caller may end.", visitor, "", "", "204", "401 403 429 503"},
+	{"GET", "/-/users", "Whether users are here, in this region.", server, "users", "", "Users", "400 401 503"},
+	{"GET", "/-/users/{user}", "Whether one user is here, in this region.", server, "", "", "User", "400 401 503"},
+	{"GET", "/-/users/events", "Users, live, as server-sent events: each as it is now, then each change.", server, "users", "", "text/event-stream", "400 401 429 503"},
 	{"DELETE", "/-/users/{user}", "Erases what is kept of a user: follows, what is unread, and all memberships.", server, "", "", "204", "400 401 403 503"},
 
 	{"GET", "/api/v1/counters", "Several counters, in the order asked.", opened, "keys", "", "Counters", "400 401 403 503"},

@@ -51,6 +51,7 @@ var (
 	countEvent   = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
 	joinEvent    = message{"join", "event: join, data: this. With ?join=1: the user is on the page. Another stream is to be open within heartbeat_ms.", members("page", id, "heartbeat_ms", natural)}
 	counterEvent = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
+	userEvent    = message{"user", "event: user, data: this. A user as it is now, then at most once a second when that has changed.", schemas["User"].(object)}
 	topEvent     = message{"top", "event: top, data: this. At most one a second, when the list has changed.", schemas["Top"].(object)}
 )
 
@@ -79,6 +80,7 @@ var AsyncAPI = document(func() object {
 	pageEvents, countNames := add("event_", countEvent, joinEvent)
 	counterEvents, counterNames := add("event_", counterEvent)
 	topEvents, topNames := add("event_", topEvent)
+	userEvents, userNames := add("event_", userEvent)
 	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
 	return object{
 		"asyncapi": "3.0.0",
@@ -92,6 +94,7 @@ var AsyncAPI = document(func() object {
 			"pageEvents":    object{"address": "/{page}/counter/events", "parameters": in("page"), "messages": pageEvents},
 			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "parameters": in("key"), "messages": counterEvents},
 			"topEvents":     object{"address": "/api/v1/top/events", "messages": topEvents},
+			"userEvents":    object{"address": "/-/users/events", "messages": userEvents},
 		},
 		"operations": object{ // of the server: it receives what clients send
 			"hear":          operation("receive", "socket", saidNames),
@@ -99,6 +102,7 @@ var AsyncAPI = document(func() object {
 			"streamCount":   operation("send", "pageEvents", countNames),
 			"streamCounter": operation("send", "counterEvents", counterNames),
 			"streamTop":     operation("send", "topEvents", topNames),
+			"streamUsers":   operation("send", "userEvents", userNames),
 		},
 		"components": object{"messages": messages},
 	}

@@ -90,6 +90,8 @@ var schemas = object{
 	"Window":    members("key", id, "last", span, "value", number),
 	"Dimension": members("key", id, "dimension", text, "values", list(members("value", text, "count", number)), "other", number),
 	"Aggregate": members("match", id, "counters", natural, "value", number),
+	"Users":     members("users", list(ref("User"))),
+	"User":      members("user", text, "online", object{"type": "boolean"}, "since?", about(object{"type": "string", "format": "date-time"}, "when the user came, as far as is known"), "pages?", about(natural, "how many the user has joined")),
 	"Top":       members("match", id, "last", span, "top", list(members("key", id, "value", number))),
 	"AskLimit": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
@@ -137,6 +139,7 @@ var parameters = object{
 
 	"regions": query("regions", "1: with each region's share.", one("1")),
 	"pages":   several("page", "1 to 100 distinct pages, * too."),
+	"users":   several("user", "1 to 100 distinct users."),
 	"keys":    several("key", "1 to 100 distinct counters."),
 	"last":    query("last", "A stretch of time up to now, such as 1h or 7d.", span),
 	"step":    query("step", "The length of each point, such as 5m.", span),

@@ -38,6 +38,7 @@ type Gateway interface {
 type Node interface {
 	Deliver(b *heartbeat.Beat) bool
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	Own(partitions []int)
 	Owns(partition int) bool
 	HandOver()
@@ -62,10 +63,11 @@ type Datagrams interface {
 	Run(ctx context.Context) error
 }
 
-// Calls carries updates and holds to other processes.
+// Calls carries updates, holds and questions about users to other processes.
 type Calls interface {
 	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
 	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
+	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 }
 
 // Config says who a member is. A zero field takes its default.

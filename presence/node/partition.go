@@ -13,7 +13,7 @@ import (
 // again. Calls beyond the bound block their caller.
 const mailboxSize = 256
 
-// mail is a *heartbeat.Beat, a *holdCall, a *stored, a *refused, a *reclaimed or
+// mail is a *heartbeat.Beat, a *holdCall, a *usersCall, a *stored, a *refused, a *reclaimed or
 // an *incomplete.
 type mail any
 
@@ -127,6 +127,8 @@ func (p *partition) handle(m mail) {
 		p.beat(m)
 	case *holdCall:
 		p.hold(m)
+	case *usersCall:
+		p.answer(m)
 	case *stored:
 		p.stored(m)
 	case *refused: // run flushes the outbox after every mail

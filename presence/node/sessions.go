@@ -22,6 +22,7 @@ type session struct {
 
 	slotNext, slotPrev *session // neighbours in the wheel's slot
 	slot               int16    // the slot; -1: not in the wheel
+	since              uint32   // when the user's first session began, unix seconds
 }
 
 // page is one page as this partition counts it.
@@ -61,7 +62,10 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 	s := &session{user: u, from: from, next: head, slot: -1}
 	p.users[u] = s
 	from.sessions++
-	if head == nil {
+	if head != nil {
+		s.since = head.since
+	} else {
+		s.since = uint32(time.Now().Unix())
 		all := p.total(pg)
 		all.users++
 		p.node.users.Add(1)

@@ -64,7 +64,7 @@ type wirePage struct {
 // duration converts the seconds of a report.
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
-func writeReport(w http.ResponseWriter, r presence.Report) {
+func reportBody(r presence.Report) []byte {
 	wire := wireReport{
 		Process: wireProcess{r.Process.Memory, r.Process.CPU.Seconds()},
 		Gateway: (*wireGateway)(r.Gateway), Node: (*wireNode)(r.Node),
@@ -80,6 +80,10 @@ func writeReport(w http.ResponseWriter, r presence.Report) {
 	if err != nil {
 		panic(err) // cannot happen: all fields are plain
 	}
+	return body
+}
+
+func writeAnswer(w http.ResponseWriter, body []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")

@@ -39,6 +39,7 @@ const (
 	updatesPath = "/updates"
 	holdPath    = "/hold"
 	reportPath  = "/report"
+	usersPath   = "/users"
 
 	maxBody = 4 << 20 // bytes of a request's body; a longer body gets status 413
 	// batchBody is the size, in bytes, at which a client begins another request.
@@ -237,12 +238,11 @@ func parseHold(body []byte) (u presence.User, page string, on bool, err error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return 0, "", false, err
 	}
-	n, err := strconv.ParseUint(m.User, 16, 64)
-	if err != nil || len(m.User) != 16 {
-		return 0, "", false, errors.New("user must be 16 hex digits")
+	if u, err = parseUser(m.User); err != nil {
+		return 0, "", false, err
 	}
 	if m.On == nil {
 		return 0, "", false, errors.New("on is missing")
 	}
-	return presence.User(n), m.Page, *m.On, presence.CheckName(m.Page)
+	return u, m.Page, *m.On, presence.CheckName(m.Page)
 }

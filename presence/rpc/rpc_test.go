@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -161,6 +162,37 @@ func TestAnotherFormat(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "run the same version everywhere"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+}
+
+type onUsers func(context.Context, []presence.User) ([]presence.UserState, error)
+
+func (f onUsers) ReceiveUsers(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
+	return f(ctx, users)
+}
+
+// States of users come back in their order, and a node that does not own one of them is no owner for the caller.
+func TestUsers(t *testing.T) {
+	users := []presence.User{1<<63 + 5, 0, 7}
+	states := []presence.UserState{{Since: time.Unix(1700000000, 0), Pages: 2}, {}, {Since: time.Unix(1, 0), Pages: 1}}
+	var fails error
+	h := newHandler(t, rpc.Config{Keys: secret, Users: onUsers(func(_ context.Context, asked []presence.User) ([]presence.UserState, error) {
+		if !slices.Equal(asked, users) {
+			t.Errorf("asked about %v", asked)
+		}
+		return states, fails
+	})})
+	d := &direct{handler: h}
+	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
+	if got, err := c.Users(t.Context(), server, users); err != nil || !slices.Equal(got, states) {
+		t.Errorf("%v, %v", got, err)
+	}
+	fails = presence.ErrNotOwner
+	if _, err := c.Users(t.Context(), server, users); !errors.Is(err, presence.ErrNotOwner) {
+		t.Error(err)
+	}
+	if _, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1)); err == nil || d.answer.StatusCode != http.StatusBadRequest {
+		t.Errorf("too many users: %v, %d", err, d.answer.StatusCode)
 	}
 }
 

@@ -33,6 +33,11 @@ type Holds interface {
 	ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error
 }
 
+// Users knows users whose partitions this process owns.
+type Users interface {
+	ReceiveUsers(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+}
+
 // Reports returns the report of this process.
 type Reports interface{ Report() presence.Report }
 
@@ -47,6 +52,7 @@ type Config struct {
 	// Several goroutines at a time call these. Requests for one that is nil get status 404.
 	Updates Updates
 	Holds   Holds
+	Users   Users
 	Reports Reports
 
 	Registerer prometheus.Registerer // registers the handler's metrics; nil: there are none
@@ -94,7 +100,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
-	known := path == updatesPath && h.cfg.Updates != nil || path == holdPath && h.cfg.Holds != nil || path == reportPath && h.cfg.Reports != nil
+	known := path == updatesPath && h.cfg.Updates != nil || path == holdPath && h.cfg.Holds != nil || path == usersPath && h.cfg.Users != nil || path == reportPath && h.cfg.Reports != nil
 	switch {
 	case otherFormat(r.Header.Get("Authorization")):
 		h.refuseFormat(w, r)
@@ -108,13 +114,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	from, body, err := h.open(w, r)
-	if err == nil && path == reportPath {
-		h.requests.WithLabelValues(path, "ok").Inc()
-		writeReport(w, h.cfg.Reports.Report())
-		return
-	}
-	if err == nil {
+	var answer []byte
+	switch {
+	case err != nil:
+	case path == reportPath:
+		answer = reportBody(h.cfg.Reports.Report())
+	case path == usersPath:
+		answer, err = h.users(r.Context(), body)
+	default:
 		err = h.call(r.Context(), path, from, body)
+	}
+	if err == nil && answer != nil {
+		h.requests.WithLabelValues(path, "ok").Inc()
+		writeAnswer(w, answer)
+		return
 	}
 	status, code := h.statusOf(err)
 	h.requests.WithLabelValues(path, code).Inc()

@@ -3,16 +3,118 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 
 	"headcount/internal/testkit"
 )
+
+// userState is what a server is told of a user.
+type userState struct {
+	User   string
+	Online bool
+	Since  time.Time
+	Pages  int
+}
+
+// users asks who of these users is here.
+func (s *server) users(t testing.TB, names ...string) []userState {
+	t.Helper()
+	var is struct{ Users []userState }
+	a := s.get(t, "/-/users?"+url.Values{"user": names}.Encode(), withKey)
+	if err := json.Unmarshal([]byte(a.body), &is); err != nil || a.status != http.StatusOK || len(is.Users) != len(names) {
+		t.Fatalf("%d %s, %v", a.status, a.body, err)
+	}
+	for i, u := range is.Users {
+		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) {
+			t.Errorf("%+v, asked for %s", u, names[i])
+		}
+	}
+	return is.Users
+}
+
+// smokeUsers has gateway a asked about users who are at b, and follows one.
+func smokeUsers(t *testing.T, a, b *server) {
+	t.Helper()
+	one := b.ws(t)
+	many := []string{one.user, "nobody"}
+	for i := range 50 {
+		many = append(many, fmt.Sprint("nobody ", i))
+	}
+	st := a.sse(t, "/-/users/events?"+url.Values{"user": many[:2]}.Encode(), withKey)
+	next := func(user string) (is userState) {
+		t.Helper()
+		for {
+			select {
+			case e := <-st.events:
+				if err := json.Unmarshal([]byte(e.data), &is); err != nil || e.name != "user" {
+					t.Fatalf("event %q: %s", e.name, e.data)
+				}
+				if is.User == user {
+					return is
+				}
+			case <-time.After(testkit.Timeout):
+				t.Fatal("no event")
+			}
+		}
+	}
+	if is := next(one.user); is.Online {
+		t.Errorf("before it has joined: %+v", is)
+	}
+	before := time.Now().Add(-2 * time.Second) // clocks in whole seconds
+	pages := []string{fresh(t), fresh(t)}
+	for _, page := range pages {
+		one.join(page)
+		one.awaitCount(page, 1)
+	}
+	tab := a.again(t, one)
+	tab.join(pages[0])
+	tab.awaitCount(pages[0], 1)
+	if is := a.users(t, many...); is[0].Pages != 2 || is[0].Since.Before(before) || slices.ContainsFunc(is[1:], func(u userState) bool { return u.Online }) {
+		t.Errorf("%+v", is)
+	}
+	testkit.Eventually(t, "an event that the user is on both pages", func() bool { return next(one.user).Pages == 2 })
+	for _, c := range []*client{one, tab} {
+		c.ws.CloseNow()
+	}
+	testkit.Eventually(t, "an event that the user is gone", func() bool { return !next(one.user).Online })
+	if is := b.users(t, one.user); is[0].Online {
+		t.Errorf("after it has gone: %+v", is)
+	}
+}
+
+// Only servers are told who is here, and only of users whom they name.
+func TestIsThisUserHere(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t)
+	for path, status := range map[string]int{"/-/users": 400, "/-/users?user=": 400, "/-/users?user=%07": 400, "/-/users/events": 400, "/-/users/a%07": 400} {
+		s.get(t, path, withKey).problem(t, status)
+	}
+	for _, path := range []string{"/-/users?user=a", "/-/users/a", "/-/users/events?user=a"} {
+		s.get(t, path).problem(t, 401)
+		s.get(t, path, "X-API-Key: wrong").problem(t, 401)
+	}
+	query := make(url.Values)
+	for i := range 101 {
+		query.Add("user", fmt.Sprint("u", i))
+	}
+	s.get(t, "/-/users?"+query.Encode(), withKey).problem(t, 400)
+	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
+	if a := s.get(t, "/-/users/a%2Fb", withKey); !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) || !strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := s.get(t, "/-/users?user=c&user=a/b&user=c", withKey); !strings.HasPrefix(a.body, `{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
 
 // A server says who is on a page, as often as it likes: users who are here by that and by
 // a connection count once, and who is said to be gone is gone.

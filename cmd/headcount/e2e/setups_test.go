@@ -96,6 +96,7 @@ func TestSetups(t *testing.T) {
 			}
 			smokePages(t, a, b, hooks)
 			smokeUnread(t, a, b)
+			smokeUsers(t, a, b)
 			smokeCounters(t, a, b, b)
 			testkit.Eventually(t, "every process on the dashboard", func() bool {
 				processes := a.board(t, withKey).Processes

@@ -1,0 +1,77 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"headcount/presence"
+)
+
+// Users returns the states of up to presence.MaxAsked users of this region, in their order: one call for each owner of their partitions. It asks
+// again until ctx ends while a partition changes its owner.
+func (m *Member) Users(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
+	for {
+		states, err := m.usersOnce(ctx, users)
+		if !errors.Is(err, presence.ErrNotOwner) {
+			return states, err
+		}
+		if sleep(ctx, holdRetry); ctx.Err() != nil {
+			return nil, fmt.Errorf("users: %w: %w", presence.ErrUnavailable, err)
+		}
+	}
+}
+
+func (m *Member) usersOnce(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
+	t := m.table.Load()
+	if t == nil {
+		return nil, presence.ErrNotOwner
+	}
+	places := map[string][]int{} // of users, by owner
+	for i, u := range users {
+		owner, ok := t.Node(u.Partition(m.partitions))
+		if !ok {
+			return nil, presence.ErrNotOwner
+		}
+		places[owner] = append(places[owner], i)
+	}
+	states := make([]presence.UserState, len(users))
+	calls, ctx := errgroup.WithContext(ctx)
+	for owner, at := range places {
+		calls.Go(func() error {
+			some := make([]presence.User, len(at))
+			for i, place := range at {
+				some[i] = users[place]
+			}
+			found, err := m.usersOf(ctx, owner, some)
+			if err != nil {
+				return err
+			}
+			for i, place := range at {
+				states[place] = found[i]
+			}
+			return nil
+		})
+	}
+	if err := calls.Wait(); err != nil {
+		return nil, err
+	}
+	return states, nil
+}
+
+func (m *Member) usersOf(ctx context.Context, owner string, users []presence.User) ([]presence.UserState, error) {
+	if owner == m.self.Name {
+		return m.parts.Node.Users(ctx, users)
+	}
+	return m.parts.Calls.Users(ctx, owner, users)
+}
+
+// ReceiveUsers answers another process about users whose partitions this one owns.
+func (m *Member) ReceiveUsers(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
+	if m.parts.Node == nil {
+		return nil, presence.ErrNotOwner
+	}
+	return m.parts.Node.Users(ctx, users)
+}
