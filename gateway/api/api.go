@@ -77,8 +77,8 @@ type Parts struct {
 
 // Counts reads counts of pages.
 type Counts interface {
-	// Newest returns the newest update of each topic that this process knows or can read. ok
-	// is false if one is not known.
+	// Newest returns the newest update of each topic that this process knows or can read in a few
+	// seconds. ok is false if one is not known.
 	Newest(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
 	// Read is Newest, but includes all that the store acknowledged before the call.
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)

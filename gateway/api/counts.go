@@ -43,9 +43,7 @@ func (a *API) countsWith(c *gin.Context, read func(context.Context, []presence.T
 		Unavailable(c, err)
 		return nil, false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), storeTimeout)
-	defer cancel()
-	updates, ok := read(ctx, presence.CountTopics(pages))
+	updates, ok := read(c.Request.Context(), presence.CountTopics(pages))
 	if !ok {
 		Unavailable(c, presence.ErrUnavailable)
 		return nil, false

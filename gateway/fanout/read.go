@@ -9,7 +9,7 @@ import (
 
 const (
 	readAgain = time.Second     // a topic that is read twice within this is followed
-	readLimit = 5 * time.Second // of a read that several callers share
+	readLimit = 3 * time.Second // how long a caller waits for the store
 )
 
 // reading is what was last read of a topic, and when, since Hub.born.
@@ -114,6 +114,8 @@ func (h *Hub) readWith(ctx context.Context, topics []presence.Topic, read func(c
 	h.mu.Lock()
 	doubtful := h.doubts&usersMissing != 0 // also if the doubt ends meanwhile
 	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
 	found, err := read(ctx, topics)
 	updates := make([]presence.Update, len(topics)) // found may be shared
 	copy(updates, found)

@@ -93,7 +93,51 @@ func increments(t *trial) figures {
 	return medians
 }
 
-// bare is the server that is the floor of increments.
+// reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor: a handler that
+// answers 200 bytes of JSON. All take turns.
+func reads(t *trial) figures {
+	const turns, turn = 3, "1s"
+	bare := t.helper(benchenv.ServerCore, "gin")
+	c, err := dial(bare.addr) // waits until the server listens
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	all := map[string][]float64{}
+	servers := map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())}
+	for _, s := range servers {
+		ctx, leave := context.WithCancel(t.ctx)
+		watcher := client.New(client.Config{URL: s.url})
+		watcher.Join("p")
+		var watching sync.WaitGroup
+		watching.Go(func() { _ = watcher.Run(ctx) }) // it ends with ctx
+		defer watching.Wait()
+		defer leave()
+		for _, known := watcher.Count("p"); !known; _, known = watcher.Count("p") {
+			if _, err := watcher.Next(t.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.calls(s, "-for", "100ms") // the counter exists
+	}
+	for range turns {
+		all["gin"] = append(all["gin"], t.calls(bare, "-for", turn, "-get", "/read")["cpu_us_per_call"])
+		for where, s := range servers {
+			for what, path := range map[string]string{"page": "/p/counter", "counter": "/api/v1/counters/views:1"} {
+				name := where + "_" + what
+				all[name] = append(all[name], t.calls(s, "-for", turn, "-get", path)["cpu_us_per_call"])
+			}
+		}
+	}
+	medians := figures{}
+	for name, values := range all {
+		medians[name+"_cpu_us"] = median(values)
+		medians[name+"_times"] = median(values) / median(all["gin"])
+	}
+	return medians
+}
+
+// bare is the server that is the floor of increments and reads.
 func bare(args []string) error {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
@@ -113,6 +157,8 @@ func bare(args []string) error {
 			Exact     bool      `json:"exact"`
 		}{c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second), "1700000000000-42", true})
 	})
+	answer := []byte(`{"page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"` + strings.Repeat(" ", 113) + "}\n")
+	e.GET("/read", func(c *gin.Context) { c.Data(http.StatusOK, "application/json", answer) })
 	return http.ListenAndServe(args[0], e)
 }
 
@@ -353,6 +399,7 @@ func calls(args []string) error {
 	values := f.Int("values", 0, "count changes under so many values of the dimension country")
 	unique := f.Int("unique", 0, "add one of so many members to a unique, instead of changes")
 	top := f.Bool("top", false, "ask for what gained most, instead of changes")
+	get := f.String("get", "", "read this path, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
 	clients := f.Int("callers", callers, "clients")
 	lasts := f.Duration("for", callTime, "how long")
@@ -363,7 +410,7 @@ func calls(args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, values: *values, unique: *unique, limit: *limit, top: *top}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, values: *values, unique: *unique, limit: *limit, top: *top, get: *get}
 	var group sync.WaitGroup
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
@@ -421,6 +468,7 @@ type caller struct {
 	many, batch    int
 	values, unique int
 	limit, top     bool
+	get            string
 }
 
 // key is one that fits keys.
@@ -460,8 +508,11 @@ func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
 		path, body = "/api/v1/counters", append(b, `]}`...)
 	}
 	method := "POST"
-	if r.top {
+	switch {
+	case r.top:
 		method, path, body = "GET", "/api/v1/top?match=views:*&last=1h&n=10", nil
+	case r.get != "":
+		method, path, body = "GET", r.get, nil
 	}
 	request := fmt.Appendf(nil, method+" %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
 	if _, err := c.Write(request); err != nil {
