@@ -14,6 +14,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/counter/pipeline"
+	"headcount/internal/redisconn"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presenceredis"
@@ -35,9 +37,12 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
+	if err := s.connect(); err != nil {
+		return err
+	}
 	opened, err := presenceredis.Open(presenceredis.Config{
+		Conn:      s.redis,
 		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
-		URL:        s.cfg.Redis,
 		Facts:      s.cfg.facts(),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
@@ -49,7 +54,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		return err
 	}
 	s.closers = append(s.closers, opened.Close)
-	s.store, s.redis, s.where = opened, opened, "redis"
+	s.store, s.where = opened, "redis"
 	if s.network, err = s.listenForOthers(ctx, self); err != nil {
 		return err
 	}
@@ -58,9 +63,16 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if !s.member.Has(presence.RoleDispatcher) {
 		return nil
 	}
-	peers, err := s.openPeers()
-	if err != nil {
-		return err
+	var peers []region.Peer
+	for _, peer := range s.peers {
+		remote, err := presenceredis.Open(presenceredis.Config{
+			Conn: peer.Conn, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", peer.Name).Logger(),
+		})
+		if err != nil {
+			return fmt.Errorf("--peer %s: %w", peer.Name, err)
+		}
+		s.closers = append(s.closers, remote.Close)
+		peers = append(peers, region.Peer{Name: peer.Name, Remote: presenceredis.NewPeer(remote, s.cfg.Region, peer.Name)})
 	}
 	s.regions = region.New(region.Config{
 		Local: opened, Peers: peers, StaleAfter: s.cfg.RegionStaleAfter, Registerer: s.registry, Log: s.log,
@@ -81,25 +93,40 @@ func (t traffic) Carried(sent, received int) {
 	t.received.Add(float64(received))
 }
 
-// openPeers opens the Redis of every --peer. It does not wait for an answer.
-func (s *system) openPeers() (peers []region.Peer, err error) {
+// connect opens the one connection of this process to each Redis: to its own, and to those of the other
+// regions unless its roles do not need them. It does not wait for an answer.
+func (s *system) connect() (err error) {
+	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
+		return fmt.Errorf("--redis: %w", err)
+	}
+	if len(s.cfg.Peers) == 0 || !s.member.Has(presence.RoleDispatcher) && !s.member.Has(presence.RoleGateway) {
+		return nil
+	}
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
 	}, []string{"peer", "direction"})
 	s.registry.MustRegister(bytes)
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		opened, err := presenceredis.Open(presenceredis.Config{
-			URL: url, Dial: peerDial, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", name).Logger(),
+		conn, err := s.dial(redisconn.Config{
+			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
 			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
 		if err != nil {
-			return nil, fmt.Errorf("--peer %s: %w", name, err)
+			return fmt.Errorf("--peer %s: %w", name, err)
 		}
-		s.closers = append(s.closers, opened.Close)
-		peers = append(peers, region.Peer{Name: name, Remote: presenceredis.NewPeer(opened, s.cfg.Region, name)})
+		s.peers = append(s.peers, pipeline.Peer{Name: name, Conn: conn})
 	}
-	return peers, nil
+	return nil
+}
+
+// dial opens a connection that is closed after the stores that use it.
+func (s *system) dial(cfg redisconn.Config) (*redisconn.Conn, error) {
+	conn, err := redisconn.Open(cfg)
+	if err == nil {
+		s.closers = append(s.closers, conn.Close)
+	}
+	return conn, err
 }
 
 // network carries what this process and the other processes of the cluster say to

@@ -60,11 +60,8 @@ func (s *system) openWebhooks() error {
 	}
 	var store webhook.Store
 	switch {
-	case cfg.Redis != "":
-		opened, err := webhookredis.Open(webhookredis.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
-		if err != nil {
-			return err
-		}
+	case s.redis != nil:
+		opened := webhookredis.New(s.redis, s.registry)
 		store, s.closers = opened, append(s.closers, opened.Close)
 	case cfg.DataDir != "":
 		opened, err := webhookmem.Open(cfg.DataDir, cfg.Hooks)

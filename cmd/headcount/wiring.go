@@ -23,6 +23,7 @@ import (
 	"headcount/gateway/identity"
 	"headcount/internal/dashboard"
 	"headcount/internal/machine"
+	"headcount/internal/redisconn"
 	"headcount/internal/tracing"
 	"headcount/internal/tracing/otlp"
 	"headcount/internal/webhook"
@@ -31,7 +32,6 @@ import (
 	"headcount/presence/minutes"
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
-	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 	"headcount/unread"
 	"headcount/web"
@@ -58,13 +58,14 @@ type system struct {
 	member   *member.Member
 	parts    member.Parts
 	store    store
-	embedded *presencemem.Store   // the same as store, if store is the embedded one; otherwise nil
-	where    string               // says in the log where the store is
-	redis    *presenceredis.Store // likewise, if it is in Redis
-	network  *network             // nil over the embedded store
-	certs    *certificates        // nil: visitors do not speak TLS to this process
-	hashKey  []byte               // of user hashes; nil: the cluster has it
-	closers  []func() error       // called in reverse order; nobody could act on their errors
+	embedded *presencemem.Store // the same as store, if store is the embedded one; otherwise nil
+	where    string             // says in the log where the store is
+	redis    *redisconn.Conn    // nil over the embedded store
+	peers    []pipeline.Peer    // the Redis of each other region, if this process sends something there
+	network  *network           // nil over the embedded store
+	certs    *certificates      // nil: visitors do not speak TLS to this process
+	hashKey  []byte             // of user hashes; nil: the cluster has it
+	closers  []func() error     // called in reverse order; nobody could act on their errors
 	roles
 }
 
@@ -174,7 +175,7 @@ func (s *system) watchStores() {
 	if s.embedded != nil && s.cfg.DataDir != "" {
 		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
 	}
-	if s.cfg.Redis != "" {
+	if s.redis != nil {
 		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
 	if s.cfg.Postgres != "" && s.counters != nil {
