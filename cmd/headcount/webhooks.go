@@ -52,7 +52,7 @@ func (c *Config) facts() presenceredis.Facts {
 	return f
 }
 
-// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters and its dispatcher.
+// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters.
 func (s *system) openWebhooks() error {
 	cfg := s.cfg
 	if len(cfg.Hooks) == 0 {
@@ -82,9 +82,6 @@ func (s *system) openWebhooks() error {
 	s.webhooks = webhook.New(config)
 	if s.counters != nil {
 		s.counters.Observe(s.webhooks)
-	}
-	if s.dispatcher != nil {
-		s.dispatcher.Webhooks = s.webhooks
 	}
 	return nil
 }

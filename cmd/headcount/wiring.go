@@ -134,15 +134,6 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 		}
 		s.parts.Node = s.node
 	}
-	if s.member.Has(presence.RoleDispatcher) {
-		s.dispatcher = dispatcher.New(s.store, s.member, s.log)
-		s.dispatcher.Register(s.registry)
-		s.parts.Dispatcher = s.dispatcher
-		if s.regions != nil {
-			s.dispatcher.Regions = s.regions
-			s.parts.Regions = s.regions
-		}
-	}
 	ask := dashboard.Config{
 		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
 	}
@@ -155,10 +146,13 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 			return err
 		}
 	}
-	if s.counters != nil || s.dispatcher != nil {
+	if s.member.Has(presence.RoleGateway) || s.member.Has(presence.RoleDispatcher) {
 		if err = s.openWebhooks(); err != nil {
 			return err
 		}
+	}
+	if s.member.Has(presence.RoleDispatcher) {
+		s.openDispatcher()
 	}
 	if s.member.Has(presence.RoleGateway) {
 		if err = s.openGateway(self); err != nil {
@@ -167,6 +161,19 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 		s.parts.Gateway = s.gateway
 	}
 	return nil
+}
+
+// openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
+func (s *system) openDispatcher() {
+	cfg := dispatcher.Config{Store: s.store, Gateways: s.member, Registerer: s.registry, Log: s.log}
+	if s.regions != nil {
+		cfg.Regions, s.parts.Regions = s.regions, s.regions
+	}
+	if s.webhooks != nil {
+		cfg.Webhooks = s.webhooks
+	}
+	s.dispatcher = dispatcher.New(cfg)
+	s.parts.Dispatcher = s.dispatcher
 }
 
 // watchStores registers for each store of this process whether it can be used now.
