@@ -69,11 +69,11 @@ var layers = []layer{
 	}},
 	{"scripts", nil},
 	{"internal/outage", nil}, // what the log says of something that is away, and when it is tried again
-	{"internal/redisconn", []string{"internal/outage", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
+	{"internal/redisconn", []string{"internal/outage", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts", "internal/setting"}},
+	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts"}},
 	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}}, // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "internal/setting"}},     // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "presence"}},

@@ -15,12 +15,12 @@ import (
 	"headcount/counter"
 	"headcount/counter/counterpg"
 	"headcount/gateway/identity"
+	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/tracing/otlp"
 	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/node"
-	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 )
 
@@ -239,12 +239,12 @@ func (c *Config) checkRegions() error {
 		}
 		return nil
 	}
-	if problem := presenceredis.CheckURL(c.Redis); problem != "" {
+	if problem := redisconn.CheckURL(c.Redis); problem != "" {
 		return setting.Errorf("redis", "%s", problem)
 	}
 	for _, peer := range c.Peers {
 		name, link := region.SplitPeer(peer)
-		if problem := presenceredis.CheckURL(link); problem != "" {
+		if problem := redisconn.CheckURL(link); problem != "" {
 			return setting.Errorf("peer", "%q: %s", name, problem)
 		}
 	}

@@ -22,7 +22,6 @@ import (
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
-	"headcount/presence/presenceredis"
 )
 
 // place names a store of counters as serve does.
@@ -104,7 +103,7 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 
 // openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := presenceredis.CheckURL(p.Redis); problem != "" {
+	if problem := redisconn.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
 	}
 	if p.DataDir != "" {

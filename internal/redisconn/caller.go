@@ -114,8 +114,8 @@ func (s *Caller) Known(ctx context.Context) (*Client, error) {
 	return c, err
 }
 
-// Do runs fn against Redis, unless it is known not to answer. What fn returns is taken for a failure of Redis, unless it is
-// a reply of Redis or Answered.
+// Do runs fn against Redis, unless it is known not to answer. An error of fn is taken for a failure of Redis, unless
+// it is a reply of Redis or Answered.
 func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	if s.closed.Load() {
 		return s.classify(errClosed)
