@@ -48,11 +48,11 @@ var layers = []layer{
 	{"internal/servertest", nil},                                                                      // processes of servers for tests
 	{"internal/testkit", nil},                                                                         // what tests of all packages share
 	{"internal/mutants", nil},                                                                         // deliberate faults for the tests to find
-	{"internal/redistest", []string{"internal/testkit", "internal/servertest"}},                       // real servers for tests
-	{"counter/limit", nil},                                                                            // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                         // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                             // the file of an export
-	{"counter/hyperloglog", nil},                                                                      // registers of kind unique
+	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
+	{"counter/limit", nil}, // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                                            // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                                                                // the file of an export
+	{"counter/hyperloglog", nil},                                                                                         // registers of kind unique
 	{"counter/countertest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/countermem", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/counterfile", []string{"internal/boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
@@ -69,11 +69,11 @@ var layers = []layer{
 	}},
 	{"scripts", nil},
 	{"internal/outage", nil}, // what the log says of something that is away, and when it is tried again
-	{"internal/redisconn", []string{"internal/outage", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
+	{"internal/redisconn", []string{"internal/outage", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts", "internal/setting"}},
+	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts"}},
 	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}}, // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "internal/setting"}},     // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "presence"}},
@@ -99,10 +99,10 @@ var layers = []layer{
 		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "unread", "presence/heartbeat",
 	}},
-	{"internal/benchenv", []string{"internal/servertest"}},                                                                                                               // a core for the program, another for its clients
-	{"internal/bench", []string{"client", "internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},                                          // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/counterfile", "counter/counterredis", "counter/hyperloglog", "internal/servertest"}}, // runs the program
-	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                     // a command line into structs
+	{"internal/benchenv", []string{"internal/servertest"}},                                                                                                                                     // a core for the program, another for its clients
+	{"internal/bench", []string{"client", "internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},                                                                // runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/counterfile", "counter/counterredis", "counter/hyperloglog", "internal/redisconn", "internal/servertest"}}, // runs the program
+	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                                           // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
 	{"cmd/headcount/top", []string{"client"}}, // the dashboard in a terminal
@@ -112,7 +112,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/pipeline", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "web", "internal/machine", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

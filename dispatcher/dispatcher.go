@@ -8,6 +8,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/internal/outage"
@@ -45,18 +46,22 @@ type Webhooks interface {
 // maxPush bounds the updates of one push; a longer list goes out in several pushes.
 const maxPush = 1024
 
+// Config says what a Dispatcher serves.
+type Config struct {
+	Store      Store                 // required
+	Gateways   Gateways              // required
+	Regions    Regions               // nil: there are no other regions
+	Webhooks   Webhooks              // nil: there are none
+	Registerer prometheus.Registerer // of the metrics; nil: none
+	Log        zerolog.Logger
+}
+
 // Dispatcher serves the buckets that Own gave it.
 type Dispatcher struct {
-	store    Store
-	gateways Gateways
-	log      zerolog.Logger
-	// Regions may be set before Run; nil: there are no other regions.
-	Regions Regions
-	// Webhooks may be set before Run; nil: there are none.
-	Webhooks Webhooks
-	want     chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
-	top      top
-	metrics  metrics
+	cfg     Config
+	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
+	top     top
+	metrics metrics
 
 	// Only the goroutine in which Watch calls publication changes these maps, and so reads
 	// them without mu. It holds mu to change them, and sweep holds mu to read them.
@@ -77,8 +82,8 @@ type gatewayQueue struct {
 }
 
 // New returns a Dispatcher that does nothing until Run.
-func New(store Store, gateways Gateways, log zerolog.Logger) *Dispatcher {
-	return &Dispatcher{store: store, gateways: gateways, log: log, want: make(chan []int, 1), metrics: newMetrics()}
+func New(cfg Config) *Dispatcher {
+	return &Dispatcher{cfg: cfg, want: make(chan []int, 1), metrics: newMetrics(cfg.Registerer)}
 }
 
 // Own sets the buckets that this dispatcher serves. Any goroutine may call it. Two
@@ -117,7 +122,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		case err := <-done:
 			stop()
 			failed++
-			d.log.Warn().Err(err).Msg("the store's publications cannot be received; trying again")
+			d.cfg.Log.Warn().Err(err).Msg("the store's publications cannot be received; trying again")
 			outage.Sleep(ctx, outage.Pause(failed))
 		}
 	}
@@ -127,8 +132,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // publication of every bucket is a Lost, which makes it read the bucket.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	d.top.serve(buckets)
-	if d.Webhooks != nil {
-		d.Webhooks.Serve(buckets)
+	if d.cfg.Webhooks != nil {
+		d.cfg.Webhooks.Serve(buckets)
 	}
 	if len(buckets) == 0 {
 		<-ctx.Done()
@@ -140,7 +145,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	senders.Go(func() { d.sweep(ctx, buckets) })
-	return d.store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
+	return d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
@@ -152,11 +157,11 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	d.metrics.received.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
 	d.publish(p.Bucket, p.Updates)
-	if p.Lost && d.Webhooks != nil {
-		d.Webhooks.Lost()
+	if p.Lost && d.cfg.Webhooks != nil {
+		d.cfg.Webhooks.Lost()
 	}
-	if d.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
-		d.Regions.Changed(p.Bucket)
+	if d.cfg.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
+		d.cfg.Regions.Changed(p.Bucket)
 	}
 	for failed := 0; p.Lost && ctx.Err() == nil; {
 		err := d.reread(ctx, senders, p.Bucket)
@@ -164,7 +169,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 			return
 		}
 		failed++
-		d.log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
+		d.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
 		outage.Sleep(ctx, outage.Pause(failed))
 	}
 }
@@ -172,7 +177,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 // reread reads the bucket's endpoints and updates, since publications may have been lost.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
 	d.metrics.reread.Inc()
-	endpoints, err := d.store.Attached(ctx, bucket)
+	endpoints, err := d.cfg.Store.Attached(ctx, bucket)
 	if err != nil {
 		return err
 	}
@@ -196,7 +201,7 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	if len(topics) == 0 {
 		return nil
 	}
-	updates, err := d.store.Updates(ctx, topics)
+	updates, err := d.cfg.Store.Updates(ctx, topics)
 	if err != nil {
 		return err
 	}
@@ -208,8 +213,8 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 // publish passes updates to the parts of this process that need all of them.
 func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
 	d.top.update(bucket, updates)
-	if d.Webhooks != nil {
-		d.Webhooks.Received(updates)
+	if d.cfg.Webhooks != nil {
+		d.cfg.Webhooks.Received(updates)
 	}
 }
 
@@ -318,7 +323,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 			if len(updates) == 0 {
 				break
 			}
-			err := d.gateways.PushUpdates(ctx, gateway, updates)
+			err := d.cfg.Gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {
 				d.metrics.pushed.Add(float64(len(updates)))
 				d.metrics.batches.Observe(float64(len(updates)))
@@ -331,7 +336,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 			failed++
 			d.metrics.failed.Inc()
 			if failed == 1 {
-				d.log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
+				d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}
 			o.restore(updates)
 			outage.Sleep(ctx, outage.Pause(failed))

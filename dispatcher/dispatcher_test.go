@@ -64,7 +64,7 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 func run(t *testing.T, s *presencemem.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
-	d = New(s, r, zerolog.Nop())
+	d = New(Config{Store: s, Gateways: r, Log: zerolog.Nop()})
 	d.Own(upTo(presence.DefaultBuckets))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -7,11 +7,11 @@ type metrics struct {
 	batches                          prometheus.Histogram
 }
 
-func newMetrics() metrics {
+func newMetrics(registerer prometheus.Registerer) metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	return metrics{
+	m := metrics{
 		received: counter("headcount_publications_total", "Updates that the dispatcher heard from the store."),
 		reread:   counter("headcount_buckets_reread_total", "Times a bucket was read, since it is new here or publications may have been lost."),
 		pushed:   counter("headcount_pushes_total", "Updates that gateways took."),
@@ -20,9 +20,8 @@ func newMetrics() metrics {
 			Name: "headcount_push_batch_updates", Help: "Updates in one batch to a gateway.", Buckets: prometheus.ExponentialBuckets(1, 2, 11),
 		}),
 	}
-}
-
-// Register shows the dispatcher's metrics.
-func (d *Dispatcher) Register(reg prometheus.Registerer) {
-	reg.MustRegister(d.metrics.received, d.metrics.reread, d.metrics.pushed, d.metrics.failed, d.metrics.batches)
+	if registerer != nil {
+		registerer.MustRegister(m.received, m.reread, m.pushed, m.failed, m.batches)
+	}
+	return m
 }

@@ -47,7 +47,7 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	for gateway := range d.queues {
 		first, known := since[gateway]
 		switch {
-		case !d.gateways.Ended(gateway):
+		case !d.cfg.Gateways.Ended(gateway):
 			delete(since, gateway)
 		case !known:
 			since[gateway] = now
@@ -64,15 +64,15 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	dropped := 0
 	for _, b := range buckets {
 		for batch := range slices.Chunk(d.attached(b, gateway), dropBatch) {
-			if !d.gateways.Ended(gateway) {
+			if !d.cfg.Gateways.Ended(gateway) {
 				return
 			}
 			dctx, cancel := context.WithTimeout(ctx, dropLimit)
-			err := d.store.Detach(dctx, gateway, batch)
+			err := d.cfg.Store.Detach(dctx, gateway, batch)
 			cancel()
 			if err != nil {
 				if ctx.Err() == nil {
-					d.log.Warn().Err(err).Str("gateway", gateway).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
+					d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
 				}
 				return
 			}
@@ -82,7 +82,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	if dropped == 0 {
 		return // the endpoints were detached meanwhile
 	}
-	d.log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+	d.cfg.Log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
 }
 
 // attached returns the topics of the bucket that the gateway is attached to.

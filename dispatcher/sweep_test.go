@@ -68,11 +68,12 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 		attach(t, s.Store, "b:1/1", "p1", "p2")
 		attach(t, s.Store, "without a life", "p1")
 		begun := time.Now()
-		d := New(s, endings(func(life string) bool {
+		gateways := endings(func(life string) bool {
 			// In every 3 s one look at least, at whichever moment the looks begin, finds it alive.
 			blink := time.Since(begun) < 6*time.Second && life == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
 			return blink || life == "a:1/1" || life == "without a life"
-		}), zerolog.Nop())
+		})
+		d := New(Config{Store: s, Gateways: gateways, Log: zerolog.Nop()})
 		d.Own(upTo(presence.DefaultBuckets))
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -25,6 +25,7 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/internal/boltfile"
+	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
 	"headcount/presence/heartbeat"
@@ -309,9 +310,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found := presenceredis.Check(ctx, presenceredis.Config{
-		URL: c.Config.Redis, Facts: c.Config.facts(), Dial: c.Patience, Log: zerolog.Nop(),
-	})
+	found := presenceredis.Check(ctx, redisconn.Config{URL: c.Config.Redis, Dial: c.Patience, Log: zerolog.Nop()}, c.Config.facts())
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
 	}
@@ -349,7 +348,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := presenceredis.Check(one, presenceredis.Config{URL: link, Facts: presenceredis.Facts{Region: name, Counters: counterredis.Format}, Dial: c.Patience, Log: zerolog.Nop()})
+		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: counterredis.Format})
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)

@@ -16,12 +16,12 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/gateway/api"
 	"headcount/gateway/identity"
+	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/tracing/otlp"
 	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/node"
-	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 )
 
@@ -247,12 +247,12 @@ func (c *Config) checkRegions() error {
 		}
 		return nil
 	}
-	if problem := presenceredis.CheckURL(c.Redis); problem != "" {
+	if problem := redisconn.CheckURL(c.Redis); problem != "" {
 		return setting.Errorf("redis", "%s", problem)
 	}
 	for _, peer := range c.Peers {
 		name, link := region.SplitPeer(peer)
-		if problem := presenceredis.CheckURL(link); problem != "" {
+		if problem := redisconn.CheckURL(link); problem != "" {
 			return setting.Errorf("peer", "%q: %s", name, problem)
 		}
 	}

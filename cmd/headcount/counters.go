@@ -8,24 +8,19 @@ import (
 	"headcount/counter/counterfile"
 	"headcount/counter/pipeline"
 	"headcount/internal/setting"
-	"headcount/presence/region"
 )
 
 // openPipeline opens the counters and limits of this process.
 func (s *system) openPipeline(ctx context.Context) (err error) {
 	cfg := pipeline.Config{
-		Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
+		Redis: s.redis, Peers: s.peers, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
 		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, HotRate: s.cfg.HotRate,
 		Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
 	}
-	if s.redis != nil {
-		cfg.Marks = s.redis.Marks()
+	if len(s.peers) > 0 {
+		cfg.Region = s.cfg.Region
 	}
-	for _, peer := range s.cfg.Peers {
-		name, url := region.SplitPeer(peer)
-		cfg.Region, cfg.Peers = s.cfg.Region, append(cfg.Peers, pipeline.Peer{Name: name, URL: url})
-	}
-	if cfg.Redis == "" && cfg.Postgres != "" {
+	if cfg.Redis == nil && cfg.Postgres != "" {
 		if err := noCountersIn(cfg.DataDir); err != nil {
 			return err
 		}

@@ -19,9 +19,9 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/tiered"
 	"headcount/counter/transfer"
+	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
-	"headcount/presence/presenceredis"
 )
 
 // place names a store of counters as serve does.
@@ -59,6 +59,15 @@ type redisStore interface {
 	Leases(context.Context) ([]string, error)
 }
 
+// connectedStore closes its connection, too.
+type connectedStore struct {
+	redisStore
+	conn *redisconn.Conn
+}
+
+// Close is as counter.Store says.
+func (s *connectedStore) Close() error { return errors.Join(s.redisStore.Close(), s.conn.Close()) }
+
 // open opens the store. fresh says that it may be made; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
@@ -94,25 +103,30 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 
 // openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := presenceredis.CheckURL(p.Redis); problem != "" {
+	if problem := redisconn.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
 	}
 	if p.DataDir != "" {
 		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
 	}
+	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	if err != nil {
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
 	var store redisStore
-	var err error
 	switch {
 	case p.Regions:
-		store, err = tiered.OpenBeside(ctx, tiered.BesideConfig{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+		store, err = tiered.OpenBeside(ctx, tiered.BesideConfig{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 	case p.Postgres != "":
-		store, err = tiered.Open(ctx, tiered.Config{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
+		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
-		store, err = counterredis.Open(counterredis.Config{URL: p.Redis, Rules: rules, Log: zerolog.Nop()})
+		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
 	}
 	if err != nil {
+		_ = conn.Close()
 		return nil, refusedPostgres(err)
 	}
+	store = &connectedStore{store, conn}
 	running, err := leases(ctx, store)
 	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
 		slices.Sort(running)

@@ -52,7 +52,7 @@ func (c *Config) facts() presenceredis.Facts {
 	return f
 }
 
-// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters and its dispatcher.
+// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters.
 func (s *system) openWebhooks() error {
 	cfg := s.cfg
 	if len(cfg.Hooks) == 0 {
@@ -60,11 +60,8 @@ func (s *system) openWebhooks() error {
 	}
 	var store webhook.Store
 	switch {
-	case cfg.Redis != "":
-		opened, err := webhookredis.Open(webhookredis.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
-		if err != nil {
-			return err
-		}
+	case s.redis != nil:
+		opened := webhookredis.New(s.redis, s.registry)
 		store, s.closers = opened, append(s.closers, opened.Close)
 	case cfg.DataDir != "":
 		opened, err := webhookmem.Open(cfg.DataDir, cfg.Hooks)
@@ -85,9 +82,6 @@ func (s *system) openWebhooks() error {
 	s.webhooks = webhook.New(config)
 	if s.counters != nil {
 		s.counters.Observe(s.webhooks)
-	}
-	if s.dispatcher != nil {
-		s.dispatcher.Webhooks = s.webhooks
 	}
 	return nil
 }

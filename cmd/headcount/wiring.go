@@ -3,15 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,29 +23,21 @@ import (
 	"headcount/gateway/identity"
 	"headcount/internal/dashboard"
 	"headcount/internal/machine"
+	"headcount/internal/redisconn"
 	"headcount/internal/tracing"
 	"headcount/internal/tracing/otlp"
 	"headcount/internal/webhook"
 	"headcount/presence"
-	"headcount/presence/heartbeat"
 	"headcount/presence/member"
 	"headcount/presence/minutes"
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
-	"headcount/presence/presenceredis"
 	"headcount/presence/region"
-	"headcount/presence/rpc"
 	"headcount/unread"
 	"headcount/web"
 )
 
-const (
-	localName = "local" // the name of the one process over the embedded store
-
-	// peerDial is how long it may take to connect to a peer. With TLS that takes
-	// three round trips.
-	peerDial = 2 * time.Second
-)
+const localName = "local" // the name of the one process over the embedded store
 
 // store is what the parts of this process share with the parts of other processes.
 type store interface {
@@ -71,13 +58,14 @@ type system struct {
 	member   *member.Member
 	parts    member.Parts
 	store    store
-	embedded *presencemem.Store   // the same as store, if store is the embedded one; otherwise nil
-	where    string               // says in the log where the store is
-	redis    *presenceredis.Store // likewise, if it is in Redis
-	network  *network             // nil over the embedded store
-	certs    *certificates        // nil: visitors do not speak TLS to this process
-	hashKey  []byte               // of user hashes; nil: the cluster has it
-	closers  []func() error       // called in reverse order; nobody could act on their errors
+	embedded *presencemem.Store // the same as store, if store is the embedded one; otherwise nil
+	where    string             // says in the log where the store is
+	redis    *redisconn.Conn    // nil over the embedded store
+	peers    []pipeline.Peer    // the Redis of each other region, if this process sends something there
+	network  *network           // nil over the embedded store
+	certs    *certificates      // nil: visitors do not speak TLS to this process
+	hashKey  []byte             // of user hashes; nil: the cluster has it
+	closers  []func() error     // called in reverse order; nobody could act on their errors
 	roles
 }
 
@@ -146,15 +134,6 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 		}
 		s.parts.Node = s.node
 	}
-	if s.member.Has(presence.RoleDispatcher) {
-		s.dispatcher = dispatcher.New(s.store, s.member, s.log)
-		s.dispatcher.Register(s.registry)
-		s.parts.Dispatcher = s.dispatcher
-		if s.regions != nil {
-			s.dispatcher.Regions = s.regions
-			s.parts.Regions = s.regions
-		}
-	}
 	ask := dashboard.Config{
 		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
 	}
@@ -167,10 +146,13 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 			return err
 		}
 	}
-	if s.counters != nil || s.dispatcher != nil {
+	if s.member.Has(presence.RoleGateway) || s.member.Has(presence.RoleDispatcher) {
 		if err = s.openWebhooks(); err != nil {
 			return err
 		}
+	}
+	if s.member.Has(presence.RoleDispatcher) {
+		s.openDispatcher()
 	}
 	if s.member.Has(presence.RoleGateway) {
 		if err = s.openGateway(self); err != nil {
@@ -181,13 +163,26 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	return nil
 }
 
+// openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
+func (s *system) openDispatcher() {
+	cfg := dispatcher.Config{Store: s.store, Gateways: s.member, Registerer: s.registry, Log: s.log}
+	if s.regions != nil {
+		cfg.Regions, s.parts.Regions = s.regions, s.regions
+	}
+	if s.webhooks != nil {
+		cfg.Webhooks = s.webhooks
+	}
+	s.dispatcher = dispatcher.New(cfg)
+	s.parts.Dispatcher = s.dispatcher
+}
+
 // watchStores registers for each store of this process whether it can be used now.
 func (s *system) watchStores() {
 	up := map[string]func() bool{}
 	if s.embedded != nil && s.cfg.DataDir != "" {
 		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
 	}
-	if s.cfg.Redis != "" {
+	if s.redis != nil {
 		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
 	if s.cfg.Postgres != "" && s.counters != nil {
@@ -260,140 +255,6 @@ func (s *system) comeBack() time.Duration {
 	default:
 		return comeBackTime
 	}
-}
-
-// openCluster opens the store that the region's processes share, and the network
-// between those processes.
-func (s *system) openCluster(ctx context.Context, self presence.Process) error {
-	if len(s.cfg.IDSecrets) == 0 {
-		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
-	}
-	var hashKeys presenceredis.HashKeys
-	if s.member.Has(presence.RoleGateway) {
-		hashKeys = s
-	}
-	opened, err := presenceredis.Open(presenceredis.Config{
-		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
-		URL:        s.cfg.Redis,
-		Facts:      s.cfg.facts(),
-		Peers:      s.cfg.peerNames(),
-		PageStats:  s.cfg.KeptMinutes(),
-		Registerer: s.registry,
-		Log:        s.log,
-		OnState:    s.member,
-	})
-	if err != nil {
-		return err
-	}
-	s.closers = append(s.closers, opened.Close)
-	s.store, s.redis, s.where = opened, opened, "redis"
-	if s.network, err = s.listenForOthers(ctx, self); err != nil {
-		return err
-	}
-	s.closers = append(s.closers, s.network.close)
-	s.parts.Datagrams, s.parts.Calls = s.network.datagrams, s.network.client
-	if !s.member.Has(presence.RoleDispatcher) {
-		return nil
-	}
-	peers, err := s.openPeers()
-	if err != nil {
-		return err
-	}
-	s.regions = region.New(region.Config{
-		Local: opened, Peers: peers, StaleAfter: s.cfg.RegionStaleAfter, Registerer: s.registry, Log: s.log,
-	})
-	return nil
-}
-
-// network carries what this process and the other processes of the cluster say to
-// each other.
-type network struct {
-	tcp       net.Listener
-	udp       net.PacketConn
-	datagrams *heartbeat.Transport
-	client    *rpc.Client
-	server    *http.Server // of calls
-}
-
-func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
-	keys := keysOf(s.cfg.ClusterSecrets)
-	n = &network{}
-	opened := n // a return with an error sets n to nil
-	defer func() {
-		if err != nil {
-			_ = opened.close()
-		}
-	}()
-	if n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen); err != nil {
-		return nil, err
-	}
-	if n.udp, err = net.ListenPacket("udp", n.tcp.Addr().String()); err != nil {
-		return nil, fmt.Errorf("--cluster-listen: %w", err)
-	}
-	if n.datagrams, err = heartbeat.New(heartbeat.Config{
-		Conn: n.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
-		OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
-	}); err != nil {
-		return nil, err
-	}
-	if n.client, err = rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: self.Name, Registerer: s.registry}); err != nil {
-		return nil, err
-	}
-	calls, err := rpc.NewHandler(rpc.Config{
-		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
-	})
-	if err != nil {
-		return nil, err
-	}
-	n.server = httpServer(calls, s.log)
-	return n, nil
-}
-
-// close closes the addresses.
-func (n *network) close() error {
-	var errs []error
-	if n.tcp != nil {
-		errs = append(errs, n.tcp.Close())
-	}
-	if n.udp != nil {
-		errs = append(errs, n.udp.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// SetHashKey implements presenceredis.HashKeys. The first lease, which comes with the
-// key, is taken when the gateway is there.
-func (s *system) SetHashKey(key []byte) { s.identities.SetHashKey(key) }
-
-// traffic counts the bytes to and from a peer.
-type traffic struct{ sent, received prometheus.Counter }
-
-// Carried implements redisconn.Traffic.
-func (t traffic) Carried(sent, received int) {
-	t.sent.Add(float64(sent))
-	t.received.Add(float64(received))
-}
-
-// openPeers opens the Redis of every --peer. It does not wait for an answer.
-func (s *system) openPeers() (peers []region.Peer, err error) {
-	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
-	}, []string{"peer", "direction"})
-	s.registry.MustRegister(bytes)
-	for _, peer := range s.cfg.Peers {
-		name, url := region.SplitPeer(peer)
-		opened, err := presenceredis.Open(presenceredis.Config{
-			URL: url, Dial: peerDial, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", name).Logger(),
-			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
-		})
-		if err != nil {
-			return nil, fmt.Errorf("--peer %s: %w", name, err)
-		}
-		s.closers = append(s.closers, opened.Close)
-		peers = append(peers, region.Peer{Name: name, Remote: presenceredis.NewPeer(opened, s.cfg.Region, name)})
-	}
-	return peers, nil
 }
 
 // openIdentities opens what knows who a request is from.
@@ -565,40 +426,4 @@ func (s *system) Report() presence.Report {
 		r.Top = s.dispatcher.Top(presence.TopPages)
 	}
 	return r
-}
-
-// checkValue identifies the cluster secrets without revealing them.
-func checkValue(secrets []string) string {
-	if len(secrets) == 0 {
-		return "none"
-	}
-	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
-}
-
-// derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
-// gateways derive the same secrets. A cluster without a cluster secret runs on the
-// loopback of this machine only, to try it out.
-func derivedIDSecrets(secrets []string) []string {
-	if len(secrets) == 0 {
-		secrets = []string{"loopback"}
-	}
-	return keyed(secrets, "headcount ids")
-}
-
-// keyed returns for each secret a value for the text, from which nobody finds the secret.
-func keyed(secrets []string, text string) (values []string) {
-	for _, secret := range secrets {
-		mac := hmac.New(sha256.New, []byte(secret))
-		mac.Write([]byte(text))
-		values = append(values, hex.EncodeToString(mac.Sum(nil)))
-	}
-	return values
-}
-
-// keysOf are secrets as keys.
-func keysOf(secrets []string) (keys [][]byte) {
-	for _, secret := range secrets {
-		keys = append(keys, []byte(secret))
-	}
-	return keys
 }

@@ -247,7 +247,7 @@ func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int,
 
 func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result, left Unapplied) Unapplied {
 	fail := failing(results)
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		fail(todo, err)
 		return left

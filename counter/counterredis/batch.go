@@ -28,7 +28,7 @@ type ReadWriter interface {
 
 // ApplySplit makes ops, in their order, by way of to, which gets operations of one bucket alone when Redis is a Cluster.
 func (s *Store) ApplySplit(ctx context.Context, ops []counter.Op, to ReadWriter) []counter.Result {
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil || c.Cluster == nil {
 		return to.Apply(ctx, ops)
 	}

@@ -41,7 +41,7 @@ func (b *Bucket) Ticket() string {
 
 // Status asks buckets, or all.
 func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -322,7 +322,7 @@ func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size 
 			}
 			seen, err := hyperloglog.Parse(text)
 			if err != nil {
-				return fmt.Errorf("%q: %w", t.Key, err)
+				return redisconn.Answered(fmt.Errorf("%q: %w", t.Key, err))
 			}
 			p := t.Past[i]
 			p.Seen = &seen

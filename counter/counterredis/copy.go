@@ -69,9 +69,6 @@ func (s *Store) deleted(ctx context.Context) ([]uint64, error) {
 
 // pipeline runs the commands that queue gives, and then what it returned.
 func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.Context, redis.Pipeliner) func() error) error {
-	if err := s.open(); err != nil {
-		return err
-	}
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
 		then := queue(ctx, pipe)
@@ -525,9 +522,6 @@ func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 
 // Still calls then while no counter is changed, perhaps more than once; the last one holds.
 func (s *Store) Still(ctx context.Context, then func() error) error {
-	if err := s.open(); err != nil {
-		return err
-	}
 	select {
 	case s.adding <- struct{}{}:
 		defer func() { <-s.adding }()

@@ -93,7 +93,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -144,7 +143,7 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 	if is == strconv.Itoa(Format) || !numbered && facts[1] == nil && facts[2] == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them, or see \"Upgrades\" in deploy/README.md", ErrFormat, is, Format)
+	return redisconn.Answered(fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them, or see \"Upgrades\" in deploy/README.md", ErrFormat, is, Format))
 }
 
 const (
@@ -155,15 +154,13 @@ const (
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	URL  string        // as redisconn.Config has it; required
-	Dial time.Duration // how long it may take to connect; default 1s
+	Conn *redisconn.Conn // required
 	// Patience is how long a call waits for a bucket that is held still; default 4s. Then it fails with
 	// ErrUnavailable and has changed nothing.
 	Patience   time.Duration
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnState    counter.States   // optional
-	Marks      *redisconn.Marks // of the process in this Redis, which is watched for losses; optional
+	OnState    counter.States // optional
 	// Behind is what stands behind this store, nil for nothing. With it Redis is a
 	// front: package tiered says of what, and calls the methods of front.go.
 	Behind *Behind
@@ -177,18 +174,15 @@ type Config struct {
 // Store is a counter.Store in Redis. Its methods may be called from any goroutine.
 type Store struct {
 	cfg  Config
-	conn *redisconn.Conn
+	conn *redisconn.Caller
 	feed *feed
 
 	adding chan struct{} // holds one: imports of one process do not lock each other out
-
-	mu     sync.Mutex // guards closed
-	closed bool
 }
 
 var _ counter.Store = (*Store)(nil)
 
-// accept is what redisconn.Config.Accept asks for.
+// accept is what redisconn.CallerConfig.Accept asks for.
 func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	if err := accept(ctx, c); err != nil {
 		return err
@@ -202,75 +196,28 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 	if s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
-		return ErrFront
+		return redisconn.Answered(ErrFront)
 	}
 	return nil
 }
 
-// Open returns a store over the Redis of that URL. It fails when settings cannot
-// work, not when Redis does not answer. Close ends it.
-func Open(cfg Config) (*Store, error) {
+// New returns a store in the Redis of cfg.Conn. Close ends it, before the connection.
+func New(cfg Config) *Store {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
-	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: s.accept,
-		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState, Marks: cfg.Marks,
+	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
+		Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Accept: s.accept, Bounded: true,
+		Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", OnState: cfg.OnState,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("counterredis: counters: %w", err)
-	}
-	s.conn = conn
 	s.feed = newFeed(s)
-	return s, nil
+	return s
 }
 
 // Close is as counter.Store says.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	was := s.closed
-	s.closed = true
-	s.mu.Unlock()
-	if was {
-		return nil
-	}
 	s.feed.close()
-	return s.conn.Close()
-}
-
-// open says that the store is closed, or nothing.
-func (s *Store) open() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return fmt.Errorf("%w: it is closed", counter.ErrUnavailable)
-	}
+	s.conn.Close()
 	return nil
-}
-
-// client is what has been found out about Redis, or says that the store is closed or
-// Redis away.
-func (s *Store) client(ctx context.Context) (*redisconn.Client, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
-	return s.conn.Known(ctx)
-}
-
-func classify(err error) error {
-	if errors.Is(err, counter.ErrUnavailable) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-}
-
-// probeWrite makes a write that changes nothing in every bucket.
-func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
-	pipe := c.Pipeline()
-	for b := range Buckets {
-		pipe.HSetNX(ctx, stateKey(b), "deleted", 0)
-	}
-	_, err := pipe.Exec(ctx)
-	return Buckets, err
 }
 
 func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }

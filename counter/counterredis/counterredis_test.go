@@ -19,10 +19,7 @@ func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 // open returns a store that ends with the test, of a region with others when that has a name.
 func open(t testing.TB, url, region string) *counterredis.Store {
 	t.Helper()
-	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Rules: countertest.Rules, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url), Region: region, Rules: countertest.Rules, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -124,10 +121,7 @@ func TestContractOnCluster(t *testing.T) {
 func TestCopies(t *testing.T) {
 	t.Parallel()
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
-		s, err := counterredis.Open(counterredis.Config{URL: redistest.Start(t).URL(), Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, redistest.Start(t).URL()), Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
 		t.Cleanup(func() { _ = s.Close() })
 		return s
 	})

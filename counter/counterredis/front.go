@@ -165,9 +165,6 @@ func (s *Store) HistoryResident(ctx context.Context, key string, step time.Durat
 
 // HistoriesResident is HistoryResident of several counters.
 func (s *Store) HistoriesResident(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]ResidentHistory, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
 	calls := make([]*redisconn.Call, len(keys))
 	for i, key := range keys {
 		b := hashBucket(key)
@@ -241,9 +238,6 @@ type ResidentDimension struct {
 
 // DimensionResident reads a dimension of a counter; nil: the counter is not resident, and PostgreSQL has all.
 func (s *Store) DimensionResident(ctx context.Context, key, name string) (*ResidentDimension, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
 	b := hashBucket(key)
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{
@@ -280,9 +274,6 @@ func (s *Store) DimensionResident(ctx context.Context, key, name string) (*Resid
 
 // LedgerResident returns entries that may not be persisted. alone: all there are.
 func (s *Store) LedgerResident(ctx context.Context, key string, after uint64, limit int) (entries []counter.Entry, alone bool, err error) {
-	if err := s.open(); err != nil {
-		return nil, false, err
-	}
 	b := hashBucket(key)
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{
@@ -378,7 +369,7 @@ func (s *Store) Adoptable(ctx context.Context) error {
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		facts, err := c.HMGet(ctx, factsKey, PostgresFact, "format").Result()
 		if err == nil && facts[0] != PostgresBehind && (facts[0] != nil || facts[1] != nil) {
-			err = errAlone
+			err = redisconn.Answered(errAlone)
 		}
 		return err
 	})

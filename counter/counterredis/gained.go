@@ -76,9 +76,6 @@ func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Du
 // Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
-	if err := s.open(); err != nil {
-		return fail(err)
-	}
 	calls := make([]*redisconn.Call, len(keys))
 	for i, key := range keys {
 		calls[i] = s.historyCall(key, step, from, to)

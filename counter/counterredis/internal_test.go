@@ -32,10 +32,7 @@ func begin(t testing.TB, url string) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(Config{URL: url, Rules: rules})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := New(Config{Conn: redistest.Dial(t, url), Rules: rules})
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -143,10 +140,7 @@ func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "cluster": redistest.ThreeMasters(t).URL()} {
 		s := begin(t, url)
 		for key, was := range map[string]*counter.Rule{"v:1": stock, "v:2": stock, "k:1": views, "k:2": views} {
-			before, err := Open(Config{URL: url, Rules: rulesFor(t, was.Kind)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := New(Config{Conn: redistest.Dial(t, url), Rules: rulesFor(t, was.Kind)})
 			if r := before.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(was, key, 7)}}})[0]; r.Err != nil {
 				t.Fatal(r.Err)
 			}
@@ -168,10 +162,7 @@ func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
 // TestACopyGoesWhereItsKindIs: an import may have been given other rules than the server, or none.
 func TestACopyGoesWhereItsKindIs(t *testing.T) {
 	server := redistest.Start(t)
-	by, err := Open(Config{URL: server.URL(), Rules: rulesFor(t, counter.Sum)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	by := New(Config{Conn: redistest.Dial(t, server.URL()), Rules: rulesFor(t, counter.Sum)})
 	defer by.Close()
 	c := counter.Copy{Key: "k:1", State: counter.State{Kind: counter.Exact, Value: 9, Updated: 1, Version: counter.Version{Incarnation: 5, Sequence: 3}}}
 	if n, err := by.Restore(t.Context(), []counter.Copy{c}, rulesFor(t, counter.Sum)); n != 1 || err != nil {

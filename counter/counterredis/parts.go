@@ -83,7 +83,7 @@ func (s *Store) AddParts(ctx context.Context, adds []PartAdd) []PartAdded {
 		todo[i] = i
 	}
 	w := s.wait(ctx)
-	for err := s.open(); len(todo) > 0; {
+	for err := error(nil); len(todo) > 0; {
 		calls := make([]*redisconn.Call, len(todo))
 		for n, i := range todo {
 			a := &adds[i]
@@ -164,9 +164,6 @@ func (s *Store) EndParts(ctx context.Context, key string, e counter.Epoch, parts
 
 // Parts reads all parts of keys in one round trip.
 func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]PartOf, err error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
 		texts := make([]*redis.StringCmd, 0, counter.SubCounters*len(keys))
@@ -185,11 +182,11 @@ func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCou
 			if errors.Is(err, redis.Nil) {
 				continue
 			}
-			if err == nil {
-				out[i/counter.SubCounters][i%counter.SubCounters], err = parsePart(text)
-			}
 			if err != nil {
 				return err
+			}
+			if out[i/counter.SubCounters][i%counter.SubCounters], err = parsePart(text); err != nil {
+				return redisconn.Answered(err)
 			}
 		}
 		return nil
@@ -199,7 +196,7 @@ func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCou
 
 // Hot returns the sums of buckets that are spread, or on their way.
 func (s *Store) Hot(ctx context.Context, buckets []int) ([]string, error) {
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil || len(buckets) == 0 {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 
 // read reads counters. In front it also says which of them are here.
 func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -108,9 +108,6 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	fail := func(err error) (counter.Ledger, error) {
 		return counter.Ledger{}, fmt.Errorf("counterredis: ledger of %q: %w", key, err)
 	}
-	if err := s.open(); err != nil {
-		return fail(err)
-	}
 	if after >= math.MaxInt64 {
 		return counter.Ledger{}, nil
 	}
@@ -141,9 +138,6 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	fail := func(err error) (counter.Counter, []counter.Gain, error) {
 		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
-	}
-	if err := s.open(); err != nil {
-		return fail(err)
 	}
 	cl := s.historyCall(key, step, from, to)
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
@@ -200,9 +194,6 @@ func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to i
 func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	fail := func(err error) (counter.Counter, counter.Counted, error) {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterredis: dimension %q of %q: %w", name, key, err)
-	}
-	if err := s.open(); err != nil {
-		return fail(err)
 	}
 	b := s.bucketOf(key)
 	cl := &redisconn.Call{Script: scripts.CounterDimension, Keys: []string{countersKey(b), stateKey(b), countedKey(b, key)}, Args: []any{key, name}}
@@ -428,7 +419,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 				}
 				r, err := hyperloglog.Parse(text)
 				if err != nil {
-					return fmt.Errorf("%q: %w", some[i], err)
+					return redisconn.Answered(fmt.Errorf("%q: %w", some[i], err))
 				}
 				total.Merge(r)
 			}
@@ -479,7 +470,7 @@ func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, 
 		cursors[b] = 0
 	}
 	for len(cursors) > 0 {
-		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 			pipe := c.Pipeline()
 			scans := make(map[int]*redis.ScanCmd, len(cursors))
 			for b, cursor := range cursors {
@@ -492,7 +483,7 @@ func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, 
 			for b, of := range scans {
 				page, cursor, err := of.Result()
 				if err == nil {
-					err = each(page)
+					err = redisconn.Answered(each(page))
 				}
 				if err != nil {
 					return err
@@ -514,7 +505,7 @@ func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, 
 func (s *Store) scanHash(ctx context.Context, key string, count int64, each func(pairs []string) error) error {
 	for cursor := uint64(0); ; {
 		var pairs []string
-		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 			s.conn.Metrics.Commands.Inc()
 			pairs, cursor, err = c.HScan(ctx, key, cursor, "", count).Result()
 			return err

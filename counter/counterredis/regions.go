@@ -77,7 +77,7 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 	for i, b := range buckets {
 		calls[i] = s.logCall(b, at[i].Log, at[i].Cursor, limit)
 	}
-	if err := s.runLogs(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, fmt.Errorf("counterredis: logs of %d buckets: %w", len(buckets), err)
 	}
 	out := make([]Batch, len(buckets))
@@ -121,7 +121,7 @@ func (c *Scan) Next(ctx context.Context, limit int) (lines []Line, more bool, er
 		cl.Args = append(cl.Args, key)
 	}
 	n := uint64(0)
-	if err = c.s.runLogs(ctx, []*redisconn.Call{cl}); err == nil {
+	if err = c.s.conn.Run(ctx, []*redisconn.Call{cl}); err == nil {
 		_, n, _, lines, err = c.s.parseLog(cl.Reply)
 	}
 	if err == nil && (n == 0 || n > uint64(len(some))) {
@@ -137,7 +137,7 @@ func (c *Scan) Next(ctx context.Context, limit int) (lines []Line, more bool, er
 // find adds a page of keys.
 func (c *Scan) find(ctx context.Context, limit int) error {
 	hash := c.hashes[0]
-	return c.s.do(ctx, func(ctx context.Context, client *redisconn.Client) error {
+	return c.s.conn.Do(ctx, func(ctx context.Context, client *redisconn.Client) error {
 		c.s.conn.Metrics.Commands.Inc()
 		pairs, next, err := client.HScan(ctx, hash, c.cursor, "", int64(limit)).Result()
 		if err != nil {
@@ -153,13 +153,6 @@ func (c *Scan) find(ctx context.Context, limit int) error {
 		}
 		return nil
 	})
-}
-
-func (s *Store) runLogs(ctx context.Context, calls []*redisconn.Call) error {
-	if err := s.open(); err != nil {
-		return err
-	}
-	return s.conn.Run(ctx, calls)
 }
 
 func (s *Store) logCall(b int, log string, cursor uint64, limit int) *redisconn.Call {
@@ -196,7 +189,7 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 // that the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
 	out := make([]Position, len(buckets))
-	err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
 		if err := accept(ctx, c); err != nil {
 			return err
@@ -259,7 +252,7 @@ const NoRegion = "?"
 
 // Merge merges messages of the region called from, those of one bucket in their order. This region has to be called to.
 func (s *Store) Merge(ctx context.Context, from, to string, messages []Message) ([]Ack, error) {
-	c, err := s.client(ctx)
+	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, err
 	}

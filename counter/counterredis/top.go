@@ -51,20 +51,13 @@ func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, e
 	return out, nil
 }
 
-func (s *Store) do(ctx context.Context, f func(context.Context, *redisconn.Client) error) error {
-	if err := s.open(); err != nil {
-		return err
-	}
-	return s.conn.Do(ctx, f)
-}
-
 // KeepTop is as counter.TopStore says. A list expires.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}
-	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.Set(ctx, topKey(match, step, list.Number), text, kept+3*step).Err()
 	})
@@ -105,7 +98,7 @@ func (s *Store) eachMark(ctx context.Context, match string, number int64, keys [
 		b := hashBucket(key)
 		by[b] = append(by[b], strconv.FormatInt(number, 10)+":"+key)
 	}
-	return s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
 		for b, marks := range by {
 			queue(ctx, pipe, marksKey(b, match), marks)
@@ -118,7 +111,7 @@ func (s *Store) eachMark(ctx context.Context, match string, number int64, keys [
 
 // TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		out = nil
 		pipe := c.Pipeline()
 		texts := make([]*redis.StringCmd, 0, max(to-from, 0))
@@ -135,11 +128,11 @@ func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, 
 				continue // nobody gained anything
 			}
 			l := counter.TopList{Number: from + int64(i)}
-			if err == nil {
-				err = json.Unmarshal(text, &l.Most)
-			}
 			if err != nil {
 				return err
+			}
+			if err := json.Unmarshal(text, &l.Most); err != nil {
+				return redisconn.Answered(err)
 			}
 			out = append(out, l)
 		}

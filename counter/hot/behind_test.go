@@ -19,7 +19,7 @@ import (
 // behind is a process with PostgreSQL behind Redis, that gathers only when it is told to.
 func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *counterredis.Store) {
 	t.Helper()
-	p, err := tiered.Open(t.Context(), tiered.Config{Redis: redis, Postgres: postgres, PersistInterval: 50 * time.Millisecond})
+	p, err := tiered.Open(t.Context(), tiered.Config{Redis: redistest.Dial(t, redis), Postgres: postgres, PersistInterval: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,10 +17,7 @@ func TestContract(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	begin := func() counter.Store {
 		log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
-		redis, err := counterredis.Open(counterredis.Config{URL: server.URL(), Rules: countertest.Rules, Log: log})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, server.URL()), Rules: countertest.Rules, Log: log})
 		s := New(redis, redis, Config{Rate: 1, Rules: countertest.Rules, Gather: 20 * time.Millisecond, Cool: 100 * time.Millisecond, Log: log})
 		t.Cleanup(func() {
 			if err := s.Close(); err != nil {

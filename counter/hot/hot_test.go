@@ -37,10 +37,7 @@ type process struct {
 
 func begin(t testing.TB, url string) process {
 	t.Helper()
-	redis, err := counterredis.Open(counterredis.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url)})
 	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules, Cool: time.Hour}), redis}
 	t.Cleanup(func() { p.Close() })
 	return p

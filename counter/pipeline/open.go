@@ -32,34 +32,34 @@ const (
 	// gathersOfInterval is how often a hot sum is gathered within PersistInterval: what its
 	// parts have gained is persisted by then, too.
 	gathersOfInterval = 20
-
-	// peerDial is how long it may take to connect to a peer. With TLS that takes three round trips.
-	peerDial = 2 * time.Second
 )
 
 // Config says where counters are and how they are kept.
 type Config struct {
-	// Redis and Postgres are URLs, and DataDir is a directory. With both URLs PostgreSQL is behind Redis, or with Peers
+	// Postgres is a URL, and DataDir is a directory. With Redis and PostgreSQL the latter is behind Redis, or with Peers
 	// beside it; the directory is of use without them. Without all three counters are in memory.
-	Redis, Postgres, DataDir string
-	Peers                    []Peer // the other regions; they need Redis
-	Region                   string // the name of this region; empty without Peers
+	Redis             *redisconn.Conn // nil: not in Redis
+	Postgres, DataDir string
+	Peers             []Peer // the other regions; they need Redis
+	Region            string // the name of this region; empty without Peers
 
-	Rules           *counter.Rules // required
-	PersistInterval time.Duration  // as tiered.Config has it
-	ColdAfter       time.Duration  // as tiered.Config has it
-	HotRate         int            // as hot.Config has it; required with Redis
-	Owner           hot.Owner      // says which buckets of hot sums and of regions are this process's; default: all
-	Marks           *redisconn.Marks
+	Rules           *counter.Rules        // required
+	PersistInterval time.Duration         // as tiered.Config has it
+	ColdAfter       time.Duration         // as tiered.Config has it
+	HotRate         int                   // as hot.Config has it; required with Redis
+	Owner           hot.Owner             // says which buckets of hot sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
 }
 
-// Peer is another region: its name, and the URL of its Redis.
-type Peer struct{ Name, URL string }
+// Peer is another region: its name, and its Redis.
+type Peer struct {
+	Name string
+	Conn *redisconn.Conn
+}
 
 // Open opens the counters that the settings ask for. It fails when settings cannot work, not when a server does not
-// answer.
+// answer. Close ends them, before the connections to Redis.
 func Open(ctx context.Context, cfg Config) (*Counters, error) {
 	c := &Counters{cfg: cfg}
 	c.redis.counters, c.postgres.counters = c, c
@@ -81,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
 func (c *Counters) openStore(ctx context.Context) (lanes counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
-	case cfg.Redis != "":
+	case cfg.Redis != nil:
 		return counter.CombinerConfig{Lanes: redisLanes, Pace: redisPace, Apart: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":
 		c.where = "PostgreSQL"
@@ -111,19 +111,15 @@ func (c *Counters) openRedis(ctx context.Context) error {
 	switch {
 	case cfg.Postgres == "":
 		c.where = "Redis"
-		store, err := counterredis.Open(counterredis.Config{
-			URL: cfg.Redis, Region: cfg.Region, Rules: cfg.Rules,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis, Marks: cfg.Marks,
+		redis = counterredis.New(counterredis.Config{
+			Conn: cfg.Redis, Region: cfg.Region, Rules: cfg.Rules, Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis,
 		})
-		if err != nil {
-			return err
-		}
-		c.store, redis = store, store
+		c.store = redis
 	case len(cfg.Peers) > 0:
 		c.where = "Redis, and PostgreSQL beside it"
 		store, err := tiered.OpenBeside(ctx, tiered.BesideConfig{
 			Redis: cfg.Redis, Postgres: cfg.Postgres, Region: cfg.Region, Rules: cfg.Rules,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres, Marks: cfg.Marks,
+			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
 		})
 		if err != nil {
 			return err
@@ -134,7 +130,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		store, err := tiered.Open(ctx, tiered.Config{
 			Redis: cfg.Redis, Postgres: cfg.Postgres, Rules: cfg.Rules,
 			PersistInterval: cfg.PersistInterval, ColdAfter: cfg.ColdAfter,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres, Marks: cfg.Marks,
+			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
 		})
 		if err != nil {
 			return err
@@ -147,24 +143,20 @@ func (c *Counters) openRedis(ctx context.Context) error {
 	if len(cfg.Peers) == 0 {
 		return nil
 	}
-	return c.openRegions(redis)
+	c.openRegions(redis)
+	return nil
 }
 
-// openRegions opens the Redis of each other region, and what shares counters with them. It does not wait for an answer.
-func (c *Counters) openRegions(local *counterredis.Store) error {
+// openRegions opens what shares counters with other regions.
+func (c *Counters) openRegions(local *counterredis.Store) {
 	cfg := regions.Config{
 		Region: c.cfg.Region, Local: local, Rules: c.cfg.Rules, Owner: c.cfg.Owner,
 		Registerer: c.cfg.Registerer, Log: c.cfg.Log,
 	}
 	for _, p := range c.cfg.Peers {
-		log := c.cfg.Log.With().Str("peer", p.Name).Logger()
-		opened, err := counterredis.Open(counterredis.Config{URL: p.URL, Dial: peerDial, Log: log})
-		if err != nil {
-			return fmt.Errorf("--peer %s: %w", p.Name, err)
-		}
+		opened := counterredis.New(counterredis.Config{Conn: p.Conn, Log: c.cfg.Log.With().Str("peer", p.Name).Logger()})
 		c.peers = append(c.peers, opened)
 		cfg.Peers = append(cfg.Peers, regions.Peer{Name: p.Name, Remote: opened})
 	}
 	c.store = regions.New(c.store, cfg)
-	return nil
 }

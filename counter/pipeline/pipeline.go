@@ -160,12 +160,12 @@ func (c *Counters) OnState(changed func()) {
 func (c *Counters) Where() string { return c.where }
 
 // Remote reports whether the store is a server of its own, and may be away.
-func (c *Counters) Remote() bool { return c.cfg.Redis != "" || c.cfg.Postgres != "" }
+func (c *Counters) Remote() bool { return c.cfg.Redis != nil || c.cfg.Postgres != "" }
 
 // Up reports whether the store can be reached. Where there are Redis and PostgreSQL it is Redis.
 func (c *Counters) Up() bool {
 	switch {
-	case c.cfg.Redis != "":
+	case c.cfg.Redis != nil:
 		return c.redis.up.Load()
 	case c.cfg.Postgres != "":
 		return c.postgres.up.Load()

@@ -85,7 +85,7 @@ func TestContract(t *testing.T) {
 		server := redistest.Start(t, redistest.Durable...)
 		countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 			server.Flush(t)
-			cfg := Config{Redis: server.URL()}
+			cfg := Config{Redis: redistest.Dial(t, server.URL())}
 			return countertest.Instance{Store: opened(t, cfg), Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
 				server.Restart(t)
 				s := opened(t, cfg)
@@ -184,7 +184,7 @@ func TestAMarkFails(t *testing.T) {
 // TestStates: the counters say whether their server can be reached, and that this has changed.
 func TestStates(t *testing.T) {
 	server := redistest.Start(t)
-	c := opened(t, Config{Redis: server.URL()}).counters
+	c := opened(t, Config{Redis: redistest.Dial(t, server.URL())}).counters
 	changes := make(chan struct{}, 100)
 	c.OnState(func() { changes <- struct{}{} })
 	<-changes

@@ -39,7 +39,7 @@ func sharing(t *testing.T) (us, eu *region, postgres *pgtest.Server, database st
 	for _, r := range list {
 		r.server = redistest.Start(t)
 		s, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{
-			Redis: r.server.URL(), Postgres: database, Region: r.name, Rules: builtin, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
+			Redis: redistest.Dial(t, r.server.URL()), Postgres: database, Region: r.name, Rules: builtin, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +173,7 @@ func TestRegionsShareExactCounters(t *testing.T) {
 			return name == "us", fmt.Sprint(name)
 		})
 		front := func(redis, database string) *tiered.Store {
-			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redis, Postgres: database, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redistest.Dial(t, redis), Postgres: database, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -188,7 +188,7 @@ func TestRegionsShareExactCounters(t *testing.T) {
 
 		fronted, redis := postgres.Database(t), redistest.Start(t)
 		make1(t, front(redis.URL(), fronted), ruled("views:front", counter.Add, 1))
-		_, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{Redis: redis.URL(), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
+		_, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{Redis: redistest.Dial(t, redis.URL()), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
 		if !errors.Is(err, counterpg.ErrConfig) {
 			t.Errorf("beside a database with a front: %v", err)
 		}

@@ -336,10 +336,7 @@ func TestPositionsThatCannotBeRead(t *testing.T) {
 func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
-	remote, err := counterredis.Open(counterredis.Config{URL: list[1].server.URL(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, list[1].server.URL()), Log: zerolog.Nop()})
 	defer remote.Close()
 	way := &road{Remote: remote, cut: true}
 	var log syncText

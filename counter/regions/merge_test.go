@@ -27,10 +27,7 @@ var (
 // open returns a store of a region that ends with the test.
 func open(t testing.TB, region, url string) *counterredis.Store {
 	t.Helper()
-	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url), Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }

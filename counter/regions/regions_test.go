@@ -126,10 +126,7 @@ func link(t *testing.T, bad bool, list []*region) {
 			if other == r {
 				continue
 			}
-			remote, err := counterredis.Open(counterredis.Config{URL: other.server.URL(), Log: zerolog.Nop()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, other.server.URL()), Log: zerolog.Nop()})
 			t.Cleanup(func() { _ = remote.Close() })
 			r.roads[other.name] = &road{Remote: remote, bad: bad}
 			cfg.Peers = append(cfg.Peers, regions.Peer{Name: other.name, Remote: r.roads[other.name]})
@@ -566,10 +563,7 @@ func TestAPeerOfAnotherName(t *testing.T) {
 	}
 	var log syncText
 	local := open(t, "us", us.URL())
-	remote, err := counterredis.Open(counterredis.Config{URL: wrong.URL(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, wrong.URL()), Log: zerolog.Nop()})
 	defer remote.Close()
 	s := regions.New(local, regions.Config{Region: "us", Rules: counter.BuiltinRules(), Local: local, Peers: []regions.Peer{{Name: "eu", Remote: remote}}, Log: zerolog.New(&log)})
 	defer s.Close()

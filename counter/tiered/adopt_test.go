@@ -22,10 +22,7 @@ import (
 // alone opens a Redis as a server without PostgreSQL does.
 func alone(t testing.TB, url string) *counterredis.Store {
 	t.Helper()
-	s, err := counterredis.Open(counterredis.Config{URL: url, Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url), Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
 	return s
 }
 
@@ -65,7 +62,7 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 	}
 
 	// The first processes are killed on the way, each a little later.
-	cfg := tiered.Config{Redis: cluster.URL(), Postgres: url, PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Redis: redistest.Dial(t, cluster.URL()), Postgres: url, PersistInterval: 50 * time.Millisecond}
 	for d := time.Millisecond; d < 200*time.Millisecond; d *= 2 {
 		killed, err := tiered.Open(t.Context(), tiered.Config{Redis: cfg.Redis, Postgres: cfg.Postgres, Log: zerolog.Nop()})
 		if err != nil {
@@ -165,7 +162,7 @@ func TestAdoptionIsRefused(t *testing.T) {
 		}, "without --postgres"},
 		"another counter of the same key": {func(t *testing.T, _ *redistest.Server, postgres string) {
 			redis := redistest.Start(t)
-			s := open(t, tiered.Config{Redis: redis.URL(), Postgres: postgres, PersistInterval: 50 * time.Millisecond})
+			s := open(t, tiered.Config{Redis: redistest.Dial(t, redis.URL()), Postgres: postgres, PersistInterval: 50 * time.Millisecond})
 			apply(t, s, op("", add(views, "v:1", 3)))
 			testkit.Eventually(t, "it is persisted", func() bool { return row(t, postgres, "v:1") == 3 })
 		}, "each have a counter"},
@@ -179,7 +176,7 @@ func TestAdoptionIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			var log lines
-			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redis.URL(), Postgres: postgres, Log: zerolog.New(&log)})
+			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redistest.Dial(t, redis.URL()), Postgres: postgres, Log: zerolog.New(&log)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -102,7 +102,7 @@ func gained(t testing.TB, s counter.Reader, key string, step time.Duration) (tot
 // back from PostgreSQL with everything that is kept of them, and go on where they were.
 func TestWhatLeavesRedisComesBack(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
 	w := &twins{store: open(t, cfg), truth: countermem.New(countermem.Config{}), keys: []string{"v:1", "v:2", "v:gone", "l:1", "l:many", "u:1", "u:many", "k:1", "v:none"}}
 	many := make([]string, 3000)
 	for i := range many {
@@ -194,7 +194,7 @@ func TestWhatLeavesRedisComesBack(t *testing.T) {
 // deleted: its value, its registers, the gains of all steps, and what was counted under a dimension.
 func TestPersistedOfOneMoment(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
 	ended, stop := make(chan struct{}), make(chan struct{})
 	go func() { // awaited below
@@ -266,7 +266,7 @@ func TestPersistedOfOneMoment(t *testing.T) {
 
 // TestAnOrderlyEndPersistsAll: after a server was stopped PostgreSQL has everything, however long the persist interval is.
 func TestAnOrderlyEndPersistsAll(t *testing.T) {
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour}
 	s := open(t, cfg)
 	apply(t, s, op("", view("v:1", "shop")))
 	if err := s.Close(); err != nil {

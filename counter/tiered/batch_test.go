@@ -61,7 +61,7 @@ func TestABatchIsRememberedByPostgres(t *testing.T) {
 			database := pgtest.Single(t).Database(t)
 			op := batch(name, inBucket(3), inBucket(5), inBucket(7))
 			for n, server := range servers {
-				s, err := tiered.Open(t.Context(), tiered.Config{Rules: countertest.Rules, Redis: server(), Postgres: database, PersistInterval: 50 * time.Millisecond})
+				s, err := tiered.Open(t.Context(), tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, server()), Postgres: database, PersistInterval: 50 * time.Millisecond})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -82,7 +82,7 @@ func TestABatchIsRememberedByPostgres(t *testing.T) {
 // master remembered it.
 func TestABatchThatRedisLostIsMadeAgain(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0)
-	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: cluster.URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
+	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, cluster.URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	countertest.AwaitServed(t, s)
 	master := func(b int) *redistest.Server {
 		for _, m := range cluster.Masters {
@@ -118,15 +118,12 @@ func TestABatchWithACounterOfAnotherKindChangesNothing(t *testing.T) {
 	alone, both, database := redistest.ThreeMasters(t).URL(), redistest.StartCluster(t, 3, 0).URL(), pgtest.Single(t).Database(t)
 	for name, begin := range map[string]func(rules *counter.Rules) counter.Store{
 		"Redis alone": func(rules *counter.Rules) counter.Store {
-			s, err := counterredis.Open(counterredis.Config{URL: alone, Rules: rules})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, alone), Rules: rules})
 			closes(t, s)
 			return s
 		},
 		"with PostgreSQL": func(rules *counter.Rules) counter.Store {
-			return open(t, tiered.Config{Rules: rules, Redis: both, Postgres: database, PersistInterval: 50 * time.Millisecond})
+			return open(t, tiered.Config{Rules: rules, Redis: redistest.Dial(t, both), Postgres: database, PersistInterval: 50 * time.Millisecond})
 		},
 	} {
 		before, after := begin(countertest.Rules), begin(now)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -18,16 +17,14 @@ import (
 
 // BesideConfig tunes a Beside.
 type BesideConfig struct {
-	Redis      string                // URL, as counterredis.Config has it; required
+	Redis      *redisconn.Conn       // required
 	Postgres   string                // URL, as counterpg.Config has it; required
 	Region     string                // as counterredis.Config has it
 	Rules      *counter.Rules        // say which counters are exact; required
-	Dial       time.Duration         // as counterredis.Config has it
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnRedis    counter.States   // optional
-	OnPostgres counter.States   // optional
-	Marks      *redisconn.Marks // as counterredis.Config has them
+	OnRedis    counter.States // optional
+	OnPostgres counter.States // optional
 }
 
 // Beside is a counter.Store of a region with others: exact counters are in PostgreSQL, which all regions share, and all
@@ -47,19 +44,16 @@ var (
 	_ counter.Restorer = (*Beside)(nil)
 )
 
-// OpenBeside returns a store over both. It fails as counterredis.Open and counterpg.Open do: when settings
-// cannot work, not when one of the two does not answer. Close ends it.
+// OpenBeside returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of
+// the two does not answer. Close ends it, before the connection to Redis.
 func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	pg, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Behind: true, Beside: true, Log: cfg.Log, OnState: cfg.OnPostgres})
 	if err != nil {
 		return nil, err
 	}
-	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
+	redis := counterredis.New(counterredis.Config{
+		Conn: cfg.Redis, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
 	})
-	if err != nil {
-		return nil, errors.Join(err, pg.Close())
-	}
 	return &Beside{router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}, region{redis}}, nil
 }
 

@@ -24,6 +24,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
+	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
@@ -99,7 +100,7 @@ func row(t testing.TB, url, key string) int64 {
 func TestPostgresAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	registry := prometheus.NewRegistry()
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:hot", 1)))
 	apply(t, s, op("", add(stock, "k:1", 1)))
@@ -144,7 +145,7 @@ func TestPostgresAway(t *testing.T) {
 // TestALateAcknowledgementOfAnotherGeneration ends no checkpoint of this one, although they are numbered anew in each generation: what was set
 // aside would never be persisted.
 func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
-	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
+	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	redis := s.Front()
 	apply(t, s, op("", add(views, "v:1", 7)))
 	buckets, err := redis.Status(t.Context())
@@ -181,7 +182,7 @@ func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
 func TestPendingBound(t *testing.T) {
 	const bound = 1 << 18
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	n := 0
 	join := func() counter.Result {
@@ -226,7 +227,7 @@ func TestPendingBound(t *testing.T) {
 // TestPersistedWhileRedisIsFull: a Redis that takes no more writes still gives what it has, and so becomes emptier.
 func TestPersistedWhileRedisIsFull(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	for _, c := range []counter.Change{add(views, "v:1", 4), edit(likes, "l:1", []string{"b"}, nil), edit(visitors, "u:1", []string{"b"}, nil)} {
 		apply(t, s, op("", c)) // they are in Redis while PostgreSQL is away
@@ -248,7 +249,7 @@ func TestPersistedWhileRedisIsFull(t *testing.T) {
 // TestRedisAway: reads that may lag answer what is known.
 func TestRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:1", 4)))
 	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
@@ -277,7 +278,12 @@ func moves(id string) []counter.Op {
 // client is a process that changes counters until it is killed. It prints what it tries
 // and what was acknowledged.
 func client(redis, postgres string) {
-	s, err := tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+	conn, err := redisconn.Open(redisconn.Config{URL: redis, Log: zerolog.Nop()})
+	if err != nil {
+		fmt.Println("fault", err)
+		return
+	}
+	s, err := tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: conn, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
 	if err != nil {
 		fmt.Println("fault", err)
 		return
@@ -307,10 +313,10 @@ func client(redis, postgres string) {
 }
 
 // run starts a client and kills it after so many lines.
-func run(t testing.TB, cfg tiered.Config, lines int) (open, acknowledged []string) {
+func run(t testing.TB, redis, postgres string, lines int) (open, acknowledged []string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+cfg.Redis, "PERSISTENT_POSTGRES="+cfg.Postgres)
+	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+redis, "PERSISTENT_POSTGRES="+postgres)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -361,7 +367,7 @@ func whole(t testing.TB, s counter.Store) (sums, exact int64) {
 // unanswered. Redis keeps its memory.
 func TestProcessKilledInALoop(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	made := int64(0)
 	rounds := 8
@@ -369,7 +375,7 @@ func TestProcessKilledInALoop(t *testing.T) {
 		rounds = 1
 	}
 	for range rounds {
-		pending, acknowledged := run(t, cfg, 30+rand.IntN(150))
+		pending, acknowledged := run(t, redis.URL(), cfg.Postgres, 30+rand.IntN(150))
 		for _, id := range append(acknowledged, pending...) {
 			for _, o := range moves(id) {
 				var r counter.Result
@@ -392,7 +398,7 @@ func TestProcessKilledInALoop(t *testing.T) {
 // made.
 func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
 	made := int64(0)
 	rounds := 4
@@ -459,7 +465,7 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 // TestDimensionsWhilePostgresIsAway: they are counted, and told apart, and come to PostgreSQL later.
 func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", view("v:1", "kept")))
 	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 1 })
@@ -489,7 +495,7 @@ func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 // PostgreSQL. A lock holds it up in the midst of a bucket, which Redis tells of in one piece.
 func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 	redis, pg := redistest.Start(t, "--hash-max-listpack-entries", "10000"), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	const counters = 1200
 	var ops []counter.Op

@@ -26,7 +26,7 @@ func TestOlderMemory(t *testing.T) {
 		rounds = 2
 	}
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 500 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 500 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
 	keys := []string{"v:1", "v:2", "l:1", "k:1"}
 

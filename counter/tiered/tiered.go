@@ -29,22 +29,20 @@ const (
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Redis    string // URL, as counterredis.Config has it; required
-	Postgres string // URL, as counterpg.Config has it; required
+	Redis    *redisconn.Conn // required
+	Postgres string          // URL, as counterpg.Config has it; required
 	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
 	// looked for changes ten times as often.
 	PersistInterval time.Duration
 	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
 	ColdAfter time.Duration
-	Dial      time.Duration  // as counterredis.Config has it
 	Rules     *counter.Rules // say which counters are exact, and how long a counter's past is kept; default the built-in ones
 	// ReadOnly is for an export: nothing is persisted, and nothing else written.
 	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnRedis    counter.States   // optional
-	OnPostgres counter.States   // optional
-	Marks      *redisconn.Marks // as counterredis.Config has them
+	OnRedis    counter.States // optional
+	OnPostgres counter.States // optional
 }
 
 // Store is a counter.Store. Its methods may be called from any goroutine.
@@ -64,8 +62,8 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// Open returns a store over both. It fails as counterredis.Open and counterpg.Open do: when settings
-// cannot work, not when one of the two does not answer. Close ends it.
+// Open returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of the
+// two does not answer. Close ends it, before the connection to Redis.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
@@ -74,13 +72,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
+	redis := counterredis.New(counterredis.Config{
+		Conn: cfg.Redis, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
 		Behind: &counterredis.Behind{Touch: cfg.ColdAfter / 8},
 	})
-	if err != nil {
-		return nil, errors.Join(err, pg.Close())
-	}
 	s := &Store{cfg: cfg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
 	s.router = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
 	run, stop := context.WithCancel(context.Background())

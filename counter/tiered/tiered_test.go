@@ -95,7 +95,7 @@ func TestContractOnOneServer(t *testing.T) {
 	server, pg := redistest.StartSecure(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
-		cfg := tiered.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
+		cfg := tiered.Config{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
 	})
 }
@@ -105,7 +105,7 @@ func TestContractOnCluster(t *testing.T) {
 	cluster, pg := redistest.StartCluster(t, 3, 0, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
-		cfg := tiered.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
+		cfg := tiered.Config{Redis: redistest.Dial(t, cluster.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
 }
@@ -116,6 +116,6 @@ func TestCopies(t *testing.T) {
 	}
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
-		return open(t, tiered.Config{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})
+		return open(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})
 	})
 }

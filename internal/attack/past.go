@@ -19,6 +19,7 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/hyperloglog"
 	"headcount/internal/benchenv"
+	"headcount/internal/redisconn"
 )
 
 const (
@@ -60,7 +61,11 @@ func (h *run) fillPast(ctx context.Context, dir string, flags ...string) error {
 func (h *run) fillTops(ctx context.Context, where string) (err error) {
 	var store counter.Store
 	if h.redis {
-		store, err = counterredis.Open(counterredis.Config{URL: where, Log: zerolog.Nop()})
+		var conn *redisconn.Conn
+		if conn, err = redisconn.Open(redisconn.Config{URL: where, Log: zerolog.Nop()}); err == nil {
+			defer conn.Close()
+			store = counterredis.New(counterredis.Config{Conn: conn, Log: zerolog.Nop()})
+		}
 	} else {
 		store, err = counterfile.Open(where, counterfile.Config{Log: zerolog.Nop()})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 // write of the probe, until it counts as healthy again. Processes renew their
 // leases more often than that, so a Redis that takes the probe alone is noticed.
 const refusalOver = time.Second
+
+// probed is how many buckets of presence and of counters the probe writes to.
+const probed = 64
 
 // refusals are the error codes of a server that answers and does not serve: its
 // memory is full, it cannot save, it lacks replicas, it is a replica, it does
@@ -32,8 +36,24 @@ func refusedBy(err error) string {
 	return strings.TrimLeft(m, ": -")
 }
 
-// answered reports whether err is the word of a server that is able to serve.
+// Answered marks an error that is not Redis's fault, for example about a reply that cannot be read.
+func Answered(err error) error {
+	if err == nil {
+		return nil
+	}
+	return answeredError{err}
+}
+
+type answeredError struct{ error }
+
+func (e answeredError) Unwrap() error { return e.error }
+
+// answered reports whether err is the word of a server that is able to serve, or about what it said.
 func answered(err error) bool {
+	var said answeredError
+	if errors.As(err, &said) {
+		return true
+	}
 	var reply redis.Error
 	return errors.As(err, &reply) && refusedBy(err) == ""
 }
@@ -57,50 +77,56 @@ func (s *Conn) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-// watchState tells OnState, and probes while Redis is away or refuses commands,
-// so that the store heals also when nobody calls it. It is one goroutine, which
-// Close ends.
+// watchState tells the Callers' OnState, and probes while Redis is away or refuses commands,
+// or a Caller does not accept it, so that all heal also when nobody calls. It is one
+// goroutine, which Close ends.
 func (s *Conn) watchState(ctx context.Context) {
 	defer close(s.ended)
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	armed := true // tick will ring: what wakes again and again does not put it off
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
-	for told := false; ; {
+	for {
 		if r := s.refusal.Load(); r != nil && time.Since(*r) < refusalOver {
 			s.refusing.Store(true)
 		}
-		if up := s.up(); up != told {
-			told = up
-			if up {
-				away.Note(nil)
-			}
-			if s.cfg.OnState != nil {
-				s.cfg.OnState.StoreState(up)
-			}
+		waiting := s.tell()
+		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0
+		switch {
+		case well:
+			away.Note(nil)
+		case !armed:
+			tick.Reset(outage.ProbeEvery)
+			armed = true
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.added: // its Accept is asked at once
+			tick.Reset(0)
+			armed = true
+			continue
 		case <-s.breaker.Changed:
-			if !armed && (!s.up() || s.refusal.Load() != nil) {
-				tick.Reset(outage.ProbeEvery)
-				armed = true
-			}
 			continue
 		case <-tick.C:
 			armed = false
 		}
-		if s.up() && s.refusal.Load() == nil {
+		if well {
 			continue
 		}
-		if err := s.Do(ctx, s.probeWrite); err == nil {
+		if err := s.do(ctx, probeWrite); err == nil {
 			if r := s.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
 				s.refusing.Store(false)
 				s.breaker.Signal()
 			}
 		}
-		if cause := s.Cause(); cause != nil && ctx.Err() == nil {
+		cause := s.Cause()
+		for _, c := range waiting {
+			if err := s.do(ctx, c.accept); err != nil && cause == nil {
+				cause = err
+			}
+		}
+		if cause != nil && ctx.Err() == nil {
 			away.Note(cause)
 		}
 		armed = true
@@ -108,16 +134,45 @@ func (s *Conn) watchState(ctx context.Context) {
 	}
 }
 
-// probeWrite has every master carry out a write that changes nothing. To find the
-// masters of a Cluster its slots are read anew: commands alone would go on asking
-// a master that a replica has replaced.
-func (s *Conn) probeWrite(ctx context.Context, c *Client) error {
+// tell tells the OnState of each Caller for which something has changed, and returns the Callers that have not
+// accepted Redis yet.
+func (s *Conn) tell() (waiting []*Caller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	up := s.up()
+	for _, c := range s.callers {
+		accepted := c.accepted.Load()
+		if !accepted {
+			waiting = append(waiting, c)
+		}
+		if is := up && accepted; is != c.told {
+			c.told = is
+			if c.cfg.OnState != nil {
+				c.cfg.OnState.StoreState(is)
+			}
+		}
+	}
+	return waiting
+}
+
+// probeWrite has every master that keeps anything of ours carry out a write that changes nothing. The keys are in the
+// slots of the buckets of presence and of counters, and are never made. To find the masters of a Cluster its slots
+// are read anew: commands alone would go on asking a master that a replica has replaced.
+func probeWrite(ctx context.Context, c *Client) error {
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
 		return err
 	}
-	n, err := s.cfg.ProbeWrite(ctx, c)
-	s.Metrics.Commands.Add(float64(n))
+	pipe := c.Pipeline()
+	for b := range probed {
+		for _, bucket := range []string{"b", "n"} {
+			pipe.SetRange(ctx, "hc:{"+bucket+strconv.Itoa(b)+"}:probe", 0, "")
+		}
+		if c.Cluster == nil {
+			break
+		}
+	}
+	_, err = pipe.Exec(ctx)
 	return err
 }
 

@@ -17,16 +17,16 @@ import (
 // Marks tell whether Redis still has what it acknowledged to this process. Each run of one of
 // scripts.Marked writes a number of the process together with its own writes, see mark.lua. What Redis
 // keeps on disk, and what a replica has, is always a beginning of what Redis carried out: while it has the number
-// of the newest acknowledged run, it has everything from before, too. All connections of a process to one Redis
-// share its Marks. Any goroutine may call the methods.
+// of the newest acknowledged run, it has everything from before, too. Any goroutine may call the methods.
 type Marks struct {
 	process string
 
-	mu     sync.Mutex       // guards all below
-	number uint64           // of the newest run: Unix time in µs, so that a difference says how much is lost
-	marks  map[string]*mark // by key. One, or on a Cluster one for each hash tag of the scripts' keys
-	runs   uint64           // how often another run of a server answered
-	looked uint64           // runs at the last look
+	mu     sync.Mutex          // guards all below
+	seen   map[string]struct{} // run ids of the servers reached so far; at most maxRuns
+	number uint64              // of the newest run: Unix time in µs, so that a difference says how much is lost
+	marks  map[string]*mark    // by key. One, or on a Cluster one for each hash tag of the scripts' keys
+	runs   uint64              // as Runs says
+	looked uint64              // runs at the last look
 }
 
 type mark struct {
@@ -39,16 +39,36 @@ type mark struct {
 const (
 	markLasts = 7 * 24 * time.Hour // without a run, as mark.lua has it
 	markAgain = 24 * time.Hour     // after which a mark that no script writes is written again
+
+	// maxRuns bounds Marks.seen. Beyond it all are forgotten, and count as new when they are reached again.
+	maxRuns = 1000
 )
 
-// NewMarks returns the marks of a process.
-func NewMarks() *Marks { return &Marks{process: rand.Text(), marks: map[string]*mark{}} }
+// newMarks returns the marks of a process.
+func newMarks() *Marks {
+	return &Marks{process: rand.Text(), seen: map[string]struct{}{}, marks: map[string]*mark{}}
+}
 
-// Restarted notes that another run of a server answers: what is acknowledged from now on was not
-// there to be lost.
-func (m *Marks) Restarted() {
+// Runs is how often another run of a server answered. It changes before anything is sent there. Whoever
+// keeps something that he read from Redis reads it again after that: the server may have older data.
+func (m *Marks) Runs() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.runs
+}
+
+// reached takes the run of a server that answers a new connection; it is empty when the server does not say it.
+// What is acknowledged after another run has answered was not there to be lost.
+func (m *Marks) reached(run string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, old := m.seen[run]; old {
+		return
+	}
+	if len(m.seen) == maxRuns {
+		clear(m.seen)
+	}
+	m.seen[run] = struct{}{}
 	m.runs++
 	for _, k := range m.marks {
 		k.before = cmp.Or(k.before, k.acked)

@@ -42,7 +42,7 @@ type Listener interface {
 
 // Listen keeps a subscription up until ctx ends. One that fails, or that hears nothing although
 // it asks, is made anew.
-func (s *Conn) Listen(ctx context.Context, sub Subscription) {
+func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
 	sub.Listener.Begin()
 	for failed := 0; ctx.Err() == nil; {
@@ -58,7 +58,7 @@ func (s *Conn) Listen(ctx context.Context, sub Subscription) {
 		failed++
 		s.Metrics.ended.Inc()
 		pause := outage.Pause(failed)
-		s.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).Msg("subscription to redis ended")
+		s.conn.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).Msg("subscription to redis ended")
 		outage.Sleep(ctx, pause)
 	}
 }
@@ -66,7 +66,7 @@ func (s *Conn) Listen(ctx context.Context, sub Subscription) {
 // listen subscribes to all channels, and returns when one connection has ended: on a
 // single server, with Sentinel and on a Cluster older than 7 there is one, on a newer
 // Cluster one per master.
-func (s *Conn) listen(ctx context.Context, sub *Subscription) error {
+func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	c, err := s.Known(ctx)
 	if err != nil {
 		return err

@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
+	"headcount/internal/redisconn"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
@@ -115,7 +117,22 @@ func await(t testing.TB, ok func() error) {
 	}
 }
 
-// URL is the server's, as presenceredis.Config wants it.
+// Dial returns a connection to the Redis of that URL, which ends with the test.
+func Dial(t testing.TB, url string) *redisconn.Conn {
+	t.Helper()
+	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Errorf("close the connection to Redis: %v", err)
+		}
+	})
+	return conn
+}
+
+// URL is the server's, as redisconn.Config wants it.
 func (s *Server) URL() string { return s.origin() + "/0" }
 
 // origin is the URL without a path.

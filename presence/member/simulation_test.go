@@ -686,7 +686,7 @@ func (s *simulation) start(m *member) {
 		parts.Node = r.node
 	}
 	if p.Has(presence.RoleDispatcher) {
-		parts.Dispatcher = dispatcher.New(store, p, log)
+		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Log: log})
 	}
 	if p.Has(presence.RoleGateway) {
 		r.gateway = s.newGateway(m.name, incarnation, p, store, log)

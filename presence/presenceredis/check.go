@@ -49,22 +49,19 @@ var tried = [][]any{
 	{"copy", checkKey, checkKey}, {"rename", checkKey, checkKey}, {"publish", checkKey, ""}, {"unlink", checkKey},
 }
 
-// Check tries the Redis of cfg as a process would use it, and leaves no lasting change. Of
-// cfg it uses URL, Dial and Facts; it compares the secret only if there is one. It
-// returns when ctx ends.
-func Check(ctx context.Context, cfg Config) Checked {
-	k := &checker{cfg: cfg}
-	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Dial: cfg.Dial, Log: cfg.Log, Unavailable: presence.ErrUnavailable,
-		Classify:   func(err error) error { return err },
-		ProbeWrite: func(context.Context, *redisconn.Client) (int, error) { return 0, nil },
-	})
+// Check tries the Redis of cfg as a process with those facts would use it, and leaves no lasting
+// change. It compares the secret only if there is one. It returns when ctx ends.
+func Check(ctx context.Context, cfg redisconn.Config, facts Facts) Checked {
+	k := &checker{ours: facts}
+	conn, err := redisconn.Open(cfg)
 	if err != nil {
 		k.problem("the URL cannot be used: %v.", err)
 		return k.found
 	}
 	defer conn.Close()
-	err = conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: presence.ErrUnavailable, Classify: func(err error) error { return err }})
+	defer caller.Close()
+	err = caller.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		if err := k.server(ctx, c); err != nil {
 			return err
 		}
@@ -92,7 +89,7 @@ func Check(ctx context.Context, cfg Config) Checked {
 
 // checker collects what Check finds.
 type checker struct {
-	cfg   Config
+	ours  Facts
 	found Checked
 	now   time.Time // of the server; zero: the user may not ask for it
 }
@@ -149,7 +146,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	if err != nil {
 		return err
 	}
-	ours := k.cfg.Facts
+	ours := k.ours
 	k.found.Region = facts["region"]
 	if f := facts["region"]; f != "" && f != ours.Region {
 		k.problem("This Redis belongs to the region %q, and not to %q; mend the URL or the name.", f, ours.Region)

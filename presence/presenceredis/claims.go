@@ -31,7 +31,7 @@ type fences struct {
 // master restarts, is replaced or is emptied.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
-	_, reached := s.generations.get()
+	_, runs := s.generations.get()
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		parts, err = s.generation(ctx, c)
@@ -44,7 +44,7 @@ func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	for _, p := range parts {
 		_, _ = h.WriteString(p + "\n")
 	}
-	s.generations.set(h.Sum64(), reached)
+	s.generations.set(h.Sum64(), runs)
 	return h.Sum64(), nil
 }
 

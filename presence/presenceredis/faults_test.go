@@ -595,15 +595,13 @@ func TestConfig(t *testing.T) {
 		cfg  presenceredis.Config
 		want error
 	}{
-		"single":        {presenceredis.Config{URL: "redis://127.0.0.1:1/0"}, nil},
-		"cluster":       {presenceredis.Config{URL: "redis://127.0.0.1:1/?addr=127.0.0.1:2"}, nil},
-		"sentinel":      {presenceredis.Config{URL: "redis://127.0.0.1:1/0?master_name=m"}, nil},
-		"no URL":        {presenceredis.Config{}, presenceredis.ErrConfig},
-		"not a Redis":   {presenceredis.Config{URL: "http://127.0.0.1:1"}, presenceredis.ErrConfig},
-		"bad option":    {presenceredis.Config{URL: "redis://127.0.0.1:1/?nonsense=1"}, presenceredis.ErrConfig},
-		"no partitions": {presenceredis.Config{URL: "redis://127.0.0.1:1", Partitions: -1}, presenceredis.ErrConfig},
+		"defaults":               {presenceredis.Config{}, nil},
+		"no partitions":          {presenceredis.Config{Partitions: -1}, presenceredis.ErrConfig},
+		"no buckets":             {presenceredis.Config{Buckets: -1}, presenceredis.ErrConfig},
+		"remembered for no time": {presenceredis.Config{RememberFor: time.Millisecond}, presenceredis.ErrConfig},
 	} {
 		t.Run(name, func(t *testing.T) {
+			tc.cfg.Conn = redistest.Dial(t, "redis://127.0.0.1:1/0")
 			s, err := presenceredis.Open(tc.cfg)
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("Open = %v, want %v", err, tc.want)

@@ -8,60 +8,37 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"headcount/internal/redisconn"
 	"headcount/presence"
 )
 
-// generationCache has the generation of Redis as this process last read it. A connection
-// to another run of a server clears it: that server may have older data.
+// generationCache has the generation of Redis as this process last read it. It is void when
+// another run of a server answers: that server may have older data.
 type generationCache struct {
 	reading singleflight.Group // of generations
+	marks   *redisconn.Marks
 
 	mu         sync.Mutex
-	runs       map[string]struct{} // run ids of the servers reached so far; at most maxRuns
-	reached    uint64              // how many runs were new
-	generation uint64              // 0: not known
+	runs       uint64 // marks.Runs before the generation was read
+	generation uint64 // 0: not known
 }
 
-// maxRuns bounds generationCache.runs. Beyond it all are forgotten, and count as new when
-// they are reached again.
-const maxRuns = 1000
-
-// Reached implements redisconn.Runs.
-func (s *Store) Reached(run string) {
-	if s.generations.isNew(run) {
-		s.marks.Restarted()
-	}
-}
-
-// isNew records a run, and reports whether it was reached for the first time.
-func (k *generationCache) isNew(run string) bool {
+// get returns the generation, or 0, and the number of runs for set.
+func (k *generationCache) get() (generation, runs uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, old := k.runs[run]; old {
-		return false
+	if runs = k.marks.Runs(); runs == k.runs {
+		generation = k.generation
 	}
-	if k.runs == nil || len(k.runs) == maxRuns {
-		k.runs = map[string]struct{}{}
-	}
-	k.runs[run] = struct{}{}
-	k.reached++
-	k.generation = 0
-	return true
+	return generation, runs
 }
 
-func (k *generationCache) get() (generation, reached uint64) {
+// set stores a generation that was read after get had returned runs.
+func (k *generationCache) set(generation, runs uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.generation, k.reached
-}
-
-// set stores a generation that was read, unless a new run was reached since the reading
-// began.
-func (k *generationCache) set(generation, reached uint64) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.reached == reached {
-		k.generation = generation
+	if runs >= k.runs {
+		k.generation, k.runs = generation, runs
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 // a history of changes into its runs. After each run it repeats some earlier ones.
 func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
-	s := open(t, Config{URL: server.URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		round++
@@ -125,7 +125,7 @@ func pageIn(bucket int, name string) string {
 // The parts of one change that were not applied are never skipped over.
 func TestAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
-	s := open(t, Config{URL: server.URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 // and other changes can be.
 func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
 	server := redistest.Single(t)
-	s := open(t, Config{URL: server.URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
 func TestAZombieWritesNoCount(t *testing.T) {
 	for _, wrote := range []bool{false, true} {
 		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
-			s := open(t, Config{URL: redistest.Single(t).URL()})
+			s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 			zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
 			if err != nil {
 				t.Fatal(err)
@@ -244,7 +244,7 @@ func TestAZombieWritesNoCount(t *testing.T) {
 // A process claims, and claims again; its first claim arrives late and takes nothing
 // back. The same claim twice gives the same epoch.
 func TestALateClaimDoesNothing(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) string {
 		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
@@ -326,7 +326,7 @@ func lost(times int) func(presence.Publication) bool {
 func TestASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{URL: server.URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	s.ping = 200 * time.Millisecond
 	told := ear(t, s)
 	told(lost(1))
@@ -347,7 +347,7 @@ func TestASilentSubscriptionIsNoticed(t *testing.T) {
 
 // Before version 7 a Cluster has no sharded channels.
 func TestAnOldClusterHearsClassicChannels(t *testing.T) {
-	s := open(t, Config{URL: redistest.ThreeMasters(t).URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.ThreeMasters(t).URL())})
 	c, err := s.conn.Known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {
 		t.Fatalf("known = %+v, %v", c, err)
@@ -367,7 +367,7 @@ func TestAnOldClusterHearsClassicChannels(t *testing.T) {
 }
 
 func newWatcher(backlog int) *watcher {
-	conn := &redisconn.Conn{Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})}}
+	conn := &redisconn.Caller{Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})}}
 	return &watcher{
 		s: &Store{cfg: Config{Backlog: backlog}, conn: conn}, wake: make(chan struct{}, 1),
 		feeds: map[int]*feed{1: {}, 2: {}},

@@ -59,7 +59,7 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	open := func() *Store {
-		s, err := Open(Config{URL: server.URL()})
+		s, err := Open(Config{Conn: redistest.Dial(t, server.URL())})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 // A crash between any two runs leaves all members to the next owner. So does a crash
 // within the runs that change the number of hashes.
 func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64)
 func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
-	s := open(t, Config{URL: server.URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	pages := map[string]int64{}
 	for i := range 800 {
 		pages[fmt.Sprint("page", i)] = 2
@@ -241,7 +241,7 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 
 // A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
 func TestPagesWrittenAtZeroExpire(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL()})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
 	write := func(seq uint64, n int64) {
 		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}}})
@@ -269,7 +269,7 @@ func TestPagesWrittenAtZeroExpire(t *testing.T) {
 // The number of pages with nobody on them is bounded. Those that have been empty longest
 // are forgotten, and come back under a higher version.
 func TestEmptyPagesAreBounded(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL(), Buckets: 1, EmptyPages: 100})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
 	write := func(seq uint64, page string, n int64) presence.Count {
 		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}}})

@@ -55,7 +55,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 				what = "a master of the Redis Cluster"
 			}
 			var err error
-			if found, err = s.marks.Look(ctx, c); err != nil {
+			if found, err = s.cfg.Conn.Marks.Look(ctx, c); err != nil {
 				return err
 			}
 			is, err := s.readTokens(ctx, c)

@@ -19,7 +19,7 @@ import (
 func TestMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	cfg := Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
+	cfg := Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
 	reader := open(t, cfg)
 	var both [2]*Store // they end before the test does
 	for i := range both {
@@ -114,7 +114,7 @@ func remembers(t testing.TB, s *Store) minutes.Answer {
 func TestMinutesOfAnotherRegion(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
 	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestMinutesOfAnotherRegion(t *testing.T) {
 func TestMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
-	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
 	key := pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
 	var claims []presence.Claim
 	claim := func() (err error) {

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 // open returns a store that ends with the test.
 func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presenceredis.Store {
 	t.Helper()
-	cfg := presenceredis.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)), Facts: presenceredis.Facts{Region: "local", Secret: "k"}}
+	cfg := presenceredis.Config{Conn: redistest.Dial(t, url), Log: zerolog.New(zerolog.NewTestWriter(t)), Facts: presenceredis.Facts{Region: "local", Secret: "k"}}
 	for _, w := range with {
 		w(&cfg)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
 
+	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -210,7 +211,12 @@ func (w *world) Carried(sent, received int) { w.bytes.Add(int64(sent + received)
 func (w *world) share(stale time.Duration, peers map[string]string) {
 	var list []region.Peer
 	for name, url := range peers {
-		s := open(w.t, url, func(c *presenceredis.Config) { c.OnBytes = w })
+		conn, err := redisconn.Open(redisconn.Config{URL: url, OnBytes: w})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { _ = conn.Close() })
+		s := open(w.t, url, func(c *presenceredis.Config) { c.Conn = conn })
 		list = append(list, region.Peer{Name: name, Remote: presenceredis.NewPeer(s, w.name, name)})
 	}
 	r := region.New(region.Config{Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger()})

@@ -32,7 +32,7 @@ import (
 func TestEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4})
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts

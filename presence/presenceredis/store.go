@@ -40,12 +40,9 @@ type HashKeys interface {
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	// URL is redis:// or rediss://, with ?addr= (repeatable) a Cluster, with
-	// ?master_name= a Sentinel, else a single server, or a Cluster when that server
-	// says that it is part of one. Required.
-	URL        string
-	Partitions int // P; default presence.DefaultPartitions
-	Buckets    int // B; default presence.DefaultBuckets
+	Conn       *redisconn.Conn // required
+	Partitions int             // P; default presence.DefaultPartitions
+	Buckets    int             // B; default presence.DefaultBuckets
 	Facts      Facts
 	// RememberFor is how long pages without users are kept; default 24h, in whole seconds.
 	RememberFor time.Duration
@@ -67,10 +64,7 @@ type Config struct {
 	// Beyond it they are dropped, and the watcher gets a Lost.
 	Backlog int
 	// Peers are the names of the other regions.
-	Peers []string
-	// Dial is the timeout for connecting; default 1s.
-	Dial       time.Duration
-	OnBytes    redisconn.Traffic     // optional
+	Peers      []string
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnState    redisconn.States // optional
@@ -95,7 +89,7 @@ type Facts struct {
 // Store is the store in Redis. Its methods may be called from any goroutine.
 type Store struct {
 	cfg    Config
-	conn   *redisconn.Conn
+	conn   *redisconn.Caller
 	db     int
 	ping   time.Duration // between two pings of a subscription; 0: the default of redisconn
 	self   string        // id of this process in claims
@@ -104,7 +98,6 @@ type Store struct {
 	floor  atomic.Uint64 // highest incarnation seen in any count
 
 	generations generationCache
-	marks       *redisconn.Marks
 	losses      *prometheus.CounterVec // see losses.go
 
 	chores      chores
@@ -135,9 +128,9 @@ var (
 	_ presence.Processes = (*Store)(nil)
 )
 
-// Open returns a store in the Redis of cfg.URL. It fails only when settings cannot work.
+// Open returns a store in the Redis of cfg.Conn. It fails only when settings cannot work.
 // While Redis does not answer, calls return presence.ErrUnavailable. The caller must
-// Close the store.
+// Close the store, and then the connection.
 func Open(cfg Config) (*Store, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
@@ -157,18 +150,14 @@ func Open(cfg Config) (*Store, error) {
 		chores:      chores{wake: make(chan struct{}, 1), overfull: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),
 		lossesEnded: make(chan struct{}),
-		marks:       redisconn.NewMarks(),
 		partitions:  make([]partition, cfg.Partitions),
 		fences:      make([]fences, cfg.Buckets),
 	}
-	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, ProbeWrite: s.probeWrite,
-		Dial: cfg.Dial, OnBytes: cfg.OnBytes, OnRun: s, Marks: s.marks, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnState,
+	s.generations.marks = cfg.Conn.Marks
+	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
+		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
 	})
-	if err != nil {
-		return nil, fmt.Errorf("presenceredis: %w", err)
-	}
-	s.conn, s.db = conn, conn.DB
+	s.db = s.conn.DB
 	ctx, stop := context.WithCancel(context.Background())
 	s.stopChores = stop
 	s.losses = newLosses(cfg.Registerer)
@@ -178,39 +167,20 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Marks returns the marks of this process, for its other stores in this Redis.
-func (s *Store) Marks() *redisconn.Marks { return s.marks }
-
-// Cause returns why Redis cannot be used, or nil.
-func (s *Store) Cause() error { return s.conn.Cause() }
-
-// Close ends the store's connections. Calls under way may fail.
+// Close ends what the store runs. Later calls fail.
 func (s *Store) Close() error {
 	s.minutes.stop()
 	s.stopChores()
 	<-s.choresEnded
 	<-s.lossesEnded
-	return s.conn.Close()
-}
-
-// probeWrite makes every master execute a write that changes nothing, since the token of
-// a bucket exists already, or is made as Generation makes it.
-func (s *Store) probeWrite(ctx context.Context, c *client) (commands int, err error) {
-	pipe := c.Pipeline()
-	tokens := s.tokens(c)
-	for b := range tokens {
-		pipe.SetNX(ctx, tokenKey(b), rand.Text(), 0)
-	}
-	_, err = pipe.Exec(ctx)
-	return tokens, err
+	s.conn.Close()
+	return nil
 }
 
 // classify wraps err in the error that the contract has for it.
 func classify(err error) error {
 	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, presence.ErrUnavailable), errors.Is(err, presence.ErrFenced), errors.Is(err, presence.ErrLost),
+	case errors.Is(err, presence.ErrFenced), errors.Is(err, presence.ErrLost),
 		errors.Is(err, presence.ErrFacts), errors.Is(err, presence.ErrNameTaken):
 		return err
 	case strings.Contains(err.Error(), "WRONGTYPE"):

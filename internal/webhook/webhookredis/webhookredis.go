@@ -4,19 +4,16 @@
 //	hc:{w:HOOK}:t  hash: what was told of each subject
 //	hc:{w:HOOK}:q  list: the outbox, oldest first
 //	hc:{w:HOOK}:s  string: how many of the oldest are a batch that is under way
-//	hc:{w:HOOK}:p  hash: of a write that finds out whether Redis takes any
 //
 // They end webhook.KeptFor after the last process that served the hook.
 package webhookredis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	"headcount/internal/redisconn"
 	"headcount/internal/webhook"
@@ -29,49 +26,22 @@ import (
 // format 1. A change that another version could misread takes the next number.
 const Format = 1
 
-// Config tunes a Store.
-type Config struct {
-	URL        string                // as redisconn.Config has it; required
-	Hooks      []*webhook.Hook       // required
-	Registerer prometheus.Registerer // of the connection's metrics; nil: none
-	Log        zerolog.Logger
-}
-
 // Store is a webhook.Store in Redis. Its methods may be called from any goroutine.
-type Store struct{ conn *redisconn.Conn }
+type Store struct{ conn *redisconn.Caller }
 
 var _ webhook.Store = (*Store)(nil)
 
-// Open returns a Store over the Redis of that URL. It fails when settings cannot work, not when
-// Redis does not answer. Close ends it.
-func Open(cfg Config) (*Store, error) {
-	probe := func(ctx context.Context, c *redisconn.Client) (int, error) {
-		pipe := c.Pipeline()
-		for _, h := range cfg.Hooks {
-			pipe.HSetNX(ctx, key(h.ID, "p"), "write", 0)
-			pipe.Expire(ctx, key(h.ID, "p"), webhook.KeptFor)
-		}
-		_, err := pipe.Exec(ctx)
-		return 2 * len(cfg.Hooks), err
-	}
-	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Scripts: scripts.Webhooks, Unavailable: webhook.ErrUnavailable, Classify: classify, ProbeWrite: probe,
-		Registerer: cfg.Registerer, Metrics: "headcount_webhook_redis", Log: cfg.Log,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("webhookredis: webhooks: %w", err)
-	}
-	return &Store{conn}, nil
+// New returns a Store in a Redis, with metrics for registerer unless that is nil. Close ends it, before the connection.
+func New(conn *redisconn.Conn, registerer prometheus.Registerer) *Store {
+	return &Store{conn.Caller(redisconn.CallerConfig{
+		Scripts: scripts.Webhooks, Unavailable: webhook.ErrUnavailable, Registerer: registerer, Metrics: "headcount_webhook_redis",
+	})}
 }
 
-// Close ends the connections.
-func (s *Store) Close() error { return s.conn.Close() }
-
-func classify(err error) error {
-	if errors.Is(err, webhook.ErrUnavailable) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", webhook.ErrUnavailable, err)
+// Close has later calls fail.
+func (s *Store) Close() error {
+	s.conn.Close()
+	return nil
 }
 
 func key(hook, what string) string { return "hc:{w:" + hook + "}:" + what }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/rs/zerolog"
-
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 	"headcount/internal/webhook"
@@ -16,10 +14,7 @@ func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 
 func open(t *testing.T, url string) *Store {
 	t.Helper()
-	s, err := Open(Config{URL: url, Hooks: webhooktest.Hooks(t), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := New(redistest.Dial(t, url), nil)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }

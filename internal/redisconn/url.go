@@ -1,4 +1,4 @@
-package presenceredis
+package redisconn
 
 import (
 	"net"

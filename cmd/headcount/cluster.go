@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/counter/pipeline"
+	"headcount/internal/redisconn"
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/presenceredis"
+	"headcount/presence/region"
+	"headcount/presence/rpc"
+)
+
+// peerDial is how long it may take to connect to a peer. With TLS that takes
+// three round trips.
+const peerDial = 2 * time.Second
+
+// openCluster opens the store that the region's processes share, and the network
+// between those processes.
+func (s *system) openCluster(ctx context.Context, self presence.Process) error {
+	if len(s.cfg.IDSecrets) == 0 {
+		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
+	}
+	var hashKeys presenceredis.HashKeys
+	if s.member.Has(presence.RoleGateway) {
+		hashKeys = s
+	}
+	if err := s.connect(); err != nil {
+		return err
+	}
+	opened, err := presenceredis.Open(presenceredis.Config{
+		Conn:      s.redis,
+		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
+		Facts:      s.cfg.facts(),
+		Peers:      s.cfg.peerNames(),
+		PageStats:  s.cfg.KeptMinutes(),
+		Registerer: s.registry,
+		Log:        s.log,
+		OnState:    s.member,
+	})
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, opened.Close)
+	s.store, s.where = opened, "redis"
+	if s.network, err = s.listenForOthers(ctx, self); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.network.close)
+	s.parts.Datagrams, s.parts.Calls = s.network.datagrams, s.network.client
+	if !s.member.Has(presence.RoleDispatcher) {
+		return nil
+	}
+	var peers []region.Peer
+	for _, peer := range s.peers {
+		remote, err := presenceredis.Open(presenceredis.Config{
+			Conn: peer.Conn, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", peer.Name).Logger(),
+		})
+		if err != nil {
+			return fmt.Errorf("--peer %s: %w", peer.Name, err)
+		}
+		s.closers = append(s.closers, remote.Close)
+		peers = append(peers, region.Peer{Name: peer.Name, Remote: presenceredis.NewPeer(remote, s.cfg.Region, peer.Name)})
+	}
+	s.regions = region.New(region.Config{
+		Local: opened, Peers: peers, StaleAfter: s.cfg.RegionStaleAfter, Registerer: s.registry, Log: s.log,
+	})
+	return nil
+}
+
+// SetHashKey implements presenceredis.HashKeys. The first lease, which comes with the
+// key, is taken when the gateway is there.
+func (s *system) SetHashKey(key []byte) { s.identities.SetHashKey(key) }
+
+// traffic counts the bytes to and from a peer.
+type traffic struct{ sent, received prometheus.Counter }
+
+// Carried implements redisconn.Traffic.
+func (t traffic) Carried(sent, received int) {
+	t.sent.Add(float64(sent))
+	t.received.Add(float64(received))
+}
+
+// connect opens the one connection of this process to each Redis: to its own, and to those of the other
+// regions unless its roles do not need them. It does not wait for an answer.
+func (s *system) connect() (err error) {
+	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
+		return fmt.Errorf("--redis: %w", err)
+	}
+	if len(s.cfg.Peers) == 0 || !s.member.Has(presence.RoleDispatcher) && !s.member.Has(presence.RoleGateway) {
+		return nil
+	}
+	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
+	}, []string{"peer", "direction"})
+	s.registry.MustRegister(bytes)
+	for _, peer := range s.cfg.Peers {
+		name, url := region.SplitPeer(peer)
+		conn, err := s.dial(redisconn.Config{
+			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
+			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
+		})
+		if err != nil {
+			return fmt.Errorf("--peer %s: %w", name, err)
+		}
+		s.peers = append(s.peers, pipeline.Peer{Name: name, Conn: conn})
+	}
+	return nil
+}
+
+// dial opens a connection that is closed after the stores that use it.
+func (s *system) dial(cfg redisconn.Config) (*redisconn.Conn, error) {
+	conn, err := redisconn.Open(cfg)
+	if err == nil {
+		s.closers = append(s.closers, conn.Close)
+	}
+	return conn, err
+}
+
+// network carries what this process and the other processes of the cluster say to
+// each other.
+type network struct {
+	tcp       net.Listener
+	udp       net.PacketConn
+	datagrams *heartbeat.Transport
+	client    *rpc.Client
+	server    *http.Server // of calls
+}
+
+func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
+	keys := keysOf(s.cfg.ClusterSecrets)
+	n = &network{}
+	opened := n // a return with an error sets n to nil
+	defer func() {
+		if err != nil {
+			_ = opened.close()
+		}
+	}()
+	if n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen); err != nil {
+		return nil, err
+	}
+	if n.udp, err = net.ListenPacket("udp", n.tcp.Addr().String()); err != nil {
+		return nil, fmt.Errorf("--cluster-listen: %w", err)
+	}
+	if n.datagrams, err = heartbeat.New(heartbeat.Config{
+		Conn: n.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
+		OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
+	}); err != nil {
+		return nil, err
+	}
+	if n.client, err = rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: self.Name, Registerer: s.registry}); err != nil {
+		return nil, err
+	}
+	calls, err := rpc.NewHandler(rpc.Config{
+		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
+		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.server = httpServer(calls, s.log)
+	return n, nil
+}
+
+// close closes the addresses.
+func (n *network) close() error {
+	var errs []error
+	if n.tcp != nil {
+		errs = append(errs, n.tcp.Close())
+	}
+	if n.udp != nil {
+		errs = append(errs, n.udp.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// checkValue identifies the cluster secrets without revealing them.
+func checkValue(secrets []string) string {
+	if len(secrets) == 0 {
+		return "none"
+	}
+	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
+}
+
+// derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
+// gateways derive the same secrets. A cluster without a cluster secret runs on the
+// loopback of this machine only, to try it out.
+func derivedIDSecrets(secrets []string) []string {
+	if len(secrets) == 0 {
+		secrets = []string{"loopback"}
+	}
+	return keyed(secrets, "headcount ids")
+}
+
+// keyed returns for each secret a value for the text, from which nobody finds the secret.
+func keyed(secrets []string, text string) (values []string) {
+	for _, secret := range secrets {
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(text))
+		values = append(values, hex.EncodeToString(mac.Sum(nil)))
+	}
+	return values
+}
+
+// keysOf are secrets as keys.
+func keysOf(secrets []string) (keys [][]byte) {
+	for _, secret := range secrets {
+		keys = append(keys, []byte(secret))
+	}
+	return keys
+}

@@ -1,0 +1,229 @@
+package redisconn_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+	"headcount/internal/testkit"
+)
+
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+
+var errUnavailable = errors.New("unavailable")
+
+// state is what OnState said last.
+type state struct {
+	mu sync.Mutex
+	up bool
+}
+
+func (s *state) StoreState(up bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.up = up
+}
+
+func (s *state) is() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.up
+}
+
+// text is a log that a test reads while it is written.
+type text struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (l *text) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(p)
+}
+
+func (l *text) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.String(), what)
+}
+
+func open(t *testing.T, url string) (*redisconn.Conn, *text) {
+	t.Helper()
+	log := &text{}
+	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.New(log)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn, log
+}
+
+func TestOpen(t *testing.T) {
+	for url, good := range map[string]bool{
+		"redis://127.0.0.1:1/0":                  true,
+		"redis://127.0.0.1:1/?addr=127.0.0.1:2":  true,
+		"redis://127.0.0.1:1/0?master_name=m":    true,
+		"":                                       false,
+		"http://127.0.0.1:1":                     false,
+		"redis://127.0.0.1:1/?nonsense=1":        false,
+		"redis://127.0.0.1:1/x":                  false,
+		"redis://127.0.0.1:1/?addr=a&nonsense=1": false,
+	} {
+		conn, err := redisconn.Open(redisconn.Config{URL: url})
+		if good != (err == nil) || !good && !errors.Is(err, redisconn.ErrConfig) {
+			t.Errorf("Open(%q): %v", url, err)
+		}
+		if conn != nil {
+			if err := conn.Close(); err != nil {
+				t.Errorf("Close of %q: %v", url, err)
+			}
+		}
+	}
+}
+
+// TestOneOutageIsToldOnce: the log has one line about it, and each store is told.
+func TestOneOutageIsToldOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	conn, log := open(t, server.URL())
+	states := []*state{{}, {}}
+	callers := make([]*redisconn.Caller, len(states))
+	for i, s := range states {
+		callers[i] = conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: s})
+	}
+	all := func(up bool) func() bool { return func() bool { return states[0].is() == up && states[1].is() == up } }
+	testkit.Eventually(t, "both are told that Redis is there", all(true))
+	server.Kill()
+	testkit.Eventually(t, "both are told that it is away", func() bool {
+		err := callers[0].Do(t.Context(), ping)
+		if err != nil && !errors.Is(err, errUnavailable) {
+			t.Fatalf("the call's error is %v", err)
+		}
+		return all(false)()
+	})
+	testkit.Eventually(t, "the log says so", func() bool { return log.count("cannot be used") > 0 })
+	server.Restart(t)
+	testkit.Eventually(t, "both are told that it is back", all(true))
+	if away, back := log.count("cannot be used"), log.count("works again"); away != 1 || back != 1 {
+		t.Errorf("%d and %d lines: %s", away, back, log.String())
+	}
+}
+
+func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
+
+// TestWhatOneStoreRefusesIsServedToOthers: neither what Accept says nor a reply that cannot be read is an outage.
+func TestWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
+	t.Parallel()
+	conn, log := open(t, redistest.Single(t).URL())
+	refuses, serves := &state{}, &state{}
+	errForeign := errors.New("a foreign format")
+	var mu sync.Mutex
+	foreign := true
+	refusing := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: refuses, Accept: func(context.Context, *redisconn.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if foreign {
+			return redisconn.Answered(errForeign)
+		}
+		return nil
+	}})
+	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: serves})
+	for range 10 {
+		if err := refusing.Do(t.Context(), ping); !errors.Is(err, errForeign) || !errors.Is(err, errUnavailable) {
+			t.Fatalf("before Accept has accepted: %v", err)
+		}
+		if _, err := refusing.Known(t.Context()); !errors.Is(err, errForeign) {
+			t.Fatalf("before Accept has accepted: %v", err)
+		}
+		if err := serving.Do(t.Context(), func(context.Context, *redisconn.Client) error { return redisconn.Answered(errForeign) }); !errors.Is(err, errForeign) {
+			t.Fatal(err)
+		}
+	}
+	if err := serving.Do(t.Context(), ping); err != nil {
+		t.Errorf("the other store: %v", err)
+	}
+	testkit.Eventually(t, "the log says why", func() bool { return serves.is() && log.count(errForeign.Error()) == 1 })
+	if refuses.is() || conn.Cause() != nil {
+		t.Errorf("told up=%t, cause %v", refuses.is(), conn.Cause())
+	}
+	mu.Lock()
+	foreign = false
+	mu.Unlock()
+	testkit.Eventually(t, "Accept is asked again though nobody calls", refuses.is)
+	if err := refusing.Do(t.Context(), ping); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBounded: any number of calls of one store leaves connections to the others.
+func TestBounded(t *testing.T) {
+	t.Parallel()
+	conn, _ := open(t, redistest.Single(t).URL()+"?pool_size=4")
+	many := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, Bounded: true})
+	other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	began, end := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range 10 {
+		wg.Go(func() {
+			if err := many.Do(context.Background(), func(context.Context, *redisconn.Client) error {
+				began <- struct{}{}
+				<-end
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-began
+	<-began
+	select {
+	case <-began:
+		t.Error("three calls of four connections at a time")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := other.Do(t.Context(), ping); err != nil {
+		t.Error(err)
+	}
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := many.Do(late, ping); !errors.Is(err, errUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that gave up waiting: %v", err)
+	}
+	close(end)
+	for range 8 {
+		<-began
+	}
+}
+
+// TestClosed: a store that is closed does nothing any more, and the others go on.
+func TestClosed(t *testing.T) {
+	t.Parallel()
+	conn, _ := open(t, redistest.Single(t).URL())
+	closed, other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable}), conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	closed.Close()
+	closed.Close()
+	if err := closed.Do(t.Context(), ping); !errors.Is(err, errUnavailable) {
+		t.Error(err)
+	}
+	if _, err := closed.Known(t.Context()); !errors.Is(err, errUnavailable) {
+		t.Error(err)
+	}
+	if err := other.Do(t.Context(), ping); err != nil {
+		t.Error(err)
+	}
+}
