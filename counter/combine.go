@@ -9,22 +9,22 @@ import (
 
 // CombinerConfig tunes a Combiner. A zero field takes its default.
 type CombinerConfig struct {
-	// Lanes is how many writes may be under way at once, default 1. A key has
-	// always the same lane. A file takes 1: one fsync for all that came together.
-	Lanes int
-	// Apart gives operations with exact counters so many lanes of their own: their store is another one,
+	// Queues is how many writes may be under way at once, default 1. A key has
+	// always the same queue. A file takes 1: one fsync for all that came together.
+	Queues int
+	// SeparateExact gives operations with exact counters so many queues of their own: their store is another one,
 	// for which the other operations do not wait.
-	Apart bool
-	// Queue is how many changes may wait in one lane, default 65,536. Beyond it a
+	SeparateExact bool
+	// QueueSize is how many changes may wait in one queue, default 65,536. Beyond it a
 	// call fails at once with ErrBusy.
-	Queue int
+	QueueSize int
 	// Batch is how many changes one write has at most, default 4,096; an Op is
 	// never parted.
 	Batch int
 	// WriteTimeout is the time one write may take, default 10s.
 	WriteTimeout time.Duration
 	// Pace is how long, at most, changes gather after a write began, while changes
-	// come fast: over hotRate operations a second in a lane. A lane that is not hot does not wait,
+	// come fast: over hotRate operations a second in a queue. A queue that is not hot does not wait,
 	// and neither does a hot one once nobody comes any more. Default 0: never.
 	Pace time.Duration
 	// Instant says that the store waits for nothing but the processor (memory):
@@ -38,29 +38,29 @@ type CombinerConfig struct {
 type Batches interface{ Observe(size float64) }
 
 func (cfg CombinerConfig) withDefaults() CombinerConfig {
-	cfg.Lanes = cmp.Or(cfg.Lanes, 1)
-	cfg.Queue = cmp.Or(cfg.Queue, 1<<16)
+	cfg.Queues = cmp.Or(cfg.Queues, 1)
+	cfg.QueueSize = cmp.Or(cfg.QueueSize, 1<<16)
 	cfg.Batch = cmp.Or(cfg.Batch, 4096)
 	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 10*time.Second)
 	return cfg
 }
 
-// Combiner stands in front of a Writer. While a write of a lane is under way
+// Combiner stands in front of a Writer. While a write of a queue is under way
 // the operations of its keys gather, and go as one when it has ended; a lone
 // operation goes at once. Its methods may be called from any goroutine.
 type Combiner struct {
-	cfg   CombinerConfig
-	lanes *lanes[Op, Result]
+	cfg    CombinerConfig
+	queues *batchQueues[Op, Result]
 }
 
 // NewCombiner returns a Combiner in front of to.
 func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
 	cfg = cfg.withDefaults()
-	n := cfg.Lanes
-	if cfg.Apart {
+	n := cfg.Queues
+	if cfg.SeparateExact {
 		n *= 2
 	}
-	return &Combiner{cfg, newLanes(n, cfg, func() laneWriter[Op, Result] { return &writing{to: to, batches: cfg.Batches} })}
+	return &Combiner{cfg, newQueues(n, cfg, func() batchWriter[Op, Result] { return &writing{to: to, batches: cfg.Batches} })}
 }
 
 // Do makes op, and returns when it is safe or refused. When ctx ends before,
@@ -71,11 +71,11 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	lane := laneOf(op.Changes[0].Key, c.cfg.Lanes)
-	if c.cfg.Apart && op.Changes[0].Rule.Kind == Exact {
-		lane += c.cfg.Lanes
+	queue := queueOf(op.Changes[0].Key, c.cfg.Queues)
+	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind == Exact {
+		queue += c.cfg.Queues
 	}
-	result, err := c.lanes.do(ctx, lane, op, len(op.Changes))
+	result, err := c.queues.do(ctx, queue, op, len(op.Changes))
 	if err != nil {
 		return Result{Err: err}
 	}
@@ -83,9 +83,9 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 }
 
 // Close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (c *Combiner) Close() { c.lanes.close() }
+func (c *Combiner) Close() { c.queues.close() }
 
-// writing makes the writes of a lane. It keeps the room that one needs for the next.
+// writing makes the writes of a queue. It keeps the room that one needs for the next.
 type writing struct {
 	to      Writer
 	batches Batches

@@ -8,19 +8,19 @@ import (
 )
 
 // Limits stand in front of a Limiter as a Combiner stands in front of a Writer: while calls of a
-// lane are with the store, the next ones gather and go together; a lone call goes at once. Calls
+// queue are with the store, the next ones gather and go together; a lone call goes at once. Calls
 // are not merged: each is judged by itself. The methods may be called from any goroutine.
 type Limits struct {
-	to    Limiter
-	lanes *lanes[limit.Call, LimitResult]
+	to     Limiter
+	queues *batchQueues[limit.Call, LimitResult]
 }
 
-// NewLimits returns Limits in front of to. Of the config they take Lanes, Queue, Batch,
+// NewLimits returns Limits in front of to. Of the config they take Queues, Queue, Batch,
 // WriteTimeout and Instant.
 func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	cfg = cfg.withDefaults()
 	cfg.Pace = 0
-	return &Limits{to, newLanes(cfg.Lanes, cfg, func() laneWriter[limit.Call, LimitResult] { return &judging{to: to} })}
+	return &Limits{to, newQueues(cfg.Queues, cfg, func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} })}
 }
 
 // Do judges c. When ctx ends before, or the store cannot be reached, the error is ErrUnavailable,
@@ -29,11 +29,11 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 	if err := c.Check(); err != nil {
 		return limit.Answer{}, fmt.Errorf("%w: %w", ErrOp, err)
 	}
-	if l.lanes.cfg.Instant {
+	if l.queues.cfg.Instant {
 		r := l.to.Limit(ctx, []limit.Call{c})[0]
 		return r.Answer, r.Err
 	}
-	r, err := l.lanes.do(ctx, laneOf(c.Key, len(l.lanes.all)), c, 1)
+	r, err := l.queues.do(ctx, queueOf(c.Key, len(l.queues.all)), c, 1)
 	if err != nil {
 		return limit.Answer{}, err
 	}
@@ -41,9 +41,9 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 }
 
 // Close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (l *Limits) Close() { l.lanes.close() }
+func (l *Limits) Close() { l.queues.close() }
 
-// judging hands the calls of a lane to the store. It keeps the room that some need for the next.
+// judging hands the calls of a queue to the store. It keeps the room that some need for the next.
 type judging struct {
 	to    Limiter
 	calls []limit.Call

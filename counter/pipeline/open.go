@@ -82,14 +82,14 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 func (c *Counters) openStore(ctx context.Context) (lanes counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
 	case cfg.Redis != "":
-		return counter.CombinerConfig{Lanes: redisLanes, Pace: redisPace, Apart: cfg.Postgres != ""}, c.openRedis(ctx)
+		return counter.CombinerConfig{Queues: redisLanes, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":
 		c.where = "PostgreSQL"
 		store, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Log: cfg.Log, OnState: &c.postgres})
 		if err == nil {
 			c.store, c.cause = store, store.Cause
 		}
-		return counter.CombinerConfig{Lanes: postgresLanes}, err
+		return counter.CombinerConfig{Queues: postgresLanes}, err
 	case cfg.DataDir != "":
 		c.where = cfg.DataDir
 		store, err := counterfile.Open(cfg.DataDir, counterfile.Config{Log: cfg.Log})

@@ -833,7 +833,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func TestTheQueueIsFull(t *testing.T) {
 	store := &full{Store: countermem.New(countermem.Config{}), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Queue: 2})
+		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{QueueSize: 2})
 	})
 	busy := make(chan int, 8)
 	for range 8 { // one is written, two wait

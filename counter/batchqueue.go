@@ -11,30 +11,30 @@ import (
 )
 
 const (
-	hotRate  = 1000             // calls a second, from which a lane is hot
+	hotRate  = 1000             // calls a second, from which a queue is hot
 	hotLeast = 4                // and so many of them in one write
-	stall    = time.Millisecond // a hot lane in which nobody came for this long writes
+	stall    = time.Millisecond // a hot queue in which nobody came for this long writes
 )
 
-// lanes stand in front of a store. While a write of a lane is under way the calls of its keys gather, and go as one when
+// queues stand in front of a store. While a write of a queue is under way the calls of its keys gather, and go as one when
 // it has ended; a lone call goes at once. An O is what is asked for, and an R is what becomes of it.
-type lanes[O, R any] struct {
+type batchQueues[O, R any] struct {
 	cfg   CombinerConfig
-	all   []lane[O, R]
-	wg    sync.WaitGroup // the goroutines of lanes
+	all   []batchQueue[O, R]
+	wg    sync.WaitGroup // the goroutines of queues
 	calls sync.Pool      // of *call
 }
 
-// laneWriter makes the writes of one lane, one at a time.
-type laneWriter[O, R any] interface {
+// batchWriter makes the writes of one queue, one at a time.
+type batchWriter[O, R any] interface {
 	// write answers calls.
 	write(ctx context.Context, calls []*call[O, R])
 }
 
-// lane has at most one write under way.
-type lane[O, R any] struct {
-	of *lanes[O, R]
-	to laneWriter[O, R]
+// queue has at most one write under way.
+type batchQueue[O, R any] struct {
+	of *batchQueues[O, R]
+	to batchWriter[O, R]
 
 	mu      sync.Mutex // guards all below
 	busy    bool       // somebody writes, and will look at queue before the end
@@ -49,7 +49,7 @@ type lane[O, R any] struct {
 // call is something asked for on its way.
 type call[O, R any] struct {
 	op     O
-	size   int // in CombinerConfig.Queue and Batch
+	size   int // in CombinerConfig.QueueSize and Batch
 	result R
 	done   chan struct{} // holds one: result is there
 }
@@ -59,9 +59,9 @@ func (c *call[O, R]) answer(result R) {
 	c.done <- struct{}{}
 }
 
-// newLanes returns n lanes.
-func newLanes[O, R any](n int, cfg CombinerConfig, writer func() laneWriter[O, R]) *lanes[O, R] {
-	g := &lanes[O, R]{cfg: cfg, all: make([]lane[O, R], n)}
+// newQueues returns n queues.
+func newQueues[O, R any](n int, cfg CombinerConfig, writer func() batchWriter[O, R]) *batchQueues[O, R] {
+	g := &batchQueues[O, R]{cfg: cfg, all: make([]batchQueue[O, R], n)}
 	g.calls.New = func() any { return &call[O, R]{done: make(chan struct{}, 1)} }
 	for i := range g.all {
 		g.all[i].of, g.all[i].to = g, writer()
@@ -69,13 +69,13 @@ func newLanes[O, R any](n int, cfg CombinerConfig, writer func() laneWriter[O, R
 	return g
 }
 
-// laneOf is the number of a key's lane among some.
-func laneOf(key string, among int) int { return int(xxhash.Sum64String(key) % uint64(among)) }
+// queueOf is the number of a key's queue among some.
+func queueOf(key string, among int) int { return int(xxhash.Sum64String(key) % uint64(among)) }
 
 // do has op written, and returns what became of it. When ctx ends before, or op cannot be taken, the error is
 // ErrUnavailable; in the first case op may yet be written.
-func (g *lanes[O, R]) do(ctx context.Context, lane int, op O, size int) (result R, err error) {
-	l := &g.all[lane]
+func (g *batchQueues[O, R]) do(ctx context.Context, queue int, op O, size int) (result R, err error) {
+	l := &g.all[queue]
 	one := g.calls.Get().(*call[O, R])
 	one.op, one.size = op, size
 	lead, err := l.enter(one)
@@ -98,7 +98,7 @@ func (g *lanes[O, R]) do(ctx context.Context, lane int, op O, size int) (result 
 	select {
 	case <-one.done:
 	case <-ctx.Done():
-		// one is not put back: the lane will answer it.
+		// one is not put back: the queue will answer it.
 		return result, fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
 	}
 	result = one.result
@@ -107,7 +107,7 @@ func (g *lanes[O, R]) do(ctx context.Context, lane int, op O, size int) (result 
 }
 
 // close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (g *lanes[O, R]) close() {
+func (g *batchQueues[O, R]) close() {
 	for i := range g.all {
 		l := &g.all[i]
 		l.mu.Lock()
@@ -117,14 +117,14 @@ func (g *lanes[O, R]) close() {
 	g.wg.Wait()
 }
 
-func (g *lanes[O, R]) put(one *call[O, R]) {
+func (g *batchQueues[O, R]) put(one *call[O, R]) {
 	*one = call[O, R]{done: one.done}
 	g.calls.Put(one)
 }
 
-// enter takes one in. lead says that the lane was idle: the caller sees to the
+// enter takes one in. lead says that the queue was idle: the caller sees to the
 // write, and one is in no queue.
-func (l *lane[O, R]) enter(one *call[O, R]) (lead bool, err error) {
+func (l *batchQueue[O, R]) enter(one *call[O, R]) (lead bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -134,7 +134,7 @@ func (l *lane[O, R]) enter(one *call[O, R]) (lead bool, err error) {
 		l.busy = true
 		l.of.wg.Add(1) // under mu and not closed: before close waits
 		return true, nil
-	case l.waiting+one.size > l.of.cfg.Queue:
+	case l.waiting+one.size > l.of.cfg.QueueSize:
 		return false, ErrBusy
 	}
 	l.queue = append(l.queue, one)
@@ -143,20 +143,20 @@ func (l *lane[O, R]) enter(one *call[O, R]) (lead bool, err error) {
 }
 
 // hand ends a write of a caller's own: what gathered meanwhile is not its work.
-func (l *lane[O, R]) hand() {
+func (l *batchQueue[O, R]) hand() {
 	if l.take() {
 		go l.run() // awaited by close
 	}
 }
 
 // write answers the calls in writing, and keeps none of them.
-func (l *lane[O, R]) write(ctx context.Context) {
+func (l *batchQueue[O, R]) write(ctx context.Context) {
 	l.to.write(ctx, l.writing)
 	clear(l.writing)
 }
 
 // run writes until nothing is left.
-func (l *lane[O, R]) run() {
+func (l *batchQueue[O, R]) run() {
 	for {
 		began, calls := time.Now(), len(l.writing)
 		since := began.Sub(l.began)
@@ -177,7 +177,7 @@ func (l *lane[O, R]) run() {
 }
 
 // pause lets calls gather until then, or until no more come.
-func (l *lane[O, R]) pause(until time.Time) {
+func (l *batchQueue[O, R]) pause(until time.Time) {
 	for waiting := -1; ; {
 		l.mu.Lock()
 		now, closed := l.waiting, l.closed
@@ -192,8 +192,8 @@ func (l *lane[O, R]) pause(until time.Time) {
 }
 
 // take moves what gathered, up to a batch, to the next write. When there is
-// nothing the lane is idle again and the write's owner is done.
-func (l *lane[O, R]) take() bool {
+// nothing the queue is idle again and the write's owner is done.
+func (l *batchQueue[O, R]) take() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n, size := 0, 0
