@@ -11,94 +11,95 @@ import (
 )
 
 const (
-	hotRate  = 1000             // calls a second, from which a queue is hot
-	hotLeast = 4                // and so many of them in one write
-	stall    = time.Millisecond // a hot queue in which nobody came for this long writes
+	hotRate  = 1000             // calls a second from which a queue is hot
+	hotCalls = 4                // a write of fewer calls never makes a queue hot
+	stall    = time.Millisecond // a hot queue stops waiting when no call came for this long
 )
 
-// queues stand in front of a store. While a write of a queue is under way the calls of its keys gather, and go as one when
-// it has ended; a lone call goes at once. An O is what is asked for, and an R is what becomes of it.
-type batchQueues[O, R any] struct {
+// batchQueues gather the calls to a store. While a write of a queue is under way, further calls for its keys wait; they
+// go together in the next write. A call to an idle queue is written at once. C is a call, R its result.
+type batchQueues[C, R any] struct {
 	cfg   CombinerConfig
-	all   []batchQueue[O, R]
-	wg    sync.WaitGroup // the goroutines of queues
+	all   []batchQueue[C, R]
+	wg    sync.WaitGroup // the writes under way, by goroutines and by callers
 	calls sync.Pool      // of *call
 }
 
 // batchWriter makes the writes of one queue, one at a time.
-type batchWriter[O, R any] interface {
-	// write answers calls.
-	write(ctx context.Context, calls []*call[O, R])
+type batchWriter[C, R any] interface {
+	// write carries out calls in one write and answers each of them.
+	write(ctx context.Context, calls []*call[C, R])
 }
 
-// queue has at most one write under way.
-type batchQueue[O, R any] struct {
-	of *batchQueues[O, R]
-	to batchWriter[O, R]
+// batchQueue has at most one write under way.
+type batchQueue[C, R any] struct {
+	of *batchQueues[C, R]
+	to batchWriter[C, R]
 
-	mu      sync.Mutex // guards all below
-	busy    bool       // somebody writes, and will look at queue before the end
-	closed  bool
-	queue   []*call[O, R]
-	waiting int // sizes in queue
+	mu          sync.Mutex // guards the fields up to pendingSize
+	busy        bool       // a write is under way, and its owner calls take when it ends
+	closed      bool
+	pending     []*call[C, R] // for the next write
+	pendingSize int           // sum of their sizes
 
-	writing []*call[O, R] // owned by whoever made busy true
-	began   time.Time     // when the last write began; likewise
+	// Owned by the goroutine that set busy, so without a lock.
+	writing []*call[C, R]
+	began   time.Time // start of the last write
 }
 
-// call is something asked for on its way.
-type call[O, R any] struct {
-	op     O
-	size   int // in CombinerConfig.QueueSize and Batch
+// call is one call on its way to the store.
+type call[C, R any] struct {
+	op     C
+	size   int // as QueueSize and Batch of CombinerConfig count it
 	result R
-	done   chan struct{} // holds one: result is there
+	done   chan struct{} // has capacity 1, so that answer never blocks
 }
 
-func (c *call[O, R]) answer(result R) {
+func (c *call[C, R]) answer(result R) {
 	c.result = result
 	c.done <- struct{}{}
 }
 
-// newQueues returns n queues.
-func newQueues[O, R any](n int, cfg CombinerConfig, writer func() batchWriter[O, R]) *batchQueues[O, R] {
-	g := &batchQueues[O, R]{cfg: cfg, all: make([]batchQueue[O, R], n)}
-	g.calls.New = func() any { return &call[O, R]{done: make(chan struct{}, 1)} }
+func newQueues[C, R any](n int, cfg CombinerConfig, writer func() batchWriter[C, R]) *batchQueues[C, R] {
+	g := &batchQueues[C, R]{cfg: cfg, all: make([]batchQueue[C, R], n)}
+	g.calls.New = func() any { return &call[C, R]{done: make(chan struct{}, 1)} }
 	for i := range g.all {
 		g.all[i].of, g.all[i].to = g, writer()
 	}
 	return g
 }
 
-// queueOf is the number of a key's queue among some.
-func queueOf(key string, among int) int { return int(xxhash.Sum64String(key) % uint64(among)) }
+// queueOf returns which of n queues has the calls for key.
+func queueOf(key string, n int) int { return int(xxhash.Sum64String(key) % uint64(n)) }
 
-// do has op written, and returns what became of it. When ctx ends before, or op cannot be taken, the error is
-// ErrUnavailable; in the first case op may yet be written.
-func (g *batchQueues[O, R]) do(ctx context.Context, queue int, op O, size int) (result R, err error) {
-	l := &g.all[queue]
-	one := g.calls.Get().(*call[O, R])
+// do carries out op and returns its result. The error is ErrUnavailable when the queue is full or closed, and when ctx
+// ends first; in the last case op may still be carried out.
+func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (result R, err error) {
+	q := &g.all[queue]
+	one := g.calls.Get().(*call[C, R])
 	one.op, one.size = op, size
-	lead, err := l.enter(one)
+	lead, err := q.enter(one)
 	switch {
 	case err != nil:
 		g.put(one)
 		return result, err
 	case lead && g.cfg.Instant:
-		l.writing = append(l.writing[:0], one)
-		l.write(context.Background())
-		l.hand()
-		<-one.done // it is there, whatever became of ctx
+		// The store answers without waiting, so a goroutine would cost more than the write.
+		q.writing = append(q.writing[:0], one)
+		q.write(context.Background())
+		q.release()
+		<-one.done // cannot block: the write has answered
 		result = one.result
 		g.put(one)
 		return result, nil
 	case lead:
-		l.writing = append(l.writing[:0], one)
-		go l.run() // awaited by close
+		q.writing = append(q.writing[:0], one)
+		go q.run() // close waits for it
 	}
 	select {
 	case <-one.done:
 	case <-ctx.Done():
-		// one is not put back: the queue will answer it.
+		// The pool must not get one back: the queue still holds it and will answer it.
 		return result, fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
 	}
 	result = one.result
@@ -106,113 +107,112 @@ func (g *batchQueues[O, R]) do(ctx context.Context, queue int, op O, size int) (
 	return result, nil
 }
 
-// close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (g *batchQueues[O, R]) close() {
+// close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
+func (g *batchQueues[C, R]) close() {
 	for i := range g.all {
-		l := &g.all[i]
-		l.mu.Lock()
-		l.closed = true
-		l.mu.Unlock()
+		q := &g.all[i]
+		q.mu.Lock()
+		q.closed = true
+		q.mu.Unlock()
 	}
 	g.wg.Wait()
 }
 
-func (g *batchQueues[O, R]) put(one *call[O, R]) {
-	*one = call[O, R]{done: one.done}
+func (g *batchQueues[C, R]) put(one *call[C, R]) {
+	*one = call[C, R]{done: one.done}
 	g.calls.Put(one)
 }
 
-// enter takes one in. lead says that the queue was idle: the caller sees to the
-// write, and one is in no queue.
-func (l *batchQueue[O, R]) enter(one *call[O, R]) (lead bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// enter accepts one. lead reports that the queue was idle: then one is not in pending, and the caller owns the write.
+func (q *batchQueue[C, R]) enter(one *call[C, R]) (lead bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	switch {
-	case l.closed:
+	case q.closed:
 		return false, fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
-	case !l.busy:
-		l.busy = true
-		l.of.wg.Add(1) // under mu and not closed: before close waits
+	case !q.busy:
+		q.busy = true
+		q.of.wg.Add(1) // before close can wait, because close sets closed under mu first
 		return true, nil
-	case l.waiting+one.size > l.of.cfg.QueueSize:
+	case q.pendingSize+one.size > q.of.cfg.QueueSize:
 		return false, ErrBusy
 	}
-	l.queue = append(l.queue, one)
-	l.waiting += one.size
+	q.pending = append(q.pending, one)
+	q.pendingSize += one.size
 	return false, nil
 }
 
-// hand ends a write of a caller's own: what gathered meanwhile is not its work.
-func (l *batchQueue[O, R]) hand() {
-	if l.take() {
-		go l.run() // awaited by close
+// release ends the write of a caller. Calls that came meanwhile go to a goroutine, so that the caller waits for its own
+// call only.
+func (q *batchQueue[C, R]) release() {
+	if q.take() {
+		go q.run() // close waits for it
 	}
 }
 
-// write answers the calls in writing, and keeps none of them.
-func (l *batchQueue[O, R]) write(ctx context.Context) {
-	l.to.write(ctx, l.writing)
-	clear(l.writing)
+// write carries out the calls in writing, and drops its references to them.
+func (q *batchQueue[C, R]) write(ctx context.Context) {
+	q.to.write(ctx, q.writing)
+	clear(q.writing)
 }
 
-// run writes until nothing is left.
-func (l *batchQueue[O, R]) run() {
+// run writes until no call is pending.
+func (q *batchQueue[C, R]) run() {
 	for {
-		began, calls := time.Now(), len(l.writing)
-		since := began.Sub(l.began)
-		l.began = began
-		ctx, cancel := context.WithTimeout(context.Background(), l.of.cfg.WriteTimeout)
-		l.write(ctx)
+		began, calls := time.Now(), len(q.writing)
+		since := began.Sub(q.began)
+		q.began = began
+		ctx, cancel := context.WithTimeout(context.Background(), q.of.cfg.WriteTimeout)
+		q.write(ctx)
 		cancel()
-		// Who was answered just now and calls again goes with the next write rather
-		// than with the one after.
+		// Let the callers run that were just answered: if they call again, they make it into the next write.
 		runtime.Gosched()
-		if l.of.cfg.Pace > 0 && calls >= hotLeast && float64(calls) >= hotRate*since.Seconds() {
-			l.pause(began.Add(l.of.cfg.Pace))
+		if q.of.cfg.Pace > 0 && calls >= hotCalls && float64(calls) >= hotRate*since.Seconds() {
+			q.pause(began.Add(q.of.cfg.Pace))
 		}
-		if !l.take() {
+		if !q.take() {
 			return
 		}
 	}
 }
 
-// pause lets calls gather until then, or until no more come.
-func (l *batchQueue[O, R]) pause(until time.Time) {
-	for waiting := -1; ; {
-		l.mu.Lock()
-		now, closed := l.waiting, l.closed
-		l.mu.Unlock()
+// pause lets calls gather until a time, a full batch, or a millisecond in which no call came.
+func (q *batchQueue[C, R]) pause(until time.Time) {
+	for before := -1; ; {
+		q.mu.Lock()
+		size, closed := q.pendingSize, q.closed
+		q.mu.Unlock()
 		left := time.Until(until)
-		if now == waiting || now >= l.of.cfg.Batch || left <= 0 || closed {
+		if size == before || size >= q.of.cfg.Batch || left <= 0 || closed {
 			return
 		}
-		waiting = now
+		before = size
 		time.Sleep(min(stall, left))
 	}
 }
 
-// take moves what gathered, up to a batch, to the next write. When there is
-// nothing the queue is idle again and the write's owner is done.
-func (l *batchQueue[O, R]) take() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// take moves at most one batch from pending to writing. It returns false, and makes the queue idle, when none is
+// pending.
+func (q *batchQueue[C, R]) take() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	n, size := 0, 0
-	for n < len(l.queue) && (n == 0 || size+l.queue[n].size <= l.of.cfg.Batch) {
-		size += l.queue[n].size
+	for n < len(q.pending) && (n == 0 || size+q.pending[n].size <= q.of.cfg.Batch) {
+		size += q.pending[n].size
 		n++
 	}
 	if n == 0 {
-		l.busy = false
-		if cap(l.queue) > 1024 { // after a rush
-			l.queue, l.writing = nil, nil
+		q.busy = false
+		if cap(q.pending) > 1024 { // give back the memory of a burst
+			q.pending, q.writing = nil, nil
 		}
-		l.of.wg.Done()
+		q.of.wg.Done()
 		return false
 	}
-	l.writing = append(l.writing[:0], l.queue[:n]...)
-	rest := copy(l.queue, l.queue[n:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
-	l.waiting -= size
+	q.writing = append(q.writing[:0], q.pending[:n]...)
+	rest := copy(q.pending, q.pending[n:])
+	clear(q.pending[rest:])
+	q.pending = q.pending[:rest]
+	q.pendingSize -= size
 	return true
 }
