@@ -9,8 +9,8 @@ import (
 // Reread.
 const maxTold = 1000
 
-// Told is one change, as a Step heard of it.
-type Told struct {
+// Notification is one change, as a Step heard of it.
+type Notification struct {
 	Key          string
 	Joined, Left []string
 	All          bool // more members left than are named
@@ -25,7 +25,7 @@ type Hub struct {
 }
 
 // Lose has the watchers that follow anything read it again.
-func (h *Hub) Lose() {
+func (h *Hub) MarkMissed() {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for _, watches := range h.followers {
@@ -41,7 +41,7 @@ func (h *Hub) Lose() {
 // Tell tells watchers of changes, oldest first, that are safe now. counter is
 // called for the keys somebody follows. Who calls Tell does so in the order in
 // which changes were made, and before a Read can see what comes after them.
-func (h *Hub) Tell(changes []Told, counter func(key string) Counter) {
+func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) {
 	if len(changes) == 0 {
 		return
 	}
@@ -155,7 +155,7 @@ func (w *watch) signal() {
 	}
 }
 
-func (w *watch) tell(t *Told, c Counter) {
+func (w *watch) tell(t *Notification, c Counter) {
 	w.mu.Lock()
 	p := w.pending[t.Key]
 	if p == nil {
@@ -169,7 +169,7 @@ func (w *watch) tell(t *Told, c Counter) {
 	w.signal()
 }
 
-func (p *pending) add(t *Told) {
+func (p *pending) add(t *Notification) {
 	if t.All {
 		p.reread = true
 	}

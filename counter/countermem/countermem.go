@@ -126,7 +126,7 @@ func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
 			}
 		}
 		s.step.fresh = s.step.fresh[:0]
-		s.hub.Tell(s.step.told, s.counter)
+		s.hub.Publish(s.step.told, s.counter)
 		clear(s.step.told) // it shall not hold the members of a large op
 		s.step.told = s.step.told[:0]
 	}
@@ -291,7 +291,7 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 type step struct {
 	store *Store
 	fresh []string // keys that State made a record for
-	told  []counter.Told
+	told  []counter.Notification
 }
 
 func (t *step) record(key string) *record {
@@ -430,5 +430,5 @@ func (t *step) Drop(key string, v counter.Version) {
 }
 
 func (t *step) Changed(key string, joined, left []string, all bool) {
-	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
+	t.told = append(t.told, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
 }
