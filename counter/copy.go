@@ -29,7 +29,7 @@ type Copy struct {
 	Steps     []StepCopy
 	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
-	// Elsewhere is the replica state of other regions, in the format of Redis (counter_far.lua), or empty. State.Value
+	// Elsewhere is the replica state of other regions, in the format of Redis (counter_remote.lua), or empty. State.Value
 	// includes it. Only stores in Redis keep it.
 	Elsewhere string
 }

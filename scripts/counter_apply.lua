@@ -181,9 +181,9 @@ end
 local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, hot = {}, ids = {}, told = {}, tellings = {}}
 
 local regions = region and (function()
---#include counter_far.lua
+--#include counter_remote.lua
   return {
-    read = readFar, write = writeFar, elsewhere = elsewhere, takeAway = takeAway, after = after, noteChange = noteChange, bury = bury,
+    read = readRemote, write = writeRemote, elsewhere = elsewhere, takeAway = takeAway, after = after, noteChange = noteChange, bury = bury,
   }
 end)()
 
@@ -214,16 +214,16 @@ local function begin(s, c)
   if not s.kind then
     if region and c.rule.kind ~= 'exact' then farOf(s) end -- before kind is set: farOf drops the parts of a missing counter
     s.kind = c.rule.kind
-    -- In front, the clock is not enough: versions that this Redis lost may be newer. front().life is above them.
-    local least = inFront and s.bucket.front.life or now
+    -- In front, the clock is not enough: versions that this Redis lost may be newer. front().least is above them.
+    local least = inFront and s.bucket.front.least or now
     s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
   end
 end
 
 -- moved gives a changed counter its next version. In front, it also raises an incarnation from before a loss of data.
 local function moved(s)
-  local life = inFront and s.bucket.front.life
-  if life and tonumber(s.incarnation) < life then s.incarnation = string.format('%.0f', life) end
+  local least = inFront and s.bucket.front.least
+  if least and tonumber(s.incarnation) < least then s.incarnation = string.format('%.0f', least) end
   s.sequence, s.at = s.sequence + 1, nowText
 end
 

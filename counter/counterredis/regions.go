@@ -17,7 +17,7 @@ import (
 // This file is for package regions, which says what regions share. Beside the keys of the package doc
 // a bucket has, in a region with others,
 //
-//	hc:{n5}:f       hash: what each counter has of other regions, and when it was deleted or emptied; see counter_far.lua
+//	hc:{n5}:f       hash: what each counter has of other regions, and when it was deleted or emptied; see counter_remote.lua
 //	hc:{n5}:log     zset: counters that changed here, by the place of their last change
 //	hc:{n5}:gone    zset: counters that were deleted, by when (ms); they are forgotten 30 days later
 //
