@@ -4,15 +4,15 @@
 --          registers and, if it was ever deleted, also its ledger, list of time buckets, dimensions and histories
 -- ARGV[1]  PUBLISH or SPUBLISH   ARGV[2] the bucket's channel   ARGV[3] the sender   ARGV[4] the region that this must be
 -- ARGV[5]  log: a batch of the sender's log ARGV[6], from the position ARGV[7] to ARGV[8]
---          begin: the first page of the whole bucket; ARGV[6] names this transfer, ARGV[8] is the last position of the
---          sender's log ARGV[7]
---          all: a further page of the whole bucket
+--          begin: the whole bucket follows; ARGV[6] names this transfer, ARGV[8] is the last position of the sender's log
+--          ARGV[7]
+--          all: a page of the whole bucket
 --          end: the last page of the transfer ARGV[6]; with it, this region has the log ARGV[7] up to ARGV[8]
 -- ARGV[9…] for each counter eight values: key, kind, time of the last change, died, emptied, parts and registers as
 --          counter_log.lua returns them, and the index of its first key
 -- Returns  merged, busy (the bucket is frozen), or unready and the region of this Redis; the position in the sender's log
 --          that this region has, 'log place', or the state of a transfer; how many counters were new; how many could not
---          be merged; after begin, older if the sender's log was ahead before: its server has lost data
+--          be merged; after begin, older if this region has more of the log than the sender: its server has lost data
 -- Safe to lose, to repeat and to reorder: the merge of a part takes the greater sequence, and that of incarnations,
 -- deletes and resets the greater number. A position only moves on from where it is. O(counters * their parts).
 --#include counter_number.lua
