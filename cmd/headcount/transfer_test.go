@@ -364,8 +364,8 @@ func TestFilesThatAreNoExport(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
 		"empty":              {"", "it is empty"},
 		"another format":     {`{"format":2}` + "\n", "its format is 2, this version knows 1"},
-		"no export":          {"{}\n", "does not begin as an export does"},
-		"no JSON":            {"hello\n", "no JSON"},
+		"no export":          {"{}\n", "does not begin like an export"},
+		"no JSON":            {"hello\n", "not JSON"},
 		"no end":             {head, "it has no end"},
 		"too few counters":   {head + `{"counters":1,"deleted":0}` + "\n", "its end says 1"},
 		"a key that is none": {head + `{"key":"*","kind":"sum","value":1,"version":"1-1"}` + "\n", "bad key"},
