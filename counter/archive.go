@@ -14,7 +14,7 @@ const (
 	maxSpans   = 1 << 12   // cached spans, of 12 KB at most
 	maxCounts  = 1 << 16   // cached points
 	maxAge     = time.Hour // of a cached span or point
-	readAtOnce = 16        // time buckets of a unique in one read, give or take a span: 1 ms or 2 of work
+	readAtOnce = 16        // time buckets of a unique in one read, and less than a span more: 1 ms or 2 of work
 )
 
 // breath is the pause between two parts of a long answer. Go switches from a goroutine that computes to the next one
