@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	maxSpans   = 1 << 12   // spans that an Archive remembers, of 12 KB at most; those not asked for longest go
-	maxCounts  = 1 << 16   // points that it remembers, likewise
-	spanTrust  = time.Hour // after so long a span is read anew
-	readAtOnce = 16        // steps of a unique in one read, and less than a span more: 1 ms or 2 of work
+	maxSpans   = 1 << 12   // cached spans, of 12 KB at most
+	maxCounts  = 1 << 16   // cached points
+	maxAge     = time.Hour // of a cached span or point
+	readAtOnce = 16        // time buckets of a unique in one read, and less than a span more: 1 ms or 2 of work
 )
 
-// breath is the pause within a long answer. Who only computes keeps a processor for 10 ms, and where there is one, calls
-// that take microseconds would wait for it.
+// breath is the pause between two parts of a long answer. Go switches from a goroutine that computes to the next one
+// only after 10 ms, and with one processor, calls that take microseconds would wait that long.
 const breath = time.Millisecond
 
-// stepsAtOnce is how many steps of sums top reads between two pauses: those of 4 counters with 90 days of hours, some 1.5 ms of work.
-// A read of a counter costs as much as stepsOfRead of them at least.
+// stepsAtOnce is how many time buckets of sums a top list reads between two pauses: those of 4 counters with 90 days
+// of hours, about 1.5 ms of work. Each counter counts as at least stepsOfRead of them.
 const (
 	stepsAtOnce = 4 * 90 * 24
 	stepsOfRead = 32
@@ -30,14 +30,14 @@ const (
 
 // Archive answers questions about the history of counters.
 //
-// Each step of a unique may have 12 KB, so 90 days of hours are 26 MB. An Archive reads them once: it merges the
-// registers of a span of steps that are over into one, and remembers that, and how many were seen in each point that is
-// over. A span has the square root of half the steps that are kept, so a window over n steps reads at most
-// 2√(2n) registers: 132 of 2,160 steps.
+// A time bucket of a unique may have 12 KB, so 90 days of hours are 26 MB. An Archive reads them once. It merges the
+// registers of a span of consecutive completed buckets and caches the union, and it caches the estimate of each
+// completed point. The number of buckets in a span is the square root of half of those that are kept, so a window
+// over n buckets reads at most 2√(2n) registers: 132 of 2,160 buckets.
 //
-// What is over hardly changes. A span counts for one incarnation of its counter, so a delete makes it void, and for an
-// hour, so what came late nevertheless (by a clock that went back, or an import) is seen by then. What a silent region
-// is missing in is not remembered. All of it is in the memory of the process.
+// Completed buckets hardly change. A cached span is valid for one incarnation of its counter, so a delete discards
+// it, and for an hour, after which late changes (of a clock that went back, or of an import) are visible. Answers
+// that lack a region are not cached. The cache is in the memory of the process.
 type Archive struct {
 	store  Reader
 	spans  *lru.Cache[spanOf, span]
@@ -48,7 +48,7 @@ type (
 	spanOf struct {
 		key    string
 		step   time.Duration
-		number int64 // of the span since the Unix epoch
+		number int64 // index of the span since the Unix epoch
 	}
 	span struct {
 		read        time.Time
@@ -58,7 +58,7 @@ type (
 	countOf struct {
 		key        string
 		step, each time.Duration
-		number     int64 // of the point since the Unix epoch
+		number     int64 // index of the point since the Unix epoch
 	}
 	pointCount struct {
 		read        time.Time
@@ -67,7 +67,7 @@ type (
 	}
 )
 
-// NewArchive returns an archive of what is in a store.
+// NewArchive returns an Archive of a store.
 func NewArchive(store Reader) *Archive {
 	spans, err := lru.New[spanOf, span](maxSpans)
 	if err != nil { // a size under 1
@@ -80,8 +80,8 @@ func NewArchive(store Reader) *Archive {
 	return &Archive{store: store, spans: spans, counts: counts}
 }
 
-// Ask answers a question about a counter of a rule, and returns the counter. It is stale when a region is missing in the
-// answer. When the counter is of another kind than its rule the answer means nothing.
+// Ask answers a question about a counter of a rule, and returns the counter, which is Stale if the answer lacks a
+// region. If the counter has another kind than its rule, the answer has no meaning.
 func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (Answer, Counter, error) {
 	b := rule.bucketOf(uint32(q.Step / time.Second))
 	if rule.Kind != Unique || b == nil {
@@ -109,33 +109,35 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 	return r.answer(), r.is, nil
 }
 
-// spanSteps returns how many steps of a bucket a span has.
+// spanSteps returns the number of time buckets in a span.
 func spanSteps(b *Bucket) int64 {
 	return max(1, int64(math.Ceil(math.Sqrt(float64(b.Kept/b.Step)/2))))
 }
 
-// archiveRead is one question about a unique. Only the caller of Ask uses it.
+// archiveRead is the state of answering one question about a unique. Only the caller of Ask uses it.
 type archiveRead struct {
 	*Archive
 	key          string
 	q            Question
 	now          time.Time
 	t            *Tally
-	span         int64 // steps in one
-	over, newest int64 // the first step in which somebody may still be added, and the one that is running
+	span         int64 // time buckets in a span
+	over, newest int64 // the first time bucket that may still change, and the running one
 
 	is          Counter
-	incarnation uint64 // what is remembered counts for this one
-	stale       bool   // a region was missing in what was read
-	mixed       bool   // so was something of another incarnation: nothing of the answer is to be remembered
+	incarnation uint64 // for which cached spans and points are valid
+	stale       bool   // a read lacked a region
+	mixed       bool   // a read lacked a region or had another incarnation, so the answer must not be cached
 
-	known []bool // points that were remembered
+	known []bool // points that are cached
 	n     []int64
 }
 
+// run adds to the tally all time buckets of the question, from cached spans where it can. It delays reads of the
+// others until they are worth a read.
 func (r *archiveRead) run(ctx context.Context) error {
 	r.recall()
-	pending := r.q.From // what is before it is in the tally
+	pending := r.q.From // the first time bucket that is not in the tally
 	read := func(to int64) error {
 		if pending >= to {
 			return nil
@@ -166,7 +168,7 @@ func (r *archiveRead) run(ctx context.Context) error {
 	return read(r.q.To)
 }
 
-// recall finds the points that are remembered.
+// recall looks up the cached points.
 func (r *archiveRead) recall() {
 	r.known, r.n = make([]bool, len(r.t.points)), make([]int64, len(r.t.points))
 	for i := range r.known {
@@ -180,13 +182,14 @@ func (r *archiveRead) point(i int) countOf {
 	return countOf{r.key, r.q.Step, r.q.Each, r.q.From/r.q.Points + int64(i)}
 }
 
-// counted reports whether what was read then still counts.
+// counted reports whether a cache entry is still valid.
 func (r *archiveRead) counted(read time.Time, incarnation uint64) bool {
-	return incarnation == r.incarnation && r.now.Sub(read) < spanTrust
+	return incarnation == r.incarnation && r.now.Sub(read) < maxAge
 }
 
-// recalled returns a span that is remembered, if it may stand for its steps, and the point that it is part of: none when the
-// points in which it lies are known.
+// recalled returns a cached span, if it is valid and the question has all of its time buckets, and the point that
+// contains it. If several points share the span, it can be used only when the cache has all of them; the point is
+// then -1.
 func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registers, point int64, ok bool) {
 	if from != number*r.span || to != from+r.span {
 		return seen, 0, false
@@ -210,7 +213,7 @@ func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registe
 	return is.seen, -1, true
 }
 
-// read reads steps, and remembers the spans among them.
+// read adds time buckets from the store to the tally, and caches the complete spans among them.
 func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	is, gains, err := r.store.History(ctx, r.key, r.q.Step, from, to)
 	if err != nil {
@@ -236,7 +239,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	return nil
 }
 
-// answer returns the answer, and remembers the points that are over.
+// answer returns the answer, and caches its completed points.
 func (r *archiveRead) answer() Answer {
 	out := r.t.Answer()
 	for i := range out.Values {

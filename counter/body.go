@@ -14,11 +14,10 @@ import (
 	"headcount/presence"
 )
 
-// ErrBody is in every error about a body that cannot be. Its text says what to
-// send instead.
+// ErrBody is wrapped by every error about an invalid body. The error says what to send instead.
 var ErrBody = errors.New("bad body")
 
-// MaxDimensionLength is the longest value of a dimension, in code points.
+// MaxDimensionLength is the maximum length of a value of a dimension, in code points.
 const MaxDimensionLength = 128
 
 func badBody(err error) error {
@@ -28,8 +27,8 @@ func badBody(err error) error {
 	return fmt.Errorf("%w: %w", ErrBody, err)
 }
 
-// parseObject reads body, an object with the members that field knows. Field
-// says, with errUnknown, that it does not know one.
+// parseObject parses body, an object. It calls field for each member; field returns errUnknown for a member that it
+// does not know.
 func parseObject(body []byte, known string, field func(r *reader, name string) error) error {
 	r := reader{s: string(body)}
 	err := r.object(func(name string) error {
@@ -48,15 +47,15 @@ func parseObject(body []byte, known string, field func(r *reader, name string) e
 	return badBody(err)
 }
 
-var errUnknown = errors.New("it is unknown")
+var errUnknown = errors.New("unknown member")
 
-// ParseStep reads the body of an increment, or of a decrement when down: an
-// object with delta and dimensions, both optional, or nothing.
+// ParseStep parses the body of an increment, or of a decrement if down: an object with optional members, or nothing.
 func ParseStep(body []byte, key string, rule *Rule, down bool) (Change, error) {
 	return parseStep(body, key, rule, down, rule)
 }
 
-// ParseOpenStep is ParseStep upwards for callers who may not send dimensions: it does not look at their names.
+// ParseOpenStep parses the body of an increment without an API key. Such callers may not send dimensions, so it does
+// not check their names.
 func ParseOpenStep(body []byte, key string, rule *Rule) (Change, error) {
 	return parseStep(body, key, rule, false, nil)
 }
@@ -91,7 +90,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 	return c, nil
 }
 
-// ParseBatch reads the body of a batch: {"changes":[{"key":…,"delta":…,"dimensions":…},…]}.
+// ParseBatch parses the body of a batch: {"changes":[{"key":…,"delta":…,"dimensions":…},…]}.
 func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 	const shortest = len(`{"key":"a"},`)
 	changes := make([]Change, 0, min(MaxChanges, len(body)/shortest))
@@ -125,9 +124,10 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 	return changes, nil
 }
 
+// batched parses one change of a batch.
 func batched(r *reader, rules *Rules) (Change, error) {
 	c := Change{Verb: Add, Delta: 1}
-	dimensionsAt := -1 // they are checked by the rule, and the key may come after them
+	dimensionsAt := -1 // where to parse them again, when the key, which may follow, has given the rule
 	err := r.object(func(name string) (err error) {
 		switch name {
 		case "key":
@@ -136,7 +136,7 @@ func batched(r *reader, rules *Rules) (Change, error) {
 			}
 		case "delta":
 			if c.Delta, err = integerIn(r, -MaxDelta, MaxDelta); err == nil && c.Delta == 0 {
-				err = errors.New("it is 0; leave the change away")
+				err = errors.New("it is 0; omit the change")
 			}
 		case "dimensions":
 			r.space()
@@ -168,11 +168,11 @@ func batched(r *reader, rules *Rules) (Change, error) {
 	return c, nil
 }
 
-// ParseMembers reads the body of members: {"add":[…],"remove":[…]}. Members that
-// stand twice in one list are taken once.
+// ParseMembers parses the body of a call on members: {"add":[…],"remove":[…]}. A member may occur several times in
+// one list.
 func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Edit}
-	place := map[string]bool{} // true: added
+	place := map[string]bool{} // true: in add, false: in remove
 	err := parseObject(body, "add and remove", func(r *reader, name string) error {
 		joins := name == "add"
 		if !joins && name != "remove" {
@@ -188,7 +188,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 			}
 			if was, ok := place[m]; ok {
 				if was != joins {
-					return fmt.Errorf("%q stands in add and in remove; name it in one", m)
+					return fmt.Errorf("%q is in both add and remove; send it in one", m)
 				}
 				return nil
 			}
@@ -216,14 +216,14 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	return c, nil
 }
 
-// ParseReset reads the body of a reset: {"reason":…,"by":…}, both required.
+// ParseReset parses the body of a reset: {"reason":…,"by":…}, both required.
 func ParseReset(body []byte, key string, rule *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Reset}
 	err := parseObject(body, "reason and by", func(r *reader, name string) error { return c.why(r, name) })
 	return c.whole(err)
 }
 
-// ParseAdjust reads the body of an adjustment: {"delta":…,"reason":…,"by":…}, all required.
+// ParseAdjust parses the body of an adjustment: {"delta":…,"reason":…,"by":…}, all required.
 func ParseAdjust(body []byte, key string, rule *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Adjust}
 	err := parseObject(body, "delta, reason and by", func(r *reader, name string) (err error) {
@@ -239,7 +239,7 @@ func ParseAdjust(body []byte, key string, rule *Rule) (Change, error) {
 	return c.whole(err)
 }
 
-// ParseSet reads the body of a set: {"value":…,"reason":…,"by":…}, all required.
+// ParseSet parses the body of a set: {"value":…,"reason":…,"by":…}, all required.
 func ParseSet(body []byte, key string, rule *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Set}
 	given := false
@@ -257,6 +257,7 @@ func ParseSet(body []byte, key string, rule *Rule) (Change, error) {
 	return c.whole(err)
 }
 
+// why parses reason or by.
 func (c *Change) why(r *reader, name string) (err error) {
 	switch name {
 	case "reason":
@@ -269,6 +270,7 @@ func (c *Change) why(r *reader, name string) (err error) {
 	return err
 }
 
+// whole checks that reason and by were given.
 func (c *Change) whole(err error) (Change, error) {
 	switch {
 	case err != nil:
@@ -283,7 +285,7 @@ func (c *Change) whole(err error) (Change, error) {
 	return *c, nil
 }
 
-// ParseLimit reads the body of a call on a limit: {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"},
+// ParseLimit parses the body of a call on a limit: {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"},
 // of which cost and algorithm are optional.
 func ParseLimit(body []byte, key string) (limit.Call, error) {
 	c := limit.Call{Name: limit.Name{Key: key, Algorithm: limit.Sliding}, Cost: 1}
@@ -298,7 +300,7 @@ func ParseLimit(body []byte, key string) (limit.Call, error) {
 		case "algorithm":
 			var text string
 			if text, err = r.string(); err == nil {
-				c.Algorithm, _ = limit.ParseAlgorithm(text) // Check says what is wrong with none
+				c.Algorithm, _ = limit.ParseAlgorithm(text) // Check refuses the zero Algorithm
 			}
 		default:
 			err = errUnknown
@@ -311,7 +313,7 @@ func ParseLimit(body []byte, key string) (limit.Call, error) {
 	return c, err
 }
 
-// window reads a duration of whole milliseconds.
+// window parses a duration of whole milliseconds.
 func window(r *reader) (ms int64, err error) {
 	text, err := r.string()
 	if err != nil {
@@ -339,14 +341,13 @@ func text(r *reader, most int) (string, error) {
 		return "", err
 	case s == "" || utf8.RuneCountInString(s) > most:
 		return "", fmt.Errorf("want 1 to %d characters", most)
-	case strings.Contains(s, "\x00"): // which not every store can keep
-		return "", errors.New("it has the character U+0000; take it away")
+	case strings.Contains(s, "\x00"): // PostgreSQL cannot store it
+		return "", errors.New("it has the character U+0000; remove it")
 	}
 	return s, nil
 }
 
-// dimensions reads an object of names and values. With a rule the names must
-// be the rule's.
+// dimensions parses an object of names and values. If rule is not nil, the names must be dimensions of the rule.
 func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
 	var list []Dimension
 	err := r.object(func(name string) error {
@@ -366,7 +367,7 @@ func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
 	return list, err
 }
 
-// AppendJSON appends the outside form:
+// AppendJSON appends the form that clients see:
 // {"seq":8,"at":"2030-10-10T12:11:42Z","op":"adjust","delta":-500,"before":1000,"after":500,"reason":"bots","by":"ops"}.
 func (e Entry) AppendJSON(b []byte) []byte {
 	b = append(b, `{"seq":`...)
@@ -393,8 +394,8 @@ func (e Entry) AppendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// AppendJSON appends the outside form of a page: {"entries":[…],"next":8}, next
-// the last seq of the page and none on the last page.
+// AppendJSON appends the form of a page that clients see, {"entries":[…],"next":8}. next is the last seq of the page,
+// and missing on the last page.
 func (l Ledger) AppendJSON(b []byte) []byte {
 	b = append(b, `{"entries":[`...)
 	for i, e := range l.Entries {

@@ -270,7 +270,7 @@ func TestInvalidRules(t *testing.T) {
 		one(`"match":"a","kind":"exact","ledger":"-1h"`):                                     {"rule 2", "ledger"},
 		one(`"match":"a","kind":"exact","ledger":"500us"`):                                   {"rule 2", "ledger", "from 1ms"},
 		one(`"match":"a","kind":"sum","stale":5`):                                            {"rule 2", "stale", "quotes"},
-		one(`"match":"a","kind":"sum","max":5`):                                              {"rule 2", "max", "everybody"},
+		one(`"match":"a","kind":"sum","max":5`):                                              {"rule 2", "max", "the public"},
 		one(`"match":"a","kind":"sum","public":["increment"],"max":0`):                       {"rule 2", "max", "1 or more"},
 		one(`"match":"a","match":"b","kind":"sum"`):                                          {"rule 2", "twice"},
 	} {

@@ -9,106 +9,107 @@ import (
 
 // CombinerConfig tunes a Combiner. A zero field takes its default.
 type CombinerConfig struct {
-	// Lanes is how many writes may be under way at once, default 1. A key has
-	// always the same lane. A file takes 1: one fsync for all that came together.
-	Lanes int
-	// Apart gives operations with exact counters so many lanes of their own: their store is another one,
-	// for which the other operations do not wait.
-	Apart bool
-	// Queue is how many changes may wait in one lane, default 65,536. Beyond it a
-	// call fails at once with ErrBusy.
-	Queue int
-	// Batch is how many changes one write has at most, default 4,096; an Op is
-	// never parted.
+	// Queues is the number of queues, each of which has one write under way; default 1. All operations of a key go to
+	// the same queue. A file needs 1 queue, so that one fsync serves all waiting operations.
+	Queues int
+	// SeparateExact doubles the queues and gives half of them to exact counters. It is for stores that keep exact
+	// counters in another server: when that one is slow, the other operations need not wait for it.
+	SeparateExact bool
+	// QueueSize is the maximum number of changes that wait in one queue, default 65,536. Beyond it a call fails at
+	// once with ErrBusy.
+	QueueSize int
+	// Batch is the maximum number of changes in one write, default 4,096. An Op is never split, so a larger one is
+	// written alone.
 	Batch int
-	// WriteTimeout is the time one write may take, default 10s.
+	// WriteTimeout is the longest time that a write may take, default 10s.
 	WriteTimeout time.Duration
-	// Pace is how long, at most, changes gather after a write began, while changes
-	// come fast: over hotRate operations a second in a lane. A lane that is not hot does not wait,
-	// and neither does a hot one once nobody comes any more. Default 0: never.
+	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
+	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.
 	Pace time.Duration
-	// Instant says that the store waits for nothing but the processor (memory):
-	// a lone operation is made by its caller, and has no goroutine and no timeout.
+	// Instant is for a store in memory, which never blocks: a lone operation is made by its caller, without a goroutine
+	// and a timeout.
 	Instant bool
-	// Batches is told how many calls each write combines; nil: nobody is.
+	// Batches observes how many calls each write combines. It may be nil.
 	Batches Batches
 }
 
-// Batches takes the sizes of batches. A prometheus.Observer is one.
+// Batches observes the sizes of batches. A prometheus.Observer implements it.
 type Batches interface{ Observe(size float64) }
 
 func (cfg CombinerConfig) withDefaults() CombinerConfig {
-	cfg.Lanes = cmp.Or(cfg.Lanes, 1)
-	cfg.Queue = cmp.Or(cfg.Queue, 1<<16)
+	cfg.Queues = cmp.Or(cfg.Queues, 1)
+	cfg.QueueSize = cmp.Or(cfg.QueueSize, 1<<16)
 	cfg.Batch = cmp.Or(cfg.Batch, 4096)
 	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 10*time.Second)
 	return cfg
 }
 
-// Combiner stands in front of a Writer. While a write of a lane is under way
-// the operations of its keys gather, and go as one when it has ended; a lone
-// operation goes at once. Its methods may be called from any goroutine.
+// Combiner combines operations for a Writer. While a write of a queue is under way, further operations of its keys wait
+// and then go together in the next write; a lone operation is written at once. Its methods may be called from any
+// goroutine.
 type Combiner struct {
-	cfg   CombinerConfig
-	lanes *lanes[Op, Result]
+	cfg    CombinerConfig
+	queues *batchQueues[Op, Result]
 }
 
-// NewCombiner returns a Combiner in front of to.
+// NewCombiner returns a Combiner that writes to to.
 func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
 	cfg = cfg.withDefaults()
-	n := cfg.Lanes
-	if cfg.Apart {
+	n := cfg.Queues
+	if cfg.SeparateExact {
 		n *= 2
 	}
-	return &Combiner{cfg, newLanes(n, cfg, func() laneWriter[Op, Result] { return &writing{to: to, batches: cfg.Batches} })}
+	return &Combiner{cfg, newQueues(n, cfg, func() batchWriter[Op, Result] { return &combining{to: to, batches: cfg.Batches} })}
 }
 
-// Do makes op, and returns when it is safe or refused. When ctx ends before,
-// op is left alone: it may yet be made, and the error is ErrUnavailable. The
-// changes of op must not be changed after the call; the counters of the result
-// may be those of other callers too, and must not be changed either.
+// Do makes op and returns when the store has kept or refused it. When ctx ends first, the error is ErrUnavailable and
+// op may still be made. The caller must not modify op's changes after the call, nor the counters of the result, which
+// several callers may share.
 func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	lane := laneOf(op.Changes[0].Key, c.cfg.Lanes)
-	if c.cfg.Apart && op.Changes[0].Rule.Kind == Exact {
-		lane += c.cfg.Lanes
+	queue := queueOf(op.Changes[0].Key, c.cfg.Queues)
+	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind == Exact {
+		queue += c.cfg.Queues
 	}
-	result, err := c.lanes.do(ctx, lane, op, len(op.Changes))
+	result, err := c.queues.do(ctx, queue, op, len(op.Changes))
 	if err != nil {
 		return Result{Err: err}
 	}
 	return result
 }
 
-// Close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (c *Combiner) Close() { c.lanes.close() }
+// Close waits until every accepted operation is answered. Later calls fail with ErrUnavailable.
+func (c *Combiner) Close() { c.queues.close() }
 
-// writing makes the writes of a lane. It keeps the room that one needs for the next.
-type writing struct {
+// combining makes the writes of one queue. It reuses its slices and map for the next write.
+type combining struct {
 	to      Writer
 	batches Batches
 
 	ops  []Op
-	at   []int         // for each call the index of its op in ops
-	sums map[sumOf]int // ops that more may be merged into
-	own  []Change      // the changes of merged ops: those of callers stay as they are
+	at   []int            // for each call, the index of its operation in ops
+	open map[mergeKey]int // operations in ops that further changes may be merged into, by index
+	own  []Change         // changes of merged operations: copies, because those of callers must stay as they are
 }
 
-type sumOf struct {
+// mergeKey names changes that may be merged: additions to one sum in one direction.
+type mergeKey struct {
 	key string
 	up  bool
 }
 
-// mergeable reports whether op is a change that may become part of a sum.
+// mergeable reports whether op may be merged with others. An identity or a dimension would be lost in a merged change.
 func (op *Op) mergeable() bool {
 	c := &op.Changes[0]
 	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind == Sum && op.Identity == Identity{} && len(c.Dimensions) == 0
 }
 
-// write makes the operations of calls and answers them.
-func (w *writing) write(ctx context.Context, calls []*call[Op, Result]) {
+// write makes the operations of calls and answers the calls. When a merged operation is refused, its parts are made
+// again one by one: the sum of them may overflow, or the counter may turn out not to be a sum, where a single part
+// would pass.
+func (w *combining) write(ctx context.Context, calls []*call[Op, Result]) {
 	if w.batches != nil {
 		w.batches.Observe(float64(len(calls)))
 	}
@@ -118,12 +119,12 @@ func (w *writing) write(ctx context.Context, calls []*call[Op, Result]) {
 	for i, one := range calls {
 		at := w.at[i]
 		if results[at].Err != nil && errors.As(results[at].Err, new(*Conflict)) && w.ops[at].Changes[0].Merged > 1 {
-			again = append(again, one) // perhaps not each of them is refused
+			again = append(again, one)
 			continue
 		}
 		one.answer(results[at])
 	}
-	clear(w.ops) // what waits for the next write holds nothing of this one
+	clear(w.ops) // so that reused slices keep no request alive
 	if len(again) > 0 {
 		w.ops = w.ops[:0]
 		for _, one := range again {
@@ -135,51 +136,51 @@ func (w *writing) write(ctx context.Context, calls []*call[Op, Result]) {
 	}
 	clear(w.ops)
 	clear(w.own)
-	if cap(w.ops) > 1024 { // after a rush
-		*w = writing{to: w.to, batches: w.batches}
+	if cap(w.ops) > 1024 { // give back the memory of a burst
+		*w = combining{to: w.to, batches: w.batches}
 	}
 }
 
-// gather fills ops from calls. Changes of one sum in one direction become one:
-// in one direction, so that each of them could have been made alone where all
-// of them can, and so that the version moves.
-func (w *writing) gather(calls []*call[Op, Result]) {
+// gather fills ops from calls, and merges additions to one sum. Only additions in the same direction are merged: then
+// the merged change passes only if each of its parts would have passed in turn, and it never becomes a change by 0,
+// which would leave the version as it is.
+func (w *combining) gather(calls []*call[Op, Result]) {
 	w.ops, w.at, w.own = w.ops[:0], w.at[:0], w.own[:0]
 	if len(calls) == 1 {
 		w.ops, w.at = append(w.ops, calls[0].op), append(w.at, 0)
 		return
 	}
-	if w.sums == nil {
-		w.sums = map[sumOf]int{}
+	if w.open == nil {
+		w.open = map[mergeKey]int{}
 	}
-	clear(w.sums)
-	if cap(w.own) < len(calls) { // it must not move while ops point into it
+	clear(w.open)
+	if cap(w.own) < len(calls) { // ops point into own, so append must never move it
 		w.own = make([]Change, 0, 2*len(calls))
 	}
 	for _, one := range calls {
 		if !one.op.mergeable() {
-			// What comes after it stays after it.
+			// Later additions to its counters must not be merged into an operation before it.
 			for i := range one.op.Changes {
-				delete(w.sums, sumOf{one.op.Changes[i].Key, true})
-				delete(w.sums, sumOf{one.op.Changes[i].Key, false})
+				delete(w.open, mergeKey{one.op.Changes[i].Key, true})
+				delete(w.open, mergeKey{one.op.Changes[i].Key, false})
 			}
 			w.at, w.ops = append(w.at, len(w.ops)), append(w.ops, one.op)
 			continue
 		}
 		c := &one.op.Changes[0]
-		sum := sumOf{c.Key, c.Delta > 0}
-		at, ok := w.sums[sum]
+		key := mergeKey{c.Key, c.Delta > 0}
+		at, ok := w.open[key]
 		if ok && w.merge(at, c) {
 			w.at = append(w.at, at)
 			continue
 		}
-		w.sums[sum] = len(w.ops)
+		w.open[key] = len(w.ops)
 		w.at, w.ops = append(w.at, len(w.ops)), append(w.ops, one.op)
 	}
 }
 
-// merge adds c to the op at, unless that leaves 64 bits.
-func (w *writing) merge(at int, c *Change) bool {
+// merge adds c to the operation at index at. It returns false when the sum of the deltas overflows 64 bits.
+func (w *combining) merge(at int, c *Change) bool {
 	op := &w.ops[at]
 	delta, over := plus(op.Changes[0].Delta, c.Delta)
 	if over {

@@ -101,7 +101,7 @@ func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) 
 // While a write of exact counters is under way, others do not wait for it.
 func TestExactCountersApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, c := start(t, counter.CombinerConfig{Apart: true})
+		g, c := start(t, counter.CombinerConfig{SeparateExact: true})
 		two := counter.Op{Changes: append(add(exact, "e:2", 1).Changes, add(exact, "e:1", 1).Changes...)}
 		for i, r := range gather(t, g, c, add(exact, "e:1", 1), add(sum, "s:1", 1), two, add(exact, "e:2", 1)) {
 			if r.Err != nil {
@@ -183,7 +183,7 @@ func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, c := start(t, counter.CombinerConfig{Queue: 3})
+		g, c := start(t, counter.CombinerConfig{QueueSize: 3})
 		results := gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1))
 		for i, r := range results {
 			if busy := errors.Is(r.Err, counter.ErrBusy); busy != (i == 4) || busy && !errors.Is(r.Err, counter.ErrUnavailable) {
@@ -260,7 +260,7 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 
 func TestLanesWriteBesideEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, c := start(t, counter.CombinerConfig{Lanes: 64})
+		g, c := start(t, counter.CombinerConfig{Queues: 64})
 		shut := make(chan struct{})
 		g.shut = shut
 		var wg sync.WaitGroup
@@ -307,7 +307,7 @@ func TestContractCombined(t *testing.T) {
 	}{
 		"instant":  {countertest.Core, counter.CombinerConfig{Instant: true}},
 		"one lane": {countertest.Core, counter.CombinerConfig{}},
-		"lanes":    {countertest.Brief, counter.CombinerConfig{Lanes: 8, Batch: 16}},
+		"lanes":    {countertest.Brief, counter.CombinerConfig{Queues: 8, Batch: 16}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			countertest.Run(t, tc.short, func(t testing.TB) countertest.Instance {

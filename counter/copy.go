@@ -16,32 +16,32 @@ import (
 	"headcount/presence"
 )
 
-// Copy is one counter with all that is kept of it, as an export has it and an import puts
-// it into another store.
+// Copy is one counter with everything that a store keeps of it: one line of an export.
 type Copy struct {
 	Key string
 	State
 	Members []string // of a set, in any order
-	// Hashes stand for members of a set in Redis alone, which does not know their names.
+	// Hashes has the members of a set whose names are unknown, because the set was in a Redis without PostgreSQL.
 	Hashes []string
-	// Registers are those of a unique.
+	// Registers has the registers of a unique.
 	Registers hyperloglog.Registers
 	Ledger    []Entry // oldest first
 	Steps     []StepCopy
-	// Dimensions are those of a sum, in the order of their names.
+	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
-	// Elsewhere is what the counter has of other regions, as Redis keeps it (counter_far.lua); empty: nothing. The
-	// value has it already. Only Redis takes it.
+	// Elsewhere is the replica state of other regions, in the format of Redis (counter_remote.lua), or empty. State.Value
+	// includes it. Only stores in Redis keep it.
 	Elsewhere string
 }
 
-// DimensionCopy is what a sum counted under one dimension.
+// DimensionCopy has the counts of one dimension.
 type DimensionCopy struct {
 	Name string
 	Counted
 }
 
-// Dimension is the dimension of that name, which it adds if need be. Names come in order.
+// Dimension returns the dimension with that name, and adds it if it is not the last one. The caller asks in the order
+// of names.
 func (c *Copy) Dimension(name string) *Counted {
 	if n := len(c.Dimensions); n == 0 || c.Dimensions[n-1].Name != name {
 		c.Dimensions = append(c.Dimensions, DimensionCopy{name, Counted{Values: map[string]int64{}}})
@@ -49,17 +49,16 @@ func (c *Copy) Dimension(name string) *Counted {
 	return &c.Dimensions[len(c.Dimensions)-1].Counted
 }
 
-// StepCopy is what a counter gained in a step of time: of a sum a step that is over, of a
-// unique also a running one.
+// StepCopy is one time bucket of a history: for a sum a completed one, for a unique also a running one.
 type StepCopy struct {
-	Step   uint32 // seconds
-	Number int64  // of the step since the Unix epoch
+	Step   uint32 // length in seconds
+	Number int64  // index since the Unix epoch
 	Value  int64
 	Seen   *hyperloglog.Registers // of a unique
 }
 
-// IdentityCopy is an identity that is remembered until some moment. An export has none; a Redis that gets a PostgreSQL
-// gives its own to it.
+// IdentityCopy is an identity and the time until which it is remembered. Exports have none. They are copied when a
+// Redis gets a PostgreSQL behind it.
 type IdentityCopy struct {
 	Identity
 	Until time.Time
@@ -67,28 +66,26 @@ type IdentityCopy struct {
 
 // Dumper is a store that can be exported.
 type Dumper interface {
-	// Deleted is the highest incarnation of any counter that was ever deleted.
+	// Deleted returns the highest incarnation of all counters that were ever deleted.
 	Deleted(ctx context.Context) (uint64, error)
-	// Dump calls each with the counters whose key is greater than after, in the order of
-	// the keys' bytes, as they are at some moment. It ends with the first error of each.
+	// Dump calls each with every counter whose key is greater than after, in the order of the keys' bytes. Each counter
+	// is as it was at some moment of the call. Dump ends with the first error of each.
 	Dump(ctx context.Context, after string, each func(Copy) error) error
 }
 
 // Restorer is a store that can be imported into.
 type Restorer interface {
-	// Restore puts counters of different keys into the store, all or none, in the place
-	// of those that are there with a lesser version, and returns how many these were.
-	// A counter that is there with the same version or a greater one stays. One whose key
-	// may have been deleted here gets a greater incarnation than that. Rules say how long
-	// ledgers and steps are kept.
+	// Restore puts counters with different keys into the store, all or none, and returns how many it put there. A
+	// counter of the store with the same version or a greater one stays. A counter that may have been deleted from
+	// this store gets a greater incarnation. Rules give the retention of ledgers and histories.
 	Restore(ctx context.Context, copies []Copy, rules *Rules) (restored int, err error)
-	// RestoreDeleted notes that counters with incarnations up to deleted were deleted.
+	// RestoreDeleted notes that counters with incarnations up to deleted have been deleted.
 	RestoreDeleted(ctx context.Context, deleted uint64) error
 }
 
-// Replaces says whether c is to be put in the place of the counter that is there, in a
-// store that has deleted counters with incarnations up to deleted. It may give c a greater
-// incarnation.
+// Replaces reports whether c replaces a counter with the version is in a store that has deleted counters with
+// incarnations up to deleted. If the store has no such counter, c may get a greater incarnation, so that its versions
+// were never used.
 func (c *Copy) Replaces(is Version, deleted uint64) bool {
 	if c.Version.Compare(is) <= 0 {
 		return false
@@ -99,17 +96,17 @@ func (c *Copy) Replaces(is Version, deleted uint64) bool {
 	return true
 }
 
-// ErrNames says that a store needs the names of members, and a copy has none.
+// ErrNames means that a store needs the names of members, and a copy has only their hashes.
 var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis, alone or with PostgreSQL")
 
-// nameless begins what stands in PostgreSQL for a member whose name nobody has told since its set was
-// in Redis alone. Its hash follows. No name begins with it.
+// nameless precedes the hash of a member whose name is unknown: its set came from a Redis without PostgreSQL, and no
+// call has named the member since. No name begins with this character.
 const nameless = "\x01"
 
-// Nameless is what stands for the member of that hash where a name is wanted.
+// Nameless returns the text that PostgreSQL keeps instead of the name of a member with that hash.
 func Nameless(hash string) string { return nameless + hash }
 
-// MemberHash is how a member stands in a set in Redis: the first 84 bits of SHA-256 of its name.
+// MemberHash returns the form in which Redis keeps a member: the first 84 bits of the SHA-256 of its name.
 func MemberHash(member string) string {
 	if hash, ok := strings.CutPrefix(member, nameless); ok {
 		return hash
@@ -118,7 +115,7 @@ func MemberHash(member string) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:11])[:hashLength]
 }
 
-// AddMember adds a member, or its hash when it has no name.
+// AddMember adds a member: to Hashes if its name is unknown, otherwise to Members.
 func (c *Copy) AddMember(member string) {
 	if hash, ok := strings.CutPrefix(member, nameless); ok {
 		c.Hashes = append(c.Hashes, hash)
@@ -127,7 +124,7 @@ func (c *Copy) AddMember(member string) {
 	}
 }
 
-// NameAll makes members of the hashes of c.
+// NameAll moves the hashes of c to Members, in the form of Nameless.
 func (c *Copy) NameAll() {
 	for _, hash := range c.Hashes {
 		c.Members = append(c.Members, Nameless(hash))
@@ -135,8 +132,8 @@ func (c *Copy) NameAll() {
 	c.Hashes = nil
 }
 
-// Named makes c one for a store that needs the names of members, and knows nothing of other regions: a set has the members
-// that come with it, and not those whose number other regions have told. It is ErrNames if members have no names.
+// Named prepares c for a store that needs the names of members and has no other regions. The value of a set becomes
+// the number of its members in c, without those of other regions. The error is ErrNames if c has hashes.
 func (c *Copy) Named() error {
 	if len(c.Hashes) > 0 {
 		return fmt.Errorf("%q: %w", c.Key, ErrNames)
@@ -147,16 +144,16 @@ func (c *Copy) Named() error {
 	return nil
 }
 
-// What stands for a member in Redis.
+// The form of MemberHash.
 const (
 	hashLength = 14
 	hashDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 )
 
-// keptDefault is how long steps are kept that no rule names.
+// keptDefault is the retention of time buckets that no rule has.
 const keptDefault = 24 * time.Hour
 
-// Kept is how long the ledger of c and its steps of one length are kept.
+// Kept returns the retention of c's ledger, and of its time buckets by their length.
 func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint32) time.Duration) {
 	rule := rules.Find(c.Key)
 	if rule == nil {
@@ -170,10 +167,10 @@ func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint3
 	}
 }
 
-// The outside form.
+// The form of an export.
 type (
 	copyJSON struct {
-		Site      string      `json:"site,omitempty"` // none: the default one
+		Site      string      `json:"site,omitempty"` // missing for the default site
 		Key       string      `json:"key"`
 		Kind      string      `json:"kind"`
 		Value     int64       `json:"value"`
@@ -212,7 +209,7 @@ type (
 	}
 )
 
-// MarshalJSON is the form of a line in an export.
+// MarshalJSON returns c as a line of an export.
 func (c Copy) MarshalJSON() ([]byte, error) {
 	site, key := presence.SplitName(c.Key)
 	j := copyJSON{
@@ -236,13 +233,13 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 	return json.Marshal(j)
 }
 
-// elsewhere is the form of Copy.Elsewhere.
+// elsewhere matches a Copy.Elsewhere.
 var elsewhere = regexp.MustCompile(`^\d+ \d+( ~)?( [^/ ]+/\d+/\d+/-?\d+/\d+/-?\d+)*$`)
 
-// ErrCopy is in every error about a line that is no counter.
+// ErrCopy is wrapped by every error about an invalid line of an export.
 var ErrCopy = errors.New("bad counter")
 
-// UnmarshalJSON reads what MarshalJSON wrote, and checks it.
+// UnmarshalJSON parses and checks what MarshalJSON wrote.
 func (c *Copy) UnmarshalJSON(b []byte) error {
 	var j copyJSON
 	if err := json.Unmarshal(b, &j); err != nil {
@@ -258,14 +255,14 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	}
 	*c = Copy{Key: name, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes, Elsewhere: j.Elsewhere}
 	if j.Elsewhere != "" && !elsewhere.MatchString(j.Elsewhere) {
-		return fault(fmt.Errorf("%q is nothing of other regions", presence.Excerpt(j.Elsewhere)))
+		return fault(fmt.Errorf("%q is not the state of other regions", presence.Excerpt(j.Elsewhere)))
 	}
 	var ok bool
 	if c.Kind, ok = ParseKind(j.Kind); !ok {
-		return fault(fmt.Errorf("%.40q is no kind", j.Kind))
+		return fault(fmt.Errorf("%.40q is not a kind", j.Kind))
 	}
 	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
-		return fault(fmt.Errorf("%.40q is no version of a counter", j.Version))
+		return fault(fmt.Errorf("%.40q is not a version of a counter", j.Version))
 	}
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
 		return fault(err)
@@ -275,7 +272,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	}
 	for _, h := range j.Hashes {
 		if len(h) != hashLength || strings.Trim(h, hashDigits) != "" {
-			return fault(fmt.Errorf("%q stands for no member", presence.Excerpt(h)))
+			return fault(fmt.Errorf("%q is not the hash of a member", presence.Excerpt(h)))
 		}
 	}
 	for _, m := range j.Members {
@@ -289,7 +286,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	for _, e := range j.Ledger {
 		entry := Entry{Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Delta: e.Delta, Before: e.Before, After: e.Before + e.Delta, Reason: e.Reason, By: e.By}
 		if entry.Op = ledgerOp(e.Op); entry.Op == 0 {
-			return fault(fmt.Errorf("%.40q is no op of a ledger", e.Op))
+			return fault(fmt.Errorf("%.40q is not an op of a ledger", e.Op))
 		}
 		c.Ledger = append(c.Ledger, entry)
 	}
@@ -303,13 +300,13 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 			one.Seen = &seen
 		}
 		if s.Step == 0 {
-			return fault(errors.New("a step of no time"))
+			return fault(errors.New("a step of 0 seconds"))
 		}
 		c.Steps = append(c.Steps, one)
 	}
 	for _, d := range j.Dimensions {
 		if !dimensionName(d.Name) || len(d.Values) > MaxValues {
-			return fault(fmt.Errorf("a dimension %.40q of %d values", d.Name, len(d.Values)))
+			return fault(fmt.Errorf("the dimension %.40q with %d values is not valid", d.Name, len(d.Values)))
 		}
 		counted := c.Dimension(d.Name)
 		maps.Copy(counted.Values, d.Values)
@@ -318,8 +315,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// NameIn returns the name of a counter from its site, which is empty for the default one,
-// and its key.
+// NameIn returns the name of a counter with that key in a site; the empty site is the default one.
 func NameIn(site, key string) (string, error) {
 	if site == "" {
 		return key, nil

@@ -1,95 +1,88 @@
-// Package counter holds the words, the rules and the contracts of counters:
-// numbers with a key that are kept until they are deleted. (A count is
-// presence: who is here now.) It knows no HTTP, and no store but by contract.
+// Package counter defines durable counters: their words, rules and contracts. A counter is a number with a key that
+// is kept until it is deleted. (A count is presence: who is here now.) The package knows no HTTP, and stores only by
+// contract.
 //
-// # From a call to what is safe
+// # From a call to a durable change
 //
-// A call becomes an [Op]: one or more changes that are made all or not at all.
-// The [Combiner] gathers operations while a write is under way and hands them
-// to a [Store] together; the store makes them in one durable step and answers
-// each by itself. A lone operation waits for nothing.
+// A call becomes an [Op]: one or more changes that are made together or not at all. A [Combiner] gathers operations
+// while a write is under way and passes them together to a [Store], which makes them in one durable step and answers
+// each separately. A lone operation waits for nothing.
 //
-// # Who judges
+// # Judge
 //
-// What a change does to a counter is arithmetic, and stands once, in [Judge]:
-// kinds, bounds, overflows, versions, ledger entries and replays. A store that
-// can hold a counter still while Go looks at it (memory, a file, a row that is
-// locked) gives Judge a [Step] and keeps what Judge did. A store that cannot
-// (Redis) says the same in its own language; package countertest is the measure
-// of both.
+// [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. A
+// store that can lock a counter while Go reads it (memory, a file, PostgreSQL) gives Judge a [Step] and keeps what
+// Judge wrote to it. Redis cannot, so scripts/counter_apply.lua implements the same rules. Package countertest runs
+// both against one contract.
 //
 // # Versions
 //
-// A counter's version is (incarnation, sequence). Its sequence grows with each
-// change, by 1 or, when changes were combined, by 1 for all of them. What
-// changes nothing moves neither version nor time. A deleted counter reads as
-// never touched; a store remembers the highest incarnation it ever deleted, and
-// a counter that is made gets a greater one, so no version is ever used twice.
+// A version is (incarnation, sequence). The sequence grows by 1 with each change, or with several changes that were
+// combined into one. A call that changes nothing moves neither the version nor the time. A deleted counter reads like
+// one that never existed. A store remembers the highest incarnation that it deleted and gives a greater one to each new
+// counter, so no version is used twice.
 //
-// # Identities
+// # Idempotency keys
 //
-// An operation with an [Identity] is made once: for a day a repetition changes
-// nothing and is answered with the counters as they are. An identity is kept in
-// the same step as the change, and outlives the counter. What was refused is
-// not remembered.
+// An operation with an [Identity] is made once: for a day a repetition changes nothing and returns the present
+// counters. The identity is stored in the same step as the change, and it outlives the counter. Refused operations
+// are not remembered.
 //
 // # Limits
 //
-// A limit says whether so much may pass in so long. It is no counter, but it is kept where counters
-// are, and with the same promises ([Limiter]). Its arithmetic is in package limit; [Limits] stand in
-// front of the store, as the Combiner does.
+// A limit permits so much in so long. It is not a counter, but stores keep it with the same durability ([Limiter]).
+// Package limit has the arithmetic, and [Limits] gathers calls as the Combiner gathers operations.
 //
 // # Unique
 //
-// A counter of kind unique is 2^14 registers (package hyperloglog), beside its state in
-// every store, and its value is the estimate that they give. An add that changes no
-// register changes nothing. Registers know no member: so nobody can be asked about
-// or taken out, and the feed names nobody.
+// A counter of kind unique is a HyperLogLog of 2^14 registers (package hyperloglog), stored beside its state; its
+// value is the estimate. An addition that changes no register changes nothing. Registers do not contain members, so a
+// member cannot be queried or removed, and updates name none.
 //
 // # History
 //
-// A sum whose rule has buckets keeps what it gained in each step of time. The steps that
-// are running are [Slots] of its state: a change writes nothing else. When a step is over
-// [State.Gain] hands it to the store, which keeps it under its number beside the counter,
-// as long as the rule says. [Rule.Range] and [Rule.Window] make of a question which steps
-// to read; [Reader.History] reads them. Adjustments and resets are in no step, so the
-// gains of all time are the value without them. Only the store's clock counts, and when it
-// goes back the step stays.
+// A sum whose rule has buckets keeps its increments per time bucket. The running time buckets are [Slots] of its
+// state, so an increment writes nothing else. When a bucket is complete, [State.Gain] passes it to the store, which
+// keeps it beside the counter under its index for as long as the rule says. [Rule.Range] and [Rule.Window] turn a
+// question into the indexes to read, and [Reader.History] reads them. Adjustments and resets belong to no bucket, so
+// the increments of all time add up to the value without them. Only the store's clock counts; when it goes back, the
+// running bucket stays.
 //
-// A unique whose rule has buckets keeps registers for each step of time, beside the counter
-// under the step's number ([Step.See]), and changes those of the running steps at once: a
-// member who is in the counter already may be new in the step. That moves no version, for the
-// value is the same. A point of a range, a window and a total are unions of steps ([Tally]),
-// so nobody is counted twice; they are read and united a part at a time. A reset leaves
-// all steps, a delete takes them away.
+// A unique whose rule has buckets keeps registers for each time bucket ([Step.See]), including the running ones,
+// because a member that the counter knows may be new in the bucket. That does not move the version, for the value
+// stays the same. A point of a range, a window and a total are unions of buckets ([Tally]), so no member counts
+// twice. A reset keeps the buckets, a delete removes them.
 //
-// # Hot sums
+// # Sharded sums
 //
-// A store in Redis may spread a sum over parts. Its record says so ([Spread]), and has the master
-// value; a change that needs the value whole is refused with [ErrSpread]. Package hot spreads and
-// folds; nobody else has to know.
+// A store in Redis may shard a sum. The record then describes the shards ([Spread]) and has the merged value; a
+// change that needs the exact value is refused with [ErrSpread]. Package hot splits and merges. Nothing else knows of
+// it.
 //
 // # Dimensions
 //
-// An addition to a sum may say under which values it counts, such as country=de. It is counted
-// there in the same durable step ([Step.Count]), beside the counter: its state knows nothing of
-// it, so other changes do not carry dimensions around. The first 1,000 values of a dimension are kept with their counts,
-// those of all others are one number ([Counted]): what is listed is exact, and all together is what was
-// counted. Changes with dimensions are not merged, but they gather and go in one step like any
-// others. Behind Redis, what was counted since the last checkpoint is added to what PostgreSQL has.
+// An addition to a sum may name values of dimensions, such as country=de. They are counted in the same durable step
+// ([Step.Count]) beside the counter, so that other changes do not carry them. The first 1,000 values of a dimension
+// have a count each, all later ones share one ([Counted]): listed counts are exact, and together they are everything
+// that was counted. Additions with dimensions are not merged, but share writes like any others. With Redis in front
+// of PostgreSQL, a reader adds the counts since the last checkpoint to those in PostgreSQL.
 //
-// # Top
+// # Top lists
 //
-// What gained most under a rule with top is found among candidates, and answered with what its history says. For each rule and
-// each step of its finest bucket a process has a pruned map of what counters gained by its own changes, whose size and
-// error are bounded ([TopTracker]). A counter that may have gained more than a thousandth of all in the step is
-// marked in the store before the change is acknowledged ([TopStore]): so a process may die at any time, and several processes
-// need not know each other's maps, for what has more than a thousandth of all has more than a thousandth in one of them.
-// When a step is over, any process closes it: it reads what those that are marked have gained, keeps the first 1,000 as a
-// list, and forgets the marks; a longer step has a list made of those of its parts. Each counter with more than a
-// thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
-// An answer adds up the lists of the steps within the time, and what those that are marked gained in
-// the steps that are not closed, and reads what the first of them have gained.
+// A rule with top answers which counters gained most in a time. Candidates are found with bounded memory, and the
+// answer is read from their history.
+//
+// For each rule and each time bucket of its finest step a process keeps a pruned map of the increments that it made
+// itself ([TopTracker]). A counter that may have more than a thousandth of all increments in the bucket is marked in
+// the store before its change is acknowledged ([TopStore]). So any process may die, and processes need not merge
+// their maps: a counter with more than a thousandth of all increments has more than a thousandth of those of some
+// process.
+//
+// When a bucket is complete, any process closes it: it reads what the marked counters gained, stores the first 1,000
+// as a list, and deletes the marks. The list of a longer bucket is made from those of its parts. A counter with more
+// than a thousandth of the increments of a time has more than that in some bucket of it, so it is in a list. An
+// answer adds up the lists within the time and the marked counters of buckets that are not closed, then reads the
+// history of the first of them.
 package counter
 
 import (
@@ -108,16 +101,15 @@ import (
 const MaxKeyLength = presence.MaxPageLength
 
 var (
-	// ErrKey is in every error about a key that cannot be.
+	// ErrKey is wrapped by every error about an invalid key.
 	ErrKey = errors.New("bad key")
-	// ErrMember is in every error about a member that cannot be.
+	// ErrMember is wrapped by every error about an invalid member.
 	ErrMember = errors.New("bad member")
-	// ErrMatch is in every error about a match that cannot be.
+	// ErrMatch is wrapped by every error about an invalid match.
 	ErrMatch = errors.New("bad match")
 )
 
-// CheckKey says why key cannot be a counter's, or nil: the rules of a page id,
-// and no * in it.
+// CheckKey returns why key is not valid for a counter, or nil. The rules are those of a page id, without *.
 func CheckKey(key string) error {
 	if strings.Contains(key, "*") {
 		return fmt.Errorf("%w: it has a *, which only a match has", ErrKey)
@@ -125,7 +117,7 @@ func CheckKey(key string) error {
 	return checkID(ErrKey, key)
 }
 
-// CheckMember says why member cannot be one, or nil: the rules of a page id.
+// CheckMember returns why member is not valid, or nil. The rules are those of a page id.
 func CheckMember(member string) error { return checkID(ErrMember, member) }
 
 func checkID(kind error, id string) error {
@@ -135,8 +127,7 @@ func checkID(kind error, id string) error {
 	return nil
 }
 
-// CheckMatch says why match cannot be one, or nil: a key, or a prefix (also an
-// empty one) and * at its end.
+// CheckMatch returns why match is not valid, or nil. A match is a key, or a prefix, which may be empty, followed by *.
 func CheckMatch(match string) error {
 	prefix, open := strings.CutSuffix(match, "*")
 	if strings.Contains(prefix, "*") {
@@ -147,7 +138,7 @@ func CheckMatch(match string) error {
 		return nil
 	case open && utf8.RuneCountInString(prefix) >= MaxKeyLength:
 		return fmt.Errorf("%w: its prefix is longer than %d characters", ErrMatch, MaxKeyLength-1)
-	case open: // what comes after may save a prefix that is reserved, or ends in a joiner
+	case open: // a prefix that is no valid key by itself may begin valid ones: check one of those
 		prefix += "a"
 	}
 	return checkID(ErrMatch, prefix)
@@ -159,20 +150,20 @@ func Matches(match, key string) bool {
 	return key == match || open && strings.HasPrefix(key, prefix)
 }
 
-// Kind is what a counter is. The zero Kind is that of a counter never touched.
+// Kind is the kind of a counter. A counter that does not exist has the zero Kind.
 type Kind uint8
 
-// The kinds. Their numbers are kept by stores: they never change.
+// The kinds. Stores keep their numbers, so these never change.
 const (
-	Sum     Kind = 1 // a number moved by deltas
-	Exact   Kind = 2 // a number with bounds, every change of which is in its ledger
+	Sum     Kind = 1 // a number changed by deltas
+	Exact   Kind = 2 // a number with bounds and a ledger of every change
 	Members Kind = 3 // a set; its value is its size
 	Unique  Kind = 4 // an estimate of the distinct members ever added
 )
 
 var kindNames = [...]string{Sum: "sum", Exact: "exact", Members: "members", Unique: "unique"}
 
-// String is the kind's outside name.
+// String returns the kind's name in rules and answers.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && k != 0 {
 		return kindNames[k]
@@ -180,7 +171,7 @@ func (k Kind) String() string {
 	return "none"
 }
 
-// ParseKind reads what String wrote.
+// ParseKind returns the kind with that name.
 func ParseKind(s string) (Kind, bool) {
 	for k, name := range kindNames {
 		if name != "" && name == s {
@@ -190,35 +181,34 @@ func ParseKind(s string) (Kind, bool) {
 	return 0, false
 }
 
-// Number reports whether deltas move a counter of kind k.
+// Number reports whether counters of kind k are changed by deltas.
 func (k Kind) Number() bool { return k == Sum || k == Exact }
 
-// UniqueError is the standard error of a value of kind Unique.
+// UniqueError is the standard error of the estimate of a unique, as a fraction of it.
 const UniqueError = 0.0081
 
-// Counter is the value of one counter at one moment. Of two of one key the one
-// with the greater Version holds, but for a deleted counter, which reads as one
-// never touched: value 0, the zero Version.
+// Counter is the value of one counter at one moment. Of two values of one key, the one with the greater Version is
+// newer. A deleted counter has the value 0 and the zero Version, like one that never existed.
 type Counter struct {
 	Key     string
-	Kind    Kind // zero only from a store that never saw the key: see Or
+	Kind    Kind // zero only if the counter does not exist: see Or
 	Value   int64
-	Updated time.Time // last change; zero when never touched
+	Updated time.Time // last change; zero if the counter does not exist
 	Version presence.Version
-	Approx  bool // it may lag behind what was acknowledged; never set for an exact read
-	Stale   bool // the last known value, served while the store is away
-	// Spread is what the record of a hot sum says of its parts, see ParseSpread. Approx is set
-	// while they may have what Value has not.
+	Approx  bool // the value may lack acknowledged changes; never set by an exact read
+	Stale   bool // the last known value, because the store is unavailable
+	// Spread describes the shards of a sum, see ParseSpread. Approx is set while they may have increments that Value
+	// lacks.
 	Spread string
 }
 
 // Touched reports whether the counter exists.
 func (c Counter) Touched() bool { return c.Version != presence.Version{} }
 
-// IsSpread reports whether parts may have what Value has not.
+// IsSpread reports whether shards may have increments that Value lacks.
 func (c Counter) IsSpread() bool { return spreadNow(c.Spread) }
 
-// Or is c, with kind when c is a counter never touched.
+// Or returns c, with that kind if c does not exist.
 func (c Counter) Or(kind Kind) Counter {
 	if c.Kind == 0 {
 		c.Kind = kind
@@ -226,7 +216,7 @@ func (c Counter) Or(kind Kind) Counter {
 	return c
 }
 
-// AppendJSON appends the outside form:
+// AppendJSON appends the form that clients see:
 // {"key":"likes:42","kind":"members","value":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42","exact":true}.
 func (c Counter) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
@@ -234,8 +224,8 @@ func (c Counter) AppendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// AppendMembers appends the members of the outside form without the braces,
-// for answers and frames that carry more than the counter.
+// AppendMembers appends the members of that object without the braces, for answers and frames that have further
+// members.
 func (c Counter) AppendMembers(b []byte) []byte {
 	b = append(b, `"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(c.Key))
@@ -262,13 +252,13 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	return b
 }
 
-// MarshalJSON is AppendJSON for encoding/json.
+// MarshalJSON implements json.Marshaler with AppendJSON.
 func (c Counter) MarshalJSON() ([]byte, error) { return c.AppendJSON(nil), nil }
 
 // appendText appends s, any valid UTF-8, as a JSON string.
 func appendText(b []byte, s string) []byte {
 	quoted, err := json.Marshal(s)
-	if err != nil { // a string always marshals
+	if err != nil { // impossible: every string can be marshalled
 		panic(err)
 	}
 	return append(b, quoted...)

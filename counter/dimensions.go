@@ -9,19 +9,18 @@ import (
 	"headcount/presence"
 )
 
-// MaxValues is how many values of one dimension of a counter are kept. Those that come later are
-// counted together.
+// MaxValues is how many values of one dimension of a counter have a count each. Later values share one count.
 const MaxValues = 1000
 
-// Counted is what was counted under one dimension of a counter. The zero Counted is empty.
+// Counted has the counts of one dimension of a counter. The zero Counted is empty.
 type Counted struct {
 	Values map[string]int64 // at most MaxValues
-	Other  int64            // under values that are not kept
+	Other  int64            // of all further values
 }
 
-// Add counts delta under value; the empty one stands for values that are not kept.
+// Add adds delta to the count of value. The empty value stands for those beyond MaxValues.
 func (c *Counted) Add(value string, delta int64) {
-	is, known := c.Values[value]
+	count, known := c.Values[value]
 	switch {
 	case value == "" || !known && len(c.Values) >= MaxValues:
 		c.Other = Saturated(c.Other, delta)
@@ -29,13 +28,13 @@ func (c *Counted) Add(value string, delta int64) {
 	case c.Values == nil:
 		c.Values = map[string]int64{}
 	}
-	c.Values[value] = Saturated(is, delta)
+	c.Values[value] = Saturated(count, delta)
 }
 
-// Clone is a copy that may be changed.
+// Clone returns a deep copy.
 func (c *Counted) Clone() Counted { return Counted{maps.Clone(c.Values), c.Other} }
 
-// AppendJSON appends the outside form with the n values that count most:
+// AppendJSON appends the form that clients see, with the n values of the greatest counts; "other" has the rest:
 // {"key":"views:1","dimension":"country","values":[{"value":"de","count":12}],"other":3}.
 func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 	names := slices.SortedFunc(maps.Keys(c.Values), func(x, y string) int {
@@ -67,7 +66,7 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 	return append(b, '}')
 }
 
-// count counts what add has made of s under the dimensions of c.
+// count adds the delta of an addition to a sum to the values of its dimensions.
 func count(step Step, s *State, c *Change) {
 	if s.Kind != Sum || c.Verb != Add {
 		return

@@ -2,27 +2,26 @@ package counter
 
 import "headcount/counter/hyperloglog"
 
-// Drained is a counter on its way from Redis to PostgreSQL, as a checkpoint has it, with what became of it since the
+// Drained is one counter of a checkpoint, on its way from Redis to PostgreSQL: its state, and what changed since the
 // checkpoint before.
 type Drained struct {
 	Key     string
-	State   State // zero: it does not exist
-	Deleted bool  // since the checkpoint before; this is its next life, if any
+	State   State // zero: the counter does not exist
+	Deleted bool  // deleted since the checkpoint before; State, if not zero, is a new incarnation
 	Entries []Entry
-	Emptied bool // those who were members before are none
+	Emptied bool // all earlier members are gone; Joined has the present ones
 	Joined  []string
 	Left    []string
-	// Registers are all of a counter of kind Unique.
+	// Registers has all registers of a unique.
 	Registers hyperloglog.Registers
-	// Past is what it gained in steps that are over. Of a Unique it is what was seen in steps, also
-	// in running ones, since the checkpoint before or longer: it is to be merged into what is known.
+	// Past has the increments of completed time buckets. For a unique it has registers of time buckets, also of
+	// running ones, which have to be merged into the stored ones.
 	Past []Past
-	// Counted is what it counted under dimensions.
+	// Counted has the increments of values of dimensions.
 	Counted []Count
 }
 
-// Count is what a counter counted under one value of a dimension; the empty value stands for those
-// that were not told apart.
+// Count is the increment of one value of a dimension. The empty value stands for all values beyond MaxValues.
 type Count struct {
 	Name, Value string
 	Count       int64

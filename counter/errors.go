@@ -6,43 +6,39 @@ import (
 )
 
 var (
-	// ErrUnavailable says that the store cannot be reached now. The operation was
-	// not made, or it is unknown whether it was, never in part. It is safe to
-	// repeat with the same identity.
+	// ErrUnavailable means that the store cannot be reached now. The operation was made as a whole or not at all, and
+	// the caller cannot know which. Repeating it with the same identity is safe.
 	ErrUnavailable = errors.New("store is unavailable")
-	// ErrBusy says that too many operations wait already. The operation was not
-	// made. It is ErrUnavailable too.
+	// ErrBusy means that too many operations are waiting. The operation was not made. ErrBusy is an ErrUnavailable.
 	ErrBusy = fmt.Errorf("%w: too many changes are waiting", ErrUnavailable)
-	// ErrSpread says that a sum is spread over parts, and has to be whole for such a
-	// change. The operation was not made. It is ErrUnavailable too.
+	// ErrSpread means that a sum is sharded and has to be merged for such a change. The operation was not made.
+	// ErrSpread is an ErrUnavailable.
 	ErrSpread = fmt.Errorf("%w: the sum is spread over parts", ErrUnavailable)
-	// ErrOp is in errors about an operation that no caller may make: a fault of
-	// the program, not of the store.
+	// ErrOp is wrapped by errors about an invalid operation: a bug of the caller.
 	ErrOp = errors.New("bad operation")
 )
 
-// The conflicts. An operation that meets one changes nothing and is not
-// remembered.
+// The conflicts. An operation with a conflict changes nothing and is not remembered.
 var (
 	ErrBound    = errors.New("a bound refuses the change")
 	ErrOverflow = errors.New("the value would leave 64 bits")
 	ErrKind     = errors.New("the counter's kind has no such operation")
 )
 
-// Conflict says that a counter, the first at fault, refused an operation.
+// Conflict is the error of an operation that a counter refused: of a batch, the first counter that did.
 type Conflict struct {
 	Is    error  // ErrBound, ErrOverflow or ErrKind
-	Key   string // of an aggregate: its match
-	Value int64  // the counter's, unchanged: as it was before the operation
-	Text  string // what refused, for a person: "floor 0", "kind sum"
+	Key   string // for an aggregate, its match
+	Value int64  // the counter's value before the operation
+	Text  string // the reason, for a person: "its floor is 0"
 }
 
-// Error is one line.
+// Error returns the conflict as one line.
 func (c *Conflict) Error() string {
 	return fmt.Sprintf("counter %q: %s: %s", c.Key, c.Is, c.Text)
 }
 
-// Unwrap is the kind of conflict.
+// Unwrap returns ErrBound, ErrOverflow or ErrKind.
 func (c *Conflict) Unwrap() error { return c.Is }
 
 func unsupported(key string, value int64, have Kind, what string) *Conflict {

@@ -5,27 +5,26 @@ import (
 	"sync"
 )
 
-// maxTold is the number of members one Update names. Beyond it the update says
-// Reread.
-const maxTold = 1000
+// maxNamed is the maximum number of members that an Update names. With more it says Reread.
+const maxNamed = 1000
 
-// Told is one change, as a Step heard of it.
-type Told struct {
+// Notification is one change, as Judge reports it to Step.Changed.
+type Notification struct {
 	Key          string
 	Joined, Left []string
-	All          bool // more members left than are named
+	All          bool // further members left
 }
 
-// Hub tells the watchers of one process. It is the feed of a store that this
-// process alone writes, and the last part of the feed of others. The zero Hub is
-// ready. All methods may be called from any goroutine.
+// Hub delivers changes to the watchers of one process. It is the whole feed of a store that only this process writes,
+// and the last stage of the feeds of other stores. The zero Hub is ready for use. All methods may be called from any
+// goroutine.
 type Hub struct {
 	mu        sync.RWMutex
 	followers map[string][]*watch // by key; none of the lists is empty
 }
 
-// Lose has the watchers that follow anything read it again.
-func (h *Hub) Lose() {
+// MarkMissed calls lost of all watches that follow any key: the store's feed may have missed changes.
+func (h *Hub) MarkMissed() {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for _, watches := range h.followers {
@@ -38,10 +37,10 @@ func (h *Hub) Lose() {
 	}
 }
 
-// Tell tells watchers of changes, oldest first, that are safe now. counter is
-// called for the keys somebody follows. Who calls Tell does so in the order in
-// which changes were made, and before a Read can see what comes after them.
-func (h *Hub) Tell(changes []Told, counter func(key string) Counter) {
+// Publish delivers durable changes, oldest first, to the watches that follow their keys. It calls counter for these
+// keys only. Calls of Publish must be in the order of the changes, and each must come before a Read can see a later
+// change: otherwise a watcher could replace a newer value by an older one.
+func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) {
 	if len(changes) == 0 {
 		return
 	}
@@ -55,41 +54,40 @@ func (h *Hub) Tell(changes []Told, counter func(key string) Counter) {
 		if watches := h.followers[t.Key]; len(watches) > 0 {
 			c := counter(t.Key)
 			for _, w := range watches {
-				w.tell(t, c)
+				w.add(t, c)
 			}
 		}
 	}
 }
 
-// Watch is as Feed says. A Hub misses nothing by itself: it calls lost after Lose.
-func (h *Hub) Watch(told func([]Update), lost func()) Watch {
-	w := &watch{hub: h, told: told, lost: lost, keys: map[string]struct{}{}, pending: map[string]*pending{}, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+// Watch implements Feed. A Hub itself misses nothing, so it calls lost only after MarkMissed.
+func (h *Hub) Watch(changed func([]Update), lost func()) Watch {
+	w := &watch{hub: h, changed: changed, lost: lost, keys: map[string]struct{}{}, pending: map[string]*pending{}, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go w.run() // ends with Close
 	return w
 }
 
-// watch is one watcher's.
+// watch implements Watch.
 type watch struct {
-	hub  *Hub
-	told func([]Update)
-	lost func()
-	keys map[string]struct{} // guarded by hub.mu
+	hub     *Hub
+	changed func([]Update)
+	lost    func()
+	keys    map[string]struct{} // guarded by hub.mu
 
-	mu      sync.Mutex          // guards all below; taken after hub.mu
-	pending map[string]*pending // by key: no more than are followed
+	mu      sync.Mutex          // guards the fields up to closed; taken after hub.mu
+	pending map[string]*pending // by key, so at most one for each followed key
 	order   []string            // the keys of pending, oldest first
-	missed  bool                // lost is to be called
+	missed  bool                // lost has to be called
 	closed  bool
 
-	wake  chan struct{} // holds one: pending has something, or the end has come
+	wake  chan struct{} // has capacity 1; a value means that one of the fields above changed
 	ended chan struct{} // closed when run has returned
 }
 
-// pending is an update not told yet. In places only the last place of a member
-// counts; it has at most maxTold.
+// pending is an update that has not been delivered yet.
 type pending struct {
 	counter Counter
-	places  map[string]bool
+	members map[string]bool // true: joined, false: left; at most maxNamed
 	reread  bool
 }
 
@@ -116,7 +114,7 @@ func (w *watch) Unfollow(keys ...string) {
 	}
 }
 
-// unfollow is called with hub.mu.
+// unfollow removes a key. The caller holds hub.mu.
 func (w *watch) unfollow(key string) {
 	if _, ok := w.keys[key]; !ok {
 		return
@@ -155,7 +153,8 @@ func (w *watch) signal() {
 	}
 }
 
-func (w *watch) tell(t *Told, c Counter) {
+// add puts a change into pending, and merges it with an earlier one of its key.
+func (w *watch) add(t *Notification, c Counter) {
 	w.mu.Lock()
 	p := w.pending[t.Key]
 	if p == nil {
@@ -169,28 +168,28 @@ func (w *watch) tell(t *Told, c Counter) {
 	w.signal()
 }
 
-func (p *pending) add(t *Told) {
+func (p *pending) add(t *Notification) {
 	if t.All {
 		p.reread = true
 	}
 	if len(t.Joined)+len(t.Left) == 0 || p.reread {
 		return
 	}
-	if p.places == nil {
-		p.places = map[string]bool{}
+	if p.members == nil {
+		p.members = map[string]bool{}
 	}
 	for _, m := range t.Joined {
-		p.places[m] = true
+		p.members[m] = true
 	}
 	for _, m := range t.Left {
-		p.places[m] = false
+		p.members[m] = false
 	}
-	if len(p.places) > maxTold {
-		p.places, p.reread = nil, true
+	if len(p.members) > maxNamed {
+		p.members, p.reread = nil, true
 	}
 }
 
-// run is the one goroutine that calls told.
+// run is the only goroutine that calls changed and lost.
 func (w *watch) run() {
 	defer close(w.ended)
 	for range w.wake {
@@ -200,7 +199,7 @@ func (w *watch) run() {
 			p := w.pending[key]
 			u := Update{Counter: p.counter, Reread: p.reread}
 			if !p.reread {
-				for m, in := range p.places {
+				for m, in := range p.members {
 					if in {
 						u.Joined = append(u.Joined, m)
 					} else {
@@ -222,7 +221,7 @@ func (w *watch) run() {
 			w.lost()
 		}
 		if len(updates) > 0 {
-			w.told(updates)
+			w.changed(updates)
 		}
 	}
 }

@@ -12,50 +12,48 @@ import (
 	"headcount/presence"
 )
 
-// Bounds of what is asked about history.
+// Bounds of a question about history.
 const (
 	MaxPoints     = 1500
 	defaultPoints = 60
 )
 
 var (
-	// ErrTime is in every error about a time that cannot be asked about. Its text says
-	// what to ask instead.
+	// ErrTime is wrapped by every error about a time that a history does not cover. The error says what to ask instead.
 	ErrTime = errors.New("bad time")
-	// ErrHistory says that a counter has no history.
+	// ErrHistory means that the rule of a counter keeps no history.
 	ErrHistory = errors.New("the counter keeps no such history")
 )
 
-// Gain is what a counter gained in one step of time.
+// Gain is the increment of a counter in one time bucket.
 type Gain struct {
-	Number int64 // of the step since the Unix epoch
+	Number int64 // index of the time bucket since the Unix epoch
 	Value  int64 // of a Sum
-	// Seen are the registers of a Unique: of all who were added in the step. Nobody changes them.
+	// Seen has the registers of a Unique: of all members added in the time bucket. It must not be changed.
 	Seen *hyperloglog.Registers
 }
 
-// Slot is the step in which a counter gained last, one for each bucket: it stands in
-// the counter's State, so a change in the same step writes nothing else. When the
-// next step begins the slot goes to the history beside the counter.
+// Slot is the running time bucket of one resolution. Slots are a part of State, so an increment in the same time
+// bucket writes nothing else. When the next one begins, the slot moves to the history beside the counter.
 type Slot struct {
 	Value  int64
-	Number uint32 // of the step since the Unix epoch
-	Step   uint32 // seconds; 0: the slot is free
+	Number uint32 // index of the time bucket since the Unix epoch
+	Step   uint32 // length in seconds; 0: the slot is free
 }
 
-// Slots are those of one counter, in no order.
+// Slots has the slots of one counter, in any order.
 type Slots [MaxBuckets]Slot
 
-// Past is what a counter gained in a step that is over, and how long that is kept. Of a
-// Unique it is of any step, and has Seen in place of a value.
+// Past is a time bucket on its way to the history, and its retention. For a Sum it is complete; for a Unique it may
+// be running, and has Seen instead of a value.
 type Past struct {
 	Slot
 	Kept time.Duration
 	Seen *hyperloglog.Registers
 }
 
-// Gain adds what c has made of s to the slots of its buckets. A step never goes back when
-// the clock does. Without a step none is over: what is gained counts in the newest.
+// Gain adds the delta of c to the slots of s, and passes those that are complete to step. When the clock goes back,
+// the newest time bucket goes on. Without a step no bucket is completed, and the delta counts in the newest one.
 func (s *State) Gain(step Step, c *Change, now time.Time) {
 	if s.Kind != Sum || c.Verb != Add {
 		return
@@ -78,7 +76,7 @@ func (s *State) Gain(step Step, c *Change, now time.Time) {
 	}
 }
 
-// At is the slot of steps of that length, the zero Slot for none.
+// At returns the slot with time buckets of that length, or the zero Slot.
 func (s *Slots) At(step time.Duration) Slot {
 	for _, slot := range s {
 		if slot.Step != 0 && time.Duration(slot.Step)*time.Second == step {
@@ -88,8 +86,8 @@ func (s *Slots) At(step time.Duration) Slot {
 	return Slot{}
 }
 
-// of is the slot of a step, or one that is free, or else one that the rule does not
-// name any more, as a free one.
+// of returns the slot with time buckets of that length, or a free one. If none is free, it frees one whose length the
+// rule no longer has; there must be one, because a rule has no more buckets than a counter has slots.
 func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
 	for i := range s {
 		if s[i].Step == seconds {
@@ -110,7 +108,7 @@ func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
 	panic("a rule has more buckets than there are slots") // parseRule counts them
 }
 
-// bucketOf is the rule's bucket with that step, or nil.
+// bucketOf returns the rule's bucket with that step, or nil.
 func (rule *Rule) bucketOf(seconds uint32) *Bucket {
 	for i := range rule.Buckets {
 		if rule.Buckets[i].Step == time.Duration(seconds)*time.Second {
@@ -120,7 +118,7 @@ func (rule *Rule) bucketOf(seconds uint32) *Bucket {
 	return nil
 }
 
-// Saturated is a + b, or the nearest number that 64 bits hold.
+// Saturated returns a + b, or the nearest int64 if the sum overflows.
 func Saturated(a, b int64) int64 {
 	sum, over := plus(a, b)
 	switch {
@@ -133,7 +131,7 @@ func Saturated(a, b int64) int64 {
 	}
 }
 
-// Append appends the slots in use as text: " step:number:value" for each.
+// Append appends the slots in use as text, " step:number:value" for each.
 func (s *Slots) Append(b []byte) []byte {
 	for i := range s {
 		if s[i].Step != 0 {
@@ -148,7 +146,7 @@ func (s *Slots) Append(b []byte) []byte {
 	return b
 }
 
-// ParseSlots reads what Append wrote.
+// ParseSlots parses the text that Append wrote.
 func ParseSlots(text string) (s Slots, err error) {
 	i := 0
 	for field := range strings.FieldsSeq(text) {
@@ -169,38 +167,37 @@ func ParseSlots(text string) (s Slots, err error) {
 	return s, nil
 }
 
-// Over reports whether what was gained in a step that is kept for so long may be
-// forgotten. It is kept a step longer, for who asks with a clock that is late.
+// Over reports whether a time bucket with that retention has expired. It expires one step late, for readers whose
+// clock is behind the store's.
 func Over(number int64, step, kept time.Duration, now time.Time) bool {
 	return (number+2)*int64(step/time.Second) <= now.Add(-kept).Unix()
 }
 
-// With adds the running steps of s to the gains of steps that are over, from the
-// number from to that before to.
+// With appends the running time bucket of that length to the completed ones in gains, if its index is from from to
+// to-1.
 func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
 	for _, slot := range s.Slots {
 		n := int64(slot.Number)
 		if time.Duration(slot.Step)*time.Second != step || step == 0 || n < from || n >= to {
 			continue
 		}
-		if last := len(gains) - 1; last < 0 || gains[last].Number < n { // else it is over since s was read
+		if last := len(gains) - 1; last < 0 || gains[last].Number < n { // otherwise it was completed after s was read
 			gains = append(gains, Gain{Number: n, Value: slot.Value})
 		}
 	}
 	return gains
 }
 
-// Question is what is asked about the history of a counter: of which bucket, from which
-// of its steps to that before which, and how many of them make a point.
+// Question is a question about a counter's history, in terms of the time buckets that answer it.
 type Question struct {
-	Step     time.Duration // of the bucket
-	From, To int64
-	Points   int64         // steps in one; 0: no points are asked for
-	Each     time.Duration // the length of a point
+	Step     time.Duration // length of the time buckets
+	From, To int64         // the first index, and the one after the last
+	Points   int64         // time buckets per point; 0: only the total is wanted
+	Each     time.Duration // length of a point
 }
 
-// Range is the question of a range. A zero time or step takes its default. The error is
-// ErrTime, or ErrHistory when the rule keeps none.
+// Range returns the question for a range of points of length each. A zero argument means its default. The error is
+// ErrTime, or ErrHistory if the rule keeps no history.
 func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (Question, error) {
 	if len(rule.Buckets) == 0 {
 		return Question{}, ErrHistory
@@ -212,14 +209,14 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 	if length < 1 || each%time.Second != 0 {
 		return Question{}, fmt.Errorf("%w: step: %s has no whole seconds; ask for a multiple of %s", ErrTime, each, stepText(rule.Buckets[0].Step))
 	}
-	last := floor(now.Unix(), length) + 1 // the point after the running one
+	last := floor(now.Unix(), length) + 1 // the index after the running point
 	if !to.IsZero() {
 		last = floor(to.Add(time.Second-1).Unix()+length-1, length)
 	}
 	first := last - defaultPoints
 	if !from.IsZero() {
 		first = floor(from.Unix(), length)
-	} else { // what nobody keeps is not asked for unless somebody says so
+	} else { // by default, do not begin before the history does
 		kept := int64(math.MaxInt64)
 		for _, b := range rule.Buckets {
 			if each%b.Step == 0 {
@@ -248,10 +245,10 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 	if !divides {
 		return Question{}, fmt.Errorf("%w: step: %s is no multiple of a step that is kept (%s)", ErrTime, stepText(each), rule.bucketsText())
 	}
-	return Question{}, fmt.Errorf("%w: from is longer ago than is kept in steps of which %s is a multiple (%s)", ErrTime, stepText(each), rule.bucketsText())
+	return Question{}, fmt.Errorf("%w: from is longer ago than is kept for steps that divide %s (%s)", ErrTime, stepText(each), rule.bucketsText())
 }
 
-// Window is the question of what was gained in the time before now.
+// Window returns the question for the total of the time before now.
 func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 	if len(rule.Buckets) == 0 {
 		return Question{}, ErrHistory
@@ -265,13 +262,13 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)", ErrTime, stepText(last), rule.bucketsText())
 }
 
-// oldest is the moment, in unix seconds, from which what was gained is surely kept.
+// oldest returns the time, in unix seconds, of the oldest time bucket that is kept for sure.
 func oldest(b Bucket, now time.Time) int64 {
 	step := int64(b.Step / time.Second)
 	return (floor(now.Add(-b.Kept).Unix(), step) - 1) * step
 }
 
-// floor is a / b, rounded down.
+// floor returns a / b rounded down, also for a negative a.
 func floor(a, b int64) int64 {
 	n := a / b
 	if a%b < 0 {
@@ -288,7 +285,7 @@ func (rule *Rule) bucketsText() string {
 	return strings.Join(list, ", ")
 }
 
-// stepText writes a duration as rules do.
+// stepText formats a duration in the syntax of rules.
 func stepText(d time.Duration) string {
 	switch {
 	case d > 0 && d%(24*time.Hour) == 0:
@@ -308,12 +305,13 @@ type Tally struct {
 	points []int64
 	total  int64
 
-	// Of a Unique: all that was seen, and in the point at. They are nil while nothing was.
+	// For a Unique: the union of everything, and that of the point with the index at. Both are nil before the first
+	// registers. One union for the point is enough, because time buckets come in order.
 	all, some *hyperloglog.Union
 	at        int64
 }
 
-// Tally begins to add up.
+// Tally returns an empty Tally for the question.
 func (q Question) Tally() *Tally {
 	t := &Tally{q: q}
 	if q.Points > 0 {
@@ -322,7 +320,7 @@ func (q Question) Tally() *Tally {
 	return t
 }
 
-// Add adds gains, which come oldest first, perhaps in several calls.
+// Add adds time buckets. They must come oldest first, possibly in several calls.
 func (t *Tally) Add(gains []Gain) {
 	for _, g := range gains {
 		if g.Number < t.q.From || g.Number >= t.q.To {
@@ -343,6 +341,7 @@ func (t *Tally) Add(gains []Gain) {
 	}
 }
 
+// see adds registers to the total and to the point at; a negative at means no point.
 func (t *Tally) see(at int64, seen hyperloglog.Registers) {
 	if t.all == nil {
 		t.all, t.some, t.at = &hyperloglog.Union{}, &hyperloglog.Union{}, at
@@ -358,7 +357,7 @@ func (t *Tally) see(at int64, seen hyperloglog.Registers) {
 	t.some.Merge(seen)
 }
 
-// point puts down how many were seen in the point at.
+// point stores the estimate of the point at, which is complete.
 func (t *Tally) point() {
 	if t.some != nil && t.at >= 0 {
 		t.points[t.at] = t.some.Count()
@@ -368,17 +367,17 @@ func (t *Tally) point() {
 // Answer is the answer to a question.
 type Answer struct {
 	Question
-	Values []int64 // of its points
-	Total  int64   // all that was gained, or how many distinct members were seen
+	Values []int64 // of the points
+	Total  int64   // the sum of increments, or the number of distinct members
 }
 
-// Answer returns what was added up.
+// Answer completes the tally and returns the answer.
 func (t *Tally) Answer() Answer {
 	t.point()
 	return Answer{Question: t.q, Values: t.points, Total: t.Total()}
 }
 
-// Total is all that was gained, or how many distinct members were seen.
+// Total returns the sum of increments, or the number of distinct members.
 func (t *Tally) Total() int64 {
 	if t.all != nil {
 		return t.all.Count()

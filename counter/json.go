@@ -13,9 +13,9 @@ import (
 
 var errNumber = errors.New("want a whole number written in digits, without quotes, point or exponent")
 
-// reader reads strict JSON from front to back: every member of an object must be
-// known and stand once, an integer is a literal of digits. Its errors are for
-// who wrote the JSON. One goroutine uses it.
+// reader parses strict JSON in one pass: object members must be known and unique, integers are literals of digits. Its
+// errors are written for the author of the JSON. encoding/json accepts unknown and repeated members, floats for
+// integers, and invalid UTF-8. One goroutine uses a reader.
 type reader struct {
 	s  string
 	at int
@@ -31,7 +31,7 @@ func (r *reader) space() {
 	}
 }
 
-// peek is the next byte that is no space; 0 at the end.
+// peek returns the next byte after white space, or 0 at the end.
 func (r *reader) peek() byte {
 	r.space()
 	if r.at == len(r.s) {
@@ -40,6 +40,7 @@ func (r *reader) peek() byte {
 	return r.s[r.at]
 }
 
+// take skips c if it is the next byte after white space.
 func (r *reader) take(c byte) bool {
 	if r.peek() != c {
 		return false
@@ -48,7 +49,7 @@ func (r *reader) take(c byte) bool {
 	return true
 }
 
-// end says what is left, or nil.
+// end returns an error if anything but white space is left.
 func (r *reader) end() error {
 	if r.peek() != 0 || r.at < len(r.s) {
 		return r.fault("want nothing more after the object")
@@ -56,8 +57,7 @@ func (r *reader) end() error {
 	return nil
 }
 
-// object calls member with each name of an object, after which the reader
-// stands before the value.
+// object calls member with each name of an object; member must read the value.
 func (r *reader) object(member func(name string) error) error {
 	if !r.take('{') {
 		return r.fault("want an object, {…}")
@@ -74,10 +74,10 @@ func (r *reader) object(member func(name string) error) error {
 		}
 		for _, s := range seen {
 			if s == name {
-				return fmt.Errorf("%q stands twice; name it once", name)
+				return fmt.Errorf("%q appears twice; remove one", name)
 			}
 		}
-		if len(seen) == 64 { // no object of ours has as many names
+		if len(seen) == 64 { // more than any valid object has, so the search above stays short
 			return r.fault("too many members in one object")
 		}
 		seen = append(seen, name)
@@ -97,7 +97,7 @@ func (r *reader) object(member func(name string) error) error {
 	}
 }
 
-// list calls element before each element of a list.
+// list calls element for each element of a list; element must read the value.
 func (r *reader) list(element func(i int) error) error {
 	if !r.take('[') {
 		return r.fault("want a list, […]")
@@ -119,6 +119,7 @@ func (r *reader) list(element func(i int) error) error {
 	}
 }
 
+// string reads a string. One without escapes is a slice of the input, without a copy.
 func (r *reader) string() (string, error) {
 	if r.peek() != '"' {
 		return "", r.fault("want a string in quotes")
@@ -165,7 +166,7 @@ func (r *reader) bool() (bool, error) {
 	return false, r.fault("want true or false")
 }
 
-// integer reads a literal of digits that fits 64 bits.
+// integer reads a literal of digits that fits in 64 bits.
 func (r *reader) integer() (int64, error) {
 	r.space()
 	start := r.at

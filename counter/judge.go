@@ -10,20 +10,21 @@ import (
 	"headcount/counter/hyperloglog"
 )
 
-// State is what a store keeps of one counter, beside its members, its ledger,
-// its history and its key. The zero State is that of a counter never touched.
+// State is the record of one counter. Stores keep members, registers, ledger and history apart from it, so that an
+// increment reads and writes the record alone. The zero State is that of a counter that does not exist.
 type State struct {
 	Kind    Kind
 	Value   int64
 	Updated int64 // last change, unix milliseconds
 	Version Version
-	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
-	Slots   Slots  // what it gained in the steps of time that are running
-	// Spread is how a store in Redis has spread the sum, see ParseSpread; nil: it never did. Others keep it as it is.
+	Entries uint64 // Seq of the newest ledger entry; 0: there never was one
+	Slots   Slots  // increments of the running time buckets
+	// Spread describes the shards of a sum in Redis, see ParseSpread; nil: it was never sharded. Other stores keep
+	// the text unchanged.
 	Spread *string
 }
 
-// Counter is the outside form.
+// Counter returns the counter that s records.
 func (s *State) Counter(key string) Counter {
 	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version}
 	if s.Version != (Version{}) {
@@ -35,56 +36,53 @@ func (s *State) Counter(key string) Counter {
 	return c
 }
 
-// Step is what Judge needs of a store while it judges operations that become
-// safe together. Only one goroutine uses it. A store that meets a fault in a Step
-// remembers it, answers anything, and fails the whole step in the end.
+// Step is one transaction of a store, as Judge sees it: the store keeps all of its writes or none. Only one goroutine
+// uses it. Its methods return no errors, so that Judge has no half-finished work to undo: a store that meets an error
+// in a Step remembers it, returns any value, and fails the whole transaction at its end.
 type Step interface {
-	// State is the counter's, to be changed in place. The pointer is the same for
-	// the whole step. A counter whose State is zero at the end does not exist.
+	// State returns the state of a counter, which Judge changes in place. The pointer is the same for the whole Step. A
+	// counter whose State is zero at the end does not exist.
 	State(key string) *State
-	// Deleted is the highest incarnation of any counter that was ever deleted.
+	// Deleted returns the highest incarnation of all counters that were ever deleted.
 	Deleted() uint64
 
 	Remembered(id Identity) bool
 	Remember(id Identity)
 
-	// Join and Leave put member into the set of key, or take it out, and report
-	// whether that changed anything.
+	// Join adds member to the set of key, Leave removes it. Both report whether the set changed.
 	Join(key, member string) bool
 	Leave(key, member string) bool
-	// Registers are those of key, of kind Unique, to be changed in place. The pointer
-	// is good until the next Empty or Drop of key.
+	// Registers returns the registers of key, of kind Unique, which Judge changes in place. The pointer is valid until
+	// the next Empty or Drop of key.
 	Registers(key string) *hyperloglog.Registers
-	// Empty takes all members out of the set, or the registers, of key.
+	// Empty removes all members, or clears the registers, of key.
 	Empty(key string)
-	// Enter appends an entry to the ledger of key. kept is how long entries of that
-	// ledger are kept; 0 is for ever.
+	// Enter appends an entry to the ledger of key, whose entries are kept that long; 0 means for ever.
 	Enter(key string, e Entry, kept time.Duration)
-	// Past keeps what a counter gained in a step of time that is over, as long as kept says.
+	// Past stores the increment of a completed time bucket, to be kept that long.
 	Past(key string, s Slot, kept time.Duration)
-	// See adds members to those whom key, of kind Unique, has seen in a step of time, and
-	// keeps these as long as kept says. s has no value.
+	// See adds members to the registers that key, of kind Unique, has for one time bucket, and keeps these that long. s
+	// has no value.
 	See(key string, s Slot, members []string, kept time.Duration)
-	// Count counts delta under a value of a dimension of key, as Counted.Add does.
+	// Count adds delta to a value of a dimension of key, as Counted.Add does.
 	Count(key, name, value string, delta int64)
-	// Drop takes away members, registers, ledger, history and dimensions of a counter that existed with version;
+	// Drop deletes members, registers, ledger, history and dimensions of a counter that existed with that version.
 	// Judge makes its State zero.
 	Drop(key string, v Version)
-	// Changed says that key has changed, joined and left are those whose place did.
-	// all: more members left than are named. It is called once for each change
-	// of an op that is made.
+	// Changed notes that key changed, and the members that joined and left, for the feed. all means that further
+	// members left. Judge calls it once for each change of an operation that it makes.
 	Changed(key string, joined, left []string, all bool)
 }
 
-// Judge makes op in step, or refuses it and leaves step as it was. The
-// counters of its result are as they are after op.
+// Judge makes op in step, or refuses it and leaves step unchanged. The counters of the result are those after op. A
+// replay also returns the present counters, not those of the first time: results are not remembered, identities are.
 func Judge(step Step, op *Op, now time.Time) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
 	known := op.Identity != Identity{}
 	replay := known && step.Remembered(op.Identity)
-	states := make([]*State, len(op.Changes)) // each is looked up once
+	states := make([]*State, len(op.Changes)) // looked up once: that may be a read of a file
 	for i := range op.Changes {
 		states[i] = step.State(op.Changes[i].Key)
 	}
@@ -104,7 +102,7 @@ func Judge(step Step, op *Op, now time.Time) Result {
 	return Result{Counters: counters, Replay: replay}
 }
 
-// makeOp makes op; states are those of its changes.
+// makeOp makes op. states has the State of each change.
 func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	if len(op.Changes) == 1 {
 		c, s := &op.Changes[0], states[0]
@@ -136,7 +134,9 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			return nil
 		}
 	}
-	// Numbers first: when one is refused, those before it go back.
+	// A batch changes all numbers first, since only these can be refused. After a refusal the numbers before it are
+	// restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow when nothing can
+	// fail any more.
 	before := make([]moves, len(op.Changes))
 	for i := range op.Changes {
 		c, s := &op.Changes[i], states[i]
@@ -146,7 +146,7 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 				s, b := states[j], &before[j]
 				s.Kind, s.Value, s.Updated, s.Version = b.kind, b.value, b.updated, b.version
 			}
-			// The counter at fault is told as it is, not as the changes before would have made it.
+			// The conflict names the value before the batch, not the one that earlier changes of the batch led to.
 			err.Value = s.Value
 			return err
 		}
@@ -162,7 +162,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	return nil
 }
 
-// set moves an exact counter to a value. One that has it already is not changed, and that is not in the ledger.
+// set gives an exact counter a value, as an addition of the difference. A counter that already has the value does not
+// change, and its ledger gets no entry.
 func set(step Step, s *State, c *Change, now time.Time) error {
 	if kind := kindFor(s, c); kind != Exact {
 		return unsupported(c.Key, s.Value, kind, "only an exact counter is set")
@@ -184,15 +185,14 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	return nil
 }
 
-// moves is what add changes of a State.
+// moves has the fields of a State that add changes.
 type moves struct {
 	kind           Kind
 	value, updated int64
 	version        Version
 }
 
-// begin gives a counter never touched its kind and its first version; moved
-// gives the next version to a counter that changed.
+// begin gives a counter that does not exist yet its kind and its incarnation.
 func begin(s *State, c *Change, deleted uint64, now time.Time) {
 	if s.Kind == 0 {
 		s.Kind = c.Rule.Kind
@@ -200,12 +200,14 @@ func begin(s *State, c *Change, deleted uint64, now time.Time) {
 	}
 }
 
+// moved gives a changed counter its next version.
 func moved(s *State, now time.Time) {
 	s.Version.Sequence++
 	s.Updated = now.UnixMilli()
 }
 
-// kindFor is the kind by which c is judged: that which the counter was made with.
+// kindFor returns the kind by which c is judged. A counter keeps the kind that it was created with, also when its
+// rule has another one now.
 func kindFor(s *State, c *Change) Kind {
 	if s.Kind != 0 {
 		return s.Kind
@@ -213,7 +215,7 @@ func kindFor(s *State, c *Change) Kind {
 	return c.Rule.Kind
 }
 
-// add moves a number; s is unchanged with an error.
+// add adds a change's delta to s. With an error s is unchanged.
 func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 	kind := kindFor(s, c)
 	switch {
@@ -227,7 +229,7 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("%d and %d", s.Value, c.Delta)}
 	}
 	if kind == Exact {
-		// A bound that came later than the value refuses only what leads further out.
+		// A rule may get a bound that the value already exceeds: then changes back towards the bound must pass.
 		if f := c.Rule.Floor; f != nil && c.Delta < 0 && after < *f {
 			return &Conflict{Is: ErrBound, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("its floor is %d", *f)}
 		}
@@ -241,8 +243,8 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 	return nil
 }
 
-// Refusal is why a counter that is as have would refuse c, or nil. It looks at no
-// members and at no text.
+// Refusal returns the conflict with which the counter have would refuse c, or nil. It does not look at members or
+// texts.
 func (c *Change) Refusal(have Counter) *Conflict {
 	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
 	switch kind := kindFor(&s, c); {
@@ -256,26 +258,27 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	return nil
 }
 
-// Misplaced is the refusal of a change of a counter that exists, but not where its rule of now would have it.
+// Misplaced returns the conflict for a change of a counter that exists, but is stored where its present rule does not
+// look.
 func Misplaced(have Counter) *Conflict {
 	return unsupported(have.Key, have.Value, have.Kind, "give its rule that kind again, or delete it under that rule")
 }
 
-// plus is a + b, and whether that leaves 64 bits.
+// plus returns a + b, and whether it overflows: the operands have one sign and the sum the other.
 func plus(a, b int64) (sum int64, over bool) {
 	u, _ := bits.Add64(uint64(a), uint64(b), 0)
 	sum = int64(u)
 	return sum, (a >= 0) == (b >= 0) && (sum >= 0) != (a >= 0)
 }
 
-// minus is a - b, and whether that leaves 64 bits.
+// minus returns a - b, and whether it overflows.
 func minus(a, b int64) (difference int64, over bool) {
 	u, _ := bits.Sub64(uint64(a), uint64(b), 0)
 	difference = int64(u)
 	return difference, (a >= 0) != (b >= 0) && (difference >= 0) != (a >= 0)
 }
 
-// enter writes the ledger of what add did.
+// enter writes the ledger entry for what add did. A sum has entries only for adjustments.
 func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta, Reason: c.Reason, By: c.By}
 	switch {
@@ -295,18 +298,18 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 	step.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
 }
 
-// reset makes a counter 0. What is 0 already is not changed, and is not in the ledger.
+// reset makes a counter 0. A counter that is 0 already does not change, and its ledger gets no entry.
 func reset(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
 	kind := kindFor(s, c)
-	if s.Value == 0 { // also a set: its value is its size
+	if s.Value == 0 { // true of an empty set, too, because the value of a set is its size
 		return nil
 	}
 	e := Entry{At: now, Op: LedgerReset, Before: s.Value, Reason: c.Reason, By: c.By}
 	var over bool
-	if e.Delta, over = plus(^s.Value, 1); over { // -value; of the least number there is none
+	if e.Delta, over = plus(^s.Value, 1); over { // the delta is -value, which math.MinInt64 does not have
 		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: "the least number has no opposite; adjust it by 1 first"}
 	}
 	if !kind.Number() {
@@ -321,6 +324,7 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	return nil
 }
 
+// edit changes the members of a set, or adds members to registers.
 func edit(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
@@ -343,8 +347,7 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	if len(joined)+len(left) == 0 {
 		return nil
 	}
-	// A set that changed has changed, also when its size has not: who is in it
-	// is what some look at.
+	// A set whose size stays the same gets a new version, too: watchers may follow a member.
 	begin(s, c, step.Deleted(), now)
 	s.Value += int64(len(joined)) - int64(len(left))
 	moved(s, now)
@@ -352,7 +355,8 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	return nil
 }
 
-// observe adds members to registers. Nobody can tell which of them are new.
+// observe adds members to the registers of a counter and of its running time buckets. A member that the counter knows
+// may be new in a bucket, so the buckets are updated even when the counter does not change.
 func observe(step Step, s *State, c *Change, now time.Time) {
 	if r := step.Registers(c.Key); r.Add(c.Join...) {
 		begin(s, c, step.Deleted(), now)
@@ -360,7 +364,7 @@ func observe(step Step, s *State, c *Change, now time.Time) {
 		moved(s, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
-	if c.Rule.Kind != Unique {
+	if c.Rule.Kind != Unique { // buckets of a present rule of another kind are not those of registers
 		return
 	}
 	for i := range c.Rule.Buckets {
@@ -370,8 +374,8 @@ func observe(step Step, s *State, c *Change, now time.Time) {
 	}
 }
 
-// grow appends all[i] to some. As long as some are the first of all, it is a
-// part of all and costs nothing.
+// grow appends all[i] to some. In the usual case that every element is taken, the result is a slice of all and costs no
+// allocation.
 func grow(some, all []string, i int) []string {
 	if len(some) == i {
 		return all[: i+1 : i+1]
@@ -379,17 +383,17 @@ func grow(some, all []string, i int) []string {
 	return append(some, all[i])
 }
 
-// Total adds up an Aggregate. The zero Total is ready.
+// Total adds up an Aggregate. The zero Total is ready for use.
 type Total struct {
 	counters int64
-	uniques  int64 // those of them that are of kind Unique
+	uniques  int64 // how many of the counters are of kind Unique
 	union    hyperloglog.Union
-	high     int64 // with low the sum, in 128 bits: a sum may leave 64 and come back
-	low      uint64
+	// The sum has 128 bits, because a partial sum may overflow 64 bits and the whole sum fit again.
+	high int64
+	low  uint64
 }
 
-// Add adds a counter; one never touched is none. Of kind Unique its registers come
-// with Merge.
+// Add adds a counter that exists. The registers of a unique follow with Merge.
 func (t *Total) Add(s State) {
 	if s.Version.Sequence == 0 {
 		return
@@ -407,7 +411,7 @@ func (t *Total) Add(s State) {
 // Merge adds the registers of a counter that was added.
 func (t *Total) Merge(r hyperloglog.Registers) { t.union.Merge(r) }
 
-// AddSum adds counters of which uniques are of kind Unique, and sum is that of the others.
+// AddSum adds a number of counters at once: uniques of them are of kind Unique, and sum is the sum of the others.
 func (t *Total) AddSum(counters, uniques int64, sum *big.Int) {
 	t.counters += counters
 	t.uniques += uniques
@@ -417,11 +421,10 @@ func (t *Total) AddSum(counters, uniques int64, sum *big.Int) {
 	t.high = words.Rsh(words, 64).Int64()
 }
 
-// Mixed reports whether there are counters of kind Unique beside others, so that there is
-// neither a sum nor a union.
+// Mixed reports whether uniques and other counters were added, which have neither a sum nor a union.
 func (t *Total) Mixed() bool { return t.uniques > 0 && t.uniques < t.counters }
 
-// Aggregate is the sum or the union, or why there is none.
+// Aggregate returns the sum or the size of the union, or a *Conflict when there is neither.
 func (t *Total) Aggregate(prefix string) (Aggregate, error) {
 	switch value := int64(t.low); {
 	case t.Mixed():

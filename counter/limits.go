@@ -7,43 +7,42 @@ import (
 	"headcount/counter/limit"
 )
 
-// Limits stand in front of a Limiter as a Combiner stands in front of a Writer: while calls of a
-// lane are with the store, the next ones gather and go together; a lone call goes at once. Calls
-// are not merged: each is judged by itself. The methods may be called from any goroutine.
+// Limits combines calls for a Limiter, as a Combiner combines operations for a Writer: calls that come while a write of
+// their queue is under way go together in the next one. Each call is judged by itself. The methods may be called from
+// any goroutine.
 type Limits struct {
-	to    Limiter
-	lanes *lanes[limit.Call, LimitResult]
+	to     Limiter
+	queues *batchQueues[limit.Call, LimitResult]
 }
 
-// NewLimits returns Limits in front of to. Of the config they take Lanes, Queue, Batch,
-// WriteTimeout and Instant.
+// NewLimits returns Limits that asks to. It uses Queues, QueueSize, Batch, WriteTimeout and Instant of cfg.
 func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	cfg = cfg.withDefaults()
 	cfg.Pace = 0
-	return &Limits{to, newLanes(cfg.Lanes, cfg, func() laneWriter[limit.Call, LimitResult] { return &judging{to: to} })}
+	return &Limits{to, newQueues(cfg.Queues, cfg, func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} })}
 }
 
-// Do judges c. When ctx ends before, or the store cannot be reached, the error is ErrUnavailable,
-// and the cost may have been counted.
+// Do judges c. When ctx ends first or the store cannot be reached, the error is ErrUnavailable and the cost may have
+// been counted.
 func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 	if err := c.Check(); err != nil {
 		return limit.Answer{}, fmt.Errorf("%w: %w", ErrOp, err)
 	}
-	if l.lanes.cfg.Instant {
+	if l.queues.cfg.Instant {
 		r := l.to.Limit(ctx, []limit.Call{c})[0]
 		return r.Answer, r.Err
 	}
-	r, err := l.lanes.do(ctx, laneOf(c.Key, len(l.lanes.all)), c, 1)
+	r, err := l.queues.do(ctx, queueOf(c.Key, len(l.queues.all)), c, 1)
 	if err != nil {
 		return limit.Answer{}, err
 	}
 	return r.Answer, r.Err
 }
 
-// Close waits for all that was taken. Calls after it fail with ErrUnavailable.
-func (l *Limits) Close() { l.lanes.close() }
+// Close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
+func (l *Limits) Close() { l.queues.close() }
 
-// judging hands the calls of a lane to the store. It keeps the room that some need for the next.
+// judging sends the calls of one queue to the store. It reuses its slice for the next write.
 type judging struct {
 	to    Limiter
 	calls []limit.Call
@@ -57,5 +56,5 @@ func (j *judging) write(ctx context.Context, calls []*call[limit.Call, LimitResu
 	for i, r := range j.to.Limit(ctx, j.calls) {
 		calls[i].answer(r)
 	}
-	clear(j.calls) // they may be parts of requests
+	clear(j.calls) // their keys may point into requests
 }

@@ -70,7 +70,7 @@ func TestLimitsGather(t *testing.T) {
 func TestLimitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &door{may: make(chan struct{})}
-		l := NewLimits(d, CombinerConfig{Queue: 2, WriteTimeout: time.Second})
+		l := NewLimits(d, CombinerConfig{QueueSize: 2, WriteTimeout: time.Second})
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {

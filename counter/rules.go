@@ -12,25 +12,25 @@ import (
 	"headcount/presence"
 )
 
-// ErrRule is in every error about rules that cannot be. Its text is one line
-// that names the rule, the field and the mend.
+// ErrRule is wrapped by every error about invalid rules. Such an error is one line that names the rule, the field and
+// the correction.
 var ErrRule = errors.New("bad counters")
 
 // Defaults and bounds of rules.
 const (
-	DefaultLedger = 90 * 24 * time.Hour // how long entries of a ledger are kept
-	DefaultStale  = 5 * time.Second     // most age of an approximate read
-	DefaultMax    = 1_000_000           // counters of a rule that everybody may change
+	DefaultLedger = 90 * 24 * time.Hour // retention of ledger entries
+	DefaultStale  = 5 * time.Second     // maximum age of an approximate read
+	DefaultMax    = 1_000_000           // counters of a rule that is open to the public
 	MaxRules      = 1000
 	MaxBuckets    = 4 // of one rule
 	MaxDimensions = 8 // of one rule
-	maxKept       = 100 * 365 * 24 * time.Hour
+	maxRetention  = 100 * 365 * 24 * time.Hour
 )
 
-// Public is what a rule opens for everyone.
+// Public is a set of operations that a rule permits without an API key.
 type Public uint8
 
-// What may be open.
+// The operations.
 const (
 	PublicRead Public = 1 << iota
 	PublicIncrement
@@ -39,26 +39,27 @@ const (
 
 var publicNames = []string{"read", "increment", "member"}
 
-// Bucket is one history of a rule: what counters gained in each Step, kept for Kept.
+// Bucket is one resolution of a history: increments per time bucket of length Step, kept for Kept.
 type Bucket struct{ Step, Kept time.Duration }
 
-// Rule is what the counters of a match are. Nobody changes it.
+// Rule configures the counters whose key matches Match. It is immutable.
 type Rule struct {
-	Match          string // with the site, as the names of the counters: see Rules.For
+	Match          string // with the site, like the names of counters: see Rules.For
 	Kind           Kind
-	Floor, Ceiling *int64 // of an Exact; nil: none; Floor <= 0 <= Ceiling
+	Floor, Ceiling *int64 // for an Exact; nil means none; Floor <= 0 <= Ceiling
 	Public         Public
-	Buckets        []Bucket      // finest first; of Sum and Unique
-	Dimensions     []string      // names; of Sum
-	Top            bool          // of a Sum with buckets
-	Ledger         time.Duration // how long entries of an Exact's ledger are kept; 0: for ever
-	// Max is about how many counters with the match may exist when a caller without API key makes another; 0: any number.
+	Buckets        []Bucket      // finest first; for Sum and Unique
+	Dimensions     []string      // names; for Sum
+	Top            bool          // whether to keep top lists; for a Sum with buckets
+	Ledger         time.Duration // retention of an Exact's ledger; 0: for ever
+	// Max is about how many counters of the match may exist before callers without an API key can create no more; 0: no
+	// limit.
 	Max   int64
-	Stale time.Duration // most age of an approximate read; 0: always exact
+	Stale time.Duration // maximum age of an approximate read; 0: always exact
 }
 
-// ledgerKept is how long a new entry is kept. What only has resets and
-// adjustments keeps them as long as an Exact does by default.
+// ledgerKept returns the retention of a new ledger entry. Kinds that have entries only for resets and adjustments keep
+// them for the default time.
 func (rule *Rule) ledgerKept(have Kind) time.Duration {
 	if have == Exact && rule.Kind == Exact {
 		return rule.Ledger
@@ -66,20 +67,20 @@ func (rule *Rule) ledgerKept(have Kind) time.Duration {
 	return DefaultLedger
 }
 
-// Allows reports whether all of p is open.
+// Allows reports whether the rule permits all of p.
 func (rule *Rule) Allows(p Public) bool { return rule.Public&p == p }
 
-// Written is the match as it was written.
+// Written returns the match as the rules file has it, without the site.
 func (rule *Rule) Written() string { return presence.KeyOf(rule.Match) }
 
-// Rules are in the order in which they were written. They hold for all sites. What gains
-// most is told for each site, so of those that For named each has rules of its own.
+// Rules has the rules of all sites in the order of the rules file. Every site has the same rules, but copies of its own
+// with the site in Match, because top lists are kept per rule and must not mix sites.
 type Rules struct {
 	list []*Rule
-	of   map[presence.Site]*Rules // of other sites than the default one
+	of   map[presence.Site]*Rules // for sites other than the default one
 }
 
-// For returns the rules for these sites.
+// For returns the rules for the given sites.
 func (r *Rules) For(sites []presence.Site) *Rules {
 	all := &Rules{list: r.list, of: map[presence.Site]*Rules{}}
 	for _, site := range sites {
@@ -97,7 +98,7 @@ func (r *Rules) For(sites []presence.Site) *Rules {
 	return all
 }
 
-// In returns the rules of a site, which are asked about keys.
+// In returns the rules of a site.
 func (r *Rules) In(site presence.Site) *Rules {
 	if own := r.of[site]; own != nil {
 		return own
@@ -105,7 +106,7 @@ func (r *Rules) In(site presence.Site) *Rules {
 	return r
 }
 
-// Find is the first rule that fits the name of a counter, or nil.
+// Find returns the first rule that matches the name of a counter, or nil.
 func (r *Rules) Find(name string) *Rule {
 	site, key := presence.SplitName(name)
 	for _, rule := range r.In(site).list {
@@ -116,7 +117,7 @@ func (r *Rules) Find(name string) *Rule {
 	return nil
 }
 
-// Of is the rule that was written with match, or nil.
+// Of returns the rule whose match in the rules file is match, or nil.
 func (r *Rules) Of(match string) *Rule {
 	for _, rule := range r.list {
 		if rule.Written() == match {
@@ -126,7 +127,7 @@ func (r *Rules) Of(match string) *Rule {
 	return nil
 }
 
-// All are the rules of all sites, those of each in their order, not to be changed.
+// All returns the rules of all sites.
 func (r *Rules) All() []*Rule {
 	all := r.list
 	for _, own := range r.of {
@@ -135,7 +136,7 @@ func (r *Rules) All() []*Rule {
 	return all
 }
 
-// builtin are the rules when no file is given.
+// builtin has the rules of a server without a rules file.
 const builtin = `{"rules":[
 {"match":"views:*","kind":"sum","public":["read"],"buckets":["1m:24h","1h:90d"],"top":true},
 {"match":"votes:*","kind":"sum","public":["read","increment"]},
@@ -144,7 +145,7 @@ const builtin = `{"rules":[
 {"match":"stock:*","kind":"exact","floor":0,"public":["read"]},
 {"match":"*","kind":"sum"}]}`
 
-// BuiltinRules are those that hold when no file is given.
+// BuiltinRules returns the rules of a server without a rules file.
 func BuiltinRules() *Rules {
 	r, err := ParseRules([]byte(builtin))
 	if err != nil { // a test parses them
@@ -153,7 +154,7 @@ func BuiltinRules() *Rules {
 	return r
 }
 
-// ParseRules reads the JSON of a file of rules, {"rules":[…]}.
+// ParseRules parses a rules file, {"rules":[…]}.
 func ParseRules(data []byte) (*Rules, error) {
 	r := reader{s: string(data)}
 	var rules Rules
@@ -165,7 +166,7 @@ func ParseRules(data []byte) (*Rules, error) {
 		found = true
 		return r.list(func(i int) error {
 			if i == MaxRules {
-				return fmt.Errorf("there are more than %d rules; a prefix and * covers many keys", MaxRules)
+				return fmt.Errorf("there are more than %d rules; use a prefix and * for many keys", MaxRules)
 			}
 			rule, err := parseRule(&r)
 			if err != nil {
@@ -194,7 +195,8 @@ func named(match string) string {
 	return " (" + strconv.Quote(match) + ")"
 }
 
-// parseRule reads one rule. With an error the rule has what was read before.
+// parseRule parses one rule. With an error it returns the fields before it, because the match names the rule in the
+// message.
 func parseRule(r *reader) (*Rule, error) {
 	rule := &Rule{Ledger: DefaultLedger, Stale: DefaultStale}
 	var given []string
@@ -229,7 +231,7 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 		}
 		var ok bool
 		if rule.Kind, ok = ParseKind(text); !ok {
-			return fmt.Errorf("%q is no kind; write sum, exact, members or unique", text)
+			return fmt.Errorf("%q is not a kind; write sum, exact, members or unique", text)
 		}
 	case "floor":
 		return bound(r, &rule.Floor, "0 or less", func(n int64) bool { return n <= 0 })
@@ -239,7 +241,7 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 		return texts(r, func(text string) error {
 			i := slices.Index(publicNames, text)
 			if i < 0 {
-				return fmt.Errorf("%q cannot be open; write read, increment or member", text)
+				return fmt.Errorf("%q is not a public operation; write read, increment or member", text)
 			}
 			rule.Public |= 1 << i
 			return nil
@@ -250,9 +252,9 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 		return texts(r, func(text string) error {
 			switch {
 			case !dimensionName(text):
-				return fmt.Errorf("%q is no name; write 1 to 32 of a-z, 0-9 and _", text)
+				return fmt.Errorf("%q is not a valid name; write 1 to 32 of a-z, 0-9 and _", text)
 			case len(rule.Dimensions) == MaxDimensions:
-				return fmt.Errorf("there are more than %d; take some away", MaxDimensions)
+				return fmt.Errorf("there are more than %d; remove some", MaxDimensions)
 			}
 			rule.Dimensions = append(rule.Dimensions, text)
 			return nil
@@ -261,24 +263,24 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 		rule.Top, err = r.bool()
 		return err
 	case "ledger":
-		rule.Ledger, err = keptTime(r, time.Millisecond) // stores keep milliseconds, of which 0 is for ever
+		rule.Ledger, err = durationOr0(r, time.Millisecond) // stores keep milliseconds, and 0 means for ever
 		return err
 	case "max":
 		rule.Max, err = r.integer()
 		if err == nil && rule.Max < 1 {
-			err = fmt.Errorf("%d cannot be; write 1 or more", rule.Max)
+			err = fmt.Errorf("%d is too small; write 1 or more", rule.Max)
 		}
 		return err
 	case "stale":
-		rule.Stale, err = keptTime(r, 1)
+		rule.Stale, err = durationOr0(r, 1)
 		return err
 	default:
-		return errors.New("it is unknown; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
+		return errors.New("unknown field; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
 	}
 	return nil
 }
 
-// texts reads a list of distinct strings.
+// texts parses a list of distinct strings and calls each with every one.
 func texts(r *reader, each func(string) error) error {
 	var seen []string
 	return r.list(func(int) error {
@@ -287,46 +289,48 @@ func texts(r *reader, each func(string) error) error {
 			return err
 		}
 		if slices.Contains(seen, text) {
-			return fmt.Errorf("%q stands twice; name it once", text)
+			return fmt.Errorf("%q appears twice; remove one", text)
 		}
 		seen = append(seen, text)
 		return each(text)
 	})
 }
 
+// bound parses a floor or a ceiling.
 func bound(r *reader, to **int64, want string, fits func(int64) bool) error {
 	n, err := r.integer()
 	if err != nil {
 		return err
 	}
 	if !fits(n) {
-		return fmt.Errorf("%d cannot be, for a counter begins with 0; write %s", n, want)
+		return fmt.Errorf("%d excludes 0, with which a counter begins; write %s", n, want)
 	}
 	*to = &n
 	return nil
 }
 
-// BucketSteps are the steps that a bucket may have.
+// BucketSteps are the permitted lengths of time buckets.
 var BucketSteps = []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour}
 
+// bucket parses one element of buckets, step:kept.
 func (rule *Rule) bucket(text string) error {
 	step, kept, ok := strings.Cut(text, ":")
 	if !ok {
-		return fmt.Errorf("%q is none; write step:kept, like 1m:24h", text)
+		return fmt.Errorf("%q is not step:kept, like 1m:24h", text)
 	}
 	var b Bucket
 	var err error
 	if b.Step, err = ParseDuration(step); err != nil || !slices.Contains(BucketSteps, b.Step) {
-		return fmt.Errorf("%q: the step is none of 1s, 10s, 1m, 5m, 15m, 1h, 1d", text)
+		return fmt.Errorf("%q: the step must be one of 1s, 10s, 1m, 5m, 15m, 1h, 1d", text)
 	}
-	if b.Kept, err = ParseDuration(kept); err != nil || b.Kept < b.Step || b.Kept > maxKept {
-		return fmt.Errorf("%q: what is kept is a duration from the step to 36500d, like 24h or 90d", text)
+	if b.Kept, err = ParseDuration(kept); err != nil || b.Kept < b.Step || b.Kept > maxRetention {
+		return fmt.Errorf("%q: kept must be a duration from the step to 36500d, like 24h or 90d", text)
 	}
 	if slices.ContainsFunc(rule.Buckets, func(o Bucket) bool { return o.Step == b.Step }) {
-		return fmt.Errorf("%q: the step stands twice; name it once", text)
+		return fmt.Errorf("%q: its step appears twice; remove one", text)
 	}
 	if len(rule.Buckets) == MaxBuckets {
-		return fmt.Errorf("there are more than %d; take some away", MaxBuckets)
+		return fmt.Errorf("there are more than %d; remove some", MaxBuckets)
 	}
 	rule.Buckets = append(rule.Buckets, b)
 	slices.SortFunc(rule.Buckets, func(a, b Bucket) int { return cmp.Compare(a.Step, b.Step) })
@@ -342,8 +346,8 @@ func dimensionName(s string) bool {
 	return len(s) >= 1 && len(s) <= 32
 }
 
-// keptTime reads a duration as a string, or the number 0. Any other is at least that long.
-func keptTime(r *reader, least time.Duration) (time.Duration, error) {
+// durationOr0 parses the number 0, or a duration of at least shortest as a string.
+func durationOr0(r *reader, shortest time.Duration) (time.Duration, error) {
 	if r.peek() == '0' {
 		n, err := r.integer()
 		return time.Duration(n), err
@@ -353,13 +357,13 @@ func keptTime(r *reader, least time.Duration) (time.Duration, error) {
 		return 0, errors.New(`want a duration in quotes, like "5s" or "90d"`)
 	}
 	d, err := ParseDuration(text)
-	if err == nil && (d != 0 && d < least || d > maxKept) {
-		err = fmt.Errorf("%q is neither 0 nor from %s to 36500d", text, least)
+	if err == nil && (d != 0 && d < shortest || d > maxRetention) {
+		err = fmt.Errorf("%q is out of range; write 0, or a duration from %s to 36500d", text, shortest)
 	}
 	return d, err
 }
 
-// check looks at the fields beside each other. given are those that were written.
+// check checks the fields of a rule against each other. given has the names of the fields in the file.
 func (rule *Rule) check(given []string) error {
 	for _, name := range []string{"match", "kind"} {
 		if !slices.Contains(given, name) {
@@ -374,21 +378,21 @@ func (rule *Rule) check(given []string) error {
 		{"buckets", []Kind{Sum, Unique}}, {"dimensions", []Kind{Sum}}, {"top", []Kind{Sum}},
 	} {
 		if slices.Contains(given, f.name) && !slices.Contains(f.of, rule.Kind) {
-			return fmt.Errorf("%s: a counter of kind %s has none; take it away, or make the kind %s", f.name, rule.Kind, kindsText(f.of))
+			return fmt.Errorf("%s: a counter of kind %s has none; remove the field, or make the kind %s", f.name, rule.Kind, kindsText(f.of))
 		}
 	}
 	if open := rule.Public&(PublicIncrement|PublicMember) != 0; open && rule.Max == 0 {
 		rule.Max = DefaultMax
 	} else if !open && rule.Max > 0 {
-		return errors.New("max: it bounds what everybody may make, and this rule opens neither increment nor member; take it away")
+		return errors.New("max: it limits what the public creates, and this rule opens neither increment nor member; remove the field")
 	}
 	switch {
 	case rule.Top && len(rule.Buckets) == 0:
 		return errors.New("top: it needs buckets; add some, like [\"1m:24h\"]")
 	case rule.Allows(PublicIncrement) && !rule.Kind.Number():
-		return fmt.Errorf("public: a counter of kind %s has no increment; take it away", rule.Kind)
+		return fmt.Errorf("public: a counter of kind %s has no increment; remove it", rule.Kind)
 	case rule.Allows(PublicMember) && rule.Kind.Number():
-		return fmt.Errorf("public: a counter of kind %s has no member; take it away", rule.Kind)
+		return fmt.Errorf("public: a counter of kind %s has no member; remove it", rule.Kind)
 	}
 	return nil
 }
@@ -401,10 +405,9 @@ func kindsText(kinds []Kind) string {
 	return strings.Join(names, " or ")
 }
 
-// ParseDuration reads a duration as Go writes it, in which d stands for 24 h:
-// "90d", "1d12h". It is not negative.
+// ParseDuration parses a non-negative duration in Go's syntax, extended by d for 24 h: "90d", "1d12h".
 func ParseDuration(s string) (time.Duration, error) {
-	fault := fmt.Errorf("%q is no duration; write one like 5s, 24h or 90d", s)
+	fault := fmt.Errorf("%q is not a duration; write one like 5s, 24h or 90d", s)
 	days, rest, ok := strings.Cut(s, "d")
 	if !ok {
 		days, rest = "0", s

@@ -17,9 +17,9 @@ import (
 const (
 	MaxChanges   = 1000              // of one Op
 	MaxMembers   = 1000              // added and removed by one Change, together
-	MaxDelta     = 1_000_000_000_000 // of Add, either way
+	MaxDelta     = 1_000_000_000_000 // absolute value of the Delta of Add
 	MaxLedger    = 1000              // entries of one page of a ledger
-	MaxKeys      = 100               // of one Read from outside
+	MaxKeys      = 100               // of one Read by a client
 	MaxText      = 200               // code points of a reason or an author
 	IdentityKept = 24 * time.Hour    // how long an identity is remembered
 )
@@ -27,15 +27,15 @@ const (
 // Verb is what a Change does.
 type Verb uint8
 
-// The verbs. Their numbers may be kept by stores: they never change.
+// The verbs. Stores may keep their numbers, so these never change.
 const (
-	Add    Verb = 1 // Delta, for a Sum or Exact
-	Adjust Verb = 2 // Delta, any but 0, for a Sum or Exact, with Reason and By
-	Reset  Verb = 3 // to 0 and no members, any kind, with Reason and By
-	Edit   Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
-	Delete Verb = 5 // the counter, its members, registers and ledger are gone
-	Divide Verb = 6 // a step of a hot Sum to its parts or back: Spread; for stores in Redis alone
-	Set    Verb = 7 // an Exact to Delta, within its bounds, with Reason and By
+	Add    Verb = 1 // adds Delta to a Sum or Exact
+	Adjust Verb = 2 // adds any Delta but 0 to a Sum or Exact, with Reason and By
+	Reset  Verb = 3 // makes the value 0 and removes all members, for any kind, with Reason and By
+	Edit   Verb = 4 // adds Join to Members or Unique and removes Leave from Members
+	Delete Verb = 5 // deletes the counter with its members, registers, ledger and history
+	Divide Verb = 6 // moves a sharded Sum on by Spread; for stores in Redis only
+	Set    Verb = 7 // gives an Exact the value Delta, within its bounds, with Reason and By
 )
 
 // Change is one change of one counter.
@@ -43,29 +43,29 @@ type Change struct {
 	Key  string
 	Rule *Rule // the first that fits Key; it gives a new counter its kind, and an Exact its bounds
 	Verb Verb
-	// Delta is not 0, but for Set, of which it is the value. That of Add is at most MaxDelta either way, but when Merged.
+	// Delta is not 0, except for Set, whose value it is. Its absolute value is at most MaxDelta for an Add that is not
+	// Merged.
 	Delta int64
-	// Merged is how many changes the Combiner made one of: 0 or 1 for none. It
-	// merges what rules call Sum. A store refuses, with ErrKind, a merged change of
-	// a counter that was made as another kind; the Combiner makes them one by one.
+	// Merged is how many changes the Combiner merged into this one; 0 or 1 means none. It merges additions to counters
+	// whose rule says Sum. A store refuses a merged change with ErrKind when the counter was created with another kind,
+	// and the Combiner then makes the changes one by one.
 	Merged      int
 	Join, Leave []string    // distinct, at most MaxMembers together
-	Reason, By  string      // of Add to an Exact optional
-	Dimensions  []Dimension // of Add to a Sum; of distinct names, which the rule has
-	Spread      *SpreadStep // of Divide
+	Reason, By  string      // optional for Add to an Exact
+	Dimensions  []Dimension // for Add to a Sum; with distinct names of the rule
+	Spread      *SpreadStep // for Divide
 }
 
-// Dimension is one value under one name of the rule's.
+// Dimension is one value of one of a rule's dimensions.
 type Dimension struct{ Name, Value string }
 
-// Identity stands for an Idempotency-Key in its space. The zero Identity is none.
+// Identity is the hash of an Idempotency-Key. The zero Identity means that there is none.
 type Identity [16]byte
 
-// IdentityOf is the identity of the key that a caller sent. Space is the counter's
-// key, or "*" for batches; caller is empty for API keys, which share theirs, and
-// else the caller's own identity. It begins with 32 bits of a hash of the space, so
-// that a store in many parts can keep it where the counter is; those of batches
-// are spread.
+// IdentityOf returns the identity of an Idempotency-Key. Space is the counter's key, or "*" for batches; caller is
+// empty for API keys, which share one space, and otherwise the caller's own identity. An identity begins with 32 bits
+// of the hash of the counter's key, so that a store with several partitions can keep it with the counter; those of
+// batches are distributed evenly.
 func IdentityOf(space, caller, key string) Identity {
 	b := make([]byte, 0, 64)
 	for _, part := range [...]string{space, caller} {
@@ -80,25 +80,26 @@ func IdentityOf(space, caller, key string) Identity {
 	return Identity(hash[:16])
 }
 
-// Of reports whether id is of that space, but for a chance of one in 2^32.
+// Of reports whether id belongs to that space. It is wrong with a probability of 2^-32.
 func (id Identity) Of(space string) bool {
 	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
 }
 
-// Op is one operation: its changes are judged in their order and made all or
-// not at all; a Redis Cluster may leave one in part whose counters are not exact, see package counterredis. An Op of several changes has only Add, of any keys, also of one
-// key several times; the rules of all are Exact, or none is.
+// Op is one operation. Its changes are judged in order and made together or not at all; only a Redis Cluster may make
+// part of a batch whose counters are not exact, see package counterredis. An Op of several changes has only Add, and
+// a key may occur several times; either all of their rules are Exact or none is.
 type Op struct {
 	Changes  []Change
 	Identity Identity
 }
 
-// OfBatch reports whether op has an identity of a batch, under which operations on any other counters may come.
+// OfBatch reports whether the identity of op belongs to the space of batches, in which operations on other counters
+// may have the same one.
 func (op *Op) OfBatch() bool {
 	return op.Identity != (Identity{}) && !(len(op.Changes) == 1 && op.Identity.Of(op.Changes[0].Key))
 }
 
-// Keys are those of its counters, each once.
+// Keys returns the keys of op's counters, each once.
 func (op *Op) Keys() []string {
 	keys := make([]string, 0, len(op.Changes))
 	seen := make(map[string]bool, len(op.Changes))
@@ -111,7 +112,7 @@ func (op *Op) Keys() []string {
 	return keys
 }
 
-// ReadFrom returns its counters as they are in a store, exactly and by key.
+// ReadFrom returns op's counters by key, read exactly from a store.
 func (op *Op) ReadFrom(ctx context.Context, from interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
 }) (map[string]Counter, error) {
@@ -126,7 +127,7 @@ func (op *Op) ReadFrom(ctx context.Context, from interface {
 	return by, nil
 }
 
-// Counters are those of its changes, as they are in by.
+// Counters returns the counter of each of op's changes from by.
 func (op *Op) Counters(by map[string]Counter) []Counter {
 	out := make([]Counter, len(op.Changes))
 	for i := range op.Changes {
@@ -135,8 +136,8 @@ func (op *Op) Counters(by map[string]Counter) []Counter {
 	return out
 }
 
-// Check says, with ErrOp, why no store may take op, or nil. It does not look at
-// keys, members and texts: who made the Op has checked them.
+// Check returns an ErrOp that says why op is invalid, or nil. It does not check keys, members and texts, which the
+// parser of the call has checked.
 func (op *Op) Check() error {
 	if n := len(op.Changes); n == 0 || n > MaxChanges {
 		return fmt.Errorf("%w: %d changes", ErrOp, n)
@@ -161,50 +162,47 @@ func (op *Op) Check() error {
 	return nil
 }
 
-// Result is what became of one Op.
+// Result is the result of one Op.
 type Result struct {
-	// Counters has one for each change, in order, as it is after the whole
-	// operation, and perhaps after others that went with it. It is nil with Err.
+	// Counters has the counter of each change, in order, after the whole operation and perhaps after others of the same
+	// write. It is nil with Err.
 	Counters []Counter
-	Replay   bool // nothing was changed: the identity is remembered
-	// Err is nil, a *Conflict (nothing was changed), ErrUnavailable (nothing was
-	// changed, or it is unknown) or ErrOp.
+	Replay   bool // nothing was changed, because the identity was remembered
+	// Err is nil, a *Conflict (nothing was changed), ErrUnavailable (op may have been made) or ErrOp.
 	Err error
 }
 
-// Writer is the half of a store that changes counters.
+// Writer is the part of a store that changes counters.
 type Writer interface {
-	// Apply makes ops, in their order, in one durable step: when it returns, each
-	// operation whose Err is nil is as safe as the store promises, with the
-	// identity under which it was made, and every later Read has it. The results
-	// are in the order of ops.
+	// Apply makes ops in order, in one durable step. When it returns, each operation whose Err is nil is as durable
+	// as the store promises, together with its identity, and every later Read sees it. The results are in the order
+	// of ops.
 	//
-	// An op that is refused does not touch the others. An op whose identity is
-	// remembered, also from earlier in the same call, is a replay. Apply may be
-	// called from any goroutine, also for the same keys at the same time. The
-	// Combiner passes a context that ends only after its WriteTimeout.
+	// A refused operation does not affect the others. An operation whose identity is remembered, also from earlier in
+	// the same call, is a replay. Apply may be called from any goroutine, also for the same keys at the same time. The
+	// Combiner's context ends only after its WriteTimeout.
 	Apply(ctx context.Context, ops []Op) []Result
 }
 
-// Reading is a counter as one reader sees it.
+// Reading is a counter, and whether one member is in it.
 type Reading struct {
 	Counter
-	Mine bool // the member asked about is in the set; false for kinds that know none
+	Mine bool // always false for kinds other than Members
 }
 
 // Entry is one change in a ledger.
 type Entry struct {
-	Seq                  uint64 // from 1 without gaps; old entries go in order
+	Seq                  uint64 // from 1 without gaps; entries expire in order
 	At                   time.Time
 	Op                   LedgerOp
 	Delta, Before, After int64 // Before + Delta = After
 	Reason, By           string
 }
 
-// LedgerOp says which call made an entry.
+// LedgerOp is the call that made an entry.
 type LedgerOp uint8
 
-// The ops. Their numbers are kept by stores: they never change.
+// The ops. Stores keep their numbers, so these never change.
 const (
 	LedgerIncrement LedgerOp = 1 // Add upwards
 	LedgerDecrement LedgerOp = 2 // Add downwards
@@ -215,7 +213,7 @@ const (
 
 var ledgerNames = [...]string{LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset", LedgerSet: "set"}
 
-// String is the outside name.
+// String returns the op's name in answers.
 func (o LedgerOp) String() string {
 	if int(o) < len(ledgerNames) {
 		return ledgerNames[o]
@@ -229,114 +227,110 @@ type Ledger struct {
 	More    bool // there are newer entries
 }
 
-// Aggregate is the sum of the values of all counters with a prefix that exist, or the
-// estimate of their union when they are of kind Unique.
+// Aggregate is the sum of all counters with a prefix, or the estimate of their union when they are of kind Unique.
 type Aggregate struct {
 	Counters int64
 	Value    int64
 }
 
-// Reader is the half of a store that reads. Its methods may be called from any
-// goroutine. Their errors are ErrUnavailable, but where they say more.
+// Reader is the part of a store that reads. Its methods may be called from any goroutine. Their errors are
+// ErrUnavailable unless their comment says more.
 type Reader interface {
-	// Read returns the counters of keys, distinct and valid, in their order, each
-	// with whether member is in it (an empty member is in none). A counter never
-	// touched has only its Key. With lag 0, everything acknowledged by any process
-	// before the call began is in the answer; else it may be as much as lag old,
-	// and when the store is away the answer may be Stale.
+	// Read returns the counters of keys, which are distinct and valid, in order, each with whether member is in it (an
+	// empty member is in none). A counter that does not exist has only its Key. With lag 0 the answer contains
+	// everything that any process acknowledged before the call began; otherwise it may be up to lag old, and Stale
+	// while the store is unavailable.
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
-	// Ledger returns at most limit entries with a Seq greater than after, oldest
-	// first. A counter without a ledger has an empty one.
+	// Ledger returns at most limit entries with a Seq greater than after, oldest first, or none if the counter has no
+	// ledger.
 	Ledger(ctx context.Context, key string, after uint64, limit int) (Ledger, error)
-	// History returns a counter, and what it gained in steps of that length, from the
-	// step with the number from to that before to, oldest first. Steps without a gain
-	// may be missing, and steps that are not kept any more are. A step of a Unique may
-	// have 12 KB: see Archive.
+	// History returns a counter and the increments of its time buckets of length step, with the indexes from from to
+	// to-1, oldest first. Expired buckets are missing, and those without an increment may be. A bucket of a unique
+	// may have 12 KB: see Archive.
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
-	// Dimension returns a counter, and what it counted under the values of a dimension.
+	// Dimension returns a counter and the counts of a dimension's values.
 	Dimension(ctx context.Context, key, name string) (Counter, Counted, error)
-	// Aggregate is over the counters of one site whose name begins with prefix, also the
-	// empty one, which is of the default site, each as it was at some moment of the call, with everything that was
-	// acknowledged before it. A sum that leaves 64 bits is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
+	// Aggregate returns the aggregate of all counters of one site whose name begins with prefix; the empty prefix means
+	// all counters of the default site. Each counter is read at some moment of the call and contains everything that
+	// was acknowledged before the call. The error is a *Conflict with ErrOverflow when the sum overflows, and with
+	// ErrKind when uniques are mixed with other kinds.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
-	// Size returns about how many counters of one site have a name that begins with prefix. It may leave out
-	// what changed lately, and holds nobody up.
+	// Size returns about how many counters of one site have a name that begins with prefix. It may miss recent changes,
+	// and does not block other calls.
 	Size(ctx context.Context, prefix string) (int64, error)
-	// Sets returns keys of sets, some at a time, and the cursor for the next ones. The
-	// first cursor is empty, and so is that after the last. A set that exists all the
-	// while is returned at least once; a key that is no set's may be, too.
+	// Sets returns some keys of sets and the cursor for the next call. The first cursor is empty, and so is the cursor
+	// after the last keys. A set that exists during the whole iteration is returned at least once; keys of other kinds
+	// may be returned, too.
 	Sets(ctx context.Context, cursor string) (keys []string, next string, err error)
 }
 
-// Update is the newest of a counter that changed.
+// Update is the newest state of a counter that changed.
 type Update struct {
-	Counter Counter // with the zero Version: it was deleted
-	// Joined and Left are the members whose place changed since the last update of
-	// the counter. When Reread is set they do not tell all: who wants to know reads.
+	Counter Counter // has the zero Version if it was deleted
+	// Joined and Left are the members that joined and left since the last update of the counter. With Reread they are
+	// incomplete, and a watcher that needs the members has to read them.
 	Joined, Left []string
 	Reread       bool
 }
 
-// Watch is one watcher's. Its methods may be called from any goroutine.
+// Watch is a subscription to changes of some keys. Its methods may be called from any goroutine.
 type Watch interface {
-	// Follow adds keys. Every change that is made after Follow returned is told,
-	// or a newer one in its place. Following twice is following once.
+	// Follow adds keys. Every change that is made after Follow returns is delivered, or a newer one instead. Following
+	// a key twice is following it once.
 	Follow(ctx context.Context, keys ...string) error
-	// Unfollow takes keys away. An update under way may still come.
+	// Unfollow removes keys. An update under way may still be delivered.
 	Unfollow(keys ...string)
-	// Close ends the watch; when it returns, no call is under way nor comes.
+	// Close ends the watch. No callback runs when it returns, nor later.
 	Close()
 }
 
-// Feed tells of changes.
+// Feed publishes changes within a process.
 type Feed interface {
-	// Watch begins a watch that follows nothing yet. It calls told with updates
-	// of different keys, one call at a time, from a goroutine of the feed's; told
-	// must not call Close. A slow told costs updates, not memory: those of one key
-	// overwrite each other, so no more wait than keys are followed. A feed that
-	// may have missed changes calls lost: read again what is followed.
-	Watch(told func([]Update), lost func()) Watch
+	// Watch begins a watch that follows no key yet. A goroutine of the feed calls changed with updates of different
+	// keys, one call at a time; changed must not call Close. If changed is slow, newer updates of a key replace older
+	// ones, so at most one per followed key waits. The feed calls lost when it may have missed changes: then the
+	// watcher has to read the keys that it follows.
+	Watch(changed func([]Update), lost func()) Watch
 }
 
-// LimitResult is what became of one call on a limit. Err is nil or ErrUnavailable: then it is
-// unknown whether the cost was counted, never in part.
+// LimitResult is the result of one call on a limit. Err is nil or ErrUnavailable; then the cost was counted as a
+// whole or not at all.
 type LimitResult struct {
 	limit.Answer
 	Err error
 }
 
-// Limiter is the part of a store that keeps limits, apart from counters: a limit's key and a
-// counter's have nothing to do with each other. States end by themselves, when they count for
-// nothing any more.
+// Limiter is the part of a store that keeps limits. Keys of limits and of counters are independent. A state expires
+// when it no longer affects any call.
 type Limiter interface {
-	// Limit judges calls, which have been checked, in their order, as package limit does, each by the
-	// state of its Name, by the store's clock. What it lets pass is as safe as the store promises
-	// of counters before it returns: neither two processes nor a crash let more pass. What is
-	// refused changes nothing. Limit may be called from any goroutine.
+	// Limit judges calls in order, as package limit does, each by the state of its Name and by the store's clock. The
+	// caller has checked them. A permitted call is as durable as a change of a counter before Limit returns, so neither
+	// several processes nor a crash permit more than the limit. A refused call changes nothing. Limit may be called
+	// from any goroutine.
 	Limit(ctx context.Context, calls []limit.Call) []LimitResult
 }
 
-// Store is all of a store. Callers take the smallest part they need.
+// Store is a whole store. Callers take the smallest part that they need.
 type Store interface {
 	Writer
 	Reader
 	Feed
 	Limiter
 	TopStore
-	// Close ends what the store runs. Calls under way or after it fail with
-	// ErrUnavailable. Watches are closed before.
+	// Close stops the store's goroutines. Calls under way and later calls fail with ErrUnavailable. The caller closes
+	// all watches first.
 	Close() error
 }
 
-// States is told when a store that is a server of its own comes and goes, from one
-// goroutine; it begins with away. It must not block.
+// States observes whether the server of a store is reachable. One goroutine calls it; before the first call the
+// server counts as unreachable. StoreState must not block.
 type States interface{ StoreState(up bool) }
 
-// NewIncarnation is that of a counter made now, by a store that has deleted
-// none with an incarnation greater than deleted.
+// NewIncarnation returns the incarnation of a counter that is created now, in a store that has deleted no counter
+// with an incarnation greater than deleted.
 func NewIncarnation(now time.Time, deleted uint64) uint64 {
 	return max(uint64(max(now.UnixMilli(), 1)), deleted+1)
 }
 
-// Version is the version of a counter; presence has the word.
+// Version is the version of a counter.
 type Version = presence.Version

@@ -19,51 +19,51 @@ import (
 )
 
 const (
-	// TopMost is how many counters a list of those that gained most in a step has. Those with more than a
-	// thousandth of what all gained are fewer.
+	// TopMost is the maximum length of a top list. Fewer than TopMost counters can have more than a thousandth of all
+	// increments.
 	TopMost = 1000
-	// MaxTop is how many one answer has.
+	// MaxTop is the maximum number of counters in one answer.
 	MaxTop = 100
 
 	maxPruned  = 4 * TopMost     // keys of a pruned map
-	topLooked  = 64              // counters, at least, whose gain is read for an answer
-	blockSteps = 16              // closed steps whose lists are remembered as one sum
-	topBlocks  = 512             // such sums that a process remembers; the one not asked for longest goes
-	closeLate  = 5 * time.Second // after its end a step is closed: slow writes have marked by then
-	stepLate   = time.Minute     // after its end nobody counts or marks in a step any more
-	maxBehind  = 256             // long steps that are closed late, after nobody ran for a while
+	minRead    = 64              // candidates, at least, whose history is read for an answer
+	blockSteps = 16              // closed time buckets whose lists are cached as one sum
+	topBlocks  = 512             // sums in the cache
+	closeLate  = 5 * time.Second // from the end of a time bucket to closing it: slow writes have set their marks by then
+	stepLate   = time.Minute     // after the end of a time bucket, until nothing can count or be marked in it any more
+	maxBehind  = 256             // long time buckets that are closed late, when no process ran for a while
 )
 
-// Gained is a counter and what it gained.
+// Gained is a counter and its increment.
 type Gained struct {
 	Key   string `json:"key"`
 	Value int64  `json:"value"`
 }
 
-// TopList is what gained most in a step of time that is over, most first, at most TopMost.
+// TopList has the counters that gained most in a completed time bucket, most first, at most TopMost.
 type TopList struct {
-	Number int64 // of the step
+	Number int64 // index of the time bucket
 	Most   []Gained
 }
 
-// TopStore is the part of a store that knows which sums may have gained most.
+// TopStore is the part of a store that keeps candidates for top lists, and the lists. A match names a rule.
 type TopStore interface {
-	// Mark notes that keys may be among those under match that gained most in a step of the rule's finest bucket.
-	// Marks are as safe as changes, and stay until KeepTop.
+	// Mark marks keys as candidates in a time bucket of the rule's finest step. Marks are as durable as changes and
+	// stay until KeepTop.
 	Mark(ctx context.Context, match string, number int64, keys []string) error
-	// Marked returns the keys that are marked under match, by the numbers of the steps.
+	// Marked returns the marked keys of a rule by the index of the time bucket.
 	Marked(ctx context.Context, match string) (map[int64][]string, error)
-	// KeepTop keeps a list as long as kept says, and forgets that marks were marked in its step.
+	// KeepTop stores a list for that long, and deletes the given marks of its time bucket.
 	KeepTop(ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string) error
-	// TopLists returns the lists of the steps of a length from the number from to that before to, in any order.
+	// TopLists returns the lists of time buckets of length step, with the indexes from from to to-1, in any order.
 	TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]TopList, error)
-	// Running returns for each of keys, which are distinct, its newest slot of steps of that length, the zero Slot for none.
+	// Running returns for each of the distinct keys its newest slot of that step, or the zero Slot.
 	Running(ctx context.Context, keys []string, step time.Duration) ([]Slot, error)
-	// Histories returns for each of keys, which are distinct, what Reader.History does.
+	// Histories returns for each of the distinct keys the time buckets that Reader.History returns.
 	Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]Gain, error)
 }
 
-// HistoriesOf returns what Histories of a TopStore does, from a store that reads one counter as fast as many.
+// HistoriesOf implements TopStore.Histories for a store that gains nothing from reading several counters at once.
 func HistoriesOf(ctx context.Context, from Reader, keys []string, step time.Duration, first, to int64) ([][]Gain, error) {
 	all := make([][]Gain, len(keys))
 	for i, key := range keys {
@@ -75,18 +75,17 @@ func HistoriesOf(ctx context.Context, from Reader, keys []string, step time.Dura
 	return all, nil
 }
 
-// prunedMap says how much each key gained, and how much all did. It has at most maxPruned keys: when it is full, every key
-// loses what half of them have at most, and those that have nothing left go. So a key gained at least what keys says,
-// and at most missed more. Each time that missed grows by n, half of the keys lose n, so missed is at most
-// 2/maxPruned of the total, a 2,000th. This is the summary of Misra and Gries (Finding Repeated Elements, 1982), which
-// bounds the error as Space-Saving does (Metwally, Agrawal, El Abbadi, 2005; see Agarwal, Cormode, Huang, Phillips,
-// Wei, Yi: Mergeable Summaries, 2012).
+// prunedMap estimates the sum of each key within a bounded map: the summary of Misra and Gries (Finding Repeated
+// Elements, 1982), whose error bound is that of Space-Saving (Agarwal et al., Mergeable Summaries, 2012). When the
+// map is full, the median is subtracted from all keys, and keys without a rest are deleted. So the true sum of a key
+// is at least keys[key] and at most missed more. Each time missed grows by n, half of the keys lose n, so missed is
+// at most 2/maxPruned, a 2,000th, of the total.
 type prunedMap struct {
 	total, missed int64
 	keys          map[string]int64
 }
 
-// add returns what key gained at most.
+// add adds n to key and returns the upper bound of its sum.
 func (p *prunedMap) add(key string, n int64) int64 {
 	p.total = Saturated(p.total, n)
 	gained, ok := p.keys[key]
@@ -94,43 +93,43 @@ func (p *prunedMap) add(key string, n int64) int64 {
 		if len(p.keys) >= maxPruned {
 			p.missed = Saturated(p.missed, prune(p.keys))
 		}
-		key = strings.Clone(key) // it may be a part of a request
+		key = strings.Clone(key) // it may be a slice of a request
 	}
 	gained = Saturated(gained, n)
 	p.keys[key] = gained
 	return Saturated(gained, p.missed)
 }
 
-// prune takes from all keys what half of them have at most, and returns it. Keys that have nothing left go.
+// prune subtracts the median from all keys, deletes those without a rest, and returns the median.
 func prune(keys map[string]int64) int64 {
 	all := slices.AppendSeq(make([]int64, 0, len(keys)), maps.Values(keys))
 	slices.Sort(all)
-	least := all[len(all)/2]
+	median := all[len(all)/2]
 	for key, n := range keys {
-		if n > least {
-			keys[key] = n - least
+		if n > median {
+			keys[key] = n - median
 		} else {
 			delete(keys, key)
 		}
 	}
-	return least
+	return median
 }
 
-// openStep is what the counters of a rule gained in a running step, by changes of this process.
+// openStep has the increments of one running time bucket that this process made.
 type openStep struct {
 	prunedMap
-	marked map[string]bool // in the store
+	marked map[string]bool // keys that are marked in the store
 }
 
-// topOf is what a process knows of a rule with top.
+// topOf is the state of one rule with top.
 type topOf struct {
 	mu   sync.Mutex
-	open map[int64]*openStep // the newest step and its neighbours, since writes at the end of a step overlap
+	open map[int64]*openStep // the newest time bucket and its neighbours, because writes overlap its beginning and end
 
-	next []int64 // by bucket: the step whose list is to be made next; used by the closer alone
+	next []int64 // by resolution, the index of the next list to make; only the closer uses it
 }
 
-// at is called with mu.
+// at returns the open time bucket with that index. The caller holds mu.
 func (r *topOf) at(number int64) *openStep {
 	s := r.open[number]
 	if s == nil {
@@ -141,7 +140,8 @@ func (r *topOf) at(number int64) *openStep {
 	return s
 }
 
-// add reports whether key has to be marked: it is not, and may have gained more than a thousandth of all.
+// add adds n to key and reports whether key has to be marked: it is not marked yet, and may have more than a
+// thousandth of the total.
 func (r *topOf) add(number int64, key string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,7 +149,7 @@ func (r *topOf) add(number int64, key string, n int64) bool {
 	return s.add(key, n) > s.total/TopMost && !s.marked[key]
 }
 
-// isMarked reports whether key is marked in a step.
+// isMarked reports whether this process knows that key is marked in a time bucket.
 func (r *topOf) isMarked(number int64, key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,12 +157,12 @@ func (r *topOf) isMarked(number int64, key string) bool {
 	return s != nil && s.marked[key]
 }
 
-// mark notes that the store has marked keys.
+// mark notes that keys are marked in the store.
 func (r *topOf) mark(number int64, keys []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.open[number]
-	if s == nil { // of an earlier step
+	if s == nil { // the time bucket has been replaced by newer ones
 		return
 	}
 	for _, key := range keys {
@@ -170,27 +170,27 @@ func (r *topOf) mark(number int64, keys []string) {
 	}
 }
 
-// TopTracker knows what gains most under the rules with top. It is told of the changes of its process. The package doc says
-// how.
+// TopTracker finds the counters that gain most under the rules with top, from the changes of its process. The package's
+// documentation has the algorithm.
 type TopTracker struct {
 	store  TopStore
 	rules  map[*Rule]*topOf
 	blocks *lru.Cache[blockOf, map[string]int64]
 	log    zerolog.Logger
-	ahead  atomic.Int64 // nanoseconds that the clock of the store is ahead of ours
+	ahead  atomic.Int64 // how far the store's clock is ahead of this process's, in nanoseconds
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // the closer
 }
 
-// blockOf names the sum of blockSteps lists that follow each other.
+// blockOf names the sum of blockSteps consecutive lists.
 type blockOf struct {
 	rule  *Rule
-	level int // of the bucket
+	level int // index in rule.Buckets
 	first int64
 }
 
-// NewTopTracker returns a tracker of the changes that are made in store. Close ends it, and not the store.
+// NewTopTracker returns a tracker of changes in store. Close stops the tracker, not the store.
 func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker {
 	t := &TopTracker{store: store, rules: map[*Rule]*topOf{}, log: log}
 	for _, rule := range rules.All() {
@@ -210,18 +210,19 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 	return t
 }
 
-// Close waits for the closer.
+// Close stops the closer and waits for it.
 func (t *TopTracker) Close() error {
 	t.stop()
 	t.wg.Wait()
 	return nil
 }
 
-// now is the time by the clock of the store, as far as its last answer says it.
+// now returns the time by the store's clock, as estimated from its last answer.
 func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
 
-// Note takes what became of ops, before anybody is answered: it returns when what may have gained most is marked in the store.
-// An operation whose counters cannot be marked has an error then.
+// Note tracks the results of ops. It is called before the calls are answered, and returns when the new candidates
+// among the counters are marked in the store. If that fails, it replaces the results by the error: the caller repeats
+// the operation, and the replay marks the counter.
 func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 	type stepOf struct {
 		rule   *Rule
@@ -234,7 +235,7 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 	var newest time.Time
 	var due map[stepOf][]change
 	for i := range ops {
-		for j := range results[i].Counters { // an op that failed has none
+		for j := range results[i].Counters { // nil if the operation failed
 			c, is := &ops[i].Changes[j], &results[i].Counters[j]
 			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
 				continue
@@ -262,7 +263,7 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 		slices.Sort(keys)
 		keys = slices.Compact(keys)
 		if err := t.store.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
-			for _, c := range changes { // it was made, and may be repeated like one without an answer
+			for _, c := range changes { // the change was made, so this is like an answer that was lost
 				results[c.op] = Result{Err: err}
 			}
 			continue
@@ -271,11 +272,11 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 	}
 }
 
-// hasToMark reports whether the counter of c has to be marked in the step in which it gained. A replay may be of a change whose
-// process died before it marked.
+// hasToMark adds a change and reports whether its counter has to be marked. A replay adds nothing, but it may repeat
+// a change whose process died before it set the mark.
 func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
 	switch r := t.rules[c.Rule]; {
-	case r == nil: // a rule of others
+	case r == nil: // the tracker was made for other rules
 		return false
 	case replay:
 		return !r.isMarked(number, c.Key)
@@ -284,24 +285,25 @@ func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
 	}
 }
 
-// numberOf returns the number of the step at a time.
+// numberOf returns the index of the time bucket that contains a time.
 func numberOf(at time.Time, step time.Duration) int64 {
 	return floor(at.Unix(), int64(step/time.Second))
 }
 
-// Top returns the n counters of a rule that gained most in the time before now, most first. Its error is
-// ErrTime, ErrHistory or the store's.
+// Top returns the n counters of a rule that gained most in the time before now, most first. The error is ErrTime,
+// ErrHistory or that of the store.
 func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
 	now := t.now()
 	q, err := rule.Window(last, now)
 	if err != nil {
 		return nil, err
 	}
-	marked, err := t.store.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
+	// Marks are read before lists: a time bucket that is closed in between is then seen twice rather than not at all.
+	marked, err := t.store.Marked(ctx, rule.Match)
 	if err != nil {
 		return nil, err
 	}
-	q.To = min(q.To, numberOf(now, q.Step)+2) // a time may end in the future, and clocks differ
+	q.To = min(q.To, numberOf(now, q.Step)+2) // a window has no end; 2 because the store's clock may be ahead
 	sums := map[string]int64{}
 	level := slices.IndexFunc(rule.Buckets, func(b Bucket) bool { return b.Step == q.Step })
 	lists := topLists{t, rule, now, math.MaxInt64}
@@ -313,23 +315,24 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	}
 	fine := rule.Buckets[0].Step
 	maps.DeleteFunc(marked, func(number int64, _ []string) bool { return number < q.From*int64(q.Step/fine) })
-	looked, err := t.sumMarked(ctx, fine, marked, sums)
+	candidates, err := t.sumMarked(ctx, fine, marked, sums)
 	if err != nil {
 		return nil, err
 	}
 	all := ranked(sums)
-	for _, g := range all[:min(len(all), max(2*n, topLooked))] {
-		looked[g.Key] = true
+	for _, g := range all[:min(len(all), max(2*n, minRead))] {
+		candidates[g.Key] = true
 	}
-	// What made them the first is little more than a guess; what is answered is what they gained.
-	most, err := t.read(ctx, slices.Collect(maps.Keys(looked)), q)
+	// The sums of lists only choose the candidates: a counter is missing from the lists of time buckets in which it
+	// gained little. The answer has the increments from their histories.
+	most, err := t.read(ctx, slices.Collect(maps.Keys(candidates)), q)
 	if err != nil {
 		return nil, err
 	}
 	return most[:min(n, len(most))], nil
 }
 
-// ranked returns what counters gained, most first.
+// ranked returns the counters with the greatest sums first.
 func ranked(sums map[string]int64) []Gained {
 	all := make([]Gained, 0, len(sums))
 	for key, value := range sums {
@@ -343,8 +346,8 @@ func mostFirst(a, b Gained) int {
 	return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key))
 }
 
-// sumMarked adds what marked counters gained in the steps in which they are marked. It returns those of which only their
-// history says it, since they have gained more in a later step.
+// sumMarked adds to sums the increments of marked counters in the time buckets in which they are marked. It returns the
+// counters whose slot has moved on to a later time bucket, so that only their history has the increment.
 func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked map[int64][]string, sums map[string]int64) (past map[string]bool, err error) {
 	past = map[string]bool{}
 	newest := map[string]Slot{}
@@ -382,14 +385,14 @@ type topLists struct {
 	*TopTracker
 	rule *Rule
 	now  time.Time
-	open int64 // the first of the shortest steps that has marks: its list may have to be made yet
+	open int64 // index of the first of the finest time buckets that has marks, whose list may not exist yet
 }
 
-// sum adds up the lists of the steps of a bucket from a number to that before another.
+// sum adds to sums the lists of time buckets of a resolution, with the indexes from from to to-1.
 func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[string]int64) error {
 	step := l.rule.Buckets[level].Step
 	from = max(from, numberOf(l.now.Add(-listRetention(l.rule, level)), step))
-	to = min(to, numberOf(l.now, step)+2) // clocks differ
+	to = min(to, numberOf(l.now, step)+2) // the store's clock may be ahead
 	for from < to {
 		end := min(to, (floor(from, blockSteps)+1)*blockSteps)
 		block, err := l.block(ctx, level, from, end)
@@ -404,8 +407,9 @@ func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[s
 	return nil
 }
 
-// block returns the sum of at most blockSteps lists. Where a long step has none, those of its parts are added up: it is
-// not over, or nobody ran to make its list. A block is remembered when no further list can come into it.
+// block returns the sum of at most blockSteps lists. A long time bucket without a list, because it is running or
+// because no process ran to make it, is added up from the lists of its parts. A block is cached when none of its
+// lists can change any more.
 func (l topLists) block(ctx context.Context, level int, from, to int64) (map[string]int64, error) {
 	step, at := l.rule.Buckets[level].Step, blockOf{l.rule, level, from}
 	whole := to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate)) && (level > 0 || to <= l.open)
@@ -431,7 +435,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 		if err := l.sum(ctx, level-1, number*parts, (number+1)*parts, sums); err != nil {
 			return nil, err
 		}
-		whole = whole && isOver(number, step, l.now.Add(-listRetention(l.rule, level-1))) // else its list may still be made
+		whole = whole && isOver(number, step, l.now.Add(-listRetention(l.rule, level-1))) // until then its list may still be made
 	}
 	if whole {
 		for len(sums) > maxPruned {
@@ -442,7 +446,8 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 	return sums, nil
 }
 
-// read returns those of keys that gained something, most first.
+// read reads the histories of keys and returns those with a positive increment, most first. It reads in parts, with
+// pauses, because on one core a long computation delays all other calls.
 func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
 	gained := make([]Gained, 0, len(keys))
 	atOnce := int(max(1, stepsAtOnce/max(stepsOfRead, q.To-q.From)))
@@ -465,16 +470,17 @@ func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gai
 	return gained, nil
 }
 
-// isOver reports whether a step is over at a time.
+// isOver reports whether a time bucket has ended at a time.
 func isOver(number int64, step time.Duration, at time.Time) bool {
 	return (number+1)*int64(step/time.Second) <= at.Unix()
 }
 
-// run closes steps until ctx ends: soon after the end of each, and not all processes at once.
+// run closes time buckets soon after their end, until ctx ends. A random delay keeps processes from doing it all at
+// once.
 func (t *TopTracker) run(ctx context.Context) {
 	for {
 		wait := time.Hour
-		for rule := range t.rules { // until its next step can be closed, before a short one is no longer kept
+		for rule := range t.rules { // wait for the next end of a time bucket, and not longer: short ones expire soon
 			step, late := rule.Buckets[0].Step, t.now().Add(-closeLate)
 			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, closeLate)/2))
 		}
@@ -485,14 +491,14 @@ func (t *TopTracker) run(ctx context.Context) {
 		}
 		for rule, r := range t.rules {
 			if err := t.close(ctx, rule, r); err != nil && ctx.Err() == nil {
-				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: what gained most could not be noted")
+				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: a top list could not be stored; trying again")
 			}
 		}
 	}
 }
 
-// close makes lists of the steps of a rule that are over: of a short step from what is marked in it, of a long one from the lists
-// of its parts.
+// close makes the lists of a rule's completed time buckets: for the finest resolution from the marks, for the others
+// from the lists of their parts. Several processes may do it at once, because they read the same histories.
 func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	marked, err := t.store.Marked(ctx, rule.Match)
 	if err != nil {
@@ -503,7 +509,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 		if !isOver(number, fine, late) {
 			continue
 		}
-		listed, err := t.listed(ctx, rule, 0, number, number+1) // none, unless a mark came late
+		listed, err := t.listed(ctx, rule, 0, number, number+1) // not empty if a mark came after the list was made
 		if err == nil {
 			err = t.keep(ctx, rule, 0, number, append(listed, keys...), keys)
 		}
@@ -511,14 +517,14 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 			return err
 		}
 	}
-	closed := numberOf(late, fine) - 1 // the shorter steps before it are closed
+	closed := numberOf(late, fine) - 1 // finer time buckets before this index are closed
 	for level := 1; level < len(rule.Buckets); level++ {
 		step, parts := rule.Buckets[level].Step, int64(rule.Buckets[level].Step/rule.Buckets[level-1].Step)
 		closed = floor(closed, parts)
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			is, err := t.store.TopLists(ctx, rule.Match, step, number, number+1)
-			if err == nil && len(is) == 0 { // no other process has made it
+			if err == nil && len(is) == 0 { // otherwise another process has made it
 				var keys []string
 				if keys, err = t.listed(ctx, rule, level-1, number*parts, (number+1)*parts); err == nil {
 					err = t.keep(ctx, rule, level, number, keys, nil)
@@ -533,8 +539,8 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	return nil
 }
 
-// listRetention returns how long the lists of a bucket's steps are kept: as long as the bucket, and at least until the
-// list of the next coarser step, which is made of them, was made by a process that may have been away meanwhile.
+// listRetention returns how long lists of a resolution are kept: as long as its time buckets, but long enough to make
+// the list of the next coarser resolution from them, even by a process that was down meanwhile.
 func listRetention(rule *Rule, level int) time.Duration {
 	kept := rule.Buckets[level].Kept
 	if level+1 < len(rule.Buckets) {
@@ -543,7 +549,7 @@ func listRetention(rule *Rule, level int) time.Duration {
 	return kept
 }
 
-// listed returns the keys in the lists of the steps of a bucket from a number to that before another.
+// listed returns the keys in the lists of time buckets of a resolution, with the indexes from from to to-1.
 func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to int64) (keys []string, err error) {
 	lists, err := t.store.TopLists(ctx, rule.Match, rule.Buckets[level].Step, from, to)
 	for _, l := range lists {
@@ -554,7 +560,7 @@ func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to
 	return keys, err
 }
 
-// keep makes the list of a step of a bucket from keys, and forgets marks.
+// keep stores the list of a time bucket, made from the candidates keys, and deletes marks.
 func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
 	slices.Sort(keys)
 	step := rule.Buckets[level].Step
@@ -562,7 +568,7 @@ func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int
 	if err != nil {
 		return err
 	}
-	all := int64(0) // of these, so at most what was gained
+	all := int64(0) // the sum of the candidates, so at most that of all counters: the cut below never cuts too much
 	for _, g := range most {
 		all = Saturated(all, g.Value)
 	}
@@ -573,14 +579,14 @@ func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int
 	if err := t.store.KeepTop(ctx, rule.Match, step, list, listRetention(rule, level), marks); err != nil {
 		return err
 	}
-	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps}) // a mark may have come late
+	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps}) // a late mark changes a cached block
 	return nil
 }
 
-// ErrTop says that a match is no rule's, or of one without top.
+// ErrTop means that no rule has the match, or that the rule keeps no top lists.
 var ErrTop = errors.New("no top list")
 
-// TopRule is the rule with top that was written with match, or why there is none.
+// TopRule returns the rule with that match in the rules file. The error is ErrTop.
 func (r *Rules) TopRule(match string) (*Rule, error) {
 	switch rule := r.Of(match); {
 	case rule == nil:

@@ -1,25 +1,37 @@
--- counter_apply.lua: make operations on counters, in their order, each all or not at all.
+-- counter_apply.lua: make operations on counters in order, each as a whole or not at all.
 --
--- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s (see the README); in front of PostgreSQL four more: hc:{n}:d, :t, :j and
---          :a; with other regions three more: hc:{n}:f, :log and :gone. Then identities, named by their number. The keys of
---          one counter are made here, in the slot of its bucket; on a Cluster they are named, too, so that Redis refuses the
---          call before it begins when the slot is on its way and one of them is not here
--- ARGV     PUBLISH or SPUBLISH; how long an identity is remembered, ms; how many members one update names; how long a
---          ledger without a rule is kept, ms; how many values of a dimension are told apart; 1 in front of PostgreSQL;
---          this region, or "" when there are no others; of a bucket in front, the room for what is not persisted; 1: a
---          counter that does not exist is looked for elsewhere first; then
---          buckets: how many, and of each the number of its first key, and its channel;
---          rules: how many, and of each kind, floor or "", ceiling or "", how long its ledger is kept, ms, its match if it
---          has top lists, else "", and its steps: how many, and of each its length in s, and how long it is kept, ms;
---          operations, to the end: the number of the identity's key and of its bucket, or 0; 1: PostgreSQL does not know
---          the identity; how many changes; of each verb, key, number of bucket and rule, 1: it is nowhere else; then what
---          readers below say
--- Returns  "busy": a bucket is frozen. In front also "lost" and "full". Or results, one for each operation: "", "replay",
---          or why it is refused; the states of the counters after the call, in the order in which they are named first;
---          then, with fewer results, why the next operation cannot be made yet: 1: PostgreSQL has to be asked for its
---          identity; a list of counters that have to be looked for.
--- Safe to repeat and to arrive late: with an identity nothing is changed again. An operation without an identity is
--- the caller's to repeat or not. All is judged before the first write, but of registers. O(changes).
+-- It does in Redis what counter/judge.go does in Go. First it reads the arguments and all counters. Then it judges
+-- one operation after another and changes the states in memory only, so that a refusal never has to undo a write. At
+-- the end it writes states, histories, ledgers and identities, and publishes one update for each bucket. Registers are
+-- the exception: PFADD is the only way to learn whether they change, so they are written at once.
+--
+-- "In front" means that Redis is the cache tier of PostgreSQL (package tiered).
+--
+-- KEYS     for each bucket hc:{n}:c and hc:{n}:s (see the README); in front also hc:{n}:d, :t, :j and :a; with other
+--          regions also hc:{n}:f, :log and :gone. Then the keys of identities. The script makes the keys of a single
+--          counter itself, in the slot of its bucket. On a Cluster the call names them all the same, so that Redis
+--          refuses it at the start when the slot is being moved and one of them is on another node
+-- ARGV     1  PUBLISH or SPUBLISH
+--          2  how long an identity is remembered, ms
+--          3  maximum number of members that an update names
+--          4  retention of a ledger whose rule gives none, ms
+--          5  maximum number of values of a dimension with a count of their own
+--          6  1: in front
+--          7  this region, or "" without other regions
+--          8  in front, maximum number of changes of a bucket that are not persisted yet
+--          9  1: a counter that does not exist has to be looked for in the other bucket first
+--          10 number of buckets, and for each the index of its first key, and its channel
+--          then the number of rules, and for each: kind, floor or "", ceiling or "", retention of its ledger in ms, match
+--          if it has top lists or "", number of time bucket lengths, and for each its length in s and retention in ms
+--          then operations, to the end: index of the identity's key and index of its bucket, or 0 and 0; 1: PostgreSQL
+--          does not know the identity; number of changes, and for each verb, key, index of bucket, index of rule, 1:
+--          the counter is in no other bucket, and the arguments that readers (below) parse
+-- Returns  "busy": a bucket is frozen; in front also "lost": a bucket may have lost data, and "full": see ARGV[8].
+--          Otherwise four values: a list with "", "replay" or a refusal for each operation; a list of the states of the
+--          counters after the call, in the order of their first mention. If there are fewer results than operations,
+--          the next operation cannot be made yet: 1 if PostgreSQL has to be asked for its identity; a list of the
+--          counters that have to be loaded
+-- Safe to repeat and to arrive late for operations with an identity. Others are made again each time. O(changes).
 --#include counter_number.lua
 --#include counter_front.lua
 --#include counter_updates.lua
@@ -31,7 +43,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local nowText = string.format('%.0f', now)
 
--- What the call names, read once. states are by key, as nothing else has two of one key.
+-- One state for each key, however many changes name it: later changes see what earlier ones did.
 local ops, buckets, states, order, at = {}, {}, {}, {}, 10
 do
   for i = 1, tonumber(ARGV[10]) do
@@ -50,7 +62,7 @@ do
   at = 11 + 2 * #buckets
 end
 
--- list reads how many there are, and then so many.
+-- list parses a list: its length, then its elements.
 local function list()
   local all, n = {}, tonumber(ARGV[at])
   for i = 1, n do all[i] = ARGV[at + i] end
@@ -58,7 +70,7 @@ local function list()
   return all
 end
 
--- Of a step of time number is the running one, and head how that begins in the slots of a sum.
+-- Of a time bucket, number is the index of the running one, and head the beginning of its text in the slots of a sum.
 local rules = {}
 for i = 1, tonumber(ARGV[at]) do
   local rule, n = {kind = ARGV[at + 1], floor = ARGV[at + 2], ceiling = ARGV[at + 3], kept = tonumber(ARGV[at + 4]), top = ARGV[at + 5], steps = {}}, tonumber(ARGV[at + 6])
@@ -112,14 +124,16 @@ while ARGV[at] do
   ops[#ops + 1] = op
 end
 
--- keyOf is a key of a counter alone.
+-- keyOf returns the key with that prefix of one counter.
 local function keyOf(s, name) return journalKey(s.bucket.counters, name, s.key) end
 
+-- text returns the record of a counter as hc:{n}:c has it, or nil if the counter does not exist.
 local function text(s)
   if not s.kind then return nil end
   return s.kind .. ' ' .. s.value .. ' ' .. s.at .. ' ' .. s.incarnation .. string.format(' %.0f %.0f', s.sequence, s.entries) .. s.slots .. s.mark
 end
 
+-- load reads the records of all counters.
 local function load()
   for _, b in ipairs(buckets) do
     for from = 1, #b.keys, 1000 do
@@ -149,8 +163,8 @@ for _, b in ipairs(buckets) do
 end
 load()
 
--- unknown are the counters of an operation that have to be looked for elsewhere first: in front those whose rows nobody
--- has read, else those that do not exist, which another rule may have made in another bucket.
+-- unknown returns the keys of an operation's counters that may exist outside their bucket: in front, those that are not
+-- resident; otherwise those that do not exist, because a former rule may have put them into another bucket.
 local function unknown(op)
   local keys
   for _, c in ipairs(op.changes) do
@@ -163,18 +177,18 @@ local function unknown(op)
   return keys
 end
 
--- What is to be written, when all is judged. Registers alone are written at once.
+-- What to write after all operations are judged.
 local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, hot = {}, ids = {}, told = {}, tellings = {}}
 
 local regions = region and (function()
---#include counter_far.lua
+--#include counter_remote.lua
   return {
-    read = readFar, write = writeFar, elsewhere = elsewhere, takeAway = takeAway, after = after, noteChange = noteChange, bury = bury,
+    read = readRemote, write = writeRemote, elsewhere = elsewhere, takeAway = takeAway, after = after, noteChange = noteChange, bury = bury,
   }
 end)()
 
--- farOf is what a counter has of other regions. Who changes it sets moved. A counter that is not there has no parts:
--- what stands there was left by a process without regions that deleted it.
+-- farOf returns the replica state of a counter. Whoever changes it sets s.moved. A counter that does not exist has no
+-- parts: any that are stored were left by a process without regions, which deleted the counter.
 local function farOf(s)
   if not s.far then
     s.far = regions.read(redis.call('HGET', s.bucket.fars, s.key), s.kind)
@@ -190,26 +204,30 @@ local function deleted(b)
   return b.deleted
 end
 
+-- refuse returns a refusal. batch.go makes a counter.Conflict from it.
 local function refuse(s, c, why, detail)
   return {c.at, s.value, s.kind or c.rule.kind, why, detail or ''}
 end
 
+-- begin creates a counter: it gets the kind of its rule, and an incarnation that was never used for its key.
 local function begin(s, c)
   if not s.kind then
-    if region and c.rule.kind ~= 'exact' then farOf(s) end -- of a counter that is not there
+    if region and c.rule.kind ~= 'exact' then farOf(s) end -- before kind is set: farOf drops the parts of a missing counter
     s.kind = c.rule.kind
-    -- In front only this is newer than all that was lost.
-    local least = inFront and s.bucket.front.life or now
+    -- In front, the clock is not enough: versions that this Redis lost may be newer. front().least is above them.
+    local least = inFront and s.bucket.front.least or now
     s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
   end
 end
 
+-- moved gives a changed counter its next version. In front, it also raises an incarnation from before a loss of data.
 local function moved(s)
-  local life = inFront and s.bucket.front.life
-  if life and tonumber(s.incarnation) < life then s.incarnation = string.format('%.0f', life) end
+  local least = inFront and s.bucket.front.least
+  if least and tonumber(s.incarnation) < least then s.incarnation = string.format('%.0f', least) end
   s.sequence, s.at = s.sequence + 1, nowText
 end
 
+-- enter adds a ledger entry for a change after which the value is s.value.
 local function enter(s, c, name, delta)
   s.entries = s.entries + 1
   local key = keyOf(s, 'l')
@@ -223,7 +241,7 @@ local function enter(s, c, name, delta)
   l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason, 'by', c.by}
 end
 
--- tell notes that a counter changed. place: of a member whose place did.
+-- tell notes that a counter changed, for the publication.
 local function tell(s)
   local t = to.told[s.key]
   if not t then
@@ -234,6 +252,7 @@ local function tell(s)
   return t
 end
 
+-- tellMember notes that a member joined (true) or left (false).
 local function tellMember(t, name, is)
   if t.all then return end
   if t.places[name] == nil then t.count = t.count + 1 end
@@ -246,14 +265,15 @@ end
 local SHORT = 17
 local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
 
+-- number returns the value of a number after a change, or nil and the refusal. It changes nothing.
 local function number(s, c)
   local kind = s.kind or c.rule.kind
   if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
-  local mine = after -- this region's part is bounded like the total, whatever others take from that
+  local mine = after -- this region's part must fit in 64 bits, too, even when the parts of others make the total smaller
   if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(farOf(s), kind)) end
-  -- Parts may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
+  -- The increments of the shards may bring the value back into 64 bits, so a sharded sum is merged before it overflows.
   if spread(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
   if not mine then return nil, refuse(s, c, 'overflow') end
   if kind == 'exact' then
@@ -264,7 +284,8 @@ local function number(s, c)
   return after
 end
 
--- A step of time that is over goes to the history, in front to what is to be persisted.
+-- history returns the list of completed time buckets to append to a key: the history itself or, in front, the journal
+-- that the next checkpoint persists.
 local function history(key, s)
   local h = to.histories[key]
   if not h then
@@ -274,9 +295,11 @@ local function history(key, s)
   return h
 end
 
+-- within returns value + delta, or the nearest number of 64 bits.
 local function within(value, delta) return plus(value, delta) or string.sub(delta, 1, 1) == '-' and LEAST or MOST end
 
--- turn gives s the slots of a rule when they are not those already: a step is over, or the rule has others now.
+-- turn adds delta to the slots of s in the general case: a time bucket is complete and moves to the history, or the
+-- rule has other lengths than the slots.
 local function turn(s, rule, delta)
   local was, is = {}, {}
   for step, number, value in string.gmatch(s.slots, ' (%d+):(%d+):(%S+)') do was[step] = {tonumber(number), value} end
@@ -296,14 +319,15 @@ local function turn(s, rule, delta)
     end
     is[i] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2]
   end
-  for step, slot in pairs(was) do -- a rule of before has named it
+  for step, slot in pairs(was) do -- slots of a former rule stay as long as there is room for them
     if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end
   end
   return table.concat(is)
 end
 
--- gain adds to what a sum has gained in the running steps of time. marked: the change may move it in top lists, and nobody
--- has marked it yet.
+-- gain adds delta to the running time buckets of a sum. In the usual case all slots are those of the rule, in order,
+-- and the loop only replaces their numbers. With marked it also marks the sum as a candidate for the top list: the
+-- increments of shards have passed no TopTracker.
 local function gain(s, rule, delta, marked)
   if #rule.steps == 0 or s.kind ~= 'sum' then return end
   local is, from = {}, 1
@@ -319,7 +343,7 @@ local function gain(s, rule, delta, marked)
   end
 end
 
--- count counts an addition to a sum under its dimensions.
+-- count notes the values of the dimensions of an addition to a sum.
 local function count(s, c)
   if #c.dimensions == 0 or s.kind ~= 'sum' then return end
   local key = keyOf(s, 'e')
@@ -331,11 +355,13 @@ local function count(s, c)
   for i = 1, #c.dimensions, 2 do list[#list + 1] = {c.dimensions[i], c.dimensions[i + 1], c.delta} end
 end
 
+-- copy returns the fields of s that add changes.
 local function copy(s)
   return {s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries}
 end
 
--- add makes a list of additions, or none of them.
+-- add makes all additions of a list, or returns the refusal of one and makes none. Slots, dimensions and ledgers
+-- follow when no number can be refused any more.
 local function add(changes)
   local before = {}
   for i, c in ipairs(changes) do
@@ -346,7 +372,7 @@ local function add(changes)
         local o, b = states[changes[j].key], before[j]
         o.kind, o.value, o.at, o.incarnation, o.sequence, o.entries = b[1], b[2], b[3], b[4], b[5], b[6]
       end
-      refusal[2] = s.value -- as it was before the operation
+      refusal[2] = s.value -- the value before the operation, after the loop above restored it
       return refusal
     end
     if #changes > 1 then before[i] = copy(s) end
@@ -359,7 +385,7 @@ local function add(changes)
     local s = states[c.key]
     if c.verb ~= 'add' or s.kind == 'exact' then
       local last = s.value
-      s.value = c.after -- of the entry: the changes after it are in s already
+      s.value = c.after -- for the entry only: s.value already has the later changes of this list
       enter(s, c, c.verb ~= 'add' and c.verb or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
       s.value = last
     end
@@ -371,8 +397,9 @@ local function add(changes)
   end
 end
 
--- What follows makes the verbs but additions. To create a function is what a short run spends most of its time on: so these
--- are created when the first change needs them.
+-- others makes the functions for all verbs but additions. Lua creates a function object whenever it reaches a
+-- definition, and that is most of the time of a short run; additions, the most frequent changes, should not pay for
+-- these.
 local function others()
 --#include counter_set.lua
 --#include counter_steps.lua
@@ -421,13 +448,15 @@ local function others()
     end
   end
 
+  -- set returns the open set of a counter; fresh: an empty one, which replaces it.
   local sets = {}
   local function set(s, fresh)
     if fresh or not sets[s.key] then sets[s.key] = openSet(keyOf(s, 'm'), fresh) end
     return sets[s.key]
   end
 
-  -- journal is what became of members since the last checkpoint; fresh: of those before none is left.
+  -- journal returns the members that joined or left since the last checkpoint, for PostgreSQL; fresh: all earlier
+  -- members are gone.
   local function journal(s, fresh)
     if not inFront then return {} end
     local key = keyOf(s, 'p')
@@ -435,21 +464,22 @@ local function others()
     return to.journals[key].places
   end
 
-  -- keep is called before registers change.
+  -- keep preserves registers for the checkpoint that is being drained. It must be called before they change.
   local function keep(s)
     if inFront and not s.kept and s.was and string.sub(s.was, 1, 7) == 'unique ' then keepRegisters(s.bucket.counters, s.bucket.taken, s.key) end
     s.kept = true
   end
 
-  -- dropRegisters and observe write at once: it is certain by then that their operation is made.
-  -- When Redis refuses writes it refuses the first one of a script.
+  -- dropRegisters and observe write at once. That is safe: an operation with registers has one change, which cannot
+  -- be refused any more, and a Redis that refuses writes refuses the first write of a script, before anything is
+  -- changed.
   local function dropRegisters(s)
     keep(s)
     redis.call('UNLINK', keyOf(s, 'r'))
   end
 
-  -- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
-  -- Redis until it is persisted and over.
+  -- see adds members to the registers of the running time buckets of a unique, and deletes buckets that are no longer
+  -- needed: in front, those that are complete and persisted, otherwise those whose retention is over.
   local function see(s, c, names)
     if c.rule.kind ~= 'unique' then return end
     local list, b = keyOf(s, 'v'), s.bucket
@@ -462,7 +492,7 @@ local function others()
         if inFront then
           s.saw = true
           local gained = keyOf(s, 'b')
-          local h = history(gained, s) -- written at the end, after what a delete of this call takes away
+          local h = history(gained, s) -- written at the end, because a delete of this call has to come before it
           if not h[name] and (h.drop or redis.call('HEXISTS', gained, name) == 0) then
             h[name] = true
             h[#h + 1] = {name, '0', '0', string.format('%.0f', bucket.kept)}
@@ -485,7 +515,7 @@ local function others()
     end
   end
 
-  -- observe adds members to registers, of which nobody can tell who is new.
+  -- observe adds members to registers.
   local function observe(s, c)
     if #c.leave > 0 then return refuse(s, c, 'kind', 'unique') end
     keep(s)
@@ -500,9 +530,10 @@ local function others()
     see(s, c, names)
   end
 
-  -- HISTORIES are the names of all that a sum may have.
+  -- HISTORIES has the prefixes of all histories that a sum may have, one for each length of counter.BucketSteps.
   local HISTORIES = {'g1', 'g10', 'g60', 'g300', 'g900', 'g3600', 'g86400'}
 
+  -- change makes one change that is not an addition, or returns the refusal.
   local function change(c)
     local s = states[c.key]
     local kind = s.kind or c.rule.kind
@@ -551,7 +582,7 @@ local function others()
       end
       s.dropped = true
       to.ledgers[keyOf(s, 'l')] = {drop = true}
-      for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[keyOf(s, name)] = {bucket = b, drop = true} end -- whatever rules there were
+      for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[keyOf(s, name)] = {bucket = b, drop = true} end -- whichever lengths former rules had
       to.counts[keyOf(s, 'e')] = {bucket = b, drop = true}
       s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
       tell(s).all = true
@@ -577,7 +608,7 @@ local function others()
       begin(s, c)
       s.value = plus(string.format('%.0f', size), others)
       moved(s)
-      if size == 0 then set(s, true) end -- its parts go, too
+      if size == 0 then set(s, true) end -- deletes the hash with its number of parts
       local t, places = tell(s), journal(s)
       for _, m in ipairs(changed) do
         tellMember(t, m[1], m[2])
@@ -591,6 +622,7 @@ local function others()
   end
 end
 
+-- make makes an operation, or returns the refusal.
 local change, keepSets
 local function make(op)
   local c = op.changes[1]
@@ -610,6 +642,9 @@ end
 
 local function replay(op) return op.id and (to.ids[op.id] or redis.call('EXISTS', op.id) == 1) end
 
+-- Judge the operations in order. At the first one that cannot be judged yet, because a counter has to be loaded or
+-- PostgreSQL may know its identity, stop: later operations must not overtake it. missing then has all keys that the
+-- rest of the call lacks, so that one round trip loads them.
 local results, ask, missing = {}, 0, {}
 for i, op in ipairs(ops) do
   local repeated = replay(op)
@@ -631,7 +666,7 @@ for i, op in ipairs(ops) do
   end
 end
 
--- From here on all is written.
+-- Everything is judged; from here on the script writes.
 local after = {}
 for i, key in ipairs(order) do
   local s = states[key]
@@ -653,6 +688,7 @@ for i, key in ipairs(order) do
     redis.call('HDEL', s.bucket.counters, key)
   end
 end
+-- With other regions, write replica state and put changed counters into the log of their bucket.
 for _, key in ipairs(region and order or {}) do
   local s = states[key]
   local b, is, was = s.bucket, s.is, s.was or nil
@@ -668,6 +704,7 @@ for key, is in pairs(to.hot) do
   local list = string.sub(states[key].bucket.counters, 1, -2) .. 'h'
   if is then redis.call('HSET', list, key, '') else redis.call('HDEL', list, key) end
 end
+-- Ledgers are trimmed here, at most 256 entries at a time.
 for ledger, l in pairs(to.ledgers) do
   if l.drop then redis.call('UNLINK', ledger) end
   for _, e in ipairs(l) do redis.call('XADD', ledger, unpack(e)) end
@@ -695,7 +732,7 @@ for key, h in pairs(to.histories) do
     for i, g in ipairs(h) do list[i] = g[2] .. ':' .. g[3] .. ' ' end
     redis.call('APPEND', key, table.concat(list))
     redis.call('PEXPIRE', key, string.format('%.0f', h.kept + 3000 * h.step))
-    -- What is kept long enough goes when it is a quarter of what stays: so each is moved four times at most.
+    -- Expired entries are cut off when they are a quarter of the rest, so an entry is copied four times at most.
     local function over(number, kept) return (tonumber(number) + 2) * 1000 * h.step <= now - kept end
     if over(string.match(redis.call('GETRANGE', key, 0, 20), '^%d+'), h.kept * 1.25) then
       local stays, text = 1, redis.call('GET', key)
@@ -707,7 +744,8 @@ for key, h in pairs(to.histories) do
     end
   end
 end
--- A field is name:value. Of the empty value it has what was counted under values that are not kept, and how many are.
+-- A field is name:value. The field of the empty value has the shared count of all values without a field, and the
+-- number of those with one.
 for key, list in pairs(to.counts) do
   if list.drop then redis.call('UNLINK', key) end
   for _, d in ipairs(list) do
@@ -760,6 +798,6 @@ for _, key in ipairs(to.tellings) do
 end
 for b, updates in pairs(news) do
   publishUpdates(command, b.channel, b.state, updates)
-  if region then redis.call('HINCRBY', b.state, 'shared', 1) end -- it is in the log
+  if region then redis.call('HINCRBY', b.state, 'shared', 1) end -- counter_log.lua compares it with the number of publications
 end
 return {results, after, ask, missing}

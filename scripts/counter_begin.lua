@@ -1,14 +1,17 @@
--- counter_begin.lua: begin a generation in a bucket, or find the bucket good on this run of the server.
+-- counter_begin.lua: begin a generation in a bucket, or confirm its generation on this run of the server.
 --
--- KEYS     the six of the bucket, hc:{n}:u
--- ARGV     adopt or begin; the generation; begin: highest incarnation that was deleted, adopt: least incarnation of a counter
---          that changes from now on, since this run may have lost versions that were told; until when identities that
---          are not known are to be looked for, ms; what names of the bucket begin with; 1 when PostgreSQL
---          has all counters of a bucket without a generation
--- Returns  1; -2 when the bucket has no generation, but counters that nobody has carried into PostgreSQL; 0 when the bucket is of a newer generation, or, for adopt, of another; -1 when no front has been there
---          but a region with others, whose counters are nowhere else
--- Safe to repeat and to arrive late: a generation begins once. begin removes all there is of the bucket; its
--- names are made here, all in its slot, because only the bucket knows them. O(what is in the bucket).
+-- KEYS     hc:{n}:c, :s, :d, :t, :j, :a, :u
+-- ARGV[1]  begin: empty the bucket and begin a generation
+--          adopt: keep the bucket, which is complete but may lack the last acknowledged changes
+-- ARGV[2]  the generation
+-- ARGV[3]  begin: the highest incarnation that was deleted   adopt: the lowest incarnation of counters that change from
+--          now on, so that their versions are newer than those that may have been lost
+-- ARGV[4]  until when unknown identities have to be looked up in PostgreSQL, ms   ARGV[5] prefix of the bucket's keys
+-- ARGV[6]  1: PostgreSQL has all counters of a bucket without a generation
+-- Returns  1: done; 0: the bucket has a newer generation, or for adopt another one; -1: the bucket belongs to a store with
+--          other regions, whose counters exist nowhere else; -2: it has counters that PostgreSQL does not have
+-- Safe to repeat and to arrive late, because a generation begins once. begin makes the keys that it deletes, all in the
+-- bucket's slot, because only the bucket knows its counters. O(size of the bucket).
 --#include counter_steps.lua
 
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')

@@ -1,11 +1,11 @@
--- counter_dimension.lua: read what a sum counted under one dimension.
+-- counter_dimension.lua: read the counts of one dimension of a sum.
 --
--- KEYS     hc:{n}:c, hc:{n}:s; then what it counted; in front instead hc:{n}:d, hc:{n}:t and what is not persisted,
---          since the last checkpoint and in it
--- ARGV     its key; the dimension
--- Returns  its state or ""; a list of values and counts, of the empty value "other kept". In front its state or "";
---          1 when PostgreSQL has the counts of an earlier life at most; what hc:{n}:t says of it; the list of the checkpoint;
---          the list since then. Or "lost".
+-- KEYS     hc:{n}:c, hc:{n}:s; then the counts. In front instead hc:{n}:d, hc:{n}:t, and the counts since the checkpoint
+--          and those of the checkpoint
+-- ARGV     the counter's key; the dimension
+-- Returns  its state or ""; a list of values and counts, where the empty value has "shared-count values". In front its
+--          state or ""; 1 if the counts in PostgreSQL, if any, are of an earlier incarnation; its field of hc:{n}:t; the
+--          list of the checkpoint; the list since then. Or "lost"
 -- It writes nothing. O(values of all dimensions).
 --#include counter_front.lua
 

@@ -1,11 +1,12 @@
--- counter_evict.lua: let counters of a bucket go that nobody touched for long, or that are named.
+-- counter_evict.lua: evict counters of a bucket from the cache tier: those that were not used for long, or given ones.
 --
--- KEYS     the six of the bucket
--- ARGV     how long, ms; how many at most; what names of the bucket begin with; of named ones, in a bucket that the caller
---          holds still, PUBLISH or SPUBLISH, the channel, and their keys: their rows were replaced, so watchers read anew
--- Returns  how many went; -1 when a named one stays
--- Safe to repeat: what is dirty or on its way to PostgreSQL stays. The names of sets are made here, in the
--- bucket's slot. O(counters).
+-- KEYS     hc:{n}:c, :s, :d, :t, :j, :a
+-- ARGV     how long a counter was not used, ms; maximum number of counters; prefix of the bucket's keys. For given counters,
+--          whose rows were replaced while the caller had the bucket frozen, also PUBLISH or SPUBLISH, the channel, and
+--          their keys; watchers then read them again
+-- Returns  how many counters were evicted; -1 if one of the given ones stays
+-- Safe to repeat: counters that are not persisted yet stay. The script makes the keys that it deletes, in the bucket's
+-- slot. O(counters).
 --#include counter_steps.lua
 
 local clock = redis.call('TIME')
@@ -25,8 +26,8 @@ for _, key in ipairs(old) do
 end
 if gone > 0 then redis.call('HINCRBY', KEYS[2], 'left', gone) end
 if not named then return gone end
-redis.call('HINCRBY', KEYS[2], 'left', 1) -- also for one that is on its way here
+redis.call('HINCRBY', KEYS[2], 'left', 1) -- changes the ticket, so that a load of an old row under way fails
 local told = redis.call('HINCRBY', KEYS[2], 'told', 3)
 redis.call(ARGV[4], ARGV[5], string.format('%.0f', told - 2))
-redis.call(ARGV[4], ARGV[5], string.format('%.0f', told)) -- a gap
+redis.call(ARGV[4], ARGV[5], string.format('%.0f', told)) -- the gap between both makes every feed read again
 return gone == #old and gone or -1

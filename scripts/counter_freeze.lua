@@ -1,9 +1,9 @@
--- counter_freeze.lua: hold a bucket still, so that nothing changes while rows behind it are replaced.
+-- counter_freeze.lua: freeze a bucket, so that no counter changes while its rows in PostgreSQL are replaced.
 --
 -- KEYS[1]  hc:{n}:s
--- ARGV[1]  id of who freezes   ARGV[2]  freeze, hold or thaw   ARGV[3]  for how long, ms
--- Returns  1; 0 when it is frozen by somebody else, or, for hold and thaw, not frozen by ARGV[1] all the time
--- Safe to repeat and to arrive late: a freeze ends by itself. O(1).
+-- ARGV[1]  id of the caller   ARGV[2]  freeze, hold (extend) or thaw   ARGV[3]  for how long, ms
+-- Returns  1; 0: another caller has frozen the bucket, or for hold and thaw, the freeze of ARGV[1] has ended
+-- Safe to repeat and to arrive late, because a freeze expires. O(1).
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

@@ -1,27 +1,31 @@
--- counter_front.lua: what a bucket knows of PostgreSQL behind it. It is no script: it is included.
+-- counter_front.lua: a bucket of the cache tier in front of PostgreSQL. Other scripts include this file; it does not
+-- run by itself. Package tiered explains generations and checkpoints.
 
--- run is this run of this server, so that a restart or a failover is noticed.
+-- run is the run_id of this server, which changes with a restart or a failover.
 local run
 
--- front is the bucket's part, or nil when the bucket may have lost its memory: it has no
--- generation, or was not found good since the server started.
+-- front returns what the bucket notes of the cache tier, or nil when the bucket may have lost data: it has no
+-- generation, or no process has checked it since this server started.
 local function front(state)
   run = run or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   local f = redis.call('HMGET', state, 'generation', 'run', 'asks', 'left', 'pending', 'life')
   if not f[1] or f[2] ~= run then return nil end
   return {
     generation = tonumber(f[1]), asks = tonumber(f[3]), ticket = f[1] .. ' ' .. f[4], pending = tonumber(f[5] or 0),
-    life = math.max(tonumber(f[1]), tonumber(f[6] or 0)), -- the least incarnation of a counter that changes
+    least = math.max(tonumber(f[1]), tonumber(f[6] or 0)), -- the lowest incarnation of a counter that changes
   }
 end
 
--- JOURNALS are what changed of a counter since the last checkpoint: members, history, dimensions. Their keys, and those
--- where a checkpoint sets them aside, are made here, in the slot of the bucket.
+-- JOURNALS has the prefixes of a counter's journals, which list the changes since the last checkpoint of members (p),
+-- history (b) and dimensions (e). A checkpoint renames them to pt, bt and et. journalKey makes their keys, in the
+-- bucket's slot.
 local JOURNALS = {'p', 'b', 'e'}
 local function journalKey(counters, name, key) return string.sub(counters, 1, -2) .. name .. ':' .. key end
 
--- fix keeps a counter as the checkpoint that is being persisted has it. It is called before the counter changes for the
--- first time since, or when it is drained: so values, and the identities of who changed them, are of one moment.
+-- fix preserves a counter for the checkpoint that is being drained. A checkpoint only renames the list of changed
+-- counters; their states are copied here, before the counter's first change after that, or when it is drained. So all
+-- values of a checkpoint, and the identities of the operations that led to them, belong to one moment. The flag '' or
+-- 'x' means that no state has been copied yet; 'x' also means that the counter was deleted during the interval.
 local function fix(counters, taken, key, state)
   local flag = redis.call('HGET', taken, key)
   if flag ~= '' and flag ~= 'x' then return end
@@ -32,8 +36,9 @@ local function fix(counters, taken, key, state)
   end
 end
 
--- keepRegisters keeps the registers of a unique as the checkpoint that is being persisted has them. It is called before they
--- change. When there are none, after a reset, that is kept.
+-- keepRegisters preserves the registers of a unique for the checkpoint that is being drained. It must be called
+-- before they change. An empty string stands for no registers, after a reset; otherwise a later call would copy newer
+-- ones.
 local function keepRegisters(counters, taken, key)
   local aside = journalKey(counters, 'rt', key)
   if redis.call('HEXISTS', taken, key) == 1 and redis.call('EXISTS', aside) == 0
@@ -42,7 +47,8 @@ local function keepRegisters(counters, taken, key)
   end
 end
 
--- wasDeleted reports whether a counter was deleted since PostgreSQL learned of it: of an earlier life it has the rows.
+-- wasDeleted reports whether a counter was deleted and PostgreSQL does not know yet, so that its rows are of an earlier
+-- incarnation.
 local function wasDeleted(dirty, taken, key)
   return redis.call('HGET', dirty, key) == 'x' or string.sub(redis.call('HGET', taken, key) or '', 1, 1) == 'x'
 end

@@ -1,8 +1,8 @@
--- counter_ledger.lua: read the entries of a counter that are not persisted.
+-- counter_ledger.lua: read the ledger entries of a counter that PostgreSQL does not have.
 --
 -- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:d, hc:{n}:t, the ledger
--- ARGV     its key; the first entry; how many at most
--- Returns  its state or ""; 1 when PostgreSQL has entries of an earlier life at most; entries. Or "lost".
+-- ARGV     the counter's key; the first entry; maximum number of entries
+-- Returns  its state or ""; 1 if the entries in PostgreSQL, if any, are of an earlier incarnation; entries. Or "lost"
 -- It writes nothing. O(entries).
 --#include counter_front.lua
 

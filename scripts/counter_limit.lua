@@ -1,22 +1,23 @@
--- counter_limit.lua: let a call on a limit pass, or not. It judges as package counter/limit does,
--- whose doc has the three algorithms.
+-- counter_limit.lua: judge a call on a limit as package counter/limit does, whose documentation has the three
+-- algorithms.
 --
--- KEYS[1]  hc:limit:<algorithm>:<window>:<key>, whose state it is:
---          fixed, sliding: string 'start last this'. When the newest window began, what passed
---          in the one before it, and in it
---          log: list, oldest first, of 'at cost sum'. Each call that passed, and the sum with it
+-- KEYS[1]  hc:limit:<algorithm>:<window>:<key>, the state:
+--          fixed, sliding: string 'start last this': the start of the newest window, the cost permitted in the window
+--          before it, and in it
+--          log: list, oldest first, of 'at cost sum': each permitted call, and the running sum including it
 -- ARGV[1]  fixed, sliding or log   ARGV[2]  window, ms   ARGV[3]  limit   ARGV[4]  cost
--- Returns  1 when it passes, else 0; what remains; ms until the call would pass, or all is back
--- A refused call writes nothing, so it may run twice. One that passes costs each time it runs.
--- The key ends with what it counts. O(1); log: O(log n), and what is too old goes.
+-- Returns  1: permitted, 0: refused; the remaining cost; ms until the call would be permitted, or until the whole limit
+--          is available again
+-- A refused call writes nothing. A permitted call costs each time it runs. The key expires when its state no longer
+-- affects any call. O(1); log: O(log n), plus the expired entries that it deletes.
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local key, algorithm = KEYS[1], ARGV[1]
 local window, limit, cost = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- share is a * b / c, rounded down, and what is left over. A number has 53 bits: a and c are under
--- 2^40, b under 2^36 is taken in three digits of 12 bits, and the share is under 2^53.
+-- share returns a * b / c, rounded down, and the remainder. Numbers have only 53 bits, so it divides like on paper: a
+-- and c are under 2^40, and b, under 2^36, is taken in three digits of 12 bits. The result is under 2^53.
 local function share(a, b, c)
   local quotient, rest = 0, 0
   for _, unit in ipairs({16777216, 4096, 1}) do
@@ -27,15 +28,16 @@ local function share(a, b, c)
   return quotient, rest
 end
 
+-- windows judges a call on a fixed or sliding limit.
 local function windows()
   local start, last, this = string.match(redis.call('GET', key) or '0 0 0', '^(%d+) (%d+) (%d+)$')
   start, last, this = tonumber(start), tonumber(last), tonumber(this)
   local begin = now - now % window
-  if begin > start then -- a clock that went back stands still
+  if begin > start then -- a clock that goes back stays in the newest window
     last = begin == start + window and this or 0
     start, this = begin, 0
   end
-  local before = 0 -- what the window before counts for
+  local before = 0 -- the weighted cost of the window before
   local stop = start + window
   if algorithm == 'sliding' then
     local whole, rest = share(last, window - math.max(now - start, 0), window)
@@ -59,6 +61,7 @@ local function windows()
   return {0, math.max(limit - before - this, 0), stop - now}
 end
 
+-- entry returns the time, cost and running sum of an entry of the log.
 local function entry(place)
   local found = redis.call('LRANGE', key, place, place)[1]
   if not found then return nil end
@@ -66,7 +69,8 @@ local function entry(place)
   return tonumber(at), tonumber(price), tonumber(sum)
 end
 
--- first is the first place from low up to high whose entry fits; all after it fit, too.
+-- first returns the index of the first entry from low to high that fits, by binary search: all entries after it fit,
+-- too.
 local function first(low, high, fits)
   while low < high do
     local middle = math.floor((low + high) / 2)
@@ -75,6 +79,7 @@ local function first(low, high, fits)
   return low
 end
 
+-- log judges a call on a limit with the algorithm log.
 local function log()
   local size, at, gone, sum = redis.call('LLEN', key), now, 0, 0
   local young = 0
@@ -91,7 +96,7 @@ local function log()
   end
   local used = sum - gone
   if used + cost > limit then
-    local need = gone + used + cost - limit -- all that passed until this sum has to go
+    local need = gone + used + cost - limit -- the entries up to this sum have to expire first
     local when = entry(first(young, size - 1, function(_, _, with) return with >= need end))
     return {0, math.max(limit - used, 0), when + window - now}
   end

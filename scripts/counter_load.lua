@@ -1,11 +1,11 @@
--- counter_load.lua: put counters that PostgreSQL has, or that do not exist, into one bucket.
+-- counter_load.lua: make counters resident in a bucket, with the state that PostgreSQL has, or as not existing.
 --
--- KEYS     the six of the bucket; then sets or registers and what was staged for them, named by their number
--- ARGV[1]  the bucket's ticket, from before PostgreSQL was read
--- ARGV[2]  JSON: [{"key":…,"state":state or "-","set":9,"staged":10}]
--- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since;
---          "lost"
--- Safe to repeat and to arrive late: the ticket says so. O(counters).
+-- KEYS     hc:{n}:c, :s, :d, :t, :j, :a; then sets or registers, and their staged contents
+-- ARGV[1]  the bucket's ticket from before PostgreSQL was read: its generation, and how many counters were evicted
+-- ARGV[2]  JSON: [{"key":…,"state":state or "-","set":index of a key,"staged":index of a key}]
+-- Returns  "ok": every counter is resident now, loaded by this or another call; "moved": counters were evicted since, so
+--          the rows may be older than what the bucket had meanwhile; "lost"
+-- Safe to repeat and to arrive late, because it checks the ticket. O(counters).
 --#include counter_front.lua
 
 local f = front(KEYS[2])

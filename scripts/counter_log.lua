@@ -1,24 +1,26 @@
--- counter_log.lua: what a region has to tell others of counters of a bucket.
+-- counter_log.lua: read counters of a bucket for a replication batch to another region.
 --
 -- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:f, hc:{n}:log
--- ARGV[1]  this region   ARGV[2] the log that the other has, or ''; 'keys': tell of those in ARGV[5…]
--- ARGV[3]  the place up to which it has that log   ARGV[4] how many counters at most
--- Returns  the name of the region, '' and other when this Redis is another region's than ARGV[1]; or the number of the log, the place up to which this tells it (with keys how many of them), and all (that log does not reach back: all
---          counters have to be told), more or end; then for each counter seven: key, kind or '' when it was
---          deleted, when it changed, died, emptied, its parts, and registers of a unique.
--- A log ends with the run of its server: a server that comes back may have forgotten places that others have. It
--- begins a log when there is none, which may happen twice, and writes nothing else. O(counters).
+-- ARGV[1]  this region   ARGV[2] the log that the peer has, or ''; 'keys': read the counters in ARGV[5…]
+-- ARGV[3]  the position up to which the peer has that log   ARGV[4] maximum number of counters
+-- Returns  the region of this Redis, '' and 'other' if it is not ARGV[1]. Otherwise the number of the log; the position that
+--          this batch reaches (with keys: how many of them it has); 'all' (the log does not reach back to the peer's
+--          position, so the whole bucket has to be sent), 'more' or 'end'; then for each counter seven values: key,
+--          kind or '' if it was deleted, time of its last change, died, emptied, its parts, and registers of a unique
+-- A log ends with the run of its server, because a restarted server may have lost positions that peers have. The script
+-- begins a log when there is none, and writes nothing else; it is safe to repeat. O(counters).
 --#include counter_number.lua
---#include counter_far.lua
+--#include counter_remote.lua
 
-local REGISTERS = 262144 -- bytes of them in one answer, about
+local REGISTERS = 262144 -- bytes of registers after which a batch ends
 local region, has, cursor, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local s = redis.call('HMGET', KEYS[2], 'log', 'logrun', 'places', 'trimmed', 'region', 'told', 'shared', 'alone')
 local log, places, trimmed = s[1], tonumber(s[3] or 0), tonumber(s[4] or 0)
 if s[5] and s[5] ~= region then return {s[5], '', 'other'} end
 if not s[5] then redis.call('HSET', KEYS[2], 'region', region) end
--- Publications of processes without regions, whose changes are in no log.
+-- alone is the number of publications by processes without regions, which write no log: when it grows, the log lacks
+-- changes.
 local alone = string.format('%.0f', tonumber(s[6] or 0) - tonumber(s[7] or 0))
 if not log or s[2] ~= run or s[8] ~= alone then
   local clock = redis.call('TIME')
@@ -29,28 +31,29 @@ end
 
 local out, bytes = {log, '', 'end'}, 0
 local tag = string.match(KEYS[1], '^(hc:{n%d+}:)')
+-- tell adds a counter to the batch. This region's own part is computed from the record.
 local function tell(key)
   local text = redis.call('HGET', KEYS[1], key)
-  local kind, value, at, life, sequence = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
+  local kind, value, at, incarnation, sequence = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
   if kind == 'exact' then return end
-  if sequence == '0' then kind = nil end -- nobody has touched it since it was deleted
-  local far = readFar(redis.call('HGET', KEYS[3], key), kind)
-  if not kind and far.died == 0 then return end
+  if sequence == '0' then kind = nil end -- deleted elsewhere, and not changed since: see closing in counter_merge.lua
+  local remote = readRemote(redis.call('HGET', KEYS[3], key), kind)
+  if not kind and remote.died == 0 then return end
   local parts, registers = {}, ''
   if kind then
-    local mine = {region = region, life = tonumber(life), sequence = tonumber(sequence), value = '0', at = 0, base = '0'}
-    local own = far.by[partName(kind, region, mine.life)]
+    local mine = {region = region, incarnation = tonumber(incarnation), sequence = tonumber(sequence), value = '0', at = 0, base = '0'}
+    local own = remote.by[partName(kind, region, mine.incarnation)]
     if own then mine.at, mine.base = own.at, own.base end
-    if kind ~= 'unique' then mine.value = minus(value, elsewhere(far, kind)) end
-    if not mine.value then return end -- it left 64 bits before that was refused
+    if kind ~= 'unique' then mine.value = minus(value, elsewhere(remote, kind)) end
+    if not mine.value then return end -- an overflow from before scripts refused it
     parts[1] = partText(mine)
-    for _, p in ipairs(far.list) do
+    for _, p in ipairs(remote.list) do
       if p ~= own then parts[#parts + 1] = partText(p) end
     end
     if kind == 'unique' then registers = redis.call('GET', tag .. 'r:' .. key) or '' end
   end
   bytes = bytes + #registers
-  for _, is in ipairs({key, kind or '', at or '0', string.format('%.0f', far.died), string.format('%.0f', far.emptied), table.concat(parts), registers}) do
+  for _, is in ipairs({key, kind or '', at or '0', string.format('%.0f', remote.died), string.format('%.0f', remote.emptied), table.concat(parts), registers}) do
     out[#out + 1] = is
   end
 end

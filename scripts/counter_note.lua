@@ -1,9 +1,10 @@
--- counter_note.lua: note in a bucket identities, and the highest incarnation that PostgreSQL has deleted.
+-- counter_note.lua: note identities in a bucket, and the highest incarnation that PostgreSQL deleted.
 --
 -- KEYS     hc:{n}:s, hc:{n}:j; then identities
--- ARGV     how long an identity is remembered, ms; highest incarnation that was deleted; 1: a front persists them
+-- ARGV     how long an identity is remembered, ms; highest incarnation that was deleted; 1: the next checkpoint has to
+--          persist the identities
 -- Returns  1
--- Safe to repeat and to arrive late: both only grow. O(identities).
+-- Safe to repeat and to arrive late, because both only grow. O(identities).
 
 local fresh = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[1], 'generation') == 1
 for i = 3, #KEYS do

@@ -1,9 +1,9 @@
--- counter_number.lua: whole numbers of 64 bits as decimal strings, for Lua's own
--- numbers are exact only up to 2^53. It is no script: it is included.
+-- counter_number.lua: integers of 64 bits as decimal strings, because Lua's numbers are exact only up to 2^53. Other
+-- scripts include this file; it does not run by itself.
 
 local MOST, LEAST = '9223372036854775807', '-9223372036854775808'
 
--- compare is below 0, 0 or above 0, as a is less than, equal to or more than b.
+-- compare returns a number below, equal to or above 0 if a is less than, equal to or greater than b.
 local function compare(a, b)
   if a == b then return 0 end
   local below = string.sub(a, 1, 1) == '-'
@@ -13,6 +13,7 @@ local function compare(a, b)
   return below and -order or order
 end
 
+-- A limb has 7 decimal digits: three limbs hold any 64 bits.
 local LIMB = 10000000
 
 local function limbs(text)
@@ -29,7 +30,7 @@ local function carry(low, middle, high)
   return low, middle - over * LIMB, high + over
 end
 
--- plus is a + b, or nil when that leaves 64 bits.
+-- plus returns a + b, or nil if it overflows 64 bits. Up to 15 digits Lua's numbers are exact.
 local function plus(a, b)
   if #a <= 15 and #b <= 15 then return string.format('%.0f', tonumber(a) + tonumber(b)) end
   local a0, a1, a2 = limbs(a)
@@ -47,7 +48,7 @@ local function plus(a, b)
   return text
 end
 
--- opposite is -a, or nil when that leaves 64 bits.
+-- opposite returns -a, or nil if it overflows 64 bits.
 local function opposite(a)
   if a == '0' then return a end
   if a == LEAST then return nil end
@@ -55,7 +56,7 @@ local function opposite(a)
   return '-' .. a
 end
 
--- minus is a - b, or nil when that leaves 64 bits, or one of them has.
+-- minus returns a - b, or nil if it overflows 64 bits or an operand is nil.
 local function minus(a, b)
   if not a or not b then return nil end
   if b ~= LEAST then return plus(a, opposite(b)) end

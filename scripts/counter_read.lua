@@ -1,11 +1,11 @@
 -- counter_read.lua: read counters, and whether a member is in them.
 --
--- KEYS     hc:{n}:c, hc:{n}:s of each bucket, in front six; then sets
--- ARGV     hash of the member or ""; how long after its last touch a counter that is read is young again, ms, or 0: there is
---          nothing behind Redis; then for each counter its key, the number of its bucket's first key, and of its set's
--- Returns  a list, per key: its state or "", 1 when the member is in its set;
---          in front then the bucket's generation. Or "lost".
--- It writes ages alone. O(keys).
+-- KEYS     for each bucket hc:{n}:c and :s, in front also :d, :t, :j and :a; then sets
+-- ARGV     hash of the member or ""; in front, after how many ms a read notes the use of a counter again, otherwise 0; then
+--          for each counter its key, and the indexes of its bucket's first key and of its set
+-- Returns  for each counter a list: its state or "", 1 if the member is in its set; in front also the bucket's generation.
+--          Or "lost"
+-- It writes times of use only, and not at every read. O(keys).
 --#include counter_set.lua
 --#include counter_front.lua
 

@@ -1,15 +1,15 @@
--- counter_restore.lua: put a copy of a counter in the place of what is there, without Redis in front of anything.
+-- counter_restore.lua: replace a counter by a copy, in a Redis without PostgreSQL.
 --
--- KEYS[1]  hc:{n}:c   KEYS[2] members   KEYS[3] registers   KEYS[4] ledger   KEYS[5] list of steps of a unique
--- KEYS[6]  members that were staged (counter_stage.lua)   KEYS[7] what a sum counted under dimensions
+-- KEYS[1]  hc:{n}:c   KEYS[2] members   KEYS[3] registers   KEYS[4] ledger
+-- KEYS[5]  list of time buckets of a unique   KEYS[6]  staged members (counter_stage.lua)   KEYS[7] counts of dimensions
 -- KEYS[8]  hc:{n}:f   KEYS[9…] histories of a sum
--- ARGV[1]  key   ARGV[2] its state, from before this call, or ''   ARGV[3] its new state   ARGV[4] registers, or ''
--- ARGV[5]  1: there are staged members   ARGV[6] its field in hc:{n}:f, or ''   ARGV[7] how many entries of the ledger, then for each six: id, op, delta,
---          value after, reason, by; then how many fields of dimensions, and for each two: name and value (joined by :),
---          count; then for each history two: its text, or '', and how long it is kept, ms; then for
---          each step of a unique three: step and number (joined by :), registers, and when it ends, unix ms
--- Returns  1; 0 if the counter has changed since, or what was staged is gone: nothing was written then.
--- Safe to repeat: what was staged is gone then. O(what is written).
+-- ARGV[1]  key   ARGV[2] its state as the caller read it, or ''   ARGV[3] its new state   ARGV[4] registers, or ''
+-- ARGV[5]  1: there are staged members   ARGV[6] its field of hc:{n}:f, or ''
+-- ARGV[7…] number of ledger entries, and for each id, op, delta, value after, reason, by; number of counts of dimensions,
+--          and for each name:value and count; for each history its text, or '', and its retention in ms; for each time
+--          bucket of a unique step:index, registers, and when it expires in unix ms
+-- Returns  1; 0: nothing was written, because the counter has changed since, or the staged members have expired
+-- Safe to repeat: then the counter has changed. O(size of the copy).
 --#include counter_steps.lua
 
 local key, n = ARGV[1], tonumber(ARGV[7])

@@ -1,15 +1,15 @@
--- counter_set.lua: sets of members in little memory. It is no script: it is included.
+-- counter_set.lua: sets of members that use little memory. Other scripts include this file; it does not run by itself.
 --
--- A set is one hash. A member stands in it as 14 characters, the beginning of a
--- hash of its name; those of one part stand behind each other in one field,
--- whose name is the part's number. The field 'parts' says how many parts there
--- are, none: 1. The hash is divided as it grows, one part at a time (linear
--- hashing): a part has about 96 members at most, and no step moves more.
+-- A set is one Redis hash. A member is the first 14 characters of a hash of its name. Members are distributed over
+-- parts; each part is a field of the Redis hash, whose name is the part's index, and which has its members one after
+-- another. The field 'parts' has the number of parts; without it there is one. The set grows by linear hashing, one
+-- part at a time, so a part has about 96 members at most and no call moves more.
 
 local WIDTH, FILL = 14, 96
 
-local digits -- made by the first who needs them, as most runs need none
+local digits -- the values of the 64 characters; made when needed, because most runs do not
 
+-- bits returns the number of 24 bits in the four characters at an index.
 local function bits(hash, at)
   if not digits then
     local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
@@ -20,7 +20,8 @@ local function bits(hash, at)
   return ((digits[a] * 64 + digits[b]) * 64 + digits[c]) * 64 + digits[d]
 end
 
--- openSet is the set in key. fresh: what is in Redis will be dropped.
+-- openSet returns the set in key, or with fresh an empty one that will replace it. top is the least power of two that
+-- is not less than the number of parts.
 local function openSet(key, fresh)
   local set = {key = key, fresh = fresh, parts = 1, top = 1, text = {}, dirty = {}}
   if not fresh then set.parts = tonumber(redis.call('HGET', key, 'parts') or 1) end
@@ -28,6 +29,7 @@ local function openSet(key, fresh)
   return set
 end
 
+-- partText returns the members of a part, read once.
 local function partText(set, part)
   local text = set.text[part]
   if not text then
@@ -37,7 +39,7 @@ local function partText(set, part)
   return text
 end
 
--- place is the part of a member, its text, and where in it the member stands, or nil.
+-- place returns the part that a member belongs to, the part's text, and the index of the member in it or nil.
 local function place(set, hash)
   local n = bits(hash, 1)
   local part = n % set.top
@@ -52,7 +54,7 @@ local function put(set, part, text)
   set.text[part], set.dirty[part] = text, true
 end
 
--- divide makes one more part.
+-- divide adds a part, and moves members to it from the part that they shared.
 local function divide(set)
   local new = set.parts
   set.parts, set.divided = new + 1, true
@@ -67,7 +69,7 @@ local function divide(set)
   put(set, new, table.concat(goes))
 end
 
--- join and leave report whether they changed anything; size is that of the set before.
+-- join and leave add or remove a member, and report whether the set changed. size is the number of members before.
 local function join(set, hash, size)
   local part, text, at = place(set, hash)
   if at then return false end
@@ -83,7 +85,7 @@ local function leave(set, hash)
   return true
 end
 
--- keepSet writes what changed.
+-- keepSet writes the changed parts to Redis.
 local function keepSet(set)
   if set.fresh then redis.call('UNLINK', set.key) end
   for part in pairs(set.dirty) do

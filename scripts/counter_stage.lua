@@ -1,9 +1,9 @@
--- counter_stage.lua: put members into a set that is being loaded.
+-- counter_stage.lua: add members to a set that is being loaded, outside its counter.
 --
--- KEYS[1]  hc:{n}:y:<load>   ARGV[1]  how long it stays when nobody goes on, ms   ARGV[2]  members in it before
+-- KEYS[1]  hc:{n}:y:<load>   ARGV[1]  ms until it expires   ARGV[2]  number of members in it
 -- ARGV[3…] members
--- Returns  members in it now
--- Safe to repeat: adding is idempotent, and the number is only a hint for its parts. O(members).
+-- Returns  the new number of members
+-- Safe to repeat: additions are idempotent, and the number only decides when the set grows. O(members).
 --#include counter_set.lua
 
 local set, size = openSet(KEYS[1]), tonumber(ARGV[2])

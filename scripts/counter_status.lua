@@ -1,10 +1,10 @@
--- counter_status.lua: what buckets know of PostgreSQL behind them.
+-- counter_status.lua: read the state of buckets of the cache tier.
 --
 -- KEYS     hc:{n}:s of each bucket
--- Returns  a list, per bucket: generation (0: none), 1 when it was found good on this run of the server, epoch,
---          the epoch that was taken (0: none), since when it has changes that are not persisted (0: none) as a
---          text, left, the time, until when identities are looked for behind, highest incarnation deleted,
---          the least incarnation of a counter that changes
+-- Returns  for each bucket a list, with 0 for none: generation; 1 if it was checked on this run of the server; number of the
+--          next checkpoint; number of the checkpoint that is being drained; time of the oldest change that is not
+--          persisted, as text; number of evictions; the time now; until when unknown identities are looked up in
+--          PostgreSQL; highest incarnation that was deleted; lowest incarnation of a counter that changes
 -- It writes nothing. O(buckets).
 
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')

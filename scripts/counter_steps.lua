@@ -1,14 +1,15 @@
--- counter_steps.lua: whom a unique saw in steps of time. It is no script: it is included.
+-- counter_steps.lua: the time buckets of a unique. Other scripts include this file; it does not run by itself.
 --
--- The registers of a step have a key of their own, made here from that of the list of steps, in the
--- same slot. The list is a zset of step:number, by when a step is not kept any more.
+-- Each time bucket has a key with its registers. The list of time buckets is a sorted set of step:index, scored by
+-- the time when the bucket expires.
 
+-- stepKey returns the key of a time bucket's registers, in the slot of the list.
 local function stepKey(list, name)
   local tag, key = string.match(list, '^(hc:{n%d+}:v)(:.*)$')
   return tag .. name .. key
 end
 
--- dropSteps takes all steps of a counter away.
+-- dropSteps deletes all time buckets of a counter.
 local function dropSteps(list)
   local names = redis.call('ZRANGE', list, 0, -1)
   for _, name in ipairs(names) do redis.call('UNLINK', stepKey(list, name)) end

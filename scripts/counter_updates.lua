@@ -1,9 +1,10 @@
--- counter_updates.lua: what is published when counters of a bucket change. It is no script: it is included.
+-- counter_updates.lua: publications of changed counters. Other scripts include this file; it does not run by itself.
 --
--- A publication is its sequence, and a line for each of three: key, state or "", and which members joined (+name) or left
--- (-name), with tabs between them; * when it would be too many, or all of them. feed.go reads it. Neither keys nor
--- members have control characters.
+-- A publication has the bucket's sequence, and for each counter three lines: key, state or "", and the members that
+-- joined (+name) or left (-name), separated by tabs, or * if they are too many or unknown. counterredis/feed.go
+-- parses it. Neither keys nor members contain control characters. A gap in the sequence makes a feed read again.
 
+-- noteUpdate adds a counter to a publication.
 local function noteUpdate(list, key, state, all, places)
   local marks = all and '*' or ''
   if not all and places then
@@ -14,6 +15,7 @@ local function noteUpdate(list, key, state, all, places)
   list[#list + 1] = '\n' .. key .. '\n' .. (state or '') .. '\n' .. marks
 end
 
+-- publishUpdates publishes them, with the next sequence.
 local function publishUpdates(command, channel, state, list)
   redis.call(command, channel, string.format('%.0f', redis.call('HINCRBY', state, 'told', 1)) .. table.concat(list))
 end

@@ -1,5 +1,5 @@
-// Package scripts holds the Lua that changes Redis. Each file's head says what
-// it is given, what it returns, and why it may run twice.
+// Package scripts has the Lua scripts that read and change Redis. The head of each file documents its keys, arguments
+// and results, and why it may run twice.
 package scripts
 
 import (
@@ -10,7 +10,7 @@ import (
 // Name is the name of a script: its file without ".lua".
 type Name string
 
-// The scripts there are.
+// The names of all scripts.
 const (
 	Change   Name = "change"
 	Claim    Name = "claim"
@@ -66,7 +66,7 @@ const (
 // Webhooks are the scripts of webhooks.
 var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 
-// Counters are the scripts of counters that last.
+// Counters are the scripts of durable counters.
 var Counters = []Name{
 	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
 	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
@@ -78,18 +78,17 @@ var Presence = []Name{
 	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog, Remember, Renew, Resize, Save, Sweep, Values,
 }
 
-// Marked are the scripts that carry out what users are told of, and the one that each process runs all the
-// time: where there is a mark, see mark.lua, Mark comes before them.
+// Marked are the scripts whose changes are acknowledged to users, and the one that every process runs regularly. Mark
+// precedes them, so that the process notices when Redis loses what it acknowledged (mark.lua).
 var Marked = []Name{Change, CounterApply, CounterPart, Renew, Save}
 
 //go:embed *.lua
 var files embed.FS
 
-// include begins a line in whose place the file it names comes. Included files
-// include no others.
+// include begins a line that Source replaces by the named file. Included files include no others.
 const include = "--#include "
 
-// Source is the text of a script.
+// Source returns the text of a script, with its includes.
 func (n Name) Source() string {
 	var text strings.Builder
 	for line := range strings.Lines(read(string(n) + ".lua")) {
@@ -101,10 +100,10 @@ func (n Name) Source() string {
 	return text.String()
 }
 
-// Mark is what comes before a script that is marked.
+// Mark returns the text that precedes a marked script.
 func Mark() string { return read("mark.lua") }
 
-// read panics when there is no such file: the names are constants of the program.
+// read panics if the file does not exist: all names are constants.
 func read(name string) string {
 	text, err := files.ReadFile(name)
 	if err != nil {

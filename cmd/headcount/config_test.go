@@ -450,13 +450,13 @@ func TestRulesOfCounters(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u","kind":"unique"}]}`: "",
 		`{"rules":[]}`: "",
-		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; take it away`,
-		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 cannot be, for a counter begins with 0; write 0 or less`,
-		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is no kind; write sum`,
+		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; remove the field`,
+		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 excludes 0, with which a counter begins; write 0 or less`,
+		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is not a kind; write sum`,
 		`{"rules":[{"match":"a*b","kind":"sum"}]}`:              `match: bad match`,
 		`{"rules":[{"kind":"sum"}]}`:                            `match: it is missing`,
-		`{"rules":[{"match":"a","kind":"sum","colour":"red"}]}`: `colour: it is unknown; a rule has match`,
-		`{"rules":[{"match":"a","kind":"sum","stale":"x"}]}`:    `stale: "x" is no duration; write one like`,
+		`{"rules":[{"match":"a","kind":"sum","colour":"red"}]}`: `colour: unknown field; a rule has match`,
+		`{"rules":[{"match":"a","kind":"sum","stale":"x"}]}`:    `stale: "x" is not a duration; write one like`,
 		`{"rule":[]}`: `the object has only "rules"`,
 		`{"rules":[{"match":"a",` + "\n\n" + `"kind":"sum"}],}`: `want a string in quotes`,
 	} {

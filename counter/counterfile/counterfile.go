@@ -195,7 +195,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			results[i] = counter.Judge(&t, &ops[i], t.now)
 		}
 		return t.end(len(ops))
-	}, func() { s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) }) })
+	}, func() { s.hub.Publish(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) }) })
 	if err == nil {
 		return results
 	}
@@ -600,7 +600,7 @@ type step struct {
 	deleted uint64
 	was     uint64                            // deleted in the file
 	unique  map[string]*hyperloglog.Registers // what was looked at, put in the end
-	told    []counter.Told
+	told    []counter.Notification
 	fault   error // the first; the transaction is not committed then
 
 	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
@@ -883,7 +883,7 @@ func (t *step) Drop(key string, v counter.Version) {
 }
 
 func (t *step) Changed(key string, joined, left []string, all bool) {
-	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
+	t.told = append(t.told, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
 }
 
 // clear forgets identities whose day is over and gains that were kept long enough, and takes

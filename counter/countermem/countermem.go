@@ -1,9 +1,8 @@
-// Package countermem keeps counters in memory, as long as the process lives.
+// Package countermem is a store of counters in memory, for the lifetime of the process.
 //
-// One lock guards all of it. A step is arithmetic on a map, far shorter than
-// the way of a request to it, so there is nothing that waits, and nothing to
-// combine: a hot key costs what many keys cost. An aggregate looks at every key
-// under the lock; it takes about 100 ns for each. Limits have a lock of their own.
+// One lock guards everything. A step is arithmetic on a map, much shorter than the handling of a request, so nothing
+// has to be combined, and a hot key costs the same as many keys. An aggregate visits every key under the lock, which
+// takes about 100 ns for each. Limits have a lock of their own.
 package countermem
 
 import (
@@ -22,7 +21,7 @@ import (
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Now func() time.Time // default time.Now; tests put another
+	Now func() time.Time // default time.Now; for tests
 }
 
 // Store is a counter.Store in memory. All methods may be called from any goroutine.
@@ -31,14 +30,14 @@ type Store struct {
 	hub    counter.Hub
 	limits limits
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	counters map[string]*record
-	deleted  uint64 // the highest incarnation of a deleted counter
-	// ids are forgotten after a day, oldest first: so much is their bound.
+	deleted  uint64 // the highest incarnation that was deleted
+	// ids are forgotten after a day, oldest first; their number has no other bound.
 	ids    map[counter.Identity]struct{}
-	oldest []remembered // of ids, in their order in time
-	// pasts are all that have gains, the one that is due next first. Each operation
-	// clears away more of them than it can bring.
+	oldest []remembered // the same, in the order of time
+	// pasts has all histories with gains, the next one that may expire first. Each operation looks at more of them than
+	// it can add.
 	pasts  pasts
 	tops   map[string]*top // by match
 	step   step
@@ -47,26 +46,26 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// record is all of one counter. Most have a State alone, so the rest stands apart: a sum takes about
-// 180 bytes with its key.
+// record is one counter. Most have only a State, so everything else is behind a pointer: a sum takes about 180 bytes
+// with its key.
 type record struct {
 	counter.State
 	rest *rest
 }
 
-// rest is what some counters have beside their State.
+// rest has what some counters have besides their State.
 type rest struct {
 	members map[string]struct{}
 	unique  *hyperloglog.Registers
 	ledger  []counter.Entry             // oldest first
-	history []*past                     // one for each step of time
+	history []*past                     // one for each bucket of the rule
 	counted map[string]*counter.Counted // by dimension
 }
 
-// none is the rest of a counter that has none. Nobody writes it.
+// none is returned for counters without a rest. It must not be changed.
 var none rest
 
-// more is the rest, to be read.
+// more returns the rest for reading.
 func (r *record) more() *rest {
 	if r.rest == nil {
 		return &none
@@ -89,7 +88,7 @@ func New(cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says.
+// Close implements counter.Store.
 func (s *Store) Close() error {
 	s.limits.mu.Lock()
 	s.limits.closed = true
@@ -104,7 +103,7 @@ func (s *Store) unavailable(what string) error {
 	return fmt.Errorf("countermem: %s: %w: it is closed", what, counter.ErrUnavailable)
 }
 
-// Apply is as counter.Writer says. It waits for nothing but the lock.
+// Apply implements counter.Writer. It waits for nothing but the lock.
 func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	s.mu.Lock()
@@ -126,14 +125,14 @@ func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
 			}
 		}
 		s.step.fresh = s.step.fresh[:0]
-		s.hub.Tell(s.step.told, s.counter)
-		clear(s.step.told) // it shall not hold the members of a large op
+		s.hub.Publish(s.step.told, s.counter)
+		clear(s.step.told) // do not keep the members of a large operation alive
 		s.step.told = s.step.told[:0]
 	}
 	return results
 }
 
-// forget drops identities whose day is over.
+// forget deletes identities that are older than a day.
 func (s *Store) forget(now time.Time) {
 	n := 0
 	for n < len(s.oldest) && !s.oldest[n].until.After(now) {
@@ -143,7 +142,7 @@ func (s *Store) forget(now time.Time) {
 	s.oldest = s.oldest[n:]
 }
 
-// counter is called with mu.
+// counter returns a counter. The caller holds mu.
 func (s *Store) counter(key string) counter.Counter {
 	if r := s.counters[key]; r != nil {
 		return r.Counter(key)
@@ -151,7 +150,7 @@ func (s *Store) counter(key string) counter.Counter {
 	return counter.Counter{Key: key}
 }
 
-// Read is as counter.Reader says; no answer lags.
+// Read implements counter.Reader. No answer lags.
 func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +170,7 @@ func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Dur
 	return out, nil
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +190,7 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 	return counter.Ledger{Entries: append([]counter.Entry(nil), ledger[from:to]...), More: to < len(ledger)}, nil
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (s *Store) History(_ context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +209,7 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 		}
 		gains = append(gains, p.gains[at(from):at(to)]...)
 		for i := range gains {
-			if gains[i].Seen != nil { // the running one will change
+			if gains[i].Seen != nil { // the registers of the running time bucket still change
 				own := gains[i].Seen.Clone()
 				gains[i].Seen = &own
 			}
@@ -219,7 +218,7 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 	return r.Counter(key), r.With(gains, step, from, to), nil
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +232,7 @@ func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter,
 	return s.counter(key), out, nil
 }
 
-// Aggregate is as counter.Reader says.
+// Aggregate implements counter.Reader.
 func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,7 +251,7 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	return total.Aggregate(prefix)
 }
 
-// Size is as counter.Reader says.
+// Size implements counter.Reader.
 func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +266,7 @@ func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
 	return n, nil
 }
 
-// Sets is as counter.Reader says; all of them come at once.
+// Sets implements counter.Reader. It returns all of them at once.
 func (s *Store) Sets(context.Context, string) (keys []string, next string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,30 +281,30 @@ func (s *Store) Sets(context.Context, string) (keys []string, next string, err e
 	return keys, "", nil
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)
 }
 
-// step is the counter.Step of a Store, with its lock held.
+// step implements counter.Step. The caller holds the lock of the Store.
 type step struct {
 	store *Store
-	fresh []string // keys that State made a record for
-	told  []counter.Told
+	fresh []string // keys for which State created a record
+	told  []counter.Notification
 }
 
 func (t *step) record(key string) *record {
 	r := t.store.counters[key]
 	if r == nil {
 		r = &record{}
-		key = strings.Clone(key) // a part of a request's body, which must not stay
+		key = strings.Clone(key) // it may be a slice of a request
 		t.store.counters[key] = r
 		t.fresh = append(t.fresh, key)
 	}
 	return r
 }
 
-// rest is that of the record of key, to be written.
+// rest returns the rest of a record for writing.
 func (t *step) rest(key string) *rest {
 	r := t.record(key)
 	if r.rest == nil {
@@ -361,7 +360,7 @@ func (t *step) Empty(key string) {
 	r.members, r.unique = nil, nil
 }
 
-// Enter also drops what has been kept long enough.
+// Enter implements counter.Step. It also deletes expired entries.
 func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	r := t.rest(key)
 	if kept > 0 {
@@ -380,7 +379,7 @@ func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
 	t.store.await(p, t.store.now())
 }
 
-// past is the history of a step of that length, which may be new.
+// past returns the history of a bucket, which it creates if needed.
 func (t *step) past(key string, s counter.Slot, kept time.Duration) *past {
 	r, length := t.rest(key), time.Duration(s.Step)*time.Second
 	p := r.past(length)
@@ -395,7 +394,7 @@ func (t *step) past(key string, s counter.Slot, kept time.Duration) *past {
 func (t *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
 	p := t.past(key, s, kept)
 	last := len(p.gains) - 1
-	if last < 0 || p.gains[last].Number < int64(s.Number) { // the step stays when the clock goes back
+	if last < 0 || p.gains[last].Number < int64(s.Number) { // when the clock goes back, the newest time bucket goes on
 		p.gains = append(p.gains, counter.Gain{Number: int64(s.Number), Seen: &hyperloglog.Registers{}})
 		t.store.await(p, t.store.now())
 		last++
@@ -426,9 +425,9 @@ func (t *step) Drop(key string, v counter.Version) {
 		p.gains = nil
 	}
 	r.rest = nil
-	t.fresh = append(t.fresh, key) // its State is zero in the end
+	t.fresh = append(t.fresh, key) // its State is zero at the end of the step, so the record has to be deleted
 }
 
 func (t *step) Changed(key string, joined, left []string, all bool) {
-	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
+	t.told = append(t.told, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
 }

@@ -11,22 +11,22 @@ import (
 	"headcount/counter/limit"
 )
 
-// Bounds of the memory that limits take: about 250 bytes for a state, and 16 to 32 for a call that
-// log remembers, so 0.4 GB at most. A call that needs more is refused with counter.ErrBusy until others have ended: to
-// forget a state would let more pass than its limit.
+// Bounds of the memory of limits: about 250 bytes for a state, and 16 to 32 for a call that log remembers, so 0.4 GB
+// at most. A call that needs more is refused with counter.ErrBusy until other states have expired: forgetting one
+// would let more pass than its limit.
 const (
 	maxLimits = 1 << 20
 	maxPassed = 1 << 22
 )
 
-// limits has a lock of its own: a call is arithmetic, and waits for no aggregate of counters.
+// limits has a lock of its own, so that calls do not wait for aggregates of counters.
 type limits struct {
-	mu     sync.Mutex // guards all below
+	mu     sync.Mutex // guards the fields below
 	states map[limit.Name]*limit.State
 	due    dues
-	passed int // calls that log remembers, of all states
+	passed int // entries of all states of log
 	closed bool
-	// The bounds, which tests lower.
+	// The bounds; tests lower them.
 	maxStates, maxPassed int
 }
 
@@ -34,8 +34,8 @@ func newLimits() limits {
 	return limits{states: map[limit.Name]*limit.State{}, maxStates: maxLimits, maxPassed: maxPassed}
 }
 
-// dues is a heap of all states, by when somebody looks at them. A state that has not ended by then
-// comes in again: a call does not move it.
+// dues is a heap of all states, by when they may have expired. Calls do not move a state in it; a state that has not
+// expired when its time comes is pushed again.
 type dues []due
 
 type due struct {
@@ -55,7 +55,7 @@ func (d *dues) Pop() any {
 	return last
 }
 
-// Limit is as counter.Limiter says. It waits for nothing but the lock.
+// Limit implements counter.Limiter. It waits for nothing but the lock.
 func (s *Store) Limit(_ context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
 	l := &s.limits
@@ -72,8 +72,8 @@ func (s *Store) Limit(_ context.Context, calls []limit.Call) []counter.LimitResu
 	return results
 }
 
-// take is called with mu. Each call looks at two states that are due, and makes one at most, so
-// ended ones go faster than others come.
+// take judges one call. The caller holds mu. Each call checks two states that are due and creates at most one, so
+// expired states are deleted faster than new ones come.
 func (l *limits) take(c *limit.Call, now int64) counter.LimitResult {
 	for range 2 {
 		l.forget(now)
@@ -85,9 +85,9 @@ func (l *limits) take(c *limit.Call, now int64) counter.LimitResult {
 	if s == nil {
 		s = &limit.State{}
 		name := c.Name
-		name.Key = strings.Clone(name.Key) // a part of a request, which must not stay
+		name.Key = strings.Clone(name.Key) // it may be a slice of a request
 		l.states[name] = s
-		heap.Push(&l.due, due{now + c.Window, name}) // its first call passes
+		heap.Push(&l.due, due{now + c.Window, name}) // a first call always passes, so the state is not empty
 	}
 	before := s.Entries()
 	a := s.Take(*c, now)
@@ -95,7 +95,7 @@ func (l *limits) take(c *limit.Call, now int64) counter.LimitResult {
 	return counter.LimitResult{Answer: a}
 }
 
-// forget drops the next state when it has ended.
+// forget deletes the next due state if it has expired.
 func (l *limits) forget(now int64) {
 	if len(l.due) == 0 || l.due[0].at > now {
 		return

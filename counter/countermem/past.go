@@ -7,15 +7,15 @@ import (
 	"headcount/counter"
 )
 
-// past is what a counter gained in the steps of one bucket that are over.
+// past is the history of a counter in one bucket.
 type past struct {
 	step, kept time.Duration
 	gains      []counter.Gain // oldest first; empty when the counter was deleted
-	due        time.Time      // when somebody is to look for what may be forgotten
+	due        time.Time      // when to look for expired gains
 	awaits     bool           // it is in Store.pasts
 }
 
-// past is that of a step, or nil.
+// past returns the history of a bucket, or nil.
 func (r *rest) past(step time.Duration) *past {
 	for _, p := range r.history {
 		if p.step == step {
@@ -40,8 +40,8 @@ func (h *pasts) Pop() any {
 	return p
 }
 
-// await has p looked at when its oldest gain may be forgotten, and not for every single
-// one: a hundredth of the time later. It is called with mu.
+// await schedules p for the time when its oldest gain has expired, and a hundredth of the retention later, so that
+// several expire together. The caller holds mu.
 func (s *Store) await(p *past, now time.Time) {
 	if p.awaits {
 		return
@@ -54,7 +54,7 @@ func (s *Store) await(p *past, now time.Time) {
 	heap.Push(&s.pasts, p)
 }
 
-// clear forgets what was kept long enough, of at most so many. It is called with mu.
+// clear deletes the expired gains of at most so many histories. The caller holds mu.
 func (s *Store) clear(now time.Time, most int) {
 	for ; most > 0 && len(s.pasts) > 0 && !s.pasts[0].due.After(now); most-- {
 		p := heap.Pop(&s.pasts).(*past)

@@ -10,13 +10,13 @@ import (
 	"headcount/counter"
 )
 
-// top is what is known of one rule's counters that gained most.
+// top has the candidates and the top lists of one rule.
 type top struct {
-	marks map[int64]map[string]struct{}               // by steps that are not closed
-	lists map[time.Duration]map[int64]counter.TopList // of steps that are
+	marks map[int64]map[string]struct{}               // by time buckets that are not closed
+	lists map[time.Duration]map[int64]counter.TopList // of closed time buckets
 }
 
-// Mark is as counter.TopStore says.
+// Mark implements counter.TopStore.
 func (s *Store) Mark(_ context.Context, match string, number int64, keys []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,7 +35,7 @@ func (s *Store) Mark(_ context.Context, match string, number int64, keys []strin
 	return nil
 }
 
-// top is called with mu. There are as many as rules with top.
+// top returns the top of a rule. The caller holds mu.
 func (s *Store) top(match string) *top {
 	is := s.tops[match]
 	if is == nil {
@@ -45,7 +45,7 @@ func (s *Store) top(match string) *top {
 	return is
 }
 
-// Marked is as counter.TopStore says.
+// Marked implements counter.TopStore.
 func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, err
 	return out, nil
 }
 
-// KeepTop is as counter.TopStore says.
+// KeepTop implements counter.TopStore.
 func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, lis
 	return nil
 }
 
-// TopLists is as counter.TopStore says.
+// TopLists implements counter.TopStore.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Store) TopLists(_ context.Context, match string, step time.Duration, fr
 	return out, nil
 }
 
-// Running is as counter.TopStore says.
+// Running implements counter.TopStore.
 func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([
 	return slots, nil
 }
 
-// Histories is as counter.TopStore says.
+// Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	return counter.HistoriesOf(ctx, s, keys, step, from, to)
 }

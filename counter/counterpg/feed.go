@@ -133,7 +133,7 @@ func (f *feed) recheck() {
 }
 
 // tell reads what may have changed and tells watchers of what did. It is the
-// only one that calls Hub.Tell, and each of its reads sees all that the one
+// only one that calls Hub.Publish, and each of its reads sees all that the one
 // before it saw: so no version is told after a newer one.
 func (s *Store) tell(ctx context.Context) {
 	f := s.feed
@@ -172,7 +172,7 @@ func (s *Store) tell(ctx context.Context) {
 			if gap {
 				late.Reset(s.cfg.gapWait)
 			}
-			f.hub.Tell(told, func(key string) counter.Counter {
+			f.hub.Publish(told, func(key string) counter.Counter {
 				if c, ok := now[key]; ok {
 					return c
 				}
@@ -242,7 +242,7 @@ func (f *feed) late() {
 // compare returns what changed of keys, whose newest counters are in now, and
 // whether something waits for a gap to be filled, which it does for wait. learn: of those nobody knew, what is
 // there has changed.
-func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time, wait time.Duration, learn bool) (told []counter.Told, gap bool) {
+func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time, wait time.Duration, learn bool) (told []counter.Notification, gap bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, key := range keys {
@@ -278,7 +278,7 @@ func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Ti
 
 // told says who joined and left between last and c, when every single change
 // between the two was heard. missing says that one was not heard yet.
-func (k *followed) told(key string, c counter.Counter) (t counter.Told, missing bool) {
+func (k *followed) told(key string, c counter.Counter) (t counter.Notification, missing bool) {
 	t.Key = key
 	if c.Kind != counter.Members && k.last.Kind != counter.Members {
 		return t, false

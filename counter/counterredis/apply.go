@@ -18,16 +18,16 @@ import (
 
 var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide", counter.Set: "set"}
 
-// group is the operations that one run of counter_apply.lua makes.
+// group has the operations of one run of counter_apply.lua.
 type group struct {
 	store   *Store
-	cluster bool // keys of counters are named, too
+	cluster bool // the call has to name the keys of counters, too
 	names   *names
 	rules   []*counter.Rule
-	args    []any    // the operations, as the script reads them
-	ops     []int    // for each operation its index in Apply
-	size    int      // changes
-	states  []string // keys of counters, in the order in which they are named first
+	args    []any    // the operations in the form that the script parses
+	ops     []int    // for each operation, its index in Apply
+	size    int      // number of changes
+	states  []string // keys of counters, in the order of their first mention
 	named   map[string]bool
 }
 
@@ -90,8 +90,8 @@ func (g *group) change(c *counter.Change, b int, looked bool) {
 	}
 }
 
-// declare names what a change may touch beside the keys of its bucket. When the slot is on its way and one of them is not
-// here, a Cluster refuses the call before the script begins, and not in its midst.
+// declare adds the keys of a change's counter to the call. If the slot is being moved and one of them is on another
+// node, a Cluster then refuses the call before the script begins, and not in the middle of it.
 func (g *group) declare(c *counter.Change, b int) {
 	name := func(names ...string) {
 		for _, n := range names {
@@ -102,7 +102,7 @@ func (g *group) declare(c *counter.Change, b int) {
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		name("m", "r", "v")
 	}
-	if g.store.cfg.Behind != nil { // what is over is in a journal
+	if g.store.cfg.Behind != nil { // completed time buckets are in a journal
 		name("p", "b", "pt", "bt", "et", "rt")
 	} else {
 		for _, step := range counter.BucketSteps {
@@ -117,7 +117,7 @@ func (g *group) declare(c *counter.Change, b int) {
 	}
 }
 
-// rule is the number of a rule in the call.
+// rule returns the index of a rule in the call.
 func (g *group) rule(r *counter.Rule) int {
 	at := slices.Index(g.rules, r)
 	if at < 0 {
@@ -127,7 +127,7 @@ func (g *group) rule(r *counter.Rule) int {
 	return at + 1
 }
 
-// members adds names, each behind its hash.
+// members adds the hash and the name of each member.
 func (g *group) members(names []string) {
 	g.args = append(g.args, len(names))
 	for _, m := range names {
@@ -135,7 +135,7 @@ func (g *group) members(names []string) {
 	}
 }
 
-// ruleArgs are a rule as the script reads it.
+// ruleArgs returns a rule in the form that the script parses.
 func ruleArgs(args []any, r *counter.Rule) []any {
 	bound := func(b *int64) any {
 		if b == nil {
@@ -154,7 +154,7 @@ func ruleArgs(args []any, r *counter.Rule) []any {
 	return args
 }
 
-// applyCall is one run of counter_apply.lua over the group.
+// applyCall returns the run of counter_apply.lua for the group.
 func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 	front, values := g.store.cfg.Behind != nil, counter.MaxValues
 	if front {
@@ -173,17 +173,17 @@ func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 	return &redisconn.Call{Script: scripts.CounterApply, Keys: g.names.list, Args: append(args, g.args...)}
 }
 
-var errReply = errors.New("redis: a reply that cannot be read")
+var errReply = errors.New("redis: unexpected reply")
 
-// outcome is what counter_apply.lua answers.
+// outcome is the reply of counter_apply.lua.
 type outcome struct {
-	results []any             // as many as were made, "", "replay" or a refusal
-	states  map[string]string // of the counters of the call
-	ask     bool              // PostgreSQL has to be asked for identities
-	unknown []string          // counters that have to be looked for
+	results []any             // for each operation that was judged "", "replay" or a refusal
+	states  map[string]string // by key
+	ask     bool              // identities have to be looked up in PostgreSQL
+	unknown []string          // counters that have to be loaded, or looked for in another bucket
 }
 
-var errFrozen = fmt.Errorf("%w: a bucket is held still", counter.ErrUnavailable)
+var errFrozen = fmt.Errorf("%w: a bucket is frozen", counter.ErrUnavailable)
 
 func (g *group) parseOutcome(cl *redisconn.Call) (o outcome, err error) {
 	if cl.Err != nil {
@@ -219,7 +219,7 @@ func (g *group) parseOutcome(cl *redisconn.Call) (o outcome, err error) {
 	return o, nil
 }
 
-// failing returns what notes an error as the result of some operations.
+// failing returns a function that sets an error as the result of operations.
 func failing(results []counter.Result) func(at []int, err error) {
 	return func(at []int, err error) {
 		for _, i := range at {
@@ -228,19 +228,19 @@ func failing(results []counter.Result) func(at []int, err error) {
 	}
 }
 
-// Unapplied is what ApplyResident could not make.
+// Unapplied has the operations that ApplyResident could not make, and why.
 type Unapplied struct {
 	Ops     []int    // indexes, in order
-	Unknown []string // counters to look for elsewhere first
-	Ask     bool     // identities have to be looked for in PostgreSQL
-	Lost    bool     // Redis may have lost its memory
+	Unknown []string // counters that have to be loaded first
+	Ask     bool     // identities have to be looked up in PostgreSQL
+	Lost    bool     // Redis may have lost data
 
 	asked  map[counter.Identity]bool
 	looked map[string]bool
 }
 
-// ApplyResident makes the operations todo of ops, in their order and each in one bucket when Redis is a Cluster, and fills in their
-// results, those of replays without counters. asked are identities that PostgreSQL does not know.
+// ApplyResident makes the operations todo of ops in order, and sets their results; those of replays have no counters.
+// On a Cluster each operation must be in one bucket. asked has the identities that PostgreSQL does not know.
 func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Unapplied {
 	return s.make(ctx, ops, todo, results, Unapplied{asked: asked})
 }
@@ -252,7 +252,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 		fail(todo, err)
 		return left
 	}
-	waiting := map[int]*group{} // by bucket; on a single server all are in -1
+	waiting := map[int]*group{} // by bucket; on a single server everything is in -1
 	flush := func() {
 		s.applyGroups(ctx, c, ops, slices.Collect(maps.Values(waiting)), results, fail, &left)
 		clear(waiting)
@@ -278,7 +278,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 	return left
 }
 
-// applyGroups makes groups, of which no two have a bucket in common, and waits for buckets that are held still.
+// applyGroups runs groups, no two of which share a bucket, and waits for frozen buckets.
 func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Unapplied) {
 	w := s.wait(ctx)
 	for len(groups) > 0 {
@@ -286,7 +286,7 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		for i, g := range groups {
 			calls[i] = g.applyCall(c)
 		}
-		_ = s.conn.Run(ctx, calls) // each call has its error
+		_ = s.conn.Run(ctx, calls) // every call has its own error
 		var again []*group
 		for i, g := range groups {
 			o, err := g.parseOutcome(calls[i])
@@ -318,7 +318,7 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 	}
 }
 
-// result is what became of op, as text says. states has all of its counters.
+// result parses the result of op. states has all of its counters.
 func result(op *counter.Op, text string, states map[string]string) (counter.Result, error) {
 	if text != "" && text != "replay" {
 		return counter.Result{Err: refused(op, text)}, nil
@@ -334,7 +334,7 @@ func result(op *counter.Op, text string, states map[string]string) (counter.Resu
 	return r, nil
 }
 
-// refused is a refusal in words. The script says which change, the value and the kind of its counter, why, and a detail.
+// refused returns the conflict for a refusal: index of the change, value and kind of its counter, reason, detail.
 func refused(op *counter.Op, text string) error {
 	f := strings.SplitN(text, " ", 5)
 	at, err := strconv.Atoi(f[0])
@@ -371,7 +371,7 @@ func refused(op *counter.Op, text string) error {
 	return out
 }
 
-// waiter waits while buckets are held still, longer each time.
+// waiter waits for frozen buckets, longer each time.
 type waiter struct {
 	ctx      context.Context
 	patience time.Duration
@@ -383,17 +383,17 @@ func (s *Store) wait(ctx context.Context) *waiter {
 	return &waiter{ctx: ctx, patience: s.cfg.Patience, until: time.Now().Add(s.cfg.Patience)}
 }
 
-// held waits for a bucket that is held still. Its error says that nothing was changed.
+// held waits for a frozen bucket. Its error means that nothing was changed.
 func (w *waiter) held() error {
 	w.tries++
 	longest := time.Duration(min(w.tries, 10)) * time.Millisecond
 	select {
 	case <-w.ctx.Done():
-		return fmt.Errorf("%w: its counters are held still: %w", counter.ErrUnavailable, context.Cause(w.ctx))
+		return fmt.Errorf("%w: its counters are frozen: %w", counter.ErrUnavailable, context.Cause(w.ctx))
 	case <-time.After(longest/2 + rand.N(longest)):
 	}
 	if time.Now().After(w.until) {
-		return fmt.Errorf("%w: its counters are held still for longer than %s", counter.ErrUnavailable, w.patience)
+		return fmt.Errorf("%w: its counters are frozen for longer than %s", counter.ErrUnavailable, w.patience)
 	}
 	return nil
 }

@@ -15,18 +15,18 @@ import (
 	"headcount/counter"
 )
 
-// This file has what one script cannot do: batches of counters in several buckets of a Cluster, and counters that may be
-// in another bucket than the one of their rule.
+// This file makes operations that one script cannot make: batches over several buckets of a Cluster, and changes of
+// counters that may be in another bucket than their rule says.
 
 // ReadWriter reads and changes counters.
 type ReadWriter interface {
 	counter.Writer
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
-	// Remembers reports whether an operation was made under the identity of op.
+	// Remembers reports whether an operation with the identity of op was made.
 	Remembers(ctx context.Context, op *counter.Op) (bool, error)
 }
 
-// ApplySplit makes ops, in their order, by way of to, which gets operations of one bucket alone when Redis is a Cluster.
+// ApplySplit makes ops in order with to. On a Cluster it splits batches, so that to gets operations of one bucket each.
 func (s *Store) ApplySplit(ctx context.Context, ops []counter.Op, to ReadWriter) []counter.Result {
 	c, err := s.conn.Known(ctx)
 	if err != nil || c.Cluster == nil {
@@ -50,7 +50,7 @@ func (s *Store) ApplySplit(ctx context.Context, ops []counter.Op, to ReadWriter)
 	return results
 }
 
-// crosses reports whether the counters and the identity of op are in several buckets.
+// crosses reports whether op needs several buckets, for its counters and its identity.
 func (s *Store) crosses(op *counter.Op) bool {
 	b := s.changeBucket(&op.Changes[0])
 	for i := range op.Changes {
@@ -61,8 +61,8 @@ func (s *Store) crosses(op *counter.Op) bool {
 	return op.Identity != (counter.Identity{}) && s.identityBucket(op) != b
 }
 
-// applyParts makes op as one operation for each bucket. What a bound, a kind or 64 bits refuse is found before any of
-// them is made, but for what others change meanwhile.
+// applyParts makes op as one operation for each bucket. It finds conflicts before it makes the first part, except for
+// those that concurrent changes cause.
 func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) counter.Result {
 	fail := func(err error) counter.Result {
 		var conflict *counter.Conflict
@@ -80,7 +80,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 	}
 	if known || len(op.Changes) > 1 {
 		by, err := op.ReadFrom(ctx, to)
-		if err == nil && known { // the read may have found that Redis has lost its memory, and healed it
+		if err == nil && known { // again, because the read may have found a loss of data and restored the counters
 			known, err = to.Remembers(ctx, op)
 		}
 		if err == nil && !known {
@@ -101,19 +101,19 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 		if r.Err != nil {
 			return counter.Result{Err: r.Err}
 		}
-		// The first part says whether this is a repetition, so of two at the same time one is.
+		// The first part decides whether this is a replay. So of two concurrent repetitions exactly one is.
 		result.Replay = result.Replay || n == 0 && r.Replay
 		for j, i := range at[n] {
 			result.Counters[i] = r.Counters[j]
 		}
 	}
 	if op.Identity != (counter.Identity{}) {
-		_ = s.note(ctx, true, op) // else the identities of the parts say it of the same batch
+		_ = s.note(ctx, true, op) // if it fails, the identities of the parts still make a repetition a replay
 	}
 	return result
 }
 
-// split parts op by buckets. at has the indexes of the changes of each part.
+// split splits op by buckets. at has the indexes of the changes of each part.
 func (s *Store) split(op *counter.Op) (parts []counter.Op, at [][]int) {
 	by := map[int]int{}
 	for i := range op.Changes {
@@ -134,17 +134,18 @@ func (s *Store) split(op *counter.Op) (parts []counter.Op, at [][]int) {
 	return parts, at
 }
 
-// identityOfPart is that of the part in bucket b of an operation with identity id. It begins with b.
+// identityOfPart returns the identity of the part in bucket b of an operation with identity id. Like all identities
+// it begins with the bits that select its bucket.
 func identityOfPart(id counter.Identity, b int) counter.Identity {
 	hash := sha256.Sum256(append(id[:], byte(b)))
 	binary.LittleEndian.PutUint32(hash[:4], uint32(b))
 	return counter.Identity(hash[:len(id)])
 }
 
-// spreadBound is far below what counter_apply.lua lets a sum that is spread have: 18 characters.
+// spreadBound is far below the 18 characters that counter_apply.lua permits a sharded sum.
 const spreadBound = 1e16
 
-// refusal is why op, which adds, is refused when its counters are as by says, or nil.
+// refusal returns why the counters by would refuse op, which only adds, or nil.
 func refusal(op *counter.Op, by map[string]counter.Counter) error {
 	after := maps.Clone(by)
 	for i := range op.Changes {
@@ -154,7 +155,7 @@ func refusal(op *counter.Op, by map[string]counter.Counter) error {
 			return counter.Misplaced(have)
 		}
 		if have.IsSpread() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= spreadBound {
-			return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key) // its part would refuse it once others are made
+			return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key) // otherwise its part might be refused after others are made
 		}
 		if conflict := c.Refusal(have); conflict != nil {
 			conflict.Value = by[c.Key].Value
@@ -166,7 +167,7 @@ func refusal(op *counter.Op, by map[string]counter.Counter) error {
 	return nil
 }
 
-// findMisplaced adds to by what counters of op are where another rule would have them.
+// findMisplaced adds to by the counters of op that exist in the bucket that another rule gives them.
 func (s *Store) findMisplaced(ctx context.Context, op *counter.Op, by map[string]counter.Counter) error {
 	if s.cfg.Rules == nil {
 		return nil
@@ -180,16 +181,16 @@ func (s *Store) findMisplaced(ctx context.Context, op *counter.Op, by map[string
 	return err
 }
 
-// Apply is as counter.Writer says, but an operation of several buckets of a Cluster is all or nothing only when its counters
-// are exact.
+// Apply implements counter.Writer, but a batch over several buckets of a Cluster is atomic only if its counters are
+// exact.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return s.ApplySplit(ctx, ops, alone{s})
 }
 
-// alone is a Store for operations of one bucket each, with nothing behind it.
+// alone is a Store without PostgreSQL behind it, for operations of one bucket each.
 type alone struct{ *Store }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	var todo []int
@@ -219,10 +220,10 @@ func (s alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// elsewhere are those counters of the operations todo that exist where another rule would have them. It notes in looked
-// which it has looked for.
+// elsewhere returns the counters of the operations todo that exist in the bucket that another rule gives them. It
+// adds the keys that it has looked for to looked.
 func (s *Store) elsewhere(ctx context.Context, ops []counter.Op, todo []int, looked map[string]bool) (map[string]counter.Counter, error) {
-	other := map[string]int{} // by key, its bucket under another rule
+	other := map[string]int{} // by key, the bucket that another rule gives
 	for _, i := range todo {
 		for j := range ops[i].Changes {
 			c := &ops[i].Changes[j]

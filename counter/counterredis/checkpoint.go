@@ -18,28 +18,28 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package tiered: how what is in Redis comes into PostgreSQL.
+// This file moves checkpoints from Redis to PostgreSQL, for package tiered.
 
-// Bucket is what a bucket knows of what is behind.
+// Bucket is the state of a bucket of the cache tier.
 type Bucket struct {
 	Number     int
 	Generation uint64
-	Good       bool // on this run of the server
-	// Checkpoint is the number of the next one, and Draining that of the one that is being persisted, or 0.
+	Good       bool // checked on this run of the server
+	// Checkpoint is the number of the next checkpoint, and Draining that of the one that is being drained, or 0.
 	Checkpoint, Draining uint64
-	Since                time.Time // of the oldest change that is not persisted; zero: none
+	Since                time.Time // time of the oldest change that is not persisted, or zero
 	Left                 uint64
 	Now, Asks            time.Time
 	Deleted              uint64
-	Life                 uint64 // least incarnation of a counter that changes; the generation when that is greater
+	Life                 uint64 // lowest incarnation of a counter that changes, unless the generation is greater
 }
 
-// Ticket is for Load.
+// Ticket returns the ticket for Load.
 func (b *Bucket) Ticket() string {
 	return strconv.FormatUint(b.Generation, 10) + " " + strconv.FormatUint(b.Left, 10)
 }
 
-// Status asks buckets, or all.
+// Status returns the state of the given buckets, or of all.
 func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -85,7 +85,7 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 	return out, nil
 }
 
-// Checkpoint begins the checkpoint of that number in all buckets of a generation.
+// Checkpoint begins the checkpoint with that number in all buckets of a generation.
 func (s *Store) Checkpoint(ctx context.Context, generation, number uint64) error {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func checkpointArgs(generation, number uint64) []any {
 	return []any{strconv.FormatUint(generation, 10), strconv.FormatUint(number, 10)}
 }
 
-// Drain calls each with the counters of a checkpoint, a part at a time, and identities with its identities. A repetition
-// tells the same.
+// Drain calls each with the counters of a checkpoint, some at a time, and identities with its identities. Repeating
+// it gives the same counters.
 func (s *Store) Drain(ctx context.Context, generation, number uint64, each func([]counter.Drained) error, identities func([]counter.Identity) error) error {
 	for b := range Buckets {
 		err := s.scanTaken(ctx, b, func(keys []string) error {
@@ -154,7 +154,7 @@ func (s *Store) drainIdentities(ctx context.Context, b int, each func([]counter.
 	}
 }
 
-// scanTaken calls each with the counters of a bucket that are in the checkpoint, perhaps with one twice.
+// scanTaken calls each with the keys of a bucket that are in the checkpoint, possibly with a key twice.
 func (s *Store) scanTaken(ctx context.Context, b int, each func(keys []string) error) error {
 	return s.scanHash(ctx, bucketKeys(b, true)[3], page, func(pairs []string) error {
 		var keys []string
@@ -218,7 +218,7 @@ func (s *Store) drain(ctx context.Context, b int, generation, number uint64, key
 	return out, nil
 }
 
-// parseDrained reads a row of counter_drain.lua.
+// parseDrained parses a row of counter_drain.lua.
 func parseDrained(key string, row []any) (d counter.Drained, err error) {
 	d.Key = key
 	text, _ := row[0].(string)
@@ -267,16 +267,15 @@ func (s *Store) drainCounted(ctx context.Context, b int, d *counter.Drained) err
 		count, _, _ := strings.Cut(text, " ")
 		n, err := strconv.ParseInt(count, 10, 64)
 		if err != nil {
-			return fmt.Errorf("%w: what %q counted: %w", counter.ErrUnavailable, d.Key, err)
+			return fmt.Errorf("%w: dimensions of %q: %w", counter.ErrUnavailable, d.Key, err)
 		}
 		d.Counted = append(d.Counted, counter.Count{Name: name, Value: value, Count: n})
 	}
 	return err
 }
 
-// withSteps calls each with counters of a checkpoint, when it has read whom uniques saw in steps: of so many
-// at a time that a process holds little more than stepsAtOnce bytes of them. Registers only grow, so they may
-// be newer than the checkpoint.
+// withSteps calls each with counters of a checkpoint, after reading the time buckets of uniques. It reads as many at
+// a time as have about stepsAtOnce bytes. They may be newer than the checkpoint, because registers only grow.
 func (s *Store) withSteps(ctx context.Context, b int, drained []counter.Drained, each func([]counter.Drained) error) error {
 	first, size := 0, 0
 	for i := range drained {
@@ -315,7 +314,7 @@ func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size 
 		for i, cmd := range texts {
 			text, err := cmd.Bytes()
 			if errors.Is(err, redis.Nil) {
-				continue // the counter was deleted since
+				continue // the counter has been deleted
 			}
 			if err != nil {
 				return err
@@ -333,7 +332,7 @@ func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size 
 	})
 }
 
-// Acknowledge forgets a checkpoint of a generation: it is persisted.
+// Acknowledge drops a checkpoint that PostgreSQL has.
 func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) error {
 	for b := range Buckets {
 		k := bucketKeys(b, true)
@@ -361,8 +360,7 @@ func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) erro
 	return nil
 }
 
-// Evict lets counters go that nobody touched for so long and that are persisted. more:
-// there may be more of them.
+// Evict evicts persisted counters that were not used for that long. more means that there may be further ones.
 func (s *Store) Evict(ctx context.Context, after time.Duration) (gone int, more bool, err error) {
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {

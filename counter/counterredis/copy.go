@@ -32,10 +32,10 @@ var (
 	_ counter.Restorer = (*Store)(nil)
 )
 
-// An export or import of a Redis without PostgreSQL behind it is made while no process changes counters:
-// it reads and writes some at a time, not all at one moment.
+// An export or import of a Redis without PostgreSQL must run while no process changes counters, because it reads and
+// writes some counters at a time.
 
-// Deleted is as counter.Dumper says.
+// Deleted implements counter.Dumper.
 func (s *Store) Deleted(ctx context.Context) (highest uint64, err error) {
 	all, err := s.deleted(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Store) Deleted(ctx context.Context) (highest uint64, err error) {
 	return slices.Max(all), nil
 }
 
-// deleted is the highest incarnation that each bucket has deleted.
+// deleted returns the highest incarnation that each bucket has deleted.
 func (s *Store) deleted(ctx context.Context) ([]uint64, error) {
 	all := make([]uint64, Buckets)
 	return all, s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
@@ -67,7 +67,7 @@ func (s *Store) deleted(ctx context.Context) ([]uint64, error) {
 	})
 }
 
-// pipeline runs the commands that queue gives, and then what it returned.
+// pipeline sends the commands that queue queues, and then calls the function that it returned.
 func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.Context, redis.Pipeliner) func() error) error {
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
@@ -82,7 +82,7 @@ func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.C
 	})
 }
 
-// Dump is as counter.Dumper says, but for the moment.
+// Dump implements counter.Dumper, but see above about concurrent changes.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	var keys []located
 	for b := range Buckets {
@@ -115,7 +115,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return nil
 }
 
-// located is a counter and the bucket in which it is, whatever its rule says now.
+// located is a counter and its bucket, which may not be the one that its present rule gives.
 type located struct {
 	key    string
 	bucket int
@@ -140,7 +140,7 @@ func (s *Store) states(ctx context.Context, keys []located) (texts []string, err
 	})
 }
 
-// dump reads counters with all that is kept of them.
+// dump reads counters with everything that Redis keeps of them.
 func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy, err error) {
 	texts, err := s.states(ctx, keys)
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 				copies[i].State = st
 			}
 		}
-		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // as if it were not there
+		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // deleted elsewhere, see closing in counter_merge.lua
 	}
 	seen := make([]*redis.StringSliceCmd, len(copies))
 	if err := s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
@@ -211,7 +211,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	})
 }
 
-// dumpParts reads what stands beside the state of a counter, but for the steps of a unique.
+// dumpParts reads everything but the states of counters and the time buckets of uniques.
 func dumpParts(ctx context.Context, pipe redis.Pipeliner, b int, c *counter.Copy) (take func() error) {
 	var ledger *redis.XMessageSliceCmd
 	var members, counted *redis.MapStringStringCmd
@@ -290,7 +290,7 @@ func dumpParts(ctx context.Context, pipe redis.Pipeliner, b int, c *counter.Copy
 	}
 }
 
-// dumpSeen reads whom a unique saw in the steps of these names.
+// dumpSeen reads time buckets of a unique by their names.
 func dumpSeen(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy, names []string) (take func() error) {
 	got := make([]*redis.StringCmd, len(names))
 	slots := make([]counter.Slot, len(names))
@@ -321,7 +321,7 @@ func dumpSeen(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy, names 
 	}
 }
 
-// Restore is as counter.Restorer says, but each counter by itself is all or none.
+// Restore implements counter.Restorer, but only each counter by itself is atomic.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	fail := func(err error) (int, error) { return restored, fmt.Errorf("counterredis: restore: %w", err) }
 	deleted, err := s.deleted(ctx)
@@ -357,17 +357,17 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	}
 	for _, cl := range calls {
 		if cl.Reply != int64(1) {
-			return fail(fmt.Errorf("%w: a counter has changed meanwhile; end all processes of this Redis, and import again", counter.ErrUnavailable))
+			return fail(fmt.Errorf("%w: a counter has changed meanwhile; stop all processes of this Redis, and import again", counter.ErrUnavailable))
 		}
 		restored++
 	}
-	if err := s.relog(ctx); err != nil { // no log has what was put there
+	if err := s.relog(ctx); err != nil { // the logs for other regions lack the restored counters
 		return fail(err)
 	}
 	return restored, nil
 }
 
-// copyBucket is where a copy goes: by its own kind, whatever rules the import was given.
+// copyBucket returns the bucket of a copy, by its own kind and not by the rules of the import.
 func (s *Store) copyBucket(c *counter.Copy) int {
 	if s.cfg.Rules != nil && c.Kind == counter.Exact {
 		return exactBucket
@@ -375,7 +375,7 @@ func (s *Store) copyBucket(c *counter.Copy) int {
 	return hashBucket(c.Key)
 }
 
-// restoring is the run of counter_restore.lua for a copy.
+// restoring returns the run of counter_restore.lua for a copy.
 func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rules *counter.Rules) (*redisconn.Call, error) {
 	b, staged := s.copyBucket(c), ""
 	hashes := slices.Clone(c.Hashes)
@@ -430,10 +430,10 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	return cl, nil
 }
 
-// DumpIdentities calls each with the identities that are remembered, some at a time.
+// DumpIdentities calls each with the remembered identities, some at a time.
 func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
-	var mu sync.Mutex  // masters are read at once
-	var names []string // a SCAN may say one twice
+	var mu sync.Mutex  // masters are read concurrently
+	var names []string // SCAN may return one twice
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		names = names[:0]
 		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
@@ -484,7 +484,7 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 	return nil
 }
 
-// RestoreDeleted is as counter.Restorer says.
+// RestoreDeleted implements counter.Restorer.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	is, err := s.deleted(ctx)
 	if err == nil {
@@ -503,7 +503,7 @@ func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return nil
 }
 
-// Leases are those of the processes that use this Redis, as package presence has them.
+// Leases returns the leases of the processes that use this Redis.
 func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
@@ -520,7 +520,7 @@ func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 	return live, err
 }
 
-// Still calls then while no counter is changed, perhaps more than once; the last one holds.
+// Still calls then while all buckets are frozen. It may call it several times; only the last call counts.
 func (s *Store) Still(ctx context.Context, then func() error) error {
 	select {
 	case s.adding <- struct{}{}:
@@ -536,7 +536,7 @@ func (s *Store) Still(ctx context.Context, then func() error) error {
 			err = s.holding(ctx, id, then)
 		}
 		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
-			right = false // a bucket may have moved before its end
+			right = false // a freeze may have expired before the end of then
 		}
 		if err != nil || right {
 			return err
@@ -547,7 +547,7 @@ func (s *Store) Still(ctx context.Context, then func() error) error {
 	}
 }
 
-// holding calls then, and holds all buckets on meanwhile.
+// holding calls then, and extends the freeze of all buckets meanwhile.
 func (s *Store) holding(ctx context.Context, id string, then func() error) error {
 	ended := make(chan struct{})
 	var wg sync.WaitGroup
@@ -559,7 +559,7 @@ func (s *Store) holding(ctx context.Context, id string, then func() error) error
 			case <-ended:
 				return
 			case <-ticker.C:
-				_, _ = s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
+				_, _ = s.freeze(ctx, id, "hold", 0, Buckets) // the end of Still finds out whether it succeeded
 			}
 		}
 	})
@@ -568,7 +568,7 @@ func (s *Store) holding(ctx context.Context, id string, then func() error) error
 	return then()
 }
 
-// Leave lets counters go whose rows are replaced, within Still. All that was changed in Redis must be persisted.
+// Leave evicts counters whose rows were replaced. It is called within Still, after all changes in Redis were persisted.
 func (s *Store) Leave(ctx context.Context, keys []string) error {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -595,7 +595,7 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// NoteDeleted notes the highest incarnation that was deleted behind.
+// NoteDeleted notes the highest incarnation that PostgreSQL deleted.
 func (s *Store) NoteDeleted(ctx context.Context, deleted uint64) error {
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {

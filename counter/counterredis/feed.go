@@ -153,7 +153,7 @@ func (f *feed) Subscribed(on *redis.PubSub, _ int) {
 	ready := f.missing == 0
 	f.mu.Unlock()
 	if ready {
-		f.hub.Lose()
+		f.hub.MarkMissed()
 		f.mu.Lock()
 		f.set(f.hearing)
 		f.mu.Unlock()
@@ -170,12 +170,12 @@ func (f *feed) Pong(text string) {
 }
 
 // parseUpdates reads what counter_updates.lua publishes.
-func parseUpdates(payload string) (sequence uint64, told []counter.Told, counters map[string]counter.Counter, err error) {
+func parseUpdates(payload string) (sequence uint64, told []counter.Notification, counters map[string]counter.Counter, err error) {
 	lines := strings.Split(payload, "\n")
 	if sequence, err = strconv.ParseUint(lines[0], 10, 64); err != nil || len(lines)%3 != 1 {
 		return 0, nil, nil, errReply // not ours
 	}
-	told, counters = make([]counter.Told, 0, len(lines)/3), make(map[string]counter.Counter, len(lines)/3)
+	told, counters = make([]counter.Notification, 0, len(lines)/3), make(map[string]counter.Counter, len(lines)/3)
 	for u := range slices.Chunk(lines[1:], 3) {
 		c, _, fault := parseState(u[0], u[1])
 		if fault != nil {
@@ -183,7 +183,7 @@ func parseUpdates(payload string) (sequence uint64, told []counter.Told, counter
 			continue
 		}
 		counters[c.Key] = c
-		is := counter.Told{Key: c.Key, All: u[2] == "*"}
+		is := counter.Notification{Key: c.Key, All: u[2] == "*"}
 		if !is.All && u[2] != "" {
 			for mark := range strings.SplitSeq(u[2], "\t") {
 				if name, joined := strings.CutPrefix(mark, "+"); joined {
@@ -217,8 +217,8 @@ func (f *feed) Heard(b int, payload string) {
 	if err != nil {
 		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
 	}
-	f.hub.Tell(told, func(key string) counter.Counter { return counters[key] })
+	f.hub.Publish(told, func(key string) counter.Counter { return counters[key] })
 	if gap || err != nil {
-		f.hub.Lose()
+		f.hub.MarkMissed()
 	}
 }

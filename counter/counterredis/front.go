@@ -15,57 +15,57 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package tiered, which says what a front is.
+// This file is for package tiered: Redis as the cache tier in front of PostgreSQL.
 
-// Beside the keys of the package doc a bucket of a front has
+// Besides the keys of the package documentation, a bucket then has
 //
-//	hc:{n5}:d       hash: counters that changed since the last checkpoint, "x" when one was deleted
-//	hc:{n5}:t       hash: those of the checkpoint that is being persisted, see counter_drain.lua
-//	hc:{n5}:j, :u   list: identities since the checkpoint, and of it
-//	hc:{n5}:a       zset: when counters were touched
+//	hc:{n5}:d       hash: counters that changed since the last checkpoint, "x" if one was deleted
+//	hc:{n5}:t       hash: those of the checkpoint that is being drained, see counter_drain.lua
+//	hc:{n5}:j, :u   list: identities since the checkpoint, and of the checkpoint
+//	hc:{n5}:a       sorted set: when counters were used
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
-// and journals, of what changed since the last checkpoint; of the checkpoint they are set aside as pt, bt and et, and
-// registers that have changed since as rt
+// and journals of the changes since the last checkpoint. Those of the checkpoint are renamed to pt, bt and et, and
+// registers that have changed since are copied to rt
 //
 //	hc:{n5}:p:KEY   hash: members that joined or left
-//	hc:{n5}:b:KEY   hash: what a sum gained in steps that are over, and in which steps a unique saw somebody
-//	hc:{n5}:e:KEY   hash: what a sum counted under dimensions
+//	hc:{n5}:b:KEY   hash: completed time buckets of a sum, and the changed ones of a unique
+//	hc:{n5}:e:KEY   hash: counts of dimensions
 //
-// and the state of a counter is "-" when it does not exist.
+// and the state of a counter is "-" if it does not exist.
 
 const (
 	absentState = "-"
 	deletedFlag = "x"
 	lostReply   = "lost"
 
-	// maxPending is how much of a bucket may wait to be persisted: counters, members
-	// that moved, ledger entries and identities. Then changes fail.
+	// maxPending is how many changes of a bucket may wait to be persisted: counters, members, ledger entries and
+	// identities. At the bound changes fail.
 	maxPending  = 1 << 18
 	page        = 500 // counters in one run of a script of a checkpoint
 	stagedFor   = time.Minute
 	stagePage   = 5000 // members in one run of counter_stage.lua
 	evictAtOnce = 1000 // counters of a bucket in one run of counter_evict.lua
 	stepsAtOnce = 8 << 20
-	// maxCounted is how many values of a dimension a counter tells apart between two checkpoints: more than are kept,
-	// so that those that are kept already are among them, also while PostgreSQL is away.
+	// maxCounted is how many values of a dimension have a count of their own between two checkpoints. It is greater
+	// than counter.MaxValues, so that the values that PostgreSQL keeps are among them even after a long outage.
 	maxCounted = 10 * counter.MaxValues
 )
 
 var (
-	// ErrLost says that Redis may have lost its memory: Heal finds out.
-	ErrLost = fmt.Errorf("%w: Redis may have lost its memory", counter.ErrUnavailable)
-	// ErrMoved says that something has to be looked at anew.
-	ErrMoved     = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
-	errRegion    = fmt.Errorf("%w: this Redis is a region's, and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
+	// ErrLost means that Redis may have lost data. Heal finds out.
+	ErrLost = fmt.Errorf("%w: Redis may have lost data", counter.ErrUnavailable)
+	// ErrMoved means that a counter was evicted or loaded meanwhile, and has to be read again.
+	ErrMoved     = fmt.Errorf("%w: counters are moving between Redis and PostgreSQL", counter.ErrUnavailable)
+	errRegion    = fmt.Errorf("%w: this Redis belongs to a region and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
 	errAlone     = fmt.Errorf("%w: processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL", counter.ErrUnavailable)
-	errUncarried = fmt.Errorf("%w: counters in Redis were not carried into PostgreSQL yet", counter.ErrUnavailable)
-	errFull      = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
+	errUncarried = fmt.Errorf("%w: counters in Redis have not been copied into PostgreSQL yet", counter.ErrUnavailable)
+	errFull      = fmt.Errorf("%w: too many changes wait to be persisted", counter.ErrUnavailable)
 )
 
-// Behind is what a front needs to know of what stands behind it.
+// Behind configures a cache tier.
 type Behind struct {
-	// Touch is how long after its last touch a read makes a counter young again.
+	// Touch is how long after a counter's last use a read notes its use again.
 	Touch time.Duration
 }
 
@@ -81,8 +81,8 @@ func bucketKeys(b int, front bool) []string {
 
 func drainedIdentitiesKey(b int) string { return tag(b) + "u" }
 
-// What of a counter is set aside: registers, and the journals of members, of history and of dimensions. The last one is in
-// countedKey: without a front that is not a journal but all there is.
+// The keys that a checkpoint sets aside: registers, and the journals of members, history and dimensions. The last
+// journal is in countedKey, which without PostgreSQL has all counts.
 const (
 	movedJournal   = "p"
 	gainedJournal  = "b"
@@ -91,7 +91,7 @@ const (
 
 var setAside = [...]string{"r", movedJournal, gainedJournal, countedJournal}
 
-// asideKey is where that is set aside by a checkpoint.
+// asideKey returns the key to which a checkpoint sets it aside.
 func asideKey(b int, name, key string) string { return counterKey(b, name+"t", key) }
 
 func stepKey(b int, s counter.Slot, key string) string {
@@ -105,10 +105,10 @@ func (s *Store) touch() int64 {
 	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
 }
 
-// Placements says which counters are in Redis.
+// Placements has the placement of counters.
 type Placements struct {
 	Generation uint64
-	Hot        []bool // it is in Redis, or does not exist
+	Hot        []bool // the counter is resident, or does not exist
 }
 
 func (p *Placements) note(at int, state string, more []any) {
@@ -120,12 +120,12 @@ func (p *Placements) note(at int, state string, more []any) {
 	}
 }
 
-// ReadResident reads those of keys that are in Redis.
+// ReadResident reads the resident counters of keys.
 func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	return s.read(ctx, keys, member)
 }
 
-// parsePast reads what counter_apply.lua keeps of steps that are over, in no order.
+// parsePast parses the journal of completed time buckets, which has no order.
 func parsePast(reply any) ([]counter.Past, error) {
 	list, ok := reply.([]any)
 	if !ok {
@@ -146,15 +146,15 @@ func parsePast(reply any) ([]counter.Past, error) {
 	return out, nil
 }
 
-// ResidentHistory is what a bucket knows of the history of a counter.
+// ResidentHistory is the part of a counter's history that is in Redis.
 type ResidentHistory struct {
-	Resident bool // else PostgreSQL has all
+	Resident bool // if not, PostgreSQL has all of it
 	State    counter.State
-	Gained   map[int64]counter.Gain // what may not be persisted, by the numbers of steps
+	Gained   map[int64]counter.Gain // time buckets that may not be persisted, by index
 	Alone    bool                   // all there is
 }
 
-// HistoryResident reads the history of a counter.
+// HistoryResident reads the part of a counter's history that is in Redis.
 func (s *Store) HistoryResident(ctx context.Context, key string, step time.Duration, from, to int64) (ResidentHistory, error) {
 	all, err := s.HistoriesResident(ctx, []string{key}, step, from, to)
 	if err != nil {
@@ -163,7 +163,7 @@ func (s *Store) HistoryResident(ctx context.Context, key string, step time.Durat
 	return all[0], nil
 }
 
-// HistoriesResident is HistoryResident of several counters.
+// HistoriesResident is HistoryResident for several counters.
 func (s *Store) HistoriesResident(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]ResidentHistory, error) {
 	calls := make([]*redisconn.Call, len(keys))
 	for i, key := range keys {
@@ -226,17 +226,17 @@ func parseResidentHistory(cl *redisconn.Call, key string, step time.Duration, fr
 	return h, nil
 }
 
-// ResidentDimension is what a bucket knows of a dimension of a counter.
+// ResidentDimension is the part of a dimension that is in Redis.
 type ResidentDimension struct {
 	State counter.State
-	Alone bool // Drained and Counted are all there is; else they are to be added to what PostgreSQL has
-	// Drained was counted up to version Checkpoint, and Counted from there to the state's. PostgreSQL has what was counted
-	// up to the version of its row.
+	Alone bool // Drained and Counted are everything; otherwise they have to be added to PostgreSQL's counts
+	// Drained has the counts up to the version Checkpoint, and Counted those from there to the version of the state.
+	// PostgreSQL has the counts up to the version of its row.
 	Checkpoint       counter.Version
 	Drained, Counted []counter.Count
 }
 
-// DimensionResident reads a dimension of a counter; nil: the counter is not resident, and PostgreSQL has all.
+// DimensionResident reads the part of a dimension that is in Redis. It returns nil if the counter is not resident.
 func (s *Store) DimensionResident(ctx context.Context, key, name string) (*ResidentDimension, error) {
 	b := hashBucket(key)
 	k := bucketKeys(b, true)
@@ -272,7 +272,7 @@ func (s *Store) DimensionResident(ctx context.Context, key, name string) (*Resid
 	return d, nil
 }
 
-// LedgerResident returns entries that may not be persisted. alone: all there are.
+// LedgerResident returns the entries that may not be persisted. alone means that PostgreSQL has no others.
 func (s *Store) LedgerResident(ctx context.Context, key string, after uint64, limit int) (entries []counter.Entry, alone bool, err error) {
 	b := hashBucket(key)
 	k := bucketKeys(b, true)
@@ -299,7 +299,7 @@ func (s *Store) LedgerResident(ctx context.Context, key string, after uint64, li
 
 func errReplied() error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply) }
 
-// parseEntries reads a reply of XRANGE in a script.
+// parseEntries parses the reply of XRANGE in a script.
 func parseEntries(reply any) ([]counter.Entry, error) {
 	list, ok := reply.([]any)
 	if !ok {
@@ -327,21 +327,20 @@ func parseEntries(reply any) ([]counter.Entry, error) {
 	return out, nil
 }
 
-// Adopt finds buckets of the generation good on the runs of their servers. From now on counters that change have at least
-// the incarnation life: the last versions of the run before may be lost.
+// Adopt confirms the buckets of a generation on the present runs of their servers. From now on counters that change
+// get at least the incarnation life, because the last versions of the runs before may be lost.
 func (s *Store) Adopt(ctx context.Context, generation, life uint64) error {
 	return s.begin(ctx, "adopt", generation, life, time.Time{}, false)
 }
 
-// Begin empties all buckets and begins a generation in them. Until asks, identities that
-// are not known have to be looked for behind. A bucket without a generation is emptied only
-// when its counters were carried behind.
+// Begin empties all buckets and begins a generation in them. Until asks, unknown identities have to be looked up in
+// PostgreSQL. A bucket without a generation is emptied only if its counters were copied into PostgreSQL.
 func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time, carried bool) error {
 	return s.begin(ctx, "begin", generation, deleted, asks, carried)
 }
 
-// Unmarked reports whether a bucket without a generation has counters: a Redis that had nothing behind
-// it has them in all buckets, one that has lost its memory in none.
+// Unmarked reports whether a bucket without a generation has counters. That is the case if Redis was used without
+// PostgreSQL until now, and not if it lost its data.
 func (s *Store) Unmarked(ctx context.Context) (unmarked bool, err error) {
 	err = s.pipeline(ctx, 3*Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 		marks, regions, counters := make([]*redis.BoolCmd, Buckets), make([]*redis.BoolCmd, Buckets), make([]*redis.IntCmd, Buckets)
@@ -363,8 +362,8 @@ func (s *Store) Unmarked(ctx context.Context) (unmarked bool, err error) {
 	return unmarked, err
 }
 
-// Adoptable returns why counters without a generation cannot be carried behind now: processes that
-// have nothing behind this Redis may change them.
+// Adoptable returns why counters without a generation cannot be copied into PostgreSQL now, or nil: processes without
+// PostgreSQL may still change them.
 func (s *Store) Adoptable(ctx context.Context) error {
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		facts, err := c.HMGet(ctx, factsKey, PostgresFact, "format").Result()
@@ -404,7 +403,7 @@ func (s *Store) begin(ctx context.Context, what string, generation, least uint64
 	return nil
 }
 
-// Note notes that operations were made elsewhere under their identities.
+// Note notes the identities of operations that another store has made.
 func (s *Store) Note(ctx context.Context, ops ...*counter.Op) error {
 	return s.note(ctx, false, ops...)
 }
@@ -423,7 +422,7 @@ func (s *Store) note(ctx context.Context, persists bool, ops ...*counter.Op) err
 	return s.conn.Run(ctx, calls)
 }
 
-// noteCall is a run of counter_note.lua, to which identities may be added.
+// noteCall returns a run of counter_note.lua. The caller may add identities.
 func noteCall(b int, deleted uint64, persists bool) *redisconn.Call {
 	is := 0
 	if persists {
@@ -434,7 +433,7 @@ func noteCall(b int, deleted uint64, persists bool) *redisconn.Call {
 	}
 }
 
-// Remembers reports whether an operation was made under the identity of op.
+// Remembers reports whether an operation with the identity of op was made.
 func (s *Store) Remembers(ctx context.Context, op *counter.Op) (yes bool, err error) {
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()

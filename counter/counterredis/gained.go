@@ -12,10 +12,10 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// fieldsAtOnce is how many states one command reads.
+// fieldsAtOnce is the number of states that one command reads.
 const fieldsAtOnce = 1000
 
-// Running is as counter.TopStore says.
+// Running implements counter.TopStore.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	slots, _, err := s.RunningResident(ctx, keys, step)
 	if err != nil {
@@ -24,9 +24,9 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 	return slots, nil
 }
 
-// RunningResident is Running, with the indexes of the keys of which Redis does not know all.
+// RunningResident is Running. It also returns the indexes of keys for which PostgreSQL has to be read.
 func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, absent []int, err error) {
-	by := map[int][]int{} // indexes of keys by their buckets
+	by := map[int][]int{} // indexes of keys, by bucket
 	for i, key := range keys {
 		b := hashBucket(key)
 		by[b] = append(by[b], i)
@@ -73,7 +73,7 @@ func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Du
 	return slots, absent, err
 }
 
-// Histories is as counter.TopStore says.
+// Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
 	calls := make([]*redisconn.Call, len(keys))

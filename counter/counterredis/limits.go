@@ -12,16 +12,16 @@ import (
 	"headcount/scripts"
 )
 
-// limitKey is that of the one key that a call on a limit touches, so it needs no hash tag. It is in
-// no bucket, so what empties buckets leaves limits alone.
+// limitKey returns the key of a limit. A call uses no other key, so it needs no hash tag. It is in no bucket, so
+// emptying buckets keeps limits.
 func limitKey(n limit.Name) string {
 	return "hc:limit:" + n.Algorithm.String() + ":" + strconv.FormatInt(n.Window, 10) + ":" + n.Key
 }
 
-var errAnswer = errors.New("an answer that cannot be read")
+var errAnswer = errors.New("unexpected answer")
 
 // Limit is as counter.Limiter says: a script for each call, all in one pipeline. Times come from
-// Redis. A state is as durable as Redis, and ends by itself (PX).
+// Redis. A state is as durable as Redis, and expires (PX).
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
 	runs := make([]*redisconn.Call, len(calls))
@@ -29,7 +29,7 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 		c := &calls[i]
 		runs[i] = &redisconn.Call{Script: scripts.CounterLimit, Keys: []string{limitKey(c.Name)}, Args: []any{c.Algorithm.String(), c.Window, c.Limit, c.Cost}}
 	}
-	_ = s.conn.Run(ctx, runs) // each says what became of it
+	_ = s.conn.Run(ctx, runs) // every call has its own error
 	for i, run := range runs {
 		if run.Err == nil {
 			results[i].Answer, run.Err = parseAnswer(run.Reply)
@@ -41,7 +41,7 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 	return results
 }
 
-// parseAnswer reads what counter_limit.lua returned.
+// parseAnswer parses the reply of counter_limit.lua.
 func parseAnswer(reply any) (limit.Answer, error) {
 	list, _ := reply.([]any)
 	if len(list) != 3 {

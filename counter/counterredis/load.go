@@ -13,18 +13,18 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package tiered: how counters of PostgreSQL come into Redis.
+// This file makes counters of PostgreSQL resident in Redis, for package tiered.
 
-// Entry is a counter to put into Redis.
+// Entry is a counter to make resident.
 type Entry struct {
 	Key   string
-	State counter.State // of its row; zero: there is none
-	// Staged is from Stage or StageRegisters, of a set that is not empty.
+	State counter.State // of its row; zero if there is none
+	// Staged is the result of Stage or StageRegisters, for a set or unique that is not empty.
 	Staged string
 }
 
-// Load makes counters resident unless another process has done so already. The tickets are from before their rows were
-// read, by bucket. Its error is ErrMoved when they have to be read again.
+// Load makes counters resident unless another process has done so already. tickets has the ticket of each bucket from
+// before the rows were read. The error is ErrMoved if the rows have to be read again.
 func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) error {
 	type entry struct {
 		Key    string `json:"key"`
@@ -76,8 +76,8 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	return nil
 }
 
-// Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
-// what it returned.
+// Stage stores members of key for Load. The first call gets an empty staged, and each further one what the call before
+// returned.
 func (s *Store) Stage(ctx context.Context, key, staged string, before int, members []string) (string, error) {
 	hashes := make([]string, len(members))
 	for i, m := range members {
@@ -86,7 +86,7 @@ func (s *Store) Stage(ctx context.Context, key, staged string, before int, membe
 	return s.stage(ctx, key, staged, before, hashes)
 }
 
-// stage is Stage for members as they stand in a set.
+// stage is Stage for hashes of members.
 func (s *Store) stage(ctx context.Context, key, staged string, before int, hashes []string) (string, error) {
 	if staged == "" {
 		staged = rand.Text()
@@ -104,7 +104,7 @@ func (s *Store) stage(ctx context.Context, key, staged string, before int, hashe
 	return staged, nil
 }
 
-// StageRegisters puts registers of key aside for Load.
+// StageRegisters stores the registers of key for Load.
 func (s *Store) StageRegisters(ctx context.Context, key string, registers hyperloglog.Registers) (staged string, err error) {
 	if registers.Empty() {
 		return "", nil

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	freezeFor = 2 * time.Second // how long a bucket is held still, unless that is renewed
+	freezeFor = 2 * time.Second // how long a bucket is frozen, unless the freeze is extended
 	scanCount = 1000            // counters in one step of an aggregate
 
 	unionAtOnce = 100 // registers in one step of an aggregate, of 12 KB each
 )
 
-// Read is as counter.Reader says; no answer lags or is stale.
+// Read implements counter.Reader. No answer lags or is stale.
 func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	out, _, err := s.read(ctx, keys, member)
 	if err != nil {
@@ -36,7 +36,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 	return out, nil
 }
 
-// read reads counters. In front it also says which of them are here.
+// read reads counters, and in front of PostgreSQL also their placements.
 func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string) ([]count
 	return out, places, nil
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	fail := func(err error) (counter.Ledger, error) {
 		return counter.Ledger{}, fmt.Errorf("counterredis: ledger of %q: %w", key, err)
@@ -134,7 +134,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	return out, nil
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	fail := func(err error) (counter.Counter, []counter.Gain, error) {
 		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
@@ -150,7 +150,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	return c, gains, nil
 }
 
-// historyCall is a run of counter_history.lua.
+// historyCall returns a run of counter_history.lua.
 func (s *Store) historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
 	b := s.bucketOf(key)
 	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
@@ -190,7 +190,7 @@ func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to i
 	return c, st.With(gains, step, from, to), nil
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	fail := func(err error) (counter.Counter, counter.Counted, error) {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterredis: dimension %q of %q: %w", name, key, err)
@@ -220,7 +220,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 	return c, counted, nil
 }
 
-// parseCounts reads values and what was counted under them.
+// parseCounts parses values and their counts.
 func parseCounts(reply any) ([]counter.Count, error) {
 	list, ok := reply.([]any)
 	if !ok || len(list)%2 != 0 {
@@ -233,19 +233,19 @@ func parseCounts(reply any) ([]counter.Count, error) {
 		count, _, _ := strings.Cut(text, " ") // of the empty value there is more
 		n, err := strconv.ParseInt(count, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%w: what was counted: %w", counter.ErrUnavailable, err)
+			return nil, fmt.Errorf("%w: counts: %w", counter.ErrUnavailable, err)
 		}
 		out = append(out, counter.Count{Value: value, Count: n})
 	}
 	return out, nil
 }
 
-// historyArgs are those of counter_history.lua.
+// historyArgs returns the arguments of counter_history.lua.
 func historyArgs(key string, step time.Duration, from, to int64) []any {
 	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}
 }
 
-// parseSeen reads numbers of steps and registers, in no order, and puts them in order.
+// parseSeen parses indexes and registers of time buckets, and sorts them.
 func parseSeen(reply any) ([]counter.Gain, error) {
 	list, ok := reply.([]any)
 	if !ok || len(list)%2 != 0 {
@@ -258,7 +258,7 @@ func parseSeen(reply any) ([]counter.Gain, error) {
 		n, err := strconv.ParseInt(number, 10, 64)
 		registers, err1 := hyperloglog.Parse([]byte(text))
 		if err := errors.Join(err, err1); err != nil {
-			return nil, fmt.Errorf("%w: registers of a step: %w", counter.ErrUnavailable, err)
+			return nil, fmt.Errorf("%w: registers of a time bucket: %w", counter.ErrUnavailable, err)
 		}
 		gains = append(gains, counter.Gain{Number: n, Seen: &registers})
 	}
@@ -270,7 +270,7 @@ var ledgerOps = map[string]counter.LedgerOp{
 	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset, "set": counter.LedgerSet,
 }
 
-// parseEntry reads what counter_apply.lua appends.
+// parseEntry parses a ledger entry that counter_apply.lua wrote.
 func parseEntry(m redis.XMessage) (counter.Entry, error) {
 	text := func(name string) string { v, _ := m.Values[name].(string); return v }
 	seq, at, _ := strings.Cut(m.ID, "-")
@@ -292,7 +292,7 @@ func parseEntry(m redis.XMessage) (counter.Entry, error) {
 	return e, nil
 }
 
-// Aggregate is as counter.Reader says.
+// Aggregate implements counter.Reader.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
 	if err := s.AddTo(ctx, total, prefix); err != nil {
@@ -301,7 +301,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
-// AddTo adds the counters with prefix to total, each as it is at some moment of the call.
+// AddTo adds all counters with prefix to total, each as it was at some moment of the call.
 func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) error {
 	states := map[string]string{}
 	match := escape(prefix) + "*"
@@ -324,7 +324,7 @@ func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) 
 	return nil
 }
 
-// Size is as counter.Reader says. It reads the keys of one bucket after the other.
+// Size implements counter.Reader. It reads the keys of one bucket after the other.
 func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 	for b := range Buckets {
 		err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
@@ -345,8 +345,8 @@ func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 	return n, nil
 }
 
-// Sets is as counter.Reader says. The cursor is the number of a bucket. What is not
-// known to be a set or not, since PostgreSQL has it, is returned.
+// Sets implements counter.Reader. The cursor is the number of a bucket. It also returns keys whose kind Redis does
+// not know, because PostgreSQL has the counter.
 func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
 	b := 0
 	if cursor != "" {
@@ -396,7 +396,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 		return err
 	}
 	if total.Mixed() {
-		return nil // there is no union
+		return nil // there is no union of mixed kinds
 	}
 	for some := range slices.Chunk(uniques, unionAtOnce) {
 		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
@@ -432,7 +432,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 	return nil
 }
 
-// freeze runs counter_freeze.lua for buckets, and reports whether all are held by id.
+// freeze runs counter_freeze.lua for buckets, and reports whether id has frozen all of them.
 func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (ours bool, err error) {
 	calls := make([]*redisconn.Call, 0, to-from)
 	for b := from; b < to; b++ {
@@ -444,7 +444,7 @@ func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (ours
 	return !slices.ContainsFunc(calls, func(cl *redisconn.Call) bool { return cl.Reply != int64(1) }), nil
 }
 
-var errThawed = fmt.Errorf("%w: a bucket was not held to the end", counter.ErrUnavailable)
+var errThawed = fmt.Errorf("%w: a bucket did not stay frozen to the end", counter.ErrUnavailable)
 
 func (s *Store) thaw(ctx context.Context, id string) error {
 	ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
@@ -454,7 +454,7 @@ func (s *Store) thaw(ctx context.Context, id string) error {
 	return err
 }
 
-// hold holds all buckets still. The first one is held first: of two processes that want all, one gets them.
+// hold freezes all buckets, the first one before the others, so that of two concurrent processes one gets all of them.
 func (s *Store) hold(ctx context.Context, id string) (ours bool, err error) {
 	if ours, err = s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
 		return false, err
@@ -462,8 +462,8 @@ func (s *Store) hold(ctx context.Context, id string) (ours bool, err error) {
 	return s.freeze(ctx, id, "freeze", 1, Buckets)
 }
 
-// scanBuckets scans all buckets at once, a page of each at a time: scan queues the next page of one, and each takes what
-// it has, of which a scan may tell twice.
+// scanBuckets scans all buckets concurrently, a page of each at a time: scan queues the next page of a bucket, and each
+// receives it. A scan may return an element twice.
 func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
 	cursors := make(map[int]uint64, Buckets)
 	for b := range Buckets {
@@ -501,7 +501,7 @@ func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, 
 	return nil
 }
 
-// scanHash calls each with the fields and values of a hash, a page at a time; a scan may tell of one twice.
+// scanHash calls each with the fields and values of a hash, a page at a time. It may return a field twice.
 func (s *Store) scanHash(ctx context.Context, key string, count int64, each func(pairs []string) error) error {
 	for cursor := uint64(0); ; {
 		var pairs []string
@@ -519,7 +519,7 @@ func (s *Store) scanHash(ctx context.Context, key string, count int64, each func
 	}
 }
 
-// escape is prefix as a pattern of Redis that fits it alone.
+// escape returns prefix as a Redis pattern that matches it literally.
 func escape(prefix string) string {
 	var b strings.Builder
 	for i := range len(prefix) {

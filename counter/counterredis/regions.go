@@ -14,17 +14,13 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package regions, which says what regions share. Beside the keys of the package doc
-// a bucket has, in a region with others,
+// This file is for package regions. Besides the keys of the package documentation, a bucket of a region with peers has
 //
-//	hc:{n5}:f       hash: what each counter has of other regions, and when it was deleted or emptied; see counter_far.lua
-//	hc:{n5}:log     zset: counters that changed here, by the place of their last change
-//	hc:{n5}:gone    zset: counters that were deleted, by when (ms); they are forgotten 30 days later
+//	hc:{n5}:f       hash: the parts of other regions of each counter, and when it was deleted or emptied; see counter_remote.lua
+//	hc:{n5}:log     sorted set: counters that changed here, by the position of their last change
+//	hc:{n5}:gone    sorted set: deleted counters by the time of the delete (ms); they are forgotten after 30 days
 //
-// and in its state region, the name of this one; log and logrun, the number of the log and the run of the server that it is
-// of; places, the last place in it; trimmed, the last one that was dropped; shared, how many publications are
-// of processes with regions, and alone, how many others there were when the log began; from:NAME, how far this region has the log of
-// that one.
+// and further fields in its state, which scripts/README.md has.
 
 func farKey(b int) string  { return tag(b) + "f" }
 func logKey(b int) string  { return tag(b) + "log" }
@@ -35,7 +31,7 @@ const lineFields = 7
 // Line is the state of a counter in a batch: counter_log.lua has the fields.
 type Line [lineFields]string
 
-// Size is how many bytes it has.
+// Size returns its length in bytes.
 func (l *Line) Size() (n int) {
 	for _, field := range l {
 		n += len(field)
@@ -43,13 +39,14 @@ func (l *Line) Size() (n int) {
 	return n
 }
 
-// Position is how far a region has the log of a bucket of another one; zero: it has to be sent the whole bucket.
+// Position is how far a region has the log of another region's bucket. With the zero Position it needs the whole
+// bucket.
 type Position struct {
 	Log    string
 	Cursor uint64
 }
 
-// parsePosition parses "log place"; a region that is being sent the whole bucket has another text.
+// parsePosition parses "log position". During the transfer of a whole bucket the text has another form.
 func parsePosition(text string) Position {
 	f := strings.Fields(text)
 	if len(f) != 2 {
@@ -62,16 +59,16 @@ func parsePosition(text string) Position {
 	return Position{f[0], n}
 }
 
-// Batch is what one region sends to another one about a bucket.
+// Batch has the changes of a bucket for another region.
 type Batch struct {
 	Bucket   int
 	From, To Position
-	All      bool // the log does not reach back to the position asked about: the whole bucket has to be sent
-	More     bool // the log goes on after To
+	All      bool // the log does not reach back to the position, so the whole bucket has to be sent
+	More     bool // the log continues after To
 	Lines    []Line
 }
 
-// Outgoing returns what follows these positions in the logs of buckets, at most limit counters of each.
+// Outgoing returns the changes after the given positions in the logs of buckets, at most limit counters of each.
 func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limit int) ([]Batch, error) {
 	calls := make([]*redisconn.Call, len(buckets))
 	for i, b := range buckets {
@@ -91,21 +88,21 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 	return out, nil
 }
 
-// Scan reads all lines of a bucket, some at a time. What changes meanwhile may be read as it was, and is in the log.
+// Scan reads all lines of a bucket, some at a time. It may miss concurrent changes, which are in the log.
 type Scan struct {
 	s      *Store
 	bucket int
-	hashes []string // that are to be scanned, the first of them from cursor on
+	hashes []string // still to be scanned, the first one from cursor on
 	cursor uint64
-	keys   []string // found, and not read yet
+	keys   []string // found but not read yet
 }
 
 // Scan returns a Scan from the beginning of a bucket.
 func (s *Store) Scan(b int) *Scan {
-	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), farKey(b)}} // of the latter what was deleted
+	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), farKey(b)}} // the second one has deleted counters
 }
 
-// Next returns about limit lines at most, and whether there may be more after them. After an error it may be called again.
+// Next returns about limit lines at most, and whether there may be more. It may be called again after an error.
 func (c *Scan) Next(ctx context.Context, limit int) (lines []Line, more bool, err error) {
 	for len(c.keys) == 0 && len(c.hashes) > 0 {
 		if err := c.find(ctx, limit); err != nil {
@@ -185,8 +182,8 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 	return texts[0], to, texts[2], lines, nil
 }
 
-// Positions returns how far this region has the logs of another one, which is about to send more: so it also checks
-// that the format is still the same.
+// Positions returns how far this region has the logs of another one. It is called before a batch is sent, so it also
+// checks that the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
 	out := make([]Position, len(buckets))
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
@@ -203,7 +200,7 @@ func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Posi
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		for i := range got { // Exec has the first error only, which may be that there is no position
+		for i := range got { // Exec returns the first error only, which may be that a position does not exist
 			if err := got[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
@@ -217,13 +214,13 @@ func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Posi
 	return out, nil
 }
 
-// Mode says what a Message is.
+// Mode is the kind of a Message.
 type Mode string
 
 // The modes.
 const (
-	ModeLog   Mode = "log"   // what the log has from one position to another
-	ModeBegin Mode = "begin" // the whole bucket follows, under a word
+	ModeLog   Mode = "log"   // the part of the log between two positions
+	ModeBegin Mode = "begin" // the whole bucket follows; Word names the transfer
 	ModePage  Mode = "all"   // a page of it
 	ModeEnd   Mode = "end"   // the last page, after which the receiver has the log up to a position
 )
@@ -232,25 +229,25 @@ const (
 type Message struct {
 	Batch
 	Mode Mode
-	Word string // of ModeBegin and ModeEnd
+	Word string // for ModeBegin and ModeEnd
 }
 
 // Ack is the reply to a Message.
 type Ack struct {
 	Merged bool
-	// Other is the region that this one calls itself, when it is not the one that was meant. Without it, what is not
-	// merged has to be sent again later: the bucket is frozen.
+	// Other is the name of the receiving region if it is not the expected one. If it is empty and the message was not
+	// merged, the bucket is frozen and the message has to be sent again later.
 	Other string
-	At    Position // how far it has the log now
-	News  int      // counters that were news
-	Odd   int      // counters that could not be taken: of another kind here, or with totals beyond 64 bits
-	Older bool     // of ModeBegin: the sender was further on, so it has lost memory
+	At    Position // the receiver's new position
+	News  int      // counters with changes that the receiver did not have
+	Odd   int      // counters that could not be merged: of another kind here, or with totals beyond 64 bits
+	Older bool     // for ModeBegin: the receiver has more of the log than the sender, which has lost data
 }
 
-// NoRegion is the other region's name while none of its processes has been there.
+// NoRegion is the name of a region before its first process has started.
 const NoRegion = "?"
 
-// Merge merges messages of the region called from, those of one bucket in their order. This region has to be called to.
+// Merge merges messages of the region from, those of one bucket in order. The name of this region must be to.
 func (s *Store) Merge(ctx context.Context, from, to string, messages []Message) ([]Ack, error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -310,7 +307,7 @@ func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *red
 		}
 		cl.Args = append(cl.Args, len(cl.Keys)+1)
 		cl.Keys = append(cl.Keys, membersKey(b, key), registersKey(b, key))
-		if l[3] == "0" { // it was never deleted
+		if l[3] == "0" { // the counter was never deleted
 			continue
 		}
 		cl.Keys = append(cl.Keys, ledgerKey(b, key), stepsKey(b, key), countedKey(b, key))
@@ -321,18 +318,18 @@ func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *red
 	return cl
 }
 
-// Listener is told that counters of a bucket may have changed. It must not block.
+// Listener is notified when counters of a bucket may have changed. It must not block.
 type Listener interface{ Changed(bucket int) }
 
-// Listen has a listener told, from a goroutine of the store's, until the store is closed. It is
-// called once, before any Watch. What is lost on the way is not told.
+// Listen sets the listener, which a goroutine of the store calls until the store is closed. Listen is called once,
+// before any Watch. Notifications may be lost.
 func (s *Store) Listen(l Listener) {
 	s.feed.listener = l
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
 }
 
-// relog has the next look at the logs begin new ones, and forgets how far this region has those of others: all is
-// told then, on both sides.
+// relog ends the logs of this region and forgets its positions in those of others, so that both sides send all
+// buckets whole.
 func (s *Store) relog(ctx context.Context) error {
 	drop := make([][]string, Buckets)
 	if err := s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {

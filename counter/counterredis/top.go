@@ -15,17 +15,17 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// marksPage is how many marks one command reads or drops.
+// marksPage is the number of marks that one command reads or deletes.
 const marksPage = 1000
 
 func marksKey(b int, match string) string { return tag(b) + "z:" + match }
 
-// topKey has no bucket: each list has a place of its own.
+// topKey returns the key of a list. It is in no bucket and has no hash tag, so lists are distributed over a Cluster.
 func topKey(match string, step time.Duration, number int64) string {
 	return "hc:top:" + strconv.Itoa(int(step/time.Second)) + ":" + strconv.FormatInt(number, 10) + ":" + match
 }
 
-// Marked is as counter.TopStore says.
+// Marked implements counter.TopStore.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	out := map[int64][]string{}
 	seen := map[string]bool{}
@@ -51,10 +51,10 @@ func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, e
 	return out, nil
 }
 
-// KeepTop is as counter.TopStore says. A list expires.
+// KeepTop implements counter.TopStore. A list expires.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
-	if err != nil { // strings and numbers always marshal
+	if err != nil { // impossible: strings and numbers can be marshalled
 		panic(err)
 	}
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
@@ -70,7 +70,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return nil
 }
 
-// Mark is as counter.TopStore says.
+// Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	err := s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
 		pipe.SAdd(ctx, set, marks...)
@@ -81,14 +81,14 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 	return nil
 }
 
-// Unmark forgets marks of a step.
+// Unmark deletes marks of a time bucket.
 func (s *Store) Unmark(ctx context.Context, match string, number int64, keys []string) error {
 	return s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
 		pipe.SRem(ctx, set, marks...)
 	})
 }
 
-// eachMark calls queue with the marks of keys in each bucket, and sends what it queues.
+// eachMark calls queue with the marks of keys in each bucket, and sends the queued commands.
 func (s *Store) eachMark(ctx context.Context, match string, number int64, keys []string, queue func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any)) error {
 	if len(keys) == 0 {
 		return nil
@@ -109,7 +109,7 @@ func (s *Store) eachMark(ctx context.Context, match string, number int64, keys [
 	})
 }
 
-// TopLists is as counter.TopStore says.
+// TopLists implements counter.TopStore.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		out = nil
@@ -125,7 +125,7 @@ func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, 
 		for i, cmd := range texts {
 			text, err := cmd.Bytes()
 			if errors.Is(err, redis.Nil) {
-				continue // nobody gained anything
+				continue // no counter gained anything
 			}
 			l := counter.TopList{Number: from + int64(i)}
 			if err != nil {

@@ -1,5 +1,5 @@
-// Package countertest is the contract of a store of counters, as tests. Every store
-// runs all of it; with -short only a store in memory and one on one Redis do.
+// Package countertest has the contract of a store of counters, as tests. Every store runs all of it; with -short only a
+// store in memory and one on a single Redis do.
 package countertest
 
 import (
@@ -23,14 +23,12 @@ import (
 // Instance is an empty store under test.
 type Instance struct {
 	Store counter.Store
-	// Peer is the same store as another process sees it; nil when only one process
-	// can open it.
+	// Peer is the same store, opened by another process. It is nil if only one process can open the store.
 	Peer counter.Store
-	// Crash ends Store as kill -9 would and returns what is there after a start. It
-	// is nil only for a store that promises to live as long as its process.
+	// Crash ends Store like kill -9 and returns the store after a restart. It is nil only for a store that promises to
+	// live no longer than its process.
 	Crash func(t testing.TB) counter.Store
-	// Cut takes away what the store needs (its disk, its server) until heal. It is
-	// nil only for a store that needs nothing.
+	// Cut makes the store's disk or server unavailable until heal. It is nil only for a store that needs neither.
 	Cut func(t testing.TB) (heal func())
 }
 
@@ -46,7 +44,7 @@ var (
 	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
 )
 
-// Rules say which counters of the tests are exact, to stores that ask where a counter is.
+// Rules has the kinds of the tests' counters, for stores that place a counter by its rule.
 var Rules = func() *counter.Rules {
 	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":" e:*","kind":"exact"},{"match":"exact *","kind":"exact"},{"match":"*","kind":"sum"}]}`))
 	if err != nil {
@@ -59,29 +57,27 @@ var Rules = func() *counter.Rules {
 
 func number(n int64) *int64 { return &n }
 
-// Extent is how much of the contract a way to set up a store takes with -short. Without -short
-// each takes everything.
+// Extent is how much of the contract a set-up of a store runs with -short. Without -short it runs everything.
 type Extent int
 
 const (
-	// Core is for a set-up of stores that other set-ups test: the model, crashes, and many clients.
+	// Core is for another set-up of a store that is tested elsewhere: the model, crashes, and many clients.
 	Core Extent = iota
 	// Brief is for a store with code of its own.
 	Brief
-	// Full is for the store in memory, and for one on one Redis server.
+	// Full is for the store in memory, and for the one on a single Redis server.
 	Full
 )
 
-// A part is one of the contract.
+// part is one test of the contract.
 type part struct {
 	name string
-	in   Extent // the least that has it
+	in   Extent // the smallest one that runs it
 	test func(*testing.T, Instance)
 }
 
-// parts are the contract. What a store does with one operation after the other is the
-// model's; the others are what a model does not see: bounds of numbers and sizes, several
-// clients at once, crashes, and what is told.
+// parts has all tests. The model covers operations one after another; the others cover what the model does not see:
+// bounds of numbers and sizes, concurrent clients, crashes, and updates.
 var parts = []part{
 	{"any history ends with the model's counters", Core, model},
 	{"64 bits are kept to the last", Brief, wide},
@@ -120,7 +116,7 @@ var parts = []part{
 	{"limits of a store that is away", Full, limitAway},
 }
 
-// Run tests the contract, with -short that extent of it.
+// Run tests the contract; with -short, that extent of it.
 func Run(t *testing.T, short Extent, open Factory) {
 	extent := Full
 	if testing.Short() {
@@ -138,8 +134,9 @@ func Run(t *testing.T, short Extent, open Factory) {
 	}
 }
 
-// FewChecks are the histories of the model for set-ups of which another one has them all. Of them rapid takes a fifth with
-// -short. A package that runs several such set-ups at once sets rapid.checks to it before its tests.
+// FewChecks is the number of random histories of the model for set-ups of a store that another set-up tests in full.
+// With -short rapid runs a fifth of them. A package with several such set-ups sets rapid.checks to it before its
+// tests.
 const FewChecks = 20
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
@@ -149,7 +146,7 @@ func setFlag(t testing.TB, f *flag.Flag, value string) {
 	}
 }
 
-// wide finds stores that count in floating point, or past the end of 64 bits.
+// wide finds stores that count in floating point, or overflow 64 bits.
 func wide(t *testing.T, i Instance) {
 	s := i.Store
 	for _, r := range []*counter.Rule{sum, exact} {
@@ -173,7 +170,7 @@ func wide(t *testing.T, i Instance) {
 		}
 		unchanged(t, s, key, func() {
 			refused(t, s, counter.ErrOverflow, key, math.MinInt64, add(r, key, -1))
-			refused(t, s, counter.ErrOverflow, key, math.MinInt64, reset(r, key)) // no entry can say what it took
+			refused(t, s, counter.ErrOverflow, key, math.MinInt64, reset(r, key)) // no entry can have the delta
 		})
 		value(t, s, other, 0)
 	}
@@ -446,13 +443,13 @@ func aggregates(t *testing.T, i Instance) {
 	one(t, s, adjust(sum, "o:2", math.MaxInt64))
 	_, err := s.Aggregate(t.Context(), "o:")
 	conflict(t, err, counter.ErrOverflow, "o:*", 0)
-	one(t, s, adjust(sum, "o:3", math.MinInt64)) // it leaves 64 bits and comes back
+	one(t, s, adjust(sum, "o:3", math.MinInt64)) // a partial sum overflows 64 bits, the whole sum does not
 	if got, err := s.Aggregate(t.Context(), "o:"); err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
-// listed finds every set, whatever else there is, and none that was deleted.
+// listed checks that Sets finds every set among other counters, and no deleted one.
 func listed(t *testing.T, i Instance) {
 	s, want := i.Store, map[string]bool{}
 	for n := range 30 {
@@ -560,7 +557,7 @@ func closed(t *testing.T, i Instance) {
 	}
 }
 
-// AwaitServed waits until a store has noticed that all of its servers are back.
+// AwaitServed waits until a store can use all of its servers again.
 func AwaitServed(t testing.TB, s counter.Reader) {
 	t.Helper()
 	keys := make([]string, 64) // some on each master of a Cluster

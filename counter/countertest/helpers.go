@@ -31,7 +31,7 @@ func drop(rule *counter.Rule, key string) counter.Change {
 
 func op(changes ...counter.Change) counter.Op { return counter.Op{Changes: changes} }
 
-// apply makes one op of changes, which must succeed.
+// apply makes one operation, which must succeed.
 func apply(t testing.TB, s counter.Writer, changes ...counter.Change) []counter.Counter {
 	t.Helper()
 	r := do(t, s, op(changes...))[0]
@@ -65,7 +65,7 @@ func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
 	return results
 }
 
-// refused makes one op, which must be a conflict of the kind is, with the key and its value.
+// refused makes one operation, which must fail with a conflict is that has the key and its value.
 func refused(t testing.TB, s counter.Writer, is error, key string, value int64, changes ...counter.Change) {
 	t.Helper()
 	conflict(t, do(t, s, op(changes...))[0].Err, is, key, value)
@@ -88,7 +88,7 @@ func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []co
 	t.Helper()
 	var out []counter.Reading
 	var err error
-	testkit.Eventually(t, "a read", func() bool { // a busy machine's server may be silent for a while
+	testkit.Eventually(t, "a read", func() bool { // the server of a busy machine may not answer for a while
 		out, err = s.Read(t.Context(), keys, member, 0)
 		return !errors.Is(err, counter.ErrUnavailable)
 	})
@@ -112,7 +112,7 @@ func value(t testing.TB, s counter.Reader, key string, want int64) counter.Count
 	return c
 }
 
-// unchanged runs f, after which key must be as before, to the last entry.
+// unchanged runs f, which must not change the counter key nor its ledger.
 func unchanged(t testing.TB, s counter.Store, key string, f func()) {
 	t.Helper()
 	before, entries := read(t, s, key), allEntries(t, s, key)
@@ -131,7 +131,7 @@ func same(a, b counter.Counter) bool {
 	return ok && a == b
 }
 
-// allEntries is the whole ledger, which must have no gaps.
+// allEntries returns the whole ledger, which must have no gaps.
 func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	t.Helper()
 	var all []counter.Entry
@@ -156,7 +156,7 @@ func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	}
 }
 
-// chained says that an exact counter's ledger leads from 0 to its value.
+// chained checks that an exact counter's ledger leads from 0 to its value.
 func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	t.Helper()
 	all, at := allEntries(t, s, key), int64(0)

@@ -45,7 +45,7 @@ func Client(open func(place string) (counter.Store, error)) bool {
 		fmt.Println("fault", err)
 		return true
 	}
-	c := counter.NewCombiner(s, counter.CombinerConfig{Lanes: 4})
+	c := counter.NewCombiner(s, counter.CombinerConfig{Queues: 4})
 	var say sync.Mutex
 	print := func(what string, text any) {
 		say.Lock()

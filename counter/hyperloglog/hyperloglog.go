@@ -1,23 +1,19 @@
-// Package hyperloglog estimates how many distinct members were ever added to a
-// set, in 12 KB however many they are, and in less while they are few. The
-// standard error is 0.81 %.
+// Package hyperloglog estimates how many distinct members were added to a set, in at most 12 KB and less while there
+// are few. The standard error is 0.81 %.
 //
-// # One representation
+// # Format
 //
-// [Registers] are the bytes that Redis keeps for PFADD, to the last bit: 2^14
-// registers of 6 bits, behind a head of 16 bytes, dense or sparse. Redis hashes
-// members with MurmurHash64A and one seed that never changes; so does this
-// package. So a store may have Redis add, and another one reads, counts, merges
-// and adds to the very same bytes; nothing is converted.
+// [Registers] have the exact format that Redis keeps for PFADD: 2^14 registers of 6 bits after a header of 16 bytes,
+// dense or sparse. Redis hashes members with MurmurHash64A under a fixed seed; so does this package. So one store may
+// let Redis add members, and another one reads, counts, merges and extends the same bytes without conversion.
 //
-// Few members are sparse: runs of registers with the same value, about two bytes
-// for each member, until that takes 3,000 bytes.
+// Few members are sparse: runs of registers with the same value, about two bytes for each member, up to 3,000 bytes.
 //
-// The estimate is Ertl's, as in Redis since 4.0: it has no bias at any size, and
-// the same registers give the same number everywhere.
+// The estimate is Ertl's, as in Redis since 4.0. It has no bias at any size, and the same registers give the same
+// number everywhere.
 //
-// The hash has no key. Who chooses members on purpose can make a counter show
-// too little or too much; nothing but the number depends on it.
+// The hash has no key. Whoever chooses members on purpose can make a counter too small or too large, but nothing else
+// depends on the number.
 package hyperloglog
 
 import (
@@ -32,14 +28,14 @@ import (
 const (
 	indexBits  = 14
 	registers  = 1 << indexBits
-	rankBits   = 64 - indexBits // of a hash, of which the rank is made: at most one more
+	rankBits   = 64 - indexBits // of a hash that give the rank, which is at most one more
 	head       = 16
 	denseSize  = head + registers*6/8
-	sparseMost = 3000 // bytes beside the head, as hll-sparse-max-bytes of Redis has it
+	sparseMost = 3000 // bytes after the header, the default of hll-sparse-max-bytes in Redis
 	denseForm  = 0
 	sparseForm = 1
 
-	// What stands behind a sparse head: the two highest bits say what a byte is.
+	// Opcodes of the sparse form, told apart by the two highest bits of a byte.
 	zeroMost  = 64 // 00xxxxxx: x+1 registers that are 0
 	longMark  = 0x40
 	longMost  = registers // 01xxxxxx yyyyyyyy: the same with more bits
@@ -48,14 +44,14 @@ const (
 	valueRun  = 4
 )
 
-// ErrFormat is in every error about bytes that are no registers.
+// ErrFormat is wrapped by every error about bytes that are not registers.
 var ErrFormat = errors.New("bad registers")
 
-// Registers are those of one set. The zero Registers are of an empty set. They are
-// not to be copied and then changed.
+// Registers are the registers of one set. The zero Registers are those of an empty set. A copy shares the bytes: use
+// Clone before changing one.
 type Registers struct{ b []byte }
 
-// Parse takes b over: Add and Merge change it in place. Nothing is an empty set.
+// Parse returns the registers in b, which Add and Merge then change in place. No bytes are an empty set.
 func Parse(b []byte) (Registers, error) {
 	switch {
 	case len(b) == 0:
@@ -81,7 +77,7 @@ func Parse(b []byte) (Registers, error) {
 	return Registers{b}, nil
 }
 
-// opcode reads a run of registers: their value, how many, and the bytes it takes.
+// opcode decodes a run of registers: their value, their number, and the length of the opcode in bytes.
 func opcode(b []byte) (value uint8, run, size int) {
 	switch {
 	case b[0]&valueMark != 0:
@@ -93,16 +89,16 @@ func opcode(b []byte) (value uint8, run, size int) {
 	}
 }
 
-// Bytes are the registers as Parse reads them, not to be changed; nil for an empty set.
+// Bytes returns the registers in the form of Parse, or nil for an empty set. The caller must not change them.
 func (r *Registers) Bytes() []byte { return r.b }
 
-// Empty reports whether nothing was ever added.
+// Empty reports whether no member was ever added.
 func (r *Registers) Empty() bool { return len(r.b) == 0 }
 
-// Clone is a copy that may be changed.
+// Clone returns a copy that may be changed.
 func (r *Registers) Clone() Registers { return Registers{slices.Clone(r.b)} }
 
-// Add adds members and reports whether that changed a register.
+// Add adds members and reports whether a register changed.
 func (r *Registers) Add(members ...string) bool {
 	if len(r.b) == denseSize {
 		changed := false
@@ -129,10 +125,10 @@ func (r *Registers) Add(members ...string) bool {
 	return changed
 }
 
-// has reports whether no register of the sparse form would change: who comes again is told
-// apart without writing anything. Few members are few runs.
+// has reports whether members would change no register of the sparse form. It recognizes members that come again
+// without decoding the registers.
 func (r *Registers) has(members []string) bool {
-	if r.Empty() || len(members) > 4 { // then it is not cheaper
+	if r.Empty() || len(members) > 4 { // otherwise it would not be cheaper than decoding
 		return false
 	}
 	for _, m := range members {
@@ -152,9 +148,9 @@ func (r *Registers) has(members []string) bool {
 	return true
 }
 
-// raise makes a register of the dense form at least rank.
+// raise raises a register of the dense form to at least rank.
 func (r *Registers) raise(index int, rank uint8) bool {
-	// A register may be in two bytes; the last one ends with the last byte.
+	// A register may span two bytes; the last register ends with the last byte.
 	at, shift := head+index*6/8, index*6%8
 	wide := uint16(r.b[at])
 	if at+1 < len(r.b) {
@@ -172,16 +168,16 @@ func (r *Registers) raise(index int, rank uint8) bool {
 	return true
 }
 
-// forget says that the number in the head, which Redis keeps there, is not the count.
+// forget marks the estimate that Redis caches in the header as invalid.
 func forget(b []byte) { binary.LittleEndian.PutUint64(b[8:], 1<<63) }
 
-// place is the register of a member, and at least how great it makes it.
+// place returns the register of a member, and the value that it has at least after adding the member.
 func place(member string) (index int, rank uint8) {
 	h := hash(member)
 	return int(h & (registers - 1)), uint8(bits.TrailingZeros64(h>>indexBits|1<<rankBits)) + 1
 }
 
-// hash is MurmurHash64A with the seed of Redis.
+// hash returns MurmurHash64A with the seed of Redis.
 func hash(s string) uint64 {
 	const m, r = 0xc6a4a7935bd1e995, 47
 	h := 0xadc83b19 ^ uint64(len(s))*m
@@ -203,7 +199,7 @@ func hash(s string) uint64 {
 	return h ^ h>>r
 }
 
-// Count is the estimate.
+// Count returns the estimate.
 func (r *Registers) Count() int64 {
 	var histogram [64]int
 	switch {
@@ -226,8 +222,8 @@ func (r *Registers) Count() int64 {
 	return estimate(&histogram)
 }
 
-// estimate is Ertl's, "New cardinality estimation algorithms for HyperLogLog
-// sketches" (2017), algorithm 6, with how many registers have each value.
+// estimate returns the estimate from the number of registers with each value: Ertl, "New cardinality estimation
+// algorithms for HyperLogLog sketches" (2017), algorithm 6.
 func estimate(histogram *[64]int) int64 {
 	const m = float64(registers)
 	const alpha = 0.721347520444481703680 // 1 / (2 ln 2)
@@ -267,7 +263,7 @@ func tau(x float64) float64 {
 	return z / 3
 }
 
-// Merge adds all members of o: of each register the greater holds.
+// Merge adds all members of o: each register becomes the greater of both.
 func (r *Registers) Merge(o Registers) {
 	if o.Empty() {
 		return
@@ -278,7 +274,7 @@ func (r *Registers) Merge(o Registers) {
 	r.b = u.encode(r.b)
 }
 
-// Union is the union of many sets, in 16 KB. The zero Union is empty.
+// Union is the union of many sets, with a byte for each register. The zero Union is empty.
 type Union struct{ values [registers]uint8 }
 
 // Merge adds all members of r.
@@ -308,7 +304,7 @@ func (u *Union) Merge(r Registers) {
 	}
 }
 
-// Count is the estimate of all that was merged.
+// Count returns the estimate of the union.
 func (u *Union) Count() int64 {
 	var histogram [64]int
 	for _, v := range u.values {
@@ -320,7 +316,7 @@ func (u *Union) Count() int64 {
 // Registers returns the registers of the union.
 func (u *Union) Registers() Registers { return Registers{u.encode(nil)} }
 
-// encode is the registers as bytes, sparse when they fit. It may take the room of old.
+// encode returns registers as bytes, in the sparse form if they fit. It may reuse the memory of old.
 func (u *Union) encode(old []byte) []byte {
 	b := append(old[:0:min(cap(old), head+sparseMost)], "HYLL\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"...)
 	for i := 0; i < registers; {

@@ -1,48 +1,42 @@
-// Package limit is the arithmetic of limits: so much may pass in so long. It knows
-// neither clocks nor stores. A [State] is what is kept of one [Name]; State.Take judges
-// one [Call] and, when the call may pass, counts its cost. What is refused costs nothing.
+// Package limit has the arithmetic of rate limits: so much may pass in so long. It knows neither clocks nor stores. A
+// [State] is kept for each [Name]; State.Take judges one [Call] and counts its cost if it may pass. A refused call costs
+// nothing.
 //
 // # Three algorithms
 //
-// All times are unix milliseconds, all windows whole milliseconds.
+// All times are unix milliseconds, and all windows whole milliseconds.
 //
-//   - [Fixed]: windows of the clock, which begin at multiples of their length since the Unix
-//     epoch. In each of them at most the limit passes. Over the boundary of two windows twice
-//     the limit may pass within a short time.
+//   - [Fixed]: windows begin at multiples of their length since the Unix epoch, and in each of them at most the limit
+//     passes. Around the boundary of two windows twice the limit may pass within a short time.
 //
-//   - [Sliding]: the window of the clock and the one before it, which counts for less and less:
-//     with last passed in the one before, this in the running one, and elapsed of its length
-//     gone, a call passes when
+//   - [Sliding]: the running window plus a decreasing part of the one before it. With last passed in the window before,
+//     this in the running one, and elapsed of its length gone, a call passes if
 //
 //     last * (window - elapsed) / window + this + cost <= limit.
 //
-//     In each window of the clock at most the limit passes, and in any stretch of time as long
-//     as a window less than twice the limit. When calls come evenly it is the limit. The
-//     product has up to 72 bits; it is exact, and what is left over counts as used.
+//     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
+//     calls come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
 //
-//   - [Log]: every call that passed is remembered for as long as the window, so in no stretch of
-//     time as long as a window more than the limit passes. It takes memory for each of them, so the
-//     limit is at most MaxLog.
+//   - [Log]: every call that passed is remembered for one window, so in any period as long as a window at most the limit
+//     passes. That takes memory for each call, so the limit is at most MaxLog.
 //
-// A name has one state whatever limits its calls have: a call is judged by its own limit. So
-// what one limit let through counts for the next.
+// A name has one state for calls with different limits. Each call is judged by its own limit against everything that
+// passed.
 //
 // # Rates
 //
-// A [Rate] gives back little by little what it let through: after 20 at once, ten a second let one
-// pass after 100 ms, where a window or a log lets none until those are old. In any stretch of time
-// at most its burst passes, and what comes back meanwhile. The server's own limits of callers are
-// rates, in the memory of each process: calls on limits do not know them, so no store keeps one.
+// A [Rate] is a token bucket: after 20 calls at once, a rate of ten a second permits the next one after 100 ms, where a
+// window or a log permits none until the 20 are old. The server's own limits per caller are rates, in the memory of each
+// process. They are not an algorithm of calls, and no store keeps them.
 //
 // # Clocks
 //
-// A clock that goes back stands still here until it has caught up: nothing passes twice.
+// When a clock goes back, time stands still here until the clock has caught up. So nothing passes twice.
 //
-// # Why it stands here and in Lua
+// # Lua
 //
-// A store that holds a state still while Go looks at it (memory, a file, a row that is locked)
-// uses this package. Redis has the same in scripts/counter_limit.lua, whose numbers have 53
-// bits; a test compares the two.
+// A store that can lock a state while Go reads it (memory, a file, PostgreSQL) uses this package. Redis uses
+// scripts/counter_limit.lua; a test compares the two.
 package limit
 
 import (
@@ -54,15 +48,15 @@ import (
 // Bounds of one call.
 const (
 	MaxLimit  = 1_000_000_000_000
-	MaxLog    = 10_000 // the limit of Log
+	MaxLog    = 10_000 // for Log
 	MinWindow = time.Second
 	MaxWindow = 31 * 24 * time.Hour
 )
 
-// Algorithm says how what has passed is counted.
+// Algorithm is one of the three ways to count what passed.
 type Algorithm uint8
 
-// The algorithms. Their numbers are kept by stores: they never change.
+// The algorithms. Stores keep their numbers, so these never change.
 const (
 	Fixed   Algorithm = 1
 	Sliding Algorithm = 2
@@ -71,7 +65,7 @@ const (
 
 var algorithmNames = [...]string{Fixed: "fixed", Sliding: "sliding", Log: "log"}
 
-// String is the algorithm's outside name.
+// String returns the algorithm's name in calls.
 func (a Algorithm) String() string {
 	if int(a) < len(algorithmNames) && a != 0 {
 		return algorithmNames[a]
@@ -79,7 +73,7 @@ func (a Algorithm) String() string {
 	return "none"
 }
 
-// ParseAlgorithm reads what String wrote.
+// ParseAlgorithm returns the algorithm with that name.
 func ParseAlgorithm(s string) (Algorithm, bool) {
 	for a, name := range algorithmNames {
 		if name != "" && name == s {
@@ -89,21 +83,20 @@ func ParseAlgorithm(s string) (Algorithm, bool) {
 	return 0, false
 }
 
-// Name is what has a state of its own.
+// Name identifies a State.
 type Name struct {
 	Key       string
 	Algorithm Algorithm
 	Window    int64 // ms
 }
 
-// Call asks whether Cost may pass now.
+// Call asks whether Cost may pass now under Limit.
 type Call struct {
 	Name
 	Limit, Cost int64
 }
 
-// Check says what is wrong with a call, and what to send instead, or nil. It does not look
-// at the key.
+// Check returns an error that says what to send instead, or nil. It does not check the key.
 func (c *Call) Check() error {
 	switch window := time.Duration(c.Window) * time.Millisecond; {
 	case c.Algorithm < Fixed || c.Algorithm > Log:
@@ -120,11 +113,11 @@ func (c *Call) Check() error {
 	return nil
 }
 
-// Answer is what became of a call.
+// Answer is the answer to a call.
 type Answer struct {
 	Allowed   bool
-	Remaining int64 // what may still pass now, at least 0
-	// Reset is, in ms: of a call that was refused, how long until the same call would pass
-	// if nobody else calls; of one that passed, until all of its limit is back.
+	Remaining int64 // cost that may still pass now, at least 0
+	// Reset is a time in ms. For a refused call, it is the time until the same call would pass if no other call comes;
+	// for one that passed, until the whole limit is available again.
 	Reset int64
 }

@@ -7,23 +7,23 @@ import (
 	"slices"
 )
 
-// State is what is kept of one Name. The zero State has let nothing through, and a
-// state whose End is over is as good as that. One goroutine at a time uses it.
+// State is the state of one Name. The zero State has let nothing pass, and a State after its End is equivalent to it.
+// Only one goroutine at a time may use it.
 type State struct {
-	// Of Fixed and Sliding.
-	start      int64 // when the newest window began, ms
-	last, this int64 // what passed in the window before it (of Sliding), and in it
+	// For Fixed and Sliding.
+	start      int64 // start of the newest window, ms
+	last, this int64 // cost that passed in the window before it (Sliding only), and in it
 
-	// Of Log: what passed, oldest first, at most MaxLog entries, because each has a cost.
+	// For Log: what passed, oldest first. It has at most MaxLog entries, because each has a cost of 1 or more.
 	passed []entry
-	gone   int64 // the sum before the first of passed
+	gone   int64 // running sum before the first entry
 }
 
-// entry is what passed in one millisecond.
-type entry struct{ at, sum int64 } // sum: all that ever passed until then
+// entry has the cost that passed in one millisecond, as a running sum, so that a range of entries is a difference.
+type entry struct{ at, sum int64 }
 
-// Take judges c, which Check must approve, and counts its cost when it passes. What it refuses
-// leaves the state as it was. All calls on one state have the same Name.
+// Take judges c, for which Check must return nil, and counts its cost if it passes. A refused call does not change the
+// state. All calls on one state have the same Name.
 func (s *State) Take(c Call, now int64) (a Answer) {
 	next := *s
 	switch c.Algorithm {
@@ -40,7 +40,7 @@ func (s *State) Take(c Call, now int64) (a Answer) {
 	return a
 }
 
-// turn makes the window in which now is the newest, and returns how much of it is over.
+// turn moves on to the window of now, and returns how much of it has elapsed. It never goes back to an earlier window.
 func (s *State) turn(window, now int64) (elapsed int64) {
 	if start := now - now%window; start > s.start {
 		if s.last = 0; start == s.start+window {
@@ -70,7 +70,7 @@ func (s *State) sliding(c Call, now int64) Answer {
 	a := Answer{Allowed: before+s.this+c.Cost <= c.Limit}
 	if a.Allowed {
 		s.this += c.Cost
-		a.Reset = s.start + 2*c.Window - now // then the running window counts for nothing
+		a.Reset = s.start + 2*c.Window - now // from then on this window does not count
 	} else {
 		a.Reset = s.passes(c) - now
 	}
@@ -78,8 +78,8 @@ func (s *State) sliding(c Call, now int64) Answer {
 	return a
 }
 
-// passes is when a call that was refused would pass: in the running window, when enough of
-// the one before it is over, or in the next one, when enough of the running one is.
+// passes returns when a refused call would pass: in the running window, when the window before it counts for little
+// enough, or in the next one, when the running one does.
 func (s *State) passes(c Call) int64 {
 	if room := c.Limit - c.Cost - s.this; room >= 0 {
 		left, _ := share(room, c.Window, s.last)
@@ -93,14 +93,15 @@ func (s *State) passes(c Call) int64 {
 	return next
 }
 
-// share is a * b / c, rounded down, and whether something is left over. It fits 64 bits:
-// a or b is at most c.
+// share returns a * b / c, rounded down, and whether there is a remainder. The quotient fits in 64 bits, because a or
+// b is at most c.
 func share(a, b, c int64) (quotient int64, over bool) {
 	high, low := bits.Mul64(uint64(a), uint64(b))
 	q, rest := bits.Div64(high, low, uint64(c))
 	return int64(q), rest > 0
 }
 
+// log judges a call for Log. A clock that went back is replaced by the time of the newest entry.
 func (s *State) log(c Call, now int64) Answer {
 	at, sum := now, s.gone
 	if n := len(s.passed); n > 0 {
@@ -117,7 +118,7 @@ func (s *State) log(c Call, now int64) Answer {
 	}
 	used := sum - s.gone
 	if used+c.Cost > c.Limit {
-		need := s.gone + used + c.Cost - c.Limit // all that passed until this sum has to go
+		need := s.gone + used + c.Cost - c.Limit // the entries up to this sum have to expire first
 		i, _ := slices.BinarySearchFunc(s.passed, need, func(e entry, need int64) int {
 			if e.sum < need {
 				return -1
@@ -134,7 +135,7 @@ func (s *State) log(c Call, now int64) Answer {
 	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: at + c.Window - now}
 }
 
-// End is when a state counts for nothing any more.
+// End returns the time from which the state no longer affects any call.
 func (s *State) End(n Name) int64 {
 	switch {
 	case n.Algorithm == Fixed:
@@ -147,12 +148,11 @@ func (s *State) End(n Name) int64 {
 	return 0
 }
 
-// Entries is how many calls the state remembers one by one.
+// Entries returns the number of entries for Log.
 func (s *State) Entries() int { return len(s.passed) }
 
-// Append appends the state as Parse reads it: of Fixed and Sliding three numbers, of Log
-// two for each millisecond in which something passed. They are varints, the times after the
-// first as differences.
+// Append appends the binary form of the state: for Fixed and Sliding three numbers, for Log two for each entry. All are
+// varints, and those of entries are differences.
 func (s *State) Append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s.passed)))
 	if len(s.passed) == 0 {
@@ -170,19 +170,19 @@ func (s *State) Append(b []byte) []byte {
 	return b
 }
 
-var errState = errors.New("a limit's state that cannot be read")
+var errState = errors.New("the state of a limit is not valid")
 
-// Parse reads what Append wrote. Nothing is the zero State.
+// Parse parses what Append wrote. No bytes are the zero State.
 func Parse(b []byte) (State, error) {
 	var s State
 	if len(b) == 0 {
 		return s, nil
 	}
-	fine := true
+	valid := true
 	next := func() int64 {
 		n, size := binary.Uvarint(b)
 		if size <= 0 || n > 1<<50 {
-			fine, b = false, nil
+			valid, b = false, nil
 			return 0
 		}
 		b = b[size:]
@@ -203,7 +203,7 @@ func Parse(b []byte) (State, error) {
 			s.passed[i] = e
 		}
 	}
-	if !fine || len(b) > 0 {
+	if !valid || len(b) > 0 {
 		return State{}, errState
 	}
 	return s, nil

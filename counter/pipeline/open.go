@@ -22,8 +22,8 @@ import (
 const (
 	// Writes that one process has under way at once in a store of its own server. Each has what came together for
 	// its keys.
-	redisLanes    = 4
-	postgresLanes = 8
+	redisQueues    = 4
+	postgresQueues = 8
 
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
 	// changes a second need up to 200 scripts then.
@@ -63,7 +63,7 @@ type Peer struct {
 func Open(ctx context.Context, cfg Config) (*Counters, error) {
 	c := &Counters{cfg: cfg}
 	c.redis.counters, c.postgres.counters = c, c
-	lanes, err := c.openStore(ctx)
+	combining, err := c.openStore(ctx)
 	if err != nil {
 		_ = c.closeStores()
 		return nil, err
@@ -73,31 +73,31 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 		Buckets: prometheus.ExponentialBuckets(1, 2, 13),
 	})
 	cfg.Registerer.MustRegister(batches)
-	lanes.Batches = batches
-	c.begin(cfg.Rules, lanes, cfg.Log)
+	combining.Batches = batches
+	c.begin(cfg.Rules, combining, cfg.Log)
 	return c, nil
 }
 
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
-func (c *Counters) openStore(ctx context.Context) (lanes counter.CombinerConfig, err error) {
+func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
 	case cfg.Redis != nil:
-		return counter.CombinerConfig{Lanes: redisLanes, Pace: redisPace, Apart: cfg.Postgres != ""}, c.openRedis(ctx)
+		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":
 		c.where = "PostgreSQL"
 		store, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Log: cfg.Log, OnState: &c.postgres})
 		if err == nil {
 			c.store, c.cause = store, store.Cause
 		}
-		return counter.CombinerConfig{Lanes: postgresLanes}, err
+		return counter.CombinerConfig{Queues: postgresQueues}, err
 	case cfg.DataDir != "":
 		c.where = cfg.DataDir
 		store, err := counterfile.Open(cfg.DataDir, counterfile.Config{Log: cfg.Log})
 		if err != nil {
-			return lanes, fmt.Errorf("--data-dir: %w", err)
+			return combining, fmt.Errorf("--data-dir: %w", err)
 		}
 		c.store = store
-		return lanes, nil
+		return combining, nil
 	default:
 		c.where, c.store = "memory", countermem.New(countermem.Config{})
 		return counter.CombinerConfig{Instant: true}, nil

@@ -1,15 +1,15 @@
-// Package pipeline opens the counters of a process: the store that the settings ask for, and all that stands between a
-// call and that store.
+// Package pipeline opens the counters of a process: the store that the settings name, and the layers between a call and
+// the store.
 //
-// A change goes through these, in this order:
+// A change passes these layers in order:
 //
-//  1. counter.Combiner: what comes while a write is under way gathers, and goes as one.
-//  2. [Counters.Observe] and the tracker of top lists are told of what became of it, after 5 and before the answer.
-//  3. regions: only with other regions. It marks totals, which other regions may have changed.
-//  4. hot: only with Redis. It adds to the parts of hot sums instead of their records.
+//  1. counter.Combiner gathers changes while a write is under way and sends them together.
+//  2. The top list tracker and the [Observer] receive the results after layer 5, before the answer.
+//  3. Package regions, with other regions only, marks totals as approximate.
+//  4. Package hot, with Redis only, adds to the shards of sharded sums instead of their records.
 //  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
 //
-// Reads and watches begin at 3, limits have a queue of their own in front of 5.
+// Reads and watches begin at 3. Limits have a queue of their own in front of 5.
 package pipeline
 
 import (
@@ -27,12 +27,12 @@ import (
 	"headcount/counter/tiered"
 )
 
-// lastPersist is how long Close waits until PostgreSQL has what was changed.
+// lastPersist is how long Close tries to write the last changes to PostgreSQL.
 const lastPersist = 2 * time.Second
 
-// Observer is told of changes.
+// Observer observes changes.
 type Observer interface {
-	// Changed takes results that are about to be answered. It must not block.
+	// Changed receives results that are about to be answered. It must not block.
 	Changed(results []counter.Result)
 }
 
@@ -42,27 +42,27 @@ type Counters struct {
 	counter.Feed
 	cfg      Config
 	where    string
-	store    counter.Store // behind the Combiner
+	store    counter.Store // layers 3 to 5
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	tops     *counter.TopTracker
-	observer Observer // nil: nobody observes
+	observer Observer // may be nil
 
 	redis, postgres server
-	changed         atomic.Pointer[func()] // to be called when a server comes or goes; nil: nobody is told
-	cause           func() error           // why PostgreSQL cannot be used; nil: there is none
-	tiered          *tiered.Store          // PostgreSQL behind Redis; nil: it is not
+	changed         atomic.Pointer[func()] // called when a server becomes reachable or unreachable; may be nil
+	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
+	tiered          *tiered.Store          // nil unless Redis is in front of PostgreSQL
 	peers           []*counterredis.Store
 }
 
-// New returns the counters in a store. Close ends both. rules are those whose top lists are kept.
+// New returns the counters of a store. Close closes both. It keeps the top lists of rules.
 func New(store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) *Counters {
 	c := &Counters{store: store}
 	c.begin(rules, cfg, log)
 	return c
 }
 
-// begin puts together what is in front of the store.
+// begin creates the layers in front of the store.
 func (c *Counters) begin(rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) {
 	c.Reader, c.Feed = c.store, c.store
 	c.tops = counter.NewTopTracker(c.store, rules, log)
@@ -70,16 +70,16 @@ func (c *Counters) begin(rules *counter.Rules, cfg counter.CombinerConfig, log z
 	c.limits = counter.NewLimits(c.store, cfg)
 }
 
-// Observe has an observer told of each change. It must be called before the first change.
+// Observe sets the observer of changes. It must be called before the first change.
 func (c *Counters) Observe(o Observer) { c.observer = o }
 
-// Change makes op, as counter.Combiner.Do says.
+// Change makes op, see counter.Combiner.Do.
 func (c *Counters) Change(ctx context.Context, op counter.Op) counter.Result {
 	return c.combiner.Do(ctx, op)
 }
 
-// writer is what the Combiner writes to: the one place where changes are made. What a change promises beside itself is
-// done here, also for a caller that is gone by then.
+// writer is the counter.Writer of the Combiner. Everything that must follow a change happens here, so that it happens
+// even if the caller is gone by then.
 type writer struct{ *Counters }
 
 // Apply implements counter.Writer.
@@ -92,23 +92,23 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// Limit judges a call on a limit, as counter.Limits.Do says.
+// Limit judges a call on a limit, see counter.Limits.Do.
 func (c *Counters) Limit(ctx context.Context, call limit.Call) (limit.Answer, error) {
 	return c.limits.Do(ctx, call)
 }
 
-// Top returns what gained most, as counter.TopTracker.Top says.
+// Top returns the counters that gained most, see counter.TopTracker.Top.
 func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error) {
 	return c.tops.Top(ctx, rule, last, n)
 }
 
-// Close ends from the front to the back, so that nothing ends before what uses it:
+// Close closes the layers from front to back, so that nothing is closed before its users:
 //
-//   - The Combiner and the limits make what they have taken, and that is noted for top lists.
-//   - The tracker of top lists may be writing a list to the store.
-//   - Changes in Redis are persisted while it and PostgreSQL are open.
-//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, the store itself.
-//   - Peers are what those links went to.
+//   - The Combiner and the limits complete the calls that they accepted.
+//   - The top list tracker may be writing a list to the store.
+//   - Changes in Redis are persisted while Redis and PostgreSQL are open.
+//   - The store closes from the outside in: the links to other regions, the gathering of shards, the store itself.
+//   - Peers are the targets of those links.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
@@ -136,7 +136,7 @@ func (c *Counters) closeStores() (err error) {
 type server struct {
 	counters *Counters
 	up       atomic.Bool
-	answered atomic.Bool // once is enough
+	answered atomic.Bool // it was reachable at least once
 }
 
 // StoreState implements counter.States.
@@ -150,19 +150,19 @@ func (s *server) StoreState(up bool) {
 	}
 }
 
-// OnState has changed called after each change of what Up and Ready say, and now.
+// OnState calls changed now, and after each change of the results of Up and Ready.
 func (c *Counters) OnState(changed func()) {
 	c.changed.Store(&changed)
 	changed()
 }
 
-// Where says where the counters are.
+// Where returns a description of the store.
 func (c *Counters) Where() string { return c.where }
 
-// Remote reports whether the store is a server of its own, and may be away.
+// Remote reports whether the store is a server, which may be unreachable.
 func (c *Counters) Remote() bool { return c.cfg.Redis != nil || c.cfg.Postgres != "" }
 
-// Up reports whether the store can be reached. Where there are Redis and PostgreSQL it is Redis.
+// Up reports whether the store can be reached; with Redis and PostgreSQL, whether Redis can.
 func (c *Counters) Up() bool {
 	switch {
 	case c.cfg.Redis != nil:
@@ -182,7 +182,7 @@ func (c *Counters) Ready() error {
 	switch {
 	case !c.Up():
 		return c.away("the store of counters, " + c.where + ",")
-	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later, what is not exact goes on without it
+	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later on, all but exact counters work without it
 		return c.away("PostgreSQL")
 	case c.tiered != nil:
 		return c.tiered.Ready()
@@ -191,7 +191,7 @@ func (c *Counters) Ready() error {
 	}
 }
 
-// away says that something cannot be reached, and of PostgreSQL why.
+// away returns an error that says that a server cannot be reached, and for PostgreSQL why.
 func (c *Counters) away(what string) error {
 	err := errors.New(what + " cannot be reached")
 	if c.cause == nil {

@@ -81,7 +81,7 @@ func TestRegionsShareExactCounters(t *testing.T) {
 		var wg sync.WaitGroup
 		combiners := []*counter.Combiner{}
 		for _, r := range both {
-			combiners = append(combiners, counter.NewCombiner(r.store, counter.CombinerConfig{Lanes: 4, Apart: true}))
+			combiners = append(combiners, counter.NewCombiner(r.store, counter.CombinerConfig{Queues: 4, SeparateExact: true}))
 		}
 		for i := range 64 {
 			wg.Go(func() {

@@ -360,7 +360,7 @@ func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 	})
 	way.set(false)
 	eventually(t, "the log says that it tells again", func() (bool, string) {
-		return strings.Contains(log.String(), "are told to the peer again"), log.String()
+		return strings.Contains(log.String(), "are replicated to the peer again"), log.String()
 	})
 	if n := strings.Count(log.String(), `"level":"warn"`); n != 1 {
 		t.Errorf("%d warnings: %s", n, log.String())

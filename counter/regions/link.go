@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	compareEvery = 10          // times Config.Every, 2 s: between two comparisons of how far the peer has the logs
-	maxItems     = 16384       // in one round, about: counters, and each itemBytes of them
+	compareEvery = 10          // times Config.Every, 2 s, between two comparisons of positions
+	maxItems     = 16384       // of one round, about: its counters, and one for each itemBytes of them
 	bucketItems  = 256         // of one bucket in one round
-	itemBytes    = 256         // that count as an item of their own
-	warnEvery    = time.Minute // between two warnings about lost memory
+	itemBytes    = 256         // bytes that count as one item
+	warnEvery    = time.Minute // between two warnings about lost data
 )
 
-// link replicates counters to one peer. It is the replication.Protocol of its Link. What is not explained otherwise only
-// Send uses.
+// link replicates counters to one peer. It implements replication.Protocol. Only Send uses the fields without another
+// comment.
 type link struct {
 	Peer
 	*replication.Link[counterredis.Position]
@@ -31,22 +31,22 @@ type link struct {
 
 	news, odd, all, failures prometheus.Counter
 
-	failing   atomic.Bool       // the log has said that the link fails
-	said      string            // the name of the wrong region there, as the log has it
-	oddSaid   bool              // the log has said that counters cannot be merged
-	lost      time.Time         // when the log has said that memory is lost
+	failing   atomic.Bool       // the failure was logged
+	said      string            // the unexpected name of the peer's region that was logged
+	oddSaid   bool              // it was logged that counters cannot be merged
+	lost      time.Time         // when a loss of data was last logged
 	transfers map[int]*transfer // buckets that are being sent whole
 }
 
-// transfer is the state of a bucket that is sent whole, because its log does not reach back to the peer's position. Until
-// its end the peer has no position, which is the zero one.
+// transfer is the state of a bucket that is sent whole, because its log does not reach back to the peer's position.
+// Until the end of the transfer the peer has the zero Position.
 type transfer struct {
 	scan  *counterredis.Scan
-	to    counterredis.Position // what changes from the beginning on is in the log after it
-	word  string                // its name at the peer
-	begun bool                  // the peer knows the word
+	to    counterredis.Position // the log's position at the beginning: later changes follow from the log
+	word  string                // names the transfer at the peer
+	begun bool                  // the peer knows the transfer
 	ended bool                  // scan has nothing after lines
-	lines []counterredis.Line   // read, and not acknowledged
+	lines []counterredis.Line   // read but not acknowledged
 	size  int                   // of lines, in items
 }
 
@@ -63,10 +63,11 @@ func newLink(s *Store, p Peer, m *metrics) *link {
 // Owned returns the buckets of this process.
 func (l *link) Owned() []int { return l.s.owned() }
 
-// Greet does nothing: the peer checks the name of its region with each batch.
+// Greet implements replication.Protocol. It does nothing, because the peer checks the name of its region with each
+// batch.
 func (l *link) Greet(context.Context) error { return nil }
 
-// Positions reads how far the peer has the logs.
+// Positions reads the peer's positions in the logs.
 func (l *link) Positions(ctx context.Context, believed []replication.At[counterredis.Position]) ([]counterredis.Position, error) {
 	buckets := make([]int, len(believed))
 	for i, at := range believed {
@@ -75,18 +76,18 @@ func (l *link) Positions(ctx context.Context, believed []replication.At[counterr
 	return l.Remote.Positions(ctx, l.s.cfg.Region, buckets)
 }
 
-// Failed counts a failure. The log warns of the first one.
+// Failed counts a failure. The first one is logged as a warning.
 func (l *link) Failed(err error) {
 	l.failures.Inc()
 	if l.failing.Swap(true) {
-		l.log.Debug().Err(err).Msg("changes of counters could not be told to the peer; trying again")
+		l.log.Debug().Err(err).Msg("replicating counters to the peer failed; trying again")
 		return
 	}
-	l.log.Warn().Err(err).Msg("changes of counters cannot be told to the peer; trying again until they can")
+	l.log.Warn().Err(err).Msg("counters cannot be replicated to the peer; trying again until they can")
 }
 
-// Send sends what follows the positions in the logs, or, where a log does not reach back to the position, the whole
-// bucket, of which a round has a page.
+// Send sends the log after each position. For a bucket whose log does not reach back to the position it sends the
+// next page of the whole bucket.
 func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Position], limit int) ([]replication.Result[counterredis.Position], error) {
 	results := make([]replication.Result[counterredis.Position], len(from))
 	var messages []counterredis.Message
@@ -108,7 +109,7 @@ func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Posi
 			messages, of = append(messages, counterredis.Message{Batch: b, Mode: counterredis.ModeLog}), append(of, i)
 		default:
 			if err := t.read(ctx); err != nil {
-				delete(l.transfers, at.Bucket) // the server may be another one, in which the scan means nothing
+				delete(l.transfers, at.Bucket) // another server may answer, where the cursor of the scan has no meaning
 				return nil, err
 			}
 			items += t.size
@@ -133,12 +134,12 @@ func (l *link) Send(ctx context.Context, from []replication.At[counterredis.Posi
 		}
 	}
 	if l.failing.Swap(false) {
-		l.log.Info().Msg("changes of counters are told to the peer again")
+		l.log.Info().Msg("counters are replicated to the peer again")
 	}
 	return results, nil
 }
 
-// outgoing returns the batches of buckets that are not sent whole. It begins to send those whole that it must.
+// outgoing returns the batches of buckets that are not sent whole, and begins the transfers of those that have to be.
 func (l *link) outgoing(ctx context.Context, from []replication.At[counterredis.Position], limit int) (map[int]counterredis.Batch, error) {
 	var buckets []int
 	var positions []counterredis.Position
@@ -164,7 +165,7 @@ func (l *link) outgoing(ctx context.Context, from []replication.At[counterredis.
 	return batches, nil
 }
 
-// size is the size of lines in items.
+// size returns the size of lines in items.
 func size(lines []counterredis.Line) int {
 	bytes := 0
 	for i := range lines {
@@ -173,7 +174,7 @@ func size(lines []counterredis.Line) int {
 	return len(lines) + bytes/itemBytes
 }
 
-// read reads the next page, unless one is not acknowledged yet.
+// read reads the next page, unless the last one has not been acknowledged yet.
 func (t *transfer) read(ctx context.Context) error {
 	for !t.ended && t.size < bucketItems {
 		lines, more, err := t.scan.Next(ctx, bucketItems)
@@ -190,13 +191,13 @@ func (t *transfer) message(b int, mode counterredis.Mode, lines []counterredis.L
 	return counterredis.Message{Batch: counterredis.Batch{Bucket: b, To: t.to, Lines: lines}, Mode: mode, Word: t.word}
 }
 
-// acked makes the result of a bucket from the acknowledgement of its last message.
+// acked sets the result of a bucket from the acknowledgement of its last message.
 func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, result *replication.Result[counterredis.Position]) {
 	switch t := l.transfers[message.Bucket]; {
-	case ack.Other != "" && ack.Other != counterredis.NoRegion: // nothing until the next comparison
+	case ack.Other != "" && ack.Other != counterredis.NoRegion: // the wrong region: send nothing until the next comparison
 		result.Outcome = replication.Sent
 		return
-	case !ack.Merged: // nobody has been there yet, or the bucket is frozen
+	case !ack.Merged: // the peer's bucket is frozen, or no process of the peer has started yet
 		result.Outcome = replication.Later
 		return
 	case message.Mode == counterredis.ModeBegin:
@@ -210,7 +211,7 @@ func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, resul
 	result.Position = ack.At
 	switch {
 	case message.Mode == counterredis.ModeEnd && ack.At != message.To:
-		// The peer lost its memory, or another process sends the bucket, too.
+		// The peer lost data, or another process sends the bucket, too.
 		result.Outcome = replication.Later
 	case message.Mode != counterredis.ModeLog || message.More || ack.At != message.To:
 		result.Outcome = replication.More
@@ -219,7 +220,7 @@ func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, resul
 	}
 }
 
-// show shows an acknowledgement in the log and the metrics.
+// show counts and logs an acknowledgement.
 func (l *link) show(ack *counterredis.Ack) {
 	l.news.Add(float64(ack.News))
 	l.odd.Add(float64(ack.Odd))
@@ -227,17 +228,17 @@ func (l *link) show(ack *counterredis.Ack) {
 	case ack.Other == counterredis.NoRegion:
 	case ack.Other != l.said:
 		if l.said = ack.Other; ack.Other != "" {
-			l.log.Warn().Str("region", ack.Other).Msg("counters are not shared with this peer: the region there has another name; correct --peer")
+			l.log.Warn().Str("region", ack.Other).Msg("counters are not replicated to this peer: its region has another name; correct --peer")
 		} else {
-			l.log.Info().Msg("counters are shared with this peer again")
+			l.log.Info().Msg("the peer has the expected name again: replicating counters")
 		}
 	}
-	if ack.Older && time.Since(l.lost) > warnEvery { // once for all buckets
+	if ack.Older && time.Since(l.lost) > warnEvery { // all buckets report it, but one line is enough
 		l.lost = time.Now()
-		l.log.Warn().Msg("the Redis of this region has come back empty, or with an older memory than the peer has heard of: what counters had gained since, and no region had heard of, is lost")
+		l.log.Warn().Msg("Redis of this region lost data: changes of counters that had not been replicated yet are gone")
 	}
 	if ack.Odd > 0 && !l.oddSaid {
 		l.oddSaid = true
-		l.log.Warn().Int("counters", ack.Odd).Msg("the peer cannot take some counters: rules give them another kind there, or their totals leave 64 bits; every region needs the same rules")
+		l.log.Warn().Int("counters", ack.Odd).Msg("the peer cannot merge some counters: its rules give them another kind, or their totals overflow 64 bits; every region needs the same rules")
 	}
 }

@@ -144,7 +144,7 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.ModePage, said.lines); !told.Merged || told.Odd > 0 {
 					t.Fatalf("%s takes nothing of %s: %+v", r.name, said.from, told)
 				}
-				r.model.Hear(said.share, now())
+				r.model.Receive(said.share, now())
 				if r.model.Size() == 0 {
 					r.set = map[string]bool{}
 				}

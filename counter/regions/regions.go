@@ -16,8 +16,8 @@ import (
 	"headcount/counter/counterredis"
 )
 
-// Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
-// for a while.
+// Owner decides which buckets a process serves. For a while several processes, or none, may regard themselves as the
+// owner.
 type Owner interface{ Owns(bucket int) bool }
 
 // Remote is the Redis of another region: a counterredis.Store.
@@ -34,20 +34,21 @@ type Peer struct {
 	Remote Remote
 }
 
-// askTime is how long another region is waited for when its steps of time or dimensions are asked for.
+// askTime is the timeout of a question to another region about time buckets or dimensions.
 const askTime = time.Second
 
-// silentFor is how long a region that did not answer is not asked again, so that only one question in that time waits for it.
+// silentFor is how long a region that timed out is not asked again, so that only one question in that time waits for
+// it.
 const silentFor = 2 * time.Second
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Region     string              // the name of this one; required
-	Local      *counterredis.Store // its Redis; required
-	Peers      []Peer              // whoever made them closes them, after Close
-	Rules      *counter.Rules      // say which counters are exact, of those that nobody has touched; required
-	Owner      Owner               // default: every bucket is this process's
-	Every      time.Duration       // least time between two rounds of a link; default 200ms
+	Region     string              // name of this region; required
+	Local      *counterredis.Store // Redis of this region; required
+	Peers      []Peer              // the caller closes them after Close
+	Rules      *counter.Rules      // give the kind of counters that do not exist yet; required
+	Owner      Owner               // default: this process owns every bucket
+	Every      time.Duration       // shortest time between two rounds of a link; default 200ms
 	Registerer prometheus.Registerer
 	Log        zerolog.Logger
 }
@@ -60,10 +61,10 @@ type Store struct {
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // the links
 
-	silent []atomic.Int64 // of each peer, until when it is not asked, in Unix nanoseconds
+	silent []atomic.Int64 // for each peer, until when it is not asked, in Unix nanoseconds
 }
 
-// New returns a Store in front of to, which is over Config.Local. Close ends it, and closes to.
+// New returns a Store that wraps to, which uses Config.Local. Close closes both.
 func New(to counter.Store, cfg Config) *Store {
 	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
 	ctx, stop := context.WithCancel(context.Background())
@@ -88,14 +89,14 @@ func (s *Store) Changed(bucket int) {
 	}
 }
 
-// Close is as counter.Store says. What is not told yet the next process tells.
+// Close implements counter.Store. Changes that have not been replicated stay in the log for the next process.
 func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return s.Store.Close()
 }
 
-// owned are the buckets of this process.
+// owned returns the buckets of this process.
 func (s *Store) owned() []int {
 	var list []int
 	for b := range counterredis.Buckets {
@@ -106,14 +107,14 @@ func (s *Store) owned() []int {
 	return list
 }
 
-// lags marks a total: other regions may have counted more than is known here.
+// lags marks a total as approximate, because other regions may have changes that this one lacks.
 func (s *Store) lags(c *counter.Counter) {
 	if !s.exact(c) {
 		c.Approx = true
 	}
 }
 
-// exact reports whether c is of that kind, or will be when somebody touches it.
+// exact reports whether c is an exact counter, or would become one.
 func (s *Store) exact(c *counter.Counter) bool {
 	if c.Kind != 0 {
 		return c.Kind == counter.Exact
@@ -122,7 +123,7 @@ func (s *Store) exact(c *counter.Counter) bool {
 	return rule != nil && rule.Kind == counter.Exact
 }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := s.Store.Apply(ctx, ops)
 	for i := range results {
@@ -133,7 +134,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// Read is as counter.Reader says, of this region and what it has heard of others.
+// Read implements counter.Reader. Totals have the other regions as far as this one knows them.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	read, err := s.Store.Read(ctx, keys, member, lag)
 	for i := range read {
@@ -142,17 +143,17 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return read, err
 }
 
-// Watch is as counter.Feed says.
-func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+// Watch implements counter.Feed.
+func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
 	return s.Store.Watch(func(updates []counter.Update) {
 		for i := range updates {
 			s.lags(&updates[i].Counter)
 		}
-		told(updates)
+		changed(updates)
 	}, lost)
 }
 
-// ask calls with all peers at once, and reports whether all of them answered in time.
+// ask calls with for all peers concurrently, and reports whether all of them answered in time.
 func (s *Store) ask(caller context.Context, with func(context.Context, Remote) error) (all bool) {
 	ctx, cancel := context.WithTimeout(caller, askTime)
 	defer cancel()
@@ -168,7 +169,7 @@ func (s *Store) ask(caller context.Context, with func(context.Context, Remote) e
 				return
 			}
 			failed.Store(true)
-			if ctx.Err() != nil && caller.Err() == nil { // a quick refusal costs nobody time
+			if ctx.Err() != nil && caller.Err() == nil { // a timeout; an error that comes quickly delays no further question
 				s.silent[i].Store(time.Now().Add(silentFor).UnixNano())
 			}
 		})
@@ -177,8 +178,7 @@ func (s *Store) ask(caller context.Context, with func(context.Context, Remote) e
 	return !failed.Load()
 }
 
-// History is as counter.Reader says, added up over all regions. The counter is stale when a region did not
-// answer: what was gained there is missing.
+// History implements counter.Reader. It adds up all regions; the counter is stale if a region did not answer.
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	c, gains, err := s.Store.History(ctx, key, step, from, to)
 	if err != nil || s.exact(&c) {
@@ -200,7 +200,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	return c, addUp(others), nil
 }
 
-// addUp adds up what regions gained in the same steps.
+// addUp adds up the time buckets of several regions.
 func addUp(lists [][]counter.Gain) []counter.Gain {
 	by := map[int64]counter.Gain{}
 	for _, list := range lists {
@@ -222,7 +222,7 @@ func addUp(lists [][]counter.Gain) []counter.Gain {
 	return slices.SortedFunc(maps.Values(by), func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
 }
 
-// Dimension is as counter.Reader says, added up over all regions, as History is.
+// Dimension implements counter.Reader. It adds up all regions, like History.
 func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	c, counted, err := s.Store.Dimension(ctx, key, name)
 	if err != nil || s.exact(&c) {
@@ -253,9 +253,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"peer"})
 	}
 	m := &metrics{
-		news:     count("headcount_counters_region_merges_total", "Counters whose change was news to the peer."),
-		odd:      count("headcount_counters_region_odd_total", "Counters that the peer could not take: of another kind there, or with totals beyond 64 bits."),
-		all:      count("headcount_counters_region_repairs_total", "Buckets of which the peer was told all counters."),
+		news:     count("headcount_counters_region_merges_total", "Replicated counters with changes that the peer did not have."),
+		odd:      count("headcount_counters_region_odd_total", "Counters that the peer could not merge: of another kind there, or with totals beyond 64 bits."),
+		all:      count("headcount_counters_region_repairs_total", "Buckets that were sent to the peer as a whole."),
 		failures: count("headcount_counters_region_failures_total", "Rounds that failed because the peer, or this region's Redis, did not answer."),
 	}
 	if reg != nil {
@@ -268,7 +268,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 func registerLag(reg prometheus.Registerer, l *link) {
 	if reg != nil {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_counters_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.",
+			Name: "headcount_counters_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0 if it has all changes.",
 			ConstLabels: prometheus.Labels{"peer": l.Name},
 		}, func() float64 { return l.Lag().Seconds() }))
 	}

@@ -1,5 +1,5 @@
-// Package shares is what regions share of one counter, as pure arithmetic: what package regions and
-// scripts/counter_merge.lua have to do. It has no input or output, and no store uses it; the tests compare the two.
+// Package shares defines the replica state of a counter and its merge as pure arithmetic. No store uses it: it is the
+// model with which the tests compare scripts/counter_merge.lua.
 package shares
 
 import (
@@ -9,23 +9,23 @@ import (
 	"headcount/counter/hyperloglog"
 )
 
-// Life is a time in which a region lost nothing of the counter. A later one has a greater Number.
-type Life struct {
+// Incarnation is a period in which a region did not lose the counter. A later one has a greater Number.
+type Incarnation struct {
 	Region string
 	Number uint64
 }
 
-// Part is what one life gave a sum, or the size of a region's set. Only its region moves it.
+// Part is the contribution of one incarnation to a sum, or the size of a region's set. Only its region changes it.
 type Part struct {
 	Value    int64
-	Sequence uint64 // of Value: it grows with each change of it
-	// Base is what resets have taken away: Value as it was at sequence At.
+	Sequence uint64 // grows with each change of Value
+	// Base is what resets subtract: the Value at the sequence At.
 	Base int64
 	At   uint64
 }
 
-// Merge returns what two tellings of one part know together. One sequence has two values when a region went on from an
-// older memory: then the greater value holds.
+// Merge merges two versions of one part. One sequence has two values if a region lost data and went on; then the
+// greater value wins, so that all regions agree.
 func (p Part) Merge(o Part) Part {
 	if o.Sequence > p.Sequence || o.Sequence == p.Sequence && o.Value > p.Value {
 		p.Value, p.Sequence = o.Value, o.Sequence
@@ -36,19 +36,18 @@ func (p Part) Merge(o Part) Part {
 	return p
 }
 
-// Share is what is known of a counter. The zero Share is that of a counter never touched. Its Kind is zero when it was
-// deleted, and not touched since.
+// Share is the replica state of a counter in one region. The zero Share is that of a counter that never existed. Kind
+// is zero if the counter was deleted and does not exist again.
 type Share struct {
 	Kind counter.Kind
-	// What stands under a smaller Died is gone, as DELETE has it; under a smaller Emptied, of a set or a
-	// unique, its members are.
+	// Died is the number of the last DELETE, and Emptied, for a set or a unique, that of the last reset. Whatever was
+	// recorded under a smaller number is gone.
 	Died, Emptied uint64
-	Parts         map[Life]Part // of a sum or a set; nobody changes it
+	Parts         map[Incarnation]Part // of a sum or a set; immutable
 	Seen          hyperloglog.Registers
 }
 
-// Merge returns what two shares know together. It is commutative, associative and idempotent. Both are of one kind, or
-// one has none.
+// Merge merges two shares. It is commutative, associative and idempotent. Both have the same kind, or one has none.
 func (s Share) Merge(o Share) Share {
 	switch {
 	case s.Died != o.Died:
@@ -68,10 +67,10 @@ func (s Share) Merge(o Share) Share {
 	}
 	parts := maps.Clone(s.Parts)
 	if parts == nil {
-		parts = map[Life]Part{}
+		parts = map[Incarnation]Part{}
 	}
-	for life, p := range o.Parts {
-		parts[life] = parts[life].Merge(p)
+	for incarnation, p := range o.Parts {
+		parts[incarnation] = parts[incarnation].Merge(p)
 	}
 	seen := s.Seen.Clone()
 	seen.Merge(o.Seen)
@@ -85,8 +84,8 @@ func (s Share) Value() (n int64) {
 	case counter.Unique:
 		return s.Seen.Count()
 	case counter.Members:
-		for life, p := range s.Parts {
-			if life.Number == s.newest(life.Region) { // the set of a former life is lost
+		for incarnation, p := range s.Parts {
+			if incarnation.Number == s.newest(incarnation.Region) { // the sets of former incarnations are lost
 				n += p.Value
 			}
 		}
@@ -98,45 +97,45 @@ func (s Share) Value() (n int64) {
 	return n
 }
 
-// newest is the number of a region's newest life.
+// newest returns the number of a region's newest incarnation.
 func (s Share) newest(region string) (n uint64) {
-	for life := range s.Parts {
-		if life.Region == region {
-			n = max(n, life.Number)
+	for incarnation := range s.Parts {
+		if incarnation.Region == region {
+			n = max(n, incarnation.Number)
 		}
 	}
 	return n
 }
 
-// Region is a region with one counter. Moments are numbers that may go back.
+// Region is a region with one counter. The parameter now of its methods is a clock that may go back.
 type Region struct {
 	Name string
 	Share
 
-	life     uint64 // of this region; 0: it has not begun
-	changed  bool   // it has changed the counter itself in this life, and not only heard of it
-	ended    uint64 // lives begin after this
-	sequence uint64
-	size     int64 // of its set
+	incarnation uint64 // number of its incarnation; 0: none
+	changed     bool   // in this incarnation the region has changed the counter, not only received it
+	ended       uint64 // new incarnations are greater than this
+	sequence    uint64
+	size        int64 // of its set
 }
 
-// own changes the region's own part, and begins its life when it has none.
+// own changes the region's own part, and begins an incarnation if it has none.
 func (r *Region) own(kind counter.Kind, now uint64, change func(*Part)) {
 	if r.Kind == 0 {
 		r.Kind = kind
 	}
-	if r.life == 0 {
-		r.life, r.sequence = max(now, r.newest(r.Name)+1, r.ended+1), 0
+	if r.incarnation == 0 {
+		r.incarnation, r.sequence = max(now, r.newest(r.Name)+1, r.ended+1), 0
 	}
 	parts := maps.Clone(r.Parts)
 	if parts == nil {
-		parts = map[Life]Part{}
+		parts = map[Incarnation]Part{}
 	}
 	r.sequence++
-	p := parts[Life{r.Name, r.life}]
+	p := parts[Incarnation{r.Name, r.incarnation}]
 	p.Sequence = r.sequence
 	change(&p)
-	parts[Life{r.Name, r.life}] = p
+	parts[Incarnation{r.Name, r.incarnation}] = p
 	r.Parts = parts
 }
 
@@ -146,14 +145,14 @@ func (r *Region) Add(delta int64, now uint64) {
 	r.changed = true
 }
 
-// Join has so many members join the region's set, or leave it.
+// Join adds members to the region's set, or removes them if members is negative.
 func (r *Region) Join(members int64, now uint64) {
 	r.size += members
 	r.own(counter.Members, now, func(p *Part) { p.Value = r.size })
 	r.changed = true
 }
 
-// Size is how many members the region's set has.
+// Size returns the number of members in the region's set.
 func (r *Region) Size() int64 { return r.size }
 
 // See adds members to a unique.
@@ -174,9 +173,9 @@ func (r *Region) Reset(now uint64) {
 	case 0:
 	case counter.Sum:
 		parts := maps.Clone(r.Parts)
-		for life, p := range parts {
+		for incarnation, p := range parts {
 			p.Base, p.At = p.Value, p.Sequence
-			parts[life] = p
+			parts[incarnation] = p
 		}
 		r.Parts = parts
 	default:
@@ -185,54 +184,54 @@ func (r *Region) Reset(now uint64) {
 	}
 }
 
-// after is a moment after now, after another one, and after all lives that are known.
+// after returns now, or more if that is needed to be greater than other and all known incarnations.
 func (r *Region) after(now, other uint64) uint64 {
-	now = max(now, other+1, r.life+1)
-	for life := range r.Parts {
-		now = max(now, life.Number+1)
+	now = max(now, other+1, r.incarnation+1)
+	for incarnation := range r.Parts {
+		now = max(now, incarnation.Number+1)
 	}
 	return now
 }
 
-// empty begins under a new number of Emptied.
+// empty removes all members under a new number of Emptied.
 func (r *Region) empty(number uint64) {
 	r.Emptied, r.size, r.Seen, r.Parts = number, 0, hyperloglog.Registers{}, nil
 }
 
-// Delete is DELETE.
+// Delete deletes the counter.
 func (r *Region) Delete(now uint64) {
 	if r.Kind != 0 {
 		r.drop(r.after(now, r.Died))
 	}
 }
 
-// drop begins under a new number of Died.
+// drop forgets the counter under a new number of Died.
 func (r *Region) drop(number uint64) {
 	*r = Region{Name: r.Name, Share: Share{Died: number}, ended: max(r.ended, number)}
 }
 
-// keep is what this life of the region has given itself: of a life that began after an end, without knowing of it,
-// for its memory was lost, that stays. A life that was made by hearing alone has given nothing, and ends.
+// keep keeps only the region's own part. It is for a region that lost data and began a new incarnation after a delete
+// or reset that it did not know: what it counted since then stays.
 func (r *Region) keep() {
-	life := Life{r.Name, r.life}
-	own := r.Parts[life]
-	r.Parts = map[Life]Part{life: own}
+	incarnation := Incarnation{r.Name, r.incarnation}
+	own := r.Parts[incarnation]
+	r.Parts = map[Incarnation]Part{incarnation: own}
 }
 
-// Lose has the region lose its memory.
+// Lose makes the region lose its data.
 func (r *Region) Lose() { *r = Region{Name: r.Name} }
 
-// Hear takes what another region tells.
-func (r *Region) Hear(s Share, now uint64) {
+// Receive merges the state of another region.
+func (r *Region) Receive(s Share, now uint64) {
 	switch {
-	case s.Died > r.Died && r.life > s.Died && r.changed:
+	case s.Died > r.Died && r.incarnation > s.Died && r.changed:
 		r.Died, r.Emptied, r.ended = s.Died, 0, max(r.ended, s.Died)
 		r.keep()
 	case s.Died > r.Died:
 		r.drop(s.Died)
 	}
 	if s.Died == r.Died && s.Kind != 0 && r.Kind != 0 && r.Kind != counter.Sum && s.Emptied > r.Emptied {
-		if r.life > s.Emptied && r.changed {
+		if r.incarnation > s.Emptied && r.changed {
 			r.Emptied = s.Emptied
 			r.keep()
 		} else {
@@ -240,15 +239,15 @@ func (r *Region) Hear(s Share, now uint64) {
 			r.own(r.Kind, now, func(*Part) {})
 		}
 	}
-	own := r.Parts[Life{r.Name, r.life}].Value
+	own := r.Parts[Incarnation{r.Name, r.incarnation}].Value
 	r.Share = r.Share.Merge(s)
 	top := r.newest(r.Name)
-	is := r.Parts[Life{r.Name, top}]
-	if r.Kind == 0 || r.life != 0 && top == r.life && is.Sequence <= r.sequence && is.Value == own {
+	is := r.Parts[Incarnation{r.Name, top}]
+	if r.Kind == 0 || r.incarnation != 0 && top == r.incarnation && is.Sequence <= r.sequence && is.Value == own {
 		return
 	}
-	// It hears of the counter for the first time; or others know more of this region than it does, so it has lost its
-	// memory. A new life begins.
-	r.life, r.changed = 0, false
+	// The region receives the counter for the first time, or others know more of this region than it does, because it
+	// lost data. A new incarnation begins.
+	r.incarnation, r.changed = 0, false
 	r.own(r.Kind, now, func(p *Part) { p.Value = r.size })
 }

@@ -32,9 +32,9 @@ func share(t *rapid.T, name string, kind counter.Kind) shares.Share {
 		s.Seen = seen
 		return s
 	}
-	s.Parts = map[shares.Life]shares.Part{}
+	s.Parts = map[shares.Incarnation]shares.Part{}
 	for range rapid.IntRange(0, 4).Draw(t, name+" has parts") {
-		life := shares.Life{Region: rapid.SampledFrom([]string{"us", "eu"}).Draw(t, name+" region"), Number: rapid.Uint64Range(1, 2).Draw(t, name+" life")}
+		life := shares.Incarnation{Region: rapid.SampledFrom([]string{"us", "eu"}).Draw(t, name+" region"), Number: rapid.Uint64Range(1, 2).Draw(t, name+" life")}
 		p := shares.Part{Sequence: rapid.Uint64Range(1, 4).Draw(t, name+" sequence")}
 		p.Value = rapid.Int64Range(-2, 9).Draw(t, name+" value")
 		if kind == counter.Sum {
@@ -97,7 +97,7 @@ func TestRegionsAgree(t *testing.T) {
 						told, knew = append(told, r.Share), append(knew, copied(knows[i]))
 					case what < 9 && len(told) > 0:
 						at := rapid.IntRange(0, len(told)-1).Draw(t, "hears")
-						r.Hear(told[at], now)
+						r.Receive(told[at], now)
 						for n := range knew[at] {
 							knows[i][n] = true
 						}
@@ -116,7 +116,7 @@ func TestRegionsAgree(t *testing.T) {
 					for _, a := range regions {
 						for _, b := range regions {
 							if a != b {
-								a.Hear(b.Share, 60)
+								a.Receive(b.Share, 60)
 							}
 						}
 					}

@@ -1,15 +1,15 @@
-// Package transfer is the file of an export: counters with all that is kept of them, as
-// lines of JSON.
+// Package transfer reads and writes export files: counters with everything that a store keeps of them, as lines of
+// JSON.
 //
 //	{"format":1,"at":"2030-10-10T12:11:42Z"}
 //	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the names' bytes
-//	{"site":"shop","key":"views:1","kind":"sum",…}    one of another site than the default one
-//	{"counters":1,"deleted":1700000000000}            the end: how many there are, and the highest incarnation ever deleted
+//	{"site":"shop","key":"views:1","kind":"sum",…}    a counter of a site other than the default one
+//	{"counters":1,"deleted":1700000000000}            the end: the number of counters, and the highest deleted incarnation
 //
-// A file without its end is not whole: the export goes on behind its last whole line
-// ([Resume]). An import may be repeated as often as one likes, since a store keeps what it has
-// with the same version or a greater one. Lists of what gained most, idempotency keys and limits are not in a file. Older
-// files have lines of idempotency keys, {"identities":[…]}: an import skips these, and says so.
+// A file without the end is incomplete: an export can be resumed after its last complete line ([Resume]). An import
+// may be repeated, because a store keeps a counter that has the same version or a greater one. Files have no top
+// lists, idempotency keys and limits. Files of older releases have lines of idempotency keys, {"identities":[…]},
+// which an import skips and reports.
 package transfer
 
 import (
@@ -26,24 +26,24 @@ import (
 	"headcount/presence"
 )
 
-// Format is the number of the form of a file.
+// Format is the format number of export files.
 const Format = 1
 
-// What is put into a store in one transaction, at most: so many counters, and so many
-// members, entries and steps of them. One counter may have more.
+// Bounds of one transaction of an import: counters, and their members, entries and time buckets together. A single
+// counter may have more.
 const (
 	batchCounters = 1000
 	batchParts    = 20_000
 )
 
 var (
-	// ErrFormat is in every error about a file that cannot be read. Its text is a sentence.
+	// ErrFormat is wrapped by every error about an invalid file.
 	ErrFormat = errors.New("bad file")
-	// ErrCut says that a file has no end. What it has was imported.
-	ErrCut = fmt.Errorf("%w: it has no end, so the export was broken off; go on with it (export --resume), and import the whole file again", ErrFormat)
+	// ErrCut means that a file has no end. Its counters were imported.
+	ErrCut = fmt.Errorf("%w: it has no end, so the export was interrupted; resume it (export --resume) and import the whole file again", ErrFormat)
 )
 
-// Progress is told how far a transfer is.
+// Progress observes a transfer.
 type Progress interface {
 	// Transferred is called after some counters, and at the end.
 	Transferred(counters, restored int, bytes int64)
@@ -60,32 +60,32 @@ type (
 		Counters int    `json:"counters"`
 		Deleted  uint64 `json:"deleted"`
 	}
-	// line is any of them.
+	// line is any line of a file.
 	line struct {
 		Format     *int       `json:"format"`
 		Site       string     `json:"site"`
 		Key        *string    `json:"key"`
-		Identities []struct{} `json:"identities"` // of older versions
+		Identities []struct{} `json:"identities"` // of older releases
 		Counters   *int       `json:"counters"`
 		Deleted    uint64     `json:"deleted"`
 	}
 )
 
-// Position is how far a file goes.
+// Position is the end of the complete lines of a file.
 type Position struct {
-	Offset   int64  // behind the last whole line of a counter; 0: there is no head yet
-	After    string // the name of that counter
+	Offset   int64  // after the last complete line of a counter; 0: there is no first line yet
+	After    string // name of that counter
 	Counters int
-	Whole    bool // the file has its end: there is nothing to do
+	Whole    bool // the file is complete
 }
 
-// Resume finds where an export goes on.
+// Resume finds where to resume an export.
 func Resume(r io.Reader) (Position, error) {
 	var p Position
 	in := bufio.NewReaderSize(r, 1<<16)
 	for at := int64(0); ; {
 		text, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) { // the last line is not whole, or there is none
+		if errors.Is(err, io.EOF) { // the last line is incomplete or missing
 			return p, nil
 		}
 		if err != nil {
@@ -110,14 +110,14 @@ func Resume(r io.Reader) (Position, error) {
 	}
 }
 
-// parse reads a line; first says that it must be the head.
+// parse parses a line; with first it must be the first one of a file.
 func parse(text []byte, first bool) (l line, err error) {
 	if err := json.Unmarshal(text, &l); err != nil {
-		return l, fmt.Errorf("%w: a line is no JSON: %w", ErrFormat, err)
+		return l, fmt.Errorf("%w: a line is not JSON: %w", ErrFormat, err)
 	}
 	switch {
 	case first && l.Format == nil:
-		return l, fmt.Errorf("%w: it does not begin as an export does", ErrFormat)
+		return l, fmt.Errorf("%w: it does not begin like an export", ErrFormat)
 	case first && *l.Format != Format:
 		return l, fmt.Errorf("%w: its format is %d, this version knows %d; use the version that wrote it", ErrFormat, *l.Format, Format)
 	case !first && l.Key == nil && l.Identities == nil && l.Counters == nil:
@@ -126,7 +126,7 @@ func parse(text []byte, first bool) (l line, err error) {
 	return l, nil
 }
 
-// writer writes lines and counts them.
+// writer writes lines and counts the counters.
 type writer struct {
 	out      *bufio.Writer
 	bytes    int64
@@ -144,7 +144,7 @@ func (w *writer) line(v any) error {
 	return err
 }
 
-// Of returns a part of a store: the counters of one site.
+// Of returns a Dumper of the counters of one site.
 func Of(site presence.Site, from counter.Dumper) counter.Dumper { return ofSite{from, site} }
 
 type ofSite struct {
@@ -162,7 +162,7 @@ func (o ofSite) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	})
 }
 
-// Export writes what follows the position to out.
+// Export writes everything after the position to out.
 func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position, progress Progress) error {
 	w := &writer{out: bufio.NewWriterSize(out, 1<<16), bytes: p.Offset, counters: p.Counters, progress: progress}
 	if p.Offset == 0 {
@@ -180,7 +180,7 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 		}
 		return w.line(c)
 	}); err != nil {
-		return errors.Join(err, w.out.Flush()) // an export that is resumed goes on behind it
+		return errors.Join(err, w.out.Flush()) // so that a resumed export continues after it
 	}
 	if err := w.line(endLine{w.counters, deleted}); err != nil {
 		return err
@@ -194,7 +194,7 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 
 var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go into one; export each with --site", ErrFormat)
 
-// reader reads a file into a store.
+// reader imports a file.
 type reader struct {
 	to       counter.Restorer
 	rules    *counter.Rules
@@ -210,8 +210,8 @@ type reader struct {
 	skipped  int // idempotency keys
 }
 
-// Import puts all of a file into a store: the counters of one site into another site (into),
-// or, when that is nil, each into its own.
+// Import puts all counters of a file into a store: those of one site into the site into, or if that is nil, each into
+// its own site.
 func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress) error {
 	r := &reader{to: to, rules: rules, into: into, progress: progress}
 	lines := bufio.NewReaderSize(in, 1<<16)

@@ -581,7 +581,7 @@ func TestProblems(t *testing.T) {
 		{"POST /views:1/reset", `{"reason":"r"}`, []string{key}, 400, "by: it is missing"},
 		{"POST /views:1/reset", `{"reason":"` + strings.Repeat("r", 201) + `","by":"b"}`, []string{key}, 400, "1 to 200"},
 		{"POST /likes:1/members", `{}`, []string{key}, 400, "there are no members"},
-		{"POST /likes:1/members", `{"add":["a"],"remove":["a"]}`, []string{key}, 400, "name it in one"},
+		{"POST /likes:1/members", `{"add":["a"],"remove":["a"]}`, []string{key}, 400, "send it in one"},
 		{"POST /likes:1/members", `{"add":["."]}`, []string{key}, 400, "bad member"},
 		{"POST ", `{"changes":[]}`, []string{key}, 400, "1 to 1000"},
 		{"POST ", `{"changes":[` + strings.Join(thousand, ",") + `]}`, []string{key}, 400, "more than 1000"},
@@ -838,7 +838,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func TestTheQueueIsFull(t *testing.T) {
 	store := &full{Store: countermem.New(countermem.Config{}), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
-		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Queue: 2})
+		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{QueueSize: 2})
 	})
 	busy := make(chan int, 8)
 	for range 8 { // one is written, two wait

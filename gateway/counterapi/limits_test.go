@@ -104,7 +104,7 @@ func TestProblemsOfLimits(t *testing.T) {
 		{path, `{"limit":1000000000001,"window":"1m"}`, []string{key}, 400, "from 1 to 1000000000000"},
 		{path, `{"limit":1e3,"window":"1m"}`, []string{key}, 400, "limit: want a whole number"},
 		{path, `{"limit":5,"window":60}`, []string{key}, 400, "window: at byte"},
-		{path, `{"limit":5,"window":"60"}`, []string{key}, 400, "is no duration"},
+		{path, `{"limit":5,"window":"60"}`, []string{key}, 400, "is not a duration"},
 		{path, `{"limit":5,"window":"999ms"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"31d1s"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"1.0000005s"}`, []string{key}, 400, "whole milliseconds"},

@@ -51,7 +51,7 @@ func TestRefusedRequests(t *testing.T) {
 		{"POST /p/changes", `{"title":"\ud800"}`, withKey, 400, "bad_request", "surrogate"},
 		{"POST /api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"stock:1"}]}`, withKey, 400, "bad_request", "exact"},
 		{"POST /p/changes", `{"unknown member \"":1}`, withKey, 400, "bad_request", "does not know"},
-		{"POST " + root + "likes%3A1/members", `{"add":["alice"],"remove":["alice"]}`, withKey, 400, "bad_request", "stands in add and in remove"},
+		{"POST " + root + "likes%3A1/members", `{"add":["alice"],"remove":["alice"]}`, withKey, 400, "bad_request", "in both add and remove"},
 	} {
 		method, path, _ := strings.Cut(tc.call, " ")
 		var headers []string

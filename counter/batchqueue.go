@@ -1,0 +1,218 @@
+package counter
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+const (
+	hotRate  = 1000             // calls a second from which a queue is hot
+	hotCalls = 4                // a write of fewer calls never makes a queue hot
+	stall    = time.Millisecond // a hot queue stops waiting when no call came for this long
+)
+
+// batchQueues gather the calls to a store. While a write of a queue is under way, further calls for its keys wait; they
+// go together in the next write. A call to an idle queue is written at once. C is a call, R its result.
+type batchQueues[C, R any] struct {
+	cfg   CombinerConfig
+	all   []batchQueue[C, R]
+	wg    sync.WaitGroup // the writes under way, by goroutines and by callers
+	calls sync.Pool      // of *call
+}
+
+// batchWriter makes the writes of one queue, one at a time.
+type batchWriter[C, R any] interface {
+	// write carries out calls in one write and answers each of them.
+	write(ctx context.Context, calls []*call[C, R])
+}
+
+// batchQueue has at most one write under way.
+type batchQueue[C, R any] struct {
+	of *batchQueues[C, R]
+	to batchWriter[C, R]
+
+	mu          sync.Mutex // guards the fields up to pendingSize
+	busy        bool       // a write is under way, and its owner calls take when it ends
+	closed      bool
+	pending     []*call[C, R] // for the next write
+	pendingSize int           // sum of their sizes
+
+	// Owned by the goroutine that set busy, so without a lock.
+	writing []*call[C, R]
+	began   time.Time // start of the last write
+}
+
+// call is one call on its way to the store.
+type call[C, R any] struct {
+	op     C
+	size   int // as QueueSize and Batch of CombinerConfig count it
+	result R
+	done   chan struct{} // has capacity 1, so that answer never blocks
+}
+
+func (c *call[C, R]) answer(result R) {
+	c.result = result
+	c.done <- struct{}{}
+}
+
+func newQueues[C, R any](n int, cfg CombinerConfig, writer func() batchWriter[C, R]) *batchQueues[C, R] {
+	g := &batchQueues[C, R]{cfg: cfg, all: make([]batchQueue[C, R], n)}
+	g.calls.New = func() any { return &call[C, R]{done: make(chan struct{}, 1)} }
+	for i := range g.all {
+		g.all[i].of, g.all[i].to = g, writer()
+	}
+	return g
+}
+
+// queueOf returns which of n queues has the calls for key.
+func queueOf(key string, n int) int { return int(xxhash.Sum64String(key) % uint64(n)) }
+
+// do carries out op and returns its result. The error is ErrUnavailable when the queue is full or closed, and when ctx
+// ends first; in the last case op may still be carried out.
+func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (result R, err error) {
+	q := &g.all[queue]
+	one := g.calls.Get().(*call[C, R])
+	one.op, one.size = op, size
+	lead, err := q.enter(one)
+	switch {
+	case err != nil:
+		g.put(one)
+		return result, err
+	case lead && g.cfg.Instant:
+		// The store answers without waiting, so a goroutine would cost more than the write.
+		q.writing = append(q.writing[:0], one)
+		q.write(context.Background())
+		q.release()
+		<-one.done // cannot block: the write has answered
+		result = one.result
+		g.put(one)
+		return result, nil
+	case lead:
+		q.writing = append(q.writing[:0], one)
+		go q.run() // close waits for it
+	}
+	select {
+	case <-one.done:
+	case <-ctx.Done():
+		// The pool must not get one back: the queue still holds it and will answer it.
+		return result, fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
+	}
+	result = one.result
+	g.put(one)
+	return result, nil
+}
+
+// close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
+func (g *batchQueues[C, R]) close() {
+	for i := range g.all {
+		q := &g.all[i]
+		q.mu.Lock()
+		q.closed = true
+		q.mu.Unlock()
+	}
+	g.wg.Wait()
+}
+
+func (g *batchQueues[C, R]) put(one *call[C, R]) {
+	*one = call[C, R]{done: one.done}
+	g.calls.Put(one)
+}
+
+// enter accepts one. lead reports that the queue was idle: then one is not in pending, and the caller owns the write.
+func (q *batchQueue[C, R]) enter(one *call[C, R]) (lead bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.closed:
+		return false, fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
+	case !q.busy:
+		q.busy = true
+		q.of.wg.Add(1) // before close can wait, because close sets closed under mu first
+		return true, nil
+	case q.pendingSize+one.size > q.of.cfg.QueueSize:
+		return false, ErrBusy
+	}
+	q.pending = append(q.pending, one)
+	q.pendingSize += one.size
+	return false, nil
+}
+
+// release ends the write of a caller. Calls that came meanwhile go to a goroutine, so that the caller waits for its own
+// call only.
+func (q *batchQueue[C, R]) release() {
+	if q.take() {
+		go q.run() // close waits for it
+	}
+}
+
+// write carries out the calls in writing, and drops its references to them.
+func (q *batchQueue[C, R]) write(ctx context.Context) {
+	q.to.write(ctx, q.writing)
+	clear(q.writing)
+}
+
+// run writes until no call is pending.
+func (q *batchQueue[C, R]) run() {
+	for {
+		began, calls := time.Now(), len(q.writing)
+		since := began.Sub(q.began)
+		q.began = began
+		ctx, cancel := context.WithTimeout(context.Background(), q.of.cfg.WriteTimeout)
+		q.write(ctx)
+		cancel()
+		// Let the callers run that were just answered: if they call again, they make it into the next write.
+		runtime.Gosched()
+		if q.of.cfg.Pace > 0 && calls >= hotCalls && float64(calls) >= hotRate*since.Seconds() {
+			q.pause(began.Add(q.of.cfg.Pace))
+		}
+		if !q.take() {
+			return
+		}
+	}
+}
+
+// pause lets calls gather until a time, a full batch, or a millisecond in which no call came.
+func (q *batchQueue[C, R]) pause(until time.Time) {
+	for before := -1; ; {
+		q.mu.Lock()
+		size, closed := q.pendingSize, q.closed
+		q.mu.Unlock()
+		left := time.Until(until)
+		if size == before || size >= q.of.cfg.Batch || left <= 0 || closed {
+			return
+		}
+		before = size
+		time.Sleep(min(stall, left))
+	}
+}
+
+// take moves at most one batch from pending to writing. It returns false, and makes the queue idle, when none is
+// pending.
+func (q *batchQueue[C, R]) take() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n, size := 0, 0
+	for n < len(q.pending) && (n == 0 || size+q.pending[n].size <= q.of.cfg.Batch) {
+		size += q.pending[n].size
+		n++
+	}
+	if n == 0 {
+		q.busy = false
+		if cap(q.pending) > 1024 { // give back the memory of a burst
+			q.pending, q.writing = nil, nil
+		}
+		q.of.wg.Done()
+		return false
+	}
+	q.writing = append(q.writing[:0], q.pending[:n]...)
+	rest := copy(q.pending, q.pending[n:])
+	clear(q.pending[rest:])
+	q.pending = q.pending[:rest]
+	q.pendingSize -= size
+	return true
+}
