@@ -174,8 +174,7 @@ type step struct {
 
 	// What the operations name, sorted.
 	keys       []string
-	edited     []string // with asked: pairs of key and member
-	asked      []string
+	edited     memberColumns
 	observed   []string    // counters whose registers may be asked for
 	steps      stepColumns // their running steps
 	dimensions dimensionColumns
@@ -190,9 +189,9 @@ type step struct {
 	nextID     int64 // the next free id of a set, a ledger or a history
 	lastID     int64 // the one after the last that is free
 	sweeps     sweeps
-	told       map[string][]change // what changed, by key
-	changed    bool                // there is something to write
-	committing time.Time           // when the second round trip began, by this process's clock
+	told       changes
+	changed    bool      // there is something to write
+	committing time.Time // when the second round trip began, by this process's clock
 }
 
 // sweeps are rows of headcount_sweeps, by id.
@@ -237,7 +236,7 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			}
 			for _, members := range [...][]string{c.Join, c.Leave} {
 				for _, m := range members {
-					w.edited, w.asked = append(w.edited, c.Key), append(w.asked, m)
+					w.edited.add(c.Key, m)
 				}
 			}
 		}
@@ -279,8 +278,8 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
 	w.queueRows(b)
-	if len(w.asked) > 0 {
-		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
+	if len(w.edited.key) > 0 {
+		b.Queue(readMembers, w.edited.key, w.edited.member).Query(func(rows pgx.Rows) error {
 			var key, member string
 			_, err := pgx.ForEachRow(rows, []any{&key, &member}, func() error {
 				row := w.records[key]
@@ -573,6 +572,7 @@ type (
 		swept, due, kept []int64
 		sweptStep        []int32
 	}
+	memberColumns    struct{ key, member []string }
 	dimensionColumns struct{ key, name, value []string }
 	countColumns     struct {
 		id, count   []int64
@@ -606,6 +606,10 @@ func (c *columns) add(key string, r *record) {
 	c.entries = append(c.entries, int64(r.Entries))
 	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
 	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.AppendRest(nil)))
+}
+
+func (c *memberColumns) add(key, member string) {
+	c.key, c.member = append(c.key, key), append(c.member, member)
 }
 
 func (c *dimensionColumns) add(key, name, value string) {
@@ -800,13 +804,11 @@ func (w *step) Drop(key string, v counter.Version) {
 func (w *step) Changed(key string, joined, left []string, all bool) {
 	w.changed = true
 	if w.told == nil {
-		w.told = map[string][]change{}
+		w.told = changes{}
 	}
-	list := w.told[key]
-	if c := (change{version: w.records[key].Version, joined: joined, left: left, all: all}); len(list) == 0 || c.named() || list[len(list)-1].named() {
-		list = append(list, c)
-	} else { // of numbers the newest says all
-		list[len(list)-1].version = c.version
+	var moved []string
+	if !all {
+		moved = slices.Concat(joined, left)
 	}
-	w.told[key] = list
+	w.told.add(key, moved)
 }

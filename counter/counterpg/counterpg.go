@@ -79,10 +79,13 @@
 //
 // A process that committed notes the keys, and one goroutine sends what
 // gathered as notifications, after the commit: a NOTIFY within the transaction
-// would have all commits of the database wait for each other. Who hears of a key
-// that is followed reads it, so what is told is what is committed, in order. A
-// process that dies between commit and notification is found out by looking at
-// everything followed, a part at a time, once in PollEvery.
+// would have all commits of the database wait for each other. A notification
+// names keys, and of sets also members that joined or left; more than that is
+// for who hears of it to read, so what is told is what is committed, in order.
+// The members are named because otherwise each user who looks at a set would
+// cost a read with each change of it. A process that dies between commit and
+// notification is found out by looking at everything followed, a part at a time,
+// once in PollEvery.
 //
 // # When PostgreSQL is away
 //
@@ -170,8 +173,6 @@ type Config struct {
 	Cached  int
 	Log     zerolog.Logger
 	OnState counter.States // optional
-
-	gapWait time.Duration // default defaultGapWait
 }
 
 // Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -210,7 +211,6 @@ func CheckURL(url string) (problem string) {
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Connections = cmp.Or(cfg.Connections, 16)
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
-	cfg.gapWait = cmp.Or(cfg.gapWait, defaultGapWait)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
 	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
 	if problem := CheckURL(cfg.URL); problem != "" {
