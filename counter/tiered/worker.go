@@ -154,7 +154,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	}
 	var generation, done uint64
 	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
-		number, deleted, err = s.checkpoint(ctx, p)
+		number, deleted, err = s.checkpoint(ctx, p, all)
 		generation, done = p.Generation, number
 		return number, deleted, err
 	})
@@ -172,25 +172,19 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	return nil
 }
 
-// checkpoint writes the next checkpoint, and returns its number.
-func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
-	all, err := s.redis.Status(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
+// checkpoint writes the next checkpoint, and returns its number. all is what buckets said before p: when another process has
+// persisted since, it looks like a loss, and heal finds none.
+func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []counterredis.Bucket) (number, deleted uint64, err error) {
 	dirty := false
 	for _, b := range all {
-		if !b.Good || b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
+		if b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
 			return 0, 0, counterredis.ErrLost
 		}
 		if b.Draining != 0 && b.Draining == p.Checkpoint { // it is persisted: who did so has died
-			if err := s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint); err != nil {
-				return 0, 0, err
-			}
-			return 0, 0, nil // and what came after it is for the next round
+			// What came after it is for the next round.
+			return 0, 0, s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint)
 		}
 		dirty = dirty || !b.Since.IsZero()
-		deleted = max(deleted, b.Deleted)
 	}
 	if !dirty {
 		return 0, 0, nil
@@ -215,6 +209,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting) (number
 		if !b.Good || b.Generation != p.Generation || b.Draining != number {
 			return 0, 0, counterredis.ErrLost
 		}
+		deleted = max(deleted, b.Deleted)
 	}
 	if len(p.Refused) > 0 {
 		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
