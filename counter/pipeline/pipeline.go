@@ -27,9 +27,6 @@ import (
 	"headcount/counter/tiered"
 )
 
-// lastPersist is how long Close waits until PostgreSQL has what was changed.
-const lastPersist = 2 * time.Second
-
 // Observer is told of changes.
 type Observer interface {
 	// Changed takes results that are about to be answered. It must not block.
@@ -106,18 +103,13 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //
 //   - The Combiner and the limits make what they have taken, and that is noted for top lists.
 //   - The tracker of top lists may be writing a list to the store.
-//   - Changes in Redis are persisted while it and PostgreSQL are open.
-//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, the store itself.
+//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, the store itself, which
+//     waits until PostgreSQL has what is in Redis.
 //   - Peers are what those links went to.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
 	err := c.tops.Close()
-	if c.tiered != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), lastPersist)
-		defer cancel()
-		err = errors.Join(err, c.tiered.Persist(ctx))
-	}
 	return errors.Join(err, c.closeStores())
 }
 

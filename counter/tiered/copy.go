@@ -93,15 +93,6 @@ func (s *Store) persisted(ctx context.Context) error {
 	return err
 }
 
-// Persist returns when PostgreSQL has everything that was changed before, or ctx ends. A server calls it when
-// it ends, so that an export finds everything in PostgreSQL.
-func (s *Store) Persist(ctx context.Context) error {
-	if s.Ready() != nil {
-		return nil
-	}
-	return s.persistAll(ctx)
-}
-
 // Deleted is as counter.Dumper says.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	if err := s.persistAll(ctx); err != nil {

@@ -97,11 +97,11 @@ func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.stop()
-	s.wg.Wait()
 	if !s.cfg.ReadOnly {
 		s.persistLast()
 	}
+	s.stop()
+	s.wg.Wait()
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 

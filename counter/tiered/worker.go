@@ -20,7 +20,7 @@ const (
 	leastTick = 5 * time.Millisecond
 	hurries   = 10 * time.Millisecond // the least time between two checkpoints that somebody waits for
 	evictMost = 30 * time.Second      // the most time between two rounds of evicting
-	lastRound = 3 * time.Second       // for persistLast
+	lastRound = 2 * time.Second       // for persistLast
 )
 
 // metrics are the store's.
@@ -111,23 +111,24 @@ func (s *Store) persist(ctx context.Context) {
 	}
 }
 
-// persistLast persists what is left in Redis when the process ends in an orderly way, so that PostgreSQL alone has
-// everything after the last one. What it does not reach stays in Redis for the next process.
+// persistLast waits until PostgreSQL has what is left in Redis, when the process ends in an orderly way, so that PostgreSQL
+// alone has everything after the last one. What it does not reach stays in Redis for the next process.
 func (s *Store) persistLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
 	defer cancel()
-	for range 2 { // the first may only finish the checkpoint of a process that has died
-		all, err := s.redis.Status(ctx)
-		if err == nil && slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
+	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while it is away
+	var all []counterredis.Bucket
+	if err == nil {
+		all, err = s.redis.Status(ctx)
+	}
+	if err == nil {
+		if slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
 			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
 		}
-		if err == nil {
-			err = s.round(ctx, true)
-		}
-		if err != nil {
-			s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
-			return
-		}
+		err = s.persistAll(ctx)
+	}
+	if err != nil {
+		s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
 	}
 }
 
