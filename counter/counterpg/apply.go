@@ -91,23 +91,17 @@ const tries = 4
 // Apply is as counter.Writer says: one transaction.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	w := s.newStep(ops)
-	var err error
-	if len(w.keys) > 0 {
-		for try := range tries {
-			if try > 0 {
-				w = s.newStep(ops)
-			}
-			err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
-			if err == nil || !again(err) {
-				break
-			}
-		}
-	} else {
+	if len(w.keys) == 0 {
 		w.judge(ops) // it refuses all of them
+		return w.results
 	}
+	err := retry(func() error {
+		w = s.newStep(ops)
+		return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+	})
 	if err != nil {
 		for i := range w.results {
-			w.results[i] = counter.Result{Err: fmt.Errorf("counterpg: apply: %w", err)}
+			w.results[i] = counter.Result{Err: during("apply", err)}
 			if fault := ops[i].Check(); fault != nil {
 				w.results[i].Err = fault
 			}
@@ -385,19 +379,11 @@ func (r *row) step(at counter.Slot, found *seen) *seen {
 func (w *step) queueRows(b *pgx.Batch) {
 	b.Queue(lockRows, w.keys)
 	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			var key string
-			var r record
-			var millis int64
-			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
-				return err
-			}
+		var millis int64
+		return records(rows, func(key string, r *record) {
 			w.now = time.UnixMilli(millis).UTC()
-			if row := w.records[key]; row != nil {
-				row.record, row.was = r, r
-			}
-		}
-		return rows.Err()
+			w.records[key].record, w.records[key].was = *r, *r
+		}, &w.deleted, &millis)
 	})
 }
 
@@ -420,23 +406,24 @@ func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int
 	return nil
 }
 
-// scan reads the columns of a counter, and more that come after them.
-func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
+// records calls each with the counter of each row. Columns that come after it are in more by then.
+func records(rows pgx.Rows, each func(key string, r *record), more ...any) error {
+	var key, slots string
 	var kind int16
-	var incarnation, sequence, entries int64
-	var slots string
-	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept, &r.history, &slots}, more...)
-	if err := rows.Scan(to...); err != nil {
-		return err
-	}
-	var err error
-	if err = r.ParseRest(slots); err != nil {
-		return callers{err}
-	}
-	r.Kind = counter.Kind(kind)
-	r.Version = counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
-	r.Entries = uint64(entries)
-	return nil
+	var value, updated, incarnation, sequence, entries, set, ledger, kept, history int64
+	to := append([]any{&key, &kind, &value, &updated, &incarnation, &sequence, &entries, &set, &ledger, &kept, &history, &slots}, more...)
+	_, err := pgx.ForEachRow(rows, to, func() error {
+		r := record{counter.State{
+			Kind: counter.Kind(kind), Value: value, Updated: updated, Entries: uint64(entries),
+			Version: counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)},
+		}, set, ledger, kept, history}
+		if err := r.ParseRest(slots); err != nil {
+			return callers{err}
+		}
+		each(key, &r)
+		return nil
+	})
+	return err
 }
 
 // write is the second round trip.

@@ -3,7 +3,6 @@ package counterpg
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,13 +35,8 @@ var (
 // Deleted is as counter.Dumper says.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	var deleted int64
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		return c.QueryRow(ctx, `select deleted from headcount_meta`).Scan(&deleted)
-	})
-	if err != nil {
-		return 0, fmt.Errorf("counterpg: dump: %w", err)
-	}
-	return uint64(deleted), nil
+	err := s.query(ctx, []any{&deleted}, func() error { return nil }, `select deleted from headcount_meta`)
+	return uint64(deleted), during("dump", err)
 }
 
 // moment runs read in a transaction that sees one moment and may take long.
@@ -65,10 +59,7 @@ func (s *Store) moment(ctx context.Context, read func(ctx context.Context, c *pg
 	if errors.As(err, &said) {
 		return said.error
 	}
-	if err != nil {
-		return fmt.Errorf("counterpg: dump: %w", err)
-	}
-	return nil
+	return during("dump", err)
 }
 
 // Dump is as counter.Dumper says: all is of one moment.
@@ -92,22 +83,12 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 // dumpSome reads the counters after a key.
 func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*counter.Copy, err error) {
 	sets, ledgers, histories := map[int64]*counter.Copy{}, map[int64]*counter.Copy{}, map[int64]*counter.Copy{}
-	rows, err := c.Query(ctx, dumpCounters, after, dumpRows)
-	if err != nil {
-		return nil, err
-	}
-	for rows.Next() {
-		var r record
-		one := &counter.Copy{}
-		if err := r.scan(rows, &one.Key); err != nil {
-			rows.Close()
-			return nil, err
-		}
-		one.State = r.State
+	rows, _ := c.Query(ctx, dumpCounters, after, dumpRows) // records returns the error
+	if err := records(rows, func(key string, r *record) {
+		one := &counter.Copy{Key: key, State: r.State}
 		copies = append(copies, one)
 		sets[r.set], ledgers[r.ledger], histories[r.history] = one, one, one
-	}
-	if err := rows.Err(); err != nil {
+	}); err != nil {
 		return nil, err
 	}
 	for _, part := range []struct {
@@ -210,19 +191,13 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 			return 0, err
 		}
 	}
-	for range tries {
-		err = s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = retry(func() error {
+		return s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
 			restored, err = s.restore(ctx, c, copies, rules)
 			return err
 		})
-		if err == nil || !again(err) {
-			break
-		}
-	}
-	if err != nil {
-		return 0, fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return restored, nil
+	})
+	return restored, during("restore", err)
 }
 
 func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
@@ -286,14 +261,7 @@ func (w *step) restore(one *counter.Copy, rules *counter.Rules) {
 
 // RestoreDeleted is as counter.Restorer says.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		_, err := c.Exec(ctx, writeDeleted, int64(deleted))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return nil
+	return during("restore", s.exec(ctx, writeDeleted, int64(deleted)))
 }
 
 // RestoreIdentities remembers identities of another store.
@@ -302,12 +270,5 @@ func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.Iden
 	for i, id := range identities {
 		ids[i], until[i] = id.Identity, id.Until.UnixMilli()
 	}
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		_, err := c.Exec(ctx, restoreIDs, ids, until)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return nil
+	return during("restore", s.exec(ctx, restoreIDs, ids, until))
 }

@@ -575,6 +575,41 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 	return nil
 }
 
+// exec carries out one statement.
+func (s *Store) exec(ctx context.Context, sql string, args ...any) error {
+	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
+// query carries out one statement, and calls each for each row, when its columns are in to.
+func (s *Store) query(ctx context.Context, to []any, each func() error, sql string, args ...any) error {
+	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		rows, _ := c.Query(ctx, sql, args...) // ForEachRow returns the error
+		_, err := pgx.ForEachRow(rows, to, each)
+		return err
+	})
+}
+
+// retry makes a transaction, and makes it anew when it was surely rolled back.
+func retry(transaction func() error) (err error) {
+	for range tries {
+		if err = transaction(); err == nil || !again(err) {
+			break
+		}
+	}
+	return err
+}
+
+// during is err, or nil, with what was done.
+func during(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("counterpg: %s: %w", what, err)
+}
+
 // code is the SQLSTATE of err, or nothing.
 func code(err error) string {
 	var e *pgconn.PgError

@@ -9,9 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"headcount/counter"
 	"headcount/internal/outage"
 )
@@ -191,16 +188,9 @@ func (s *Store) look(ctx context.Context, some changes) (now map[string]counter.
 	if len(moved.key) == 0 {
 		return now, nil, nil
 	}
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		in = map[place]bool{}
-		rows, err := c.Query(ctx, readMembers, moved.key, moved.member)
-		if err != nil {
-			return err
-		}
-		var p place
-		_, err = pgx.ForEachRow(rows, []any{&p.key, &p.member}, func() error { in[p] = true; return nil })
-		return err
-	})
+	in = map[place]bool{}
+	var p place
+	err = s.query(ctx, []any{&p.key, &p.member}, func() error { in[p] = true; return nil }, readMembers, moved.key, moved.member)
 	return now, in, err
 }
 

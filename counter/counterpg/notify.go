@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/internal/outage"
 )
@@ -66,10 +65,7 @@ func (s *Store) notify(ctx context.Context) {
 			}
 			payloads = f.payloads()
 		}
-		err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-			_, err := c.Exec(ctx, `select pg_notify('`+channel+`', p) from unnest($1::text[]) p`, payloads)
-			return err
-		})
+		err := s.exec(ctx, `select pg_notify('`+channel+`', p) from unnest($1::text[]) p`, payloads)
 		pause := retryEvery
 		if err == nil {
 			payloads, pause = nil, notifyPause
