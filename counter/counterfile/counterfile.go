@@ -186,23 +186,24 @@ func (s *Store) Close() error {
 // Apply is as counter.Writer says: one transaction. It waits for the disk,
 // whatever becomes of ctx: what is being written is not called back.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	t := step{records: map[string]*record{}}
+	s.write.Lock() // watchers are told before the next transaction
+	defer s.write.Unlock()
+	var t *step
 	results := make([]counter.Result, len(ops))
-	err := s.update(ctx, func(tx *bbolt.Tx) error {
-		t.now = s.cfg.Now()
-		t.begin(tx)
+	err := s.transact(ctx, "apply", func(tx *bbolt.Tx) error {
+		t = s.begin(tx)
 		for i := range ops {
-			results[i] = counter.Judge(&t, &ops[i], t.now)
+			results[i] = counter.Judge(t, &ops[i], t.now)
 		}
 		return t.end(len(ops))
-	}, func() { s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) }) })
-	if err == nil {
+	})
+	if err != nil {
+		for i := range results {
+			results[i] = counter.Result{Err: err}
+		}
 		return results
 	}
-	results = make([]counter.Result, len(ops))
-	for i := range results {
-		results[i].Err = fmt.Errorf("counterfile: apply: %w: %w", counter.ErrUnavailable, err)
-	}
+	s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) })
 	return results
 }
 
@@ -212,25 +213,29 @@ var (
 	errNothing = errors.New("nothing is to be written")
 )
 
-// update makes a transaction, and then calls made before the next one begins. One that
-// ends with errNothing is given up, and nothing is wrong.
-func (s *Store) update(ctx context.Context, transaction func(tx *bbolt.Tx) error, made func()) error {
+// update makes a transaction. One that ends with errNothing is given up, and nothing is wrong.
+func (s *Store) update(ctx context.Context, what string, transaction func(tx *bbolt.Tx) error) error {
 	s.write.Lock()
 	defer s.write.Unlock()
-	if err := context.Cause(ctx); err != nil { // while it waited for others
-		return err
+	return s.transact(ctx, what, transaction)
+}
+
+// transact is update, with write held.
+func (s *Store) transact(ctx context.Context, what string, transaction func(tx *bbolt.Tx) error) error {
+	err := context.Cause(ctx) // while it waited for others
+	if err == nil {
+		err = s.ready()
 	}
-	if err := s.ready(); err != nil {
-		return err
+	if err != nil {
+		return unavailable(what, err)
 	}
 	switch err := s.db.Update(transaction); {
 	case errors.Is(err, errNothing):
 		return nil
 	case err != nil:
 		s.fail(err)
-		return err
+		return unavailable(what, err)
 	}
-	made()
 	if s.failed && time.Since(s.next) >= calm {
 		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 		s.failed = false
@@ -278,6 +283,10 @@ func (s *Store) fail(err error) {
 	}
 }
 
+func unavailable(what string, err error) error {
+	return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+}
+
 // view reads what is on disk.
 func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 	s.mu.RLock()
@@ -287,7 +296,7 @@ func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 		err := s.ready()
 		s.write.Unlock()
 		if err != nil {
-			return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+			return unavailable(what, err)
 		}
 		s.mu.RLock()
 	}
@@ -298,7 +307,7 @@ func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 	}
 	var refused *counter.Conflict
 	if err != nil && !errors.As(err, &refused) {
-		return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+		return unavailable(what, err)
 	}
 	return err
 }
@@ -318,10 +327,7 @@ func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Dur
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 // Ledger is as counter.Reader says.
@@ -334,7 +340,7 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 			return err
 		}
 		c := tx.Bucket(ledgersBucket).Cursor()
-		prefix := binary.BigEndian.AppendUint64(nil, r.ledger)
+		prefix := number(r.ledger)
 		for k, v := c.Seek(binary.BigEndian.AppendUint64(prefix, after+1)); bytes.HasPrefix(k, prefix); k, v = c.Next() {
 			if len(page.Entries) == limit {
 				page.More = true
@@ -557,11 +563,10 @@ func (r *record) registers(in *bbolt.Bucket) (hyperloglog.Registers, error) {
 }
 
 // within is the key of a thing in a set or a ledger.
-func within(id uint64, thing string) []byte {
-	b := make([]byte, 8, 8+len(thing))
-	binary.BigEndian.PutUint64(b, id)
-	return append(b, thing...)
-}
+func within(id uint64, thing string) []byte { return append(number(id), thing...) }
+
+// number is n in 8 bytes.
+func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 // appendEntry writes op, at in unix milliseconds, delta, before, the length of
 // the reason, the reason and the author.
@@ -594,6 +599,7 @@ func parseEntry(seq, b []byte) (counter.Entry, error) {
 // step is the counter.Step of one transaction. Numbers change in records and
 // are put in the end; members, entries and identities are put at once.
 type step struct {
+	tx      *bbolt.Tx
 	now     time.Time
 	records map[string]*record // what was looked at
 	before  map[string]record  // how it was; lacks what was not there
@@ -602,24 +608,28 @@ type step struct {
 	unique  map[string]*hyperloglog.Registers // what was looked at, put in the end
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
-
-	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
 }
 
-func (t *step) begin(tx *bbolt.Tx) {
-	t.before = map[string]record{}
-	for name, b := range map[*[]byte]**bbolt.Bucket{
-		&boltfile.Meta: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
-		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
-		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
-	} {
-		*b = tx.Bucket(*name)
-	}
-	if b := t.meta.Get(deletedKey); len(b) == 8 {
-		t.deleted = binary.BigEndian.Uint64(b)
-		t.was = t.deleted
+func (s *Store) begin(tx *bbolt.Tx) *step {
+	deleted := deletedIn(tx)
+	return &step{
+		tx: tx, now: s.cfg.Now(), deleted: deleted, was: deleted,
+		records: map[string]*record{}, before: map[string]record{}, unique: map[string]*hyperloglog.Registers{},
 	}
 }
+
+// deletedIn is the highest incarnation that was ever deleted.
+func deletedIn(tx *bbolt.Tx) uint64 {
+	if b := tx.Bucket(boltfile.Meta).Get(deletedKey); len(b) == 8 {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}
+
+// get and put are of a bucket of the file.
+func (t *step) get(bucket, key []byte) []byte { return t.tx.Bucket(bucket).Get(key) }
+func (t *step) put(bucket, key, value []byte) { t.check(t.tx.Bucket(bucket).Put(key, value)) }
+func (t *step) delete(bucket, key []byte)     { t.check(t.tx.Bucket(bucket).Delete(key)) }
 
 func (t *step) check(err error) {
 	if err != nil && t.fault == nil {
@@ -634,20 +644,20 @@ func (t *step) end(ops int) error {
 		before, was := t.before[key]
 		if u := t.unique[key]; u != nil && !u.Empty() && *r != before {
 			if r.set == 0 {
-				r.set = t.number()
+				r.set = t.newID()
 			}
-			t.check(t.registers.Put(within(r.set, ""), u.Bytes()))
+			t.put(registersBucket, within(r.set, ""), u.Bytes())
 		}
 		switch {
 		case *r == before:
 		case r.State != counter.State{}:
-			t.check(t.counters.Put([]byte(key), r.append(nil)))
+			t.put(countersBucket, []byte(key), r.append(nil))
 		case was:
-			t.check(t.counters.Delete([]byte(key)))
+			t.delete(countersBucket, []byte(key))
 		}
 	}
 	if t.deleted != t.was {
-		t.check(t.meta.Put(deletedKey, binary.BigEndian.AppendUint64(nil, t.deleted)))
+		t.put(boltfile.Meta, deletedKey, number(t.deleted))
 	}
 	t.clear(min(forgetPerOp*ops+16, forgetAtMost))
 	return t.fault
@@ -657,7 +667,7 @@ func (t *step) record(key string) *record {
 	r := t.records[key]
 	if r == nil {
 		r = &record{}
-		t.check(r.load(t.counters, key))
+		t.check(r.load(t.tx.Bucket(countersBucket), key))
 		t.records[key] = r
 		if r.State != (counter.State{}) {
 			t.before[key] = *r
@@ -670,19 +680,19 @@ func (t *step) State(key string) *counter.State { return &t.record(key).State }
 func (t *step) Deleted() uint64                 { return t.deleted }
 
 func (t *step) Remembered(id counter.Identity) bool {
-	until := t.ids.Get(id[:])
+	until := t.get(idsBucket, id[:])
 	return len(until) == 8 && int64(binary.BigEndian.Uint64(until)) > t.now.Unix()
 }
 
 func (t *step) Remember(id counter.Identity) {
-	until := binary.BigEndian.AppendUint64(nil, uint64(t.now.Add(counter.IdentityKept).Unix()))
-	t.check(t.ids.Put(id[:], until))
-	t.check(t.forget.Put(append(until[:8:8], id[:]...), nil))
+	until := number(uint64(t.now.Add(counter.IdentityKept).Unix()))
+	t.put(idsBucket, id[:], until)
+	t.put(forgetBucket, append(until[:8:8], id[:]...), nil)
 }
 
-// number is a new one for a set or a ledger.
-func (t *step) number() uint64 {
-	n, err := t.counters.NextSequence()
+// newID is that of a set, a ledger or a history.
+func (t *step) newID() uint64 {
+	n, err := t.tx.Bucket(countersBucket).NextSequence()
 	t.check(err)
 	return n
 }
@@ -690,13 +700,13 @@ func (t *step) number() uint64 {
 func (t *step) Join(key, member string) bool {
 	r := t.record(key)
 	if r.set == 0 {
-		r.set = t.number()
+		r.set = t.newID()
 	}
 	k := within(r.set, member)
-	if t.members.Get(k) != nil {
+	if t.get(membersBucket, k) != nil {
 		return false
 	}
-	t.check(t.members.Put(k, []byte{}))
+	t.put(membersBucket, k, []byte{})
 	return true
 }
 
@@ -706,23 +716,20 @@ func (t *step) Leave(key, member string) bool {
 		return false
 	}
 	k := within(r.set, member)
-	if t.members.Get(k) == nil {
+	if t.get(membersBucket, k) == nil {
 		return false
 	}
-	t.check(t.members.Delete(k))
+	t.delete(membersBucket, k)
 	return true
 }
 
 func (t *step) Registers(key string) *hyperloglog.Registers {
 	u := t.unique[key]
 	if u == nil {
-		in, err := t.record(key).registers(t.registers)
+		in, err := t.record(key).registers(t.tx.Bucket(registersBucket))
 		t.check(err)
 		own := in.Clone()
 		u = &own
-		if t.unique == nil {
-			t.unique = map[string]*hyperloglog.Registers{}
-		}
 		t.unique[key] = u
 	}
 	return u
@@ -737,7 +744,7 @@ func (t *step) Empty(key string) {
 
 func (t *step) discard(id *uint64) {
 	if *id != 0 {
-		t.check(t.garbage.Put(within(*id, ""), nil))
+		t.put(garbageBucket, within(*id, ""), nil)
 		*id = 0
 	}
 }
@@ -746,11 +753,11 @@ func (t *step) discard(id *uint64) {
 func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	r := t.record(key)
 	if r.ledger == 0 {
-		r.ledger = t.number()
+		r.ledger = t.newID()
 	}
 	prefix := within(r.ledger, "")
 	if kept > 0 {
-		c := t.ledgers.Cursor()
+		c := t.tx.Bucket(ledgersBucket).Cursor()
 		for range entriesPerEntry {
 			k, v := c.Seek(prefix)
 			if !bytes.HasPrefix(k, prefix) {
@@ -763,16 +770,16 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 			t.check(c.Delete())
 		}
 	}
-	t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e)))
+	t.put(ledgersBucket, binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e))
 }
 
 func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
-	t.keep(t.gainKey(key, s), binary.BigEndian.AppendUint64(nil, uint64(s.Value)), s, kept)
+	t.keep(t.gainKey(key, s), number(uint64(s.Value)), s, kept)
 }
 
 func (t *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
 	at := t.gainKey(key, s)
-	seen, err := hyperloglog.Parse(bytes.Clone(t.gains.Get(at)))
+	seen, err := hyperloglog.Parse(bytes.Clone(t.get(gainsBucket, at)))
 	if t.check(err); seen.Add(members...) {
 		t.keep(at, seen.Bytes(), s, kept)
 	}
@@ -787,7 +794,7 @@ func (t *step) gainKey(key string, s counter.Slot) []byte {
 func (t *step) history(key string) uint64 {
 	r := t.record(key)
 	if r.history == 0 {
-		r.history = t.number()
+		r.history = t.newID()
 	}
 	return r.history
 }
@@ -800,30 +807,30 @@ func dimensionKey(history uint64, name string) []byte {
 func (t *step) Count(key, name, value string, delta int64) {
 	of := dimensionKey(t.history(key), name)
 	at := append(of[:len(of):len(of)], value...)
-	if is := t.counted.Get(at); len(is) == 8 {
-		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(counter.Saturated(int64(binary.BigEndian.Uint64(is)), delta)))))
+	if is := t.get(countedBucket, at); len(is) == 8 {
+		t.put(countedBucket, at, number(uint64(counter.Saturated(int64(binary.BigEndian.Uint64(is)), delta))))
 		return
 	}
 	other, kept := int64(0), uint64(0)
-	if is := t.counted.Get(of); len(is) == 16 {
+	if is := t.get(countedBucket, of); len(is) == 16 {
 		other, kept = int64(binary.BigEndian.Uint64(is)), binary.BigEndian.Uint64(is[8:])
 	}
 	if kept < counter.MaxValues {
-		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(delta))))
+		t.put(countedBucket, at, number(uint64(delta)))
 		kept++
 	} else {
 		other = counter.Saturated(other, delta)
 	}
-	t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(other)), kept)))
+	t.put(countedBucket, of, binary.BigEndian.AppendUint64(number(uint64(other)), kept))
 }
 
 // keep puts what was gained, and has somebody look for what was kept long enough, once for each
 // history and step.
 func (t *step) keep(at, value []byte, s counter.Slot, kept time.Duration) {
-	t.check(t.gains.Put(at, value))
+	t.put(gainsBucket, at, value)
 	prefix := at[: len(at)-8 : len(at)-8]
 	seconds := uint64(kept / time.Second)
-	if is := t.kept.Get(prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
+	if is := t.get(keptBucket, prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
 		t.await(prefix, seconds, (uint64(s.Number)+2)*uint64(s.Step)+seconds)
 	}
 }
@@ -831,28 +838,28 @@ func (t *step) keep(at, value []byte, s counter.Slot, kept time.Duration) {
 // await has somebody look at a history when due, and not before a hundredth of the time it is kept.
 func (t *step) await(prefix []byte, kept, due uint64) {
 	due = max(due, uint64(t.now.Unix())+kept/100)
-	t.check(t.kept.Put(prefix, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, kept), due)))
-	t.check(t.due.Put(append(binary.BigEndian.AppendUint64(nil, due), prefix...), nil))
+	t.put(keptBucket, prefix, binary.BigEndian.AppendUint64(number(kept), due))
+	t.put(dueBucket, append(number(due), prefix...), nil)
 }
 
 // outdated forgets gains that were kept long enough, at most so many.
 func (t *step) outdated(left int) {
 	for left > 0 && t.fault == nil {
-		k, _ := t.due.Cursor().First()
+		k, _ := t.tx.Bucket(dueBucket).Cursor().First()
 		if len(k) != 8+12 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
 			return
 		}
 		left--
 		k = bytes.Clone(k)
 		prefix := k[8:]
-		is := t.kept.Get(prefix)
+		is := t.get(keptBucket, prefix)
 		if len(is) != 16 || !bytes.Equal(is[8:], k[:8]) { // it is gone, or kept differently since
-			t.check(t.due.Delete(k))
+			t.delete(dueBucket, k)
 			continue
 		}
 		kept := binary.BigEndian.Uint64(is)
 		step := time.Duration(binary.BigEndian.Uint32(prefix[8:])) * time.Second
-		c := t.gains.Cursor()
+		c := t.tx.Bucket(gainsBucket).Cursor()
 		next, _ := c.Seek(prefix)
 		for ; left > 0 && bytes.HasPrefix(next, prefix); next, _ = c.Seek(prefix) {
 			if !counter.Over(int64(binary.BigEndian.Uint64(next[12:])), step, time.Duration(kept)*time.Second, t.now) {
@@ -867,9 +874,9 @@ func (t *step) outdated(left int) {
 		case bytes.HasPrefix(next, prefix):
 			t.await(prefix, kept, (binary.BigEndian.Uint64(next[12:])+2)*uint64(step/time.Second)+kept)
 		default:
-			t.check(t.kept.Delete(prefix))
+			t.delete(keptBucket, prefix)
 		}
-		t.check(t.due.Delete(k))
+		t.delete(dueBucket, k)
 	}
 }
 
@@ -889,35 +896,35 @@ func (t *step) Changed(key string, joined, left []string, all bool) {
 // clear forgets identities whose day is over and gains that were kept long enough, and takes
 // away members, registers, entries and gains that are no counter's, a bounded number of each.
 func (t *step) clear(identities int) {
-	c := t.forget.Cursor()
+	c := t.tx.Bucket(forgetBucket).Cursor()
 	for range identities {
 		k, _ := c.First()
 		if len(k) != 8+16 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
 			break
 		}
 		// One that was remembered anew since has a later end.
-		if until := t.ids.Get(k[8:]); bytes.Equal(until, k[:8]) {
-			t.check(t.ids.Delete(k[8:]))
+		if until := t.get(idsBucket, k[8:]); bytes.Equal(until, k[:8]) {
+			t.delete(idsBucket, k[8:])
 		}
 		t.check(c.Delete())
 	}
 	t.outdated(garbageAtOnce)
 	left := garbageAtOnce
 	for left > 0 {
-		id, _ := t.garbage.Cursor().First()
+		id, _ := t.tx.Bucket(garbageBucket).Cursor().First()
 		if id == nil {
 			return
 		}
 		id = bytes.Clone(id)
-		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers, t.gains, t.counted, t.kept} {
-			c := b.Cursor()
+		for _, b := range [][]byte{membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket} {
+			c := t.tx.Bucket(b).Cursor()
 			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
 				t.check(c.Delete())
 				left--
 			}
 		}
 		if left > 0 {
-			t.check(t.garbage.Delete(id))
+			t.delete(garbageBucket, id)
 			left--
 		}
 		if t.fault != nil {
