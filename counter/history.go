@@ -169,10 +169,25 @@ func ParseSlots(text string) (s Slots, err error) {
 	return s, nil
 }
 
-// Over reports whether what was gained in a step that is kept for so long may be
-// forgotten. It is kept a step longer, for who asks with a clock that is late.
+// ForgetAt is when what was gained in a step that is kept for so long may be forgotten. It is kept a step longer, for
+// who asks with a clock that is late.
+func ForgetAt(number int64, step, kept time.Duration) time.Time {
+	return time.Unix((number+2)*int64(step/time.Second), 0).Add(kept)
+}
+
+// Over reports whether what was gained in a step that is kept for so long may be forgotten.
 func Over(number int64, step, kept time.Duration, now time.Time) bool {
-	return (number+2)*int64(step/time.Second) <= now.Add(-kept).Unix()
+	return !ForgetAt(number, step, kept).After(now)
+}
+
+// LookAgain is when a store looks whether the oldest gain, in the step of that number, may be forgotten. It waits at least
+// a hundredth of the time that gains are kept, so that it does not look for every single one.
+func LookAgain(number int64, step, kept time.Duration, now time.Time) time.Time {
+	at := ForgetAt(number, step, kept)
+	if later := now.Add(kept / 100); at.Before(later) {
+		return later
+	}
+	return at
 }
 
 // With adds the running steps of s to the gains of steps that are over, from the

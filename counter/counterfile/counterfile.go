@@ -829,16 +829,15 @@ func (t *step) Count(key, name, value string, delta int64) {
 func (t *step) keep(at, value []byte, s counter.Slot, kept time.Duration) {
 	t.put(gainsBucket, at, value)
 	prefix := at[: len(at)-8 : len(at)-8]
-	seconds := uint64(kept / time.Second)
-	if is := t.get(keptBucket, prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
-		t.await(prefix, seconds, (uint64(s.Number)+2)*uint64(s.Step)+seconds)
+	if is := t.get(keptBucket, prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != uint64(kept/time.Second) {
+		t.await(prefix, int64(s.Number), time.Duration(s.Step)*time.Second, kept)
 	}
 }
 
-// await has somebody look at a history when due, and not before a hundredth of the time it is kept.
-func (t *step) await(prefix []byte, kept, due uint64) {
-	due = max(due, uint64(t.now.Unix())+kept/100)
-	t.put(keptBucket, prefix, binary.BigEndian.AppendUint64(number(kept), due))
+// await has somebody look at a history whose oldest gain is that of a number.
+func (t *step) await(prefix []byte, oldest int64, step, kept time.Duration) {
+	due := uint64(counter.LookAgain(oldest, step, kept, t.now).Unix())
+	t.put(keptBucket, prefix, binary.BigEndian.AppendUint64(number(uint64(kept/time.Second)), due))
 	t.put(dueBucket, append(number(due), prefix...), nil)
 }
 
@@ -857,12 +856,12 @@ func (t *step) outdated(left int) {
 			t.delete(dueBucket, k)
 			continue
 		}
-		kept := binary.BigEndian.Uint64(is)
+		kept := time.Duration(binary.BigEndian.Uint64(is)) * time.Second
 		step := time.Duration(binary.BigEndian.Uint32(prefix[8:])) * time.Second
 		c := t.tx.Bucket(gainsBucket).Cursor()
 		next, _ := c.Seek(prefix)
 		for ; left > 0 && bytes.HasPrefix(next, prefix); next, _ = c.Seek(prefix) {
-			if !counter.Over(int64(binary.BigEndian.Uint64(next[12:])), step, time.Duration(kept)*time.Second, t.now) {
+			if !counter.Over(int64(binary.BigEndian.Uint64(next[12:])), step, kept, t.now) {
 				break
 			}
 			t.check(c.Delete())
@@ -872,7 +871,7 @@ func (t *step) outdated(left int) {
 		case left == 0: // the rest another time
 			return
 		case bytes.HasPrefix(next, prefix):
-			t.await(prefix, kept, (binary.BigEndian.Uint64(next[12:])+2)*uint64(step/time.Second)+kept)
+			t.await(prefix, int64(binary.BigEndian.Uint64(next[12:])), step, kept)
 		default:
 			t.delete(keptBucket, prefix)
 		}

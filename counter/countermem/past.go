@@ -40,17 +40,12 @@ func (h *pasts) Pop() any {
 	return p
 }
 
-// await has p looked at when its oldest gain may be forgotten, and not for every single
-// one: a hundredth of the time later. It is called with mu.
+// await has p looked at when its oldest gain may be forgotten. It is called with mu.
 func (s *Store) await(p *past, now time.Time) {
 	if p.awaits {
 		return
 	}
-	oldest := time.Unix((p.gains[0].Number+2)*int64(p.step/time.Second), 0).Add(p.kept)
-	if later := now.Add(p.kept / 100); oldest.Before(later) {
-		oldest = later
-	}
-	p.due, p.awaits = oldest, true
+	p.due, p.awaits = counter.LookAgain(p.gains[0].Number, p.step, p.kept, now), true
 	heap.Push(&s.pasts, p)
 }
 

@@ -624,8 +624,8 @@ func (c *gainColumns) add(history int64, p *counter.Past, fresh bool) {
 		return
 	}
 	c.swept, c.sweptStep = append(c.swept, history), append(c.sweptStep, int32(p.Step))
-	kept := p.Kept.Milliseconds()
-	c.kept, c.due = append(c.kept, kept), append(c.due, (int64(p.Number)+2)*int64(p.Step)*1000+kept)
+	due := counter.ForgetAt(int64(p.Number), time.Duration(p.Step)*time.Second, p.Kept)
+	c.kept, c.due = append(c.kept, p.Kept.Milliseconds()), append(c.due, due.UnixMilli())
 }
 
 func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
