@@ -146,6 +146,9 @@ const (
 	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
 	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
 
+	maxConnections = 16      // of this process; two more listen and migrate
+	maxCached      = 1 << 16 // counters that are remembered for reads that may lag
+
 	leastServer = 13_00_00 // server_version_num
 	migrations  = "headcount_migrations"
 	lockID      = 0x68656164636f756e // "headcoun": of the advisory lock
@@ -154,9 +157,6 @@ const (
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	URL string // postgres://…; required. It may name several servers, as libpq has it
-	// Connections is the most this process opens, default 16. Two more listen and
-	// migrate.
-	Connections int
 	// PollEvery is the time in which everything followed is looked at once, in case
 	// a process died before it told; default 10s.
 	PollEvery time.Duration
@@ -169,10 +169,8 @@ type Config struct {
 	Beside bool
 	// ReadOnly is for an export: nothing is written, and a Redis may stand in front.
 	ReadOnly bool
-	// Cached is how many counters are remembered for reads that may lag, default 65,536.
-	Cached  int
-	Log     zerolog.Logger
-	OnState counter.States // optional
+	Log      zerolog.Logger
+	OnState  counter.States // optional
 }
 
 // Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -209,10 +207,8 @@ func CheckURL(url string) (problem string) {
 // used. A database that does not answer is waited for: until it does, calls return
 // counter.ErrUnavailable. Close ends the store.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg.Connections = cmp.Or(cfg.Connections, 16)
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
-	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
 	if problem := CheckURL(cfg.URL); problem != "" {
 		return nil, fmt.Errorf("counterpg: %w: %s", ErrConfig, problem)
 	}
@@ -220,14 +216,14 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil { // CheckURL has parsed it
 		return nil, fmt.Errorf("counterpg: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
-	pc.MaxConns = int32(cfg.Connections)
+	pc.MaxConns = maxConnections
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
 	s := &Store{cfg: cfg}
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("counterpg: %w: %w", ErrConfig, err)
 	}
-	s.cache = newCache(cfg.Cached)
+	s.cache = newCache(maxCached)
 	s.feed = newFeed()
 	s.breaker = outage.NewBreaker("postgres")
 	first, cancel := context.WithTimeout(ctx, openTimeout)

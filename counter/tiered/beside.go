@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -22,7 +21,6 @@ type BesideConfig struct {
 	Postgres   string                // URL, as counterpg.Config has it; required
 	Region     string                // as counterredis.Config has it
 	Rules      *counter.Rules        // say which counters are exact; required
-	Dial       time.Duration         // as counterredis.Config has it
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnRedis    counter.States   // optional
@@ -55,7 +53,7 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 		return nil, err
 	}
 	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
+		URL: cfg.Redis, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())

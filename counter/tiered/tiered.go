@@ -36,7 +36,6 @@ type Config struct {
 	PersistInterval time.Duration
 	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
 	ColdAfter time.Duration
-	Dial      time.Duration  // as counterredis.Config has it
 	Rules     *counter.Rules // say which counters are exact, and how long a counter's past is kept; default the built-in ones
 	// ReadOnly is for an export: nothing is persisted, and nothing else written.
 	ReadOnly   bool
@@ -75,7 +74,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
+		URL: cfg.Redis, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
 		Behind: &counterredis.Behind{Touch: cfg.ColdAfter / 8},
 	})
 	if err != nil {
