@@ -443,6 +443,15 @@ func parseRegisters(bytes []byte) (hyperloglog.Registers, error) {
 	return r, err
 }
 
+// parseSeen reads registers of a row that may have none.
+func parseSeen(bytes []byte) (*hyperloglog.Registers, error) {
+	if bytes == nil {
+		return nil, nil
+	}
+	r, err := parseRegisters(bytes)
+	return &r, err
+}
+
 // queueWrites writes what has changed.
 func (w *step) queueWrites(b *pgx.Batch) {
 	var rows columns

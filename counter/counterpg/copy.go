@@ -3,6 +3,8 @@ package counterpg
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -91,64 +93,41 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 	}); err != nil {
 		return nil, err
 	}
+	var id, number, gained, counted int64
+	var step int32
+	var member, name, value string
+	var bytes []byte
+	var e entryRow
 	for _, part := range []struct {
 		of   map[int64]*counter.Copy
 		sql  string
-		scan func(pgx.Rows) error
+		to   []any
+		each func() error
 	}{
-		{sets, dumpMembers, func(rows pgx.Rows) error {
-			var id int64
-			var member string
-			err := rows.Scan(&id, &member)
+		{sets, dumpMembers, []any{&id, &member}, func() error {
 			sets[id].AddMember(member)
-			return err
-		}},
-		{sets, dumpRegisters, func(rows pgx.Rows) error {
-			var id int64
-			var bytes []byte
-			if err := rows.Scan(&id, &bytes); err != nil {
-				return err
-			}
-			sets[id].Registers, err = parseRegisters(bytes)
-			return err
-		}},
-		{ledgers, dumpEntries, func(rows pgx.Rows) error {
-			var id, seq, at int64
-			var op int16
-			var e counter.Entry
-			err := rows.Scan(&id, &seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By)
-			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
-			ledgers[id].Ledger = append(ledgers[id].Ledger, e)
-			return err
-		}},
-		{histories, dumpGains, func(rows pgx.Rows) error {
-			var id int64
-			var step int32
-			var s counter.StepCopy
-			var bytes []byte
-			if err := rows.Scan(&id, &step, &s.Number, &s.Value, &bytes); err != nil {
-				return err
-			}
-			if s.Step = uint32(step); bytes != nil {
-				seen, err := parseRegisters(bytes)
-				if err != nil {
-					return err
-				}
-				s.Seen = &seen
-			}
-			histories[id].Steps = append(histories[id].Steps, s)
 			return nil
 		}},
-		{histories, dumpCounted, func(rows pgx.Rows) error {
-			var id, n int64
-			var name, value string
-			if err := rows.Scan(&id, &name, &value, &n); err != nil {
-				return err
-			}
-			if counted := histories[id].Dimension(name); value == "" {
-				counted.Other = n
+		{sets, dumpRegisters, []any{&id, &bytes}, func() (err error) {
+			sets[id].Registers, err = parseRegisters(bytes)
+			bytes = nil // they are the copy's now
+			return err
+		}},
+		{ledgers, dumpEntries, append([]any{&id}, e.columns()...), func() error {
+			ledgers[id].Ledger = append(ledgers[id].Ledger, e.entry())
+			return nil
+		}},
+		{histories, dumpGains, []any{&id, &step, &number, &gained, &bytes}, func() error {
+			seen, err := parseSeen(bytes)
+			bytes = nil // they are the copy's now
+			histories[id].Steps = append(histories[id].Steps, counter.StepCopy{Step: uint32(step), Number: number, Value: gained, Seen: seen})
+			return err
+		}},
+		{histories, dumpCounted, []any{&id, &name, &value, &counted}, func() error {
+			if d := histories[id].Dimension(name); value == "" {
+				d.Other = counted
 			} else {
-				counted.Values[value] = n
+				d.Values[value] = counted
 			}
 			return nil
 		}},
@@ -157,21 +136,8 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 		if len(part.of) == 0 {
 			continue
 		}
-		ids := make([]int64, 0, len(part.of))
-		for id := range part.of {
-			ids = append(ids, id)
-		}
-		rows, err := c.Query(ctx, part.sql, ids)
-		if err != nil {
-			return nil, err
-		}
-		for rows.Next() {
-			if err := part.scan(rows); err != nil {
-				rows.Close()
-				return nil, err
-			}
-		}
-		if err := rows.Err(); err != nil {
+		rows, _ := c.Query(ctx, part.sql, slices.Collect(maps.Keys(part.of))) // ForEachRow returns the error
+		if _, err := pgx.ForEachRow(rows, part.to, part.each); err != nil {
 			return nil, err
 		}
 	}

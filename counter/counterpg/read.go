@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/presence"
 )
 
@@ -106,22 +105,37 @@ func (s *Store) read(ctx context.Context, keys []string, member string, each fun
 func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
 	from := int64(min(after, math.MaxInt64))
-	var seq, at int64
-	var op int16
-	var e counter.Entry
-	err := s.query(ctx, []any{&seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By}, func() error {
+	var e entryRow
+	err := s.query(ctx, e.columns(), func() error {
 		if len(page.Entries) == limit {
 			page.More = true
 			return nil
 		}
-		e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
-		page.Entries = append(page.Entries, e)
+		page.Entries = append(page.Entries, e.entry())
 		return nil
 	}, readEntries, key, from, limit+1)
 	if err != nil {
 		return counter.Ledger{}, fmt.Errorf("counterpg: ledger of %q: %w", key, err)
 	}
 	return page, nil
+}
+
+// entryRow is a row of headcount_ledger without the ledger.
+type entryRow struct {
+	seq, at, delta, before int64
+	op                     int16
+	reason, by             string
+}
+
+func (e *entryRow) columns() []any {
+	return []any{&e.seq, &e.at, &e.delta, &e.before, &e.op, &e.reason, &e.by}
+}
+
+func (e *entryRow) entry() counter.Entry {
+	return counter.Entry{
+		Seq: uint64(e.seq), At: time.UnixMilli(e.at).UTC(), Op: counter.LedgerOp(e.op),
+		Delta: e.delta, Before: e.before, After: e.before + e.delta, Reason: e.reason, By: e.by,
+	}
 }
 
 // History is as counter.Reader says.
@@ -144,11 +158,8 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 			var g counter.Gain
 			var bytes []byte
 			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value, &bytes}, func() (err error) {
-				if g.Seen = nil; bytes != nil {
-					var seen hyperloglog.Registers
-					seen, err = parseRegisters(bytes)
-					g.Seen, bytes = &seen, nil
-				}
+				g.Seen, err = parseSeen(bytes)
+				bytes = nil // they are the gain's now
 				gains = append(gains, g)
 				return err
 			})
