@@ -180,17 +180,15 @@ type step struct {
 	deleted    int64
 	wasDeleted int64
 	now        time.Time
-	nextID     int64 // the next free id of a set, a ledger or a history
-	lastID     int64 // the one after the last that is free
-	sweeps     sweeps
+	nextID     int64              // the next free id of a set, a ledger or a history
+	lastID     int64              // the one after the last that is free
+	sweeps     map[int64]sweepRow // by id
 	told       changes
 	changed    bool      // there is something to write
 	committing time.Time // when the second round trip began, by this process's clock
 }
 
-// sweeps are rows of headcount_sweeps, by id.
-type sweeps map[int64]sweepRow
-
+// sweepRow is a row of headcount_sweeps.
 type sweepRow struct {
 	due, kept int64
 	garbage   bool
@@ -452,91 +450,69 @@ func parseSeen(bytes []byte) (*hyperloglog.Registers, error) {
 	return &r, err
 }
 
+// writes are what is to be written of rows.
+type writes struct {
+	rows         columns
+	uniques      registerColumns
+	gone         []string
+	joined, left pairs
+	entries      entryColumns
+	gains        gainColumns
+	counts       countColumns
+}
+
+// gather adds what has changed of a row.
+func (w *step) gather(to *writes, key string, r *row) {
+	if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
+		if r.set == 0 {
+			r.set = w.id()
+		}
+		to.uniques.set, to.uniques.registers = append(to.uniques.set, r.set), append(to.uniques.registers, r.unique.Bytes())
+	}
+	switch {
+	case r.State == (counter.State{}):
+		to.gone = append(to.gone, key) // also one that was made by lockRows and is not needed
+		r.record = record{}
+	case r.record != r.was:
+		to.rows.add(key, &r.record)
+	}
+	same := r.set == r.was.set
+	for m, in := range r.members {
+		if in && !(same && r.had[m]) {
+			to.joined.add(r.set, m)
+		}
+	}
+	if same {
+		for m, in := range r.had {
+			if in && !r.members[m] {
+				to.left.add(r.set, m)
+			}
+		}
+	}
+	for i := range r.entries {
+		to.entries.add(r.ledger, &r.entries[i])
+	}
+	for d, is := range r.counted {
+		if is.changed {
+			to.counts.add(r.history, d, is)
+		}
+	}
+	for i := range r.past {
+		p := &r.past[i]
+		known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
+		to.gains.add(r.history, p, known == nil || !known.known)
+	}
+}
+
 // queueWrites writes what has changed.
 func (w *step) queueWrites(b *pgx.Batch) {
-	var rows columns
-	var uniques registerColumns
-	var gone []string
-	var joined, left pairs
-	var entries entryColumns
-	var gains gainColumns
-	var counts countColumns
+	var all writes
 	for _, key := range w.keys {
-		r := w.records[key]
-		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
-			if r.set == 0 {
-				r.set = w.id()
-			}
-			uniques.set, uniques.registers = append(uniques.set, r.set), append(uniques.registers, r.unique.Bytes())
-		}
-		switch {
-		case r.State == (counter.State{}):
-			gone = append(gone, key) // also one that was made by lockRows and is not needed
-			r.record = record{}
-		case r.record != r.was:
-			rows.add(key, &r.record)
-		}
-		same := r.set == r.was.set
-		for m, in := range r.members {
-			if in && !(same && r.had[m]) {
-				joined.add(r.set, m)
-			}
-		}
-		if same {
-			for m, in := range r.had {
-				if in && !r.members[m] {
-					left.add(r.set, m)
-				}
-			}
-		}
-		for i := range r.entries {
-			entries.add(r.ledger, &r.entries[i])
-		}
-		for d, is := range r.counted {
-			if is.changed {
-				counts.add(r.history, d, is)
-			}
-		}
-		for i := range r.past {
-			p := &r.past[i]
-			known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
-			gains.add(r.history, p, known == nil || !known.known)
-		}
+		w.gather(&all, key, w.records[key])
 	}
-	if len(rows.key) > 0 {
-		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept, rows.history, rows.slots)
-	}
-	if len(gone) > 0 {
-		b.Queue(dropRows, gone)
-	}
-	if len(left.id) > 0 {
-		b.Queue(deleteMembers, left.id, left.name)
-	}
-	if len(joined.id) > 0 {
-		b.Queue(insertMembers, joined.id, joined.name)
-	}
-	if len(uniques.set) > 0 {
-		b.Queue(writeRegisters, uniques.set, uniques.registers)
-	}
-	if len(entries.id) > 0 {
-		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
-	}
-	if len(gains.id) > 0 {
-		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain, gains.registers)
-	}
-	if len(gains.swept) > 0 {
-		b.Queue(sweepGains, gains.swept, gains.sweptStep, gains.due, gains.kept)
-	}
-	if len(counts.id) > 0 {
-		b.Queue(writeCounted, counts.id, counts.name, counts.value, counts.count, counts.kept)
-	}
-	if len(w.sweeps) > 0 {
-		var ids, dues, kepts []int64
-		var garbage []bool
-		for id, r := range w.sweeps {
-			ids, dues, kepts, garbage = append(ids, id), append(dues, r.due), append(kepts, r.kept), append(garbage, r.garbage)
-		}
-		b.Queue(writeSweeps, ids, dues, kepts, garbage)
+	var sweeps sweepColumns
+	for id, r := range w.sweeps {
+		sweeps.add(id, r)
 	}
 	var forget [][16]byte
 	for id, fresh := range w.fresh {
@@ -544,9 +520,24 @@ func (w *step) queueWrites(b *pgx.Batch) {
 			forget = append(forget, id)
 		}
 	}
-	if len(forget) > 0 {
-		b.Queue(forgetIdentities, forget)
+	queue := func(rows int, sql string, args ...any) {
+		if rows > 0 {
+			b.Queue(sql, args...)
+		}
 	}
+	r, e, g, c := &all.rows, &all.entries, &all.gains, &all.counts
+	queue(len(r.key), writeRows, r.key, r.kind, r.value, r.updated, r.incarnation, r.sequence, r.entries,
+		r.set, r.ledger, r.kept, r.history, r.slots)
+	queue(len(all.gone), dropRows, all.gone)
+	queue(len(all.left.id), deleteMembers, all.left.id, all.left.name)
+	queue(len(all.joined.id), insertMembers, all.joined.id, all.joined.name)
+	queue(len(all.uniques.set), writeRegisters, all.uniques.set, all.uniques.registers)
+	queue(len(e.id), insertEntries, e.id, e.seq, e.at, e.delta, e.before, e.op, e.reason, e.by)
+	queue(len(g.id), writeGains, g.id, g.step, g.number, g.gain, g.registers)
+	queue(len(g.swept), sweepGains, g.swept, g.sweptStep, g.due, g.kept)
+	queue(len(c.id), writeCounted, c.id, c.name, c.value, c.count, c.kept)
+	queue(len(sweeps.id), writeSweeps, sweeps.id, sweeps.due, sweeps.kept, sweeps.garbage)
+	queue(len(forget), forgetIdentities, forget)
 	if w.deleted != w.wasDeleted {
 		b.Queue(writeDeleted, w.deleted)
 	}
@@ -587,6 +578,10 @@ type (
 	registerColumns struct {
 		set       []int64
 		registers [][]byte
+	}
+	sweepColumns struct {
+		id, due, kept []int64
+		garbage       []bool
 	}
 	entryColumns struct {
 		id, seq, at, delta, before []int64
@@ -638,6 +633,11 @@ func (c *gainColumns) add(history int64, p *counter.Past, fresh bool) {
 }
 
 func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
+
+func (c *sweepColumns) add(id int64, r sweepRow) {
+	c.id, c.due = append(c.id, id), append(c.due, r.due)
+	c.kept, c.garbage = append(c.kept, r.kept), append(c.garbage, r.garbage)
+}
 
 func (c *entryColumns) add(ledger int64, e *counter.Entry) {
 	c.id, c.seq, c.at = append(c.id, ledger), append(c.seq, int64(e.Seq)), append(c.at, e.At.UnixMilli())
@@ -708,7 +708,7 @@ func (w *step) discard(id, was int64) {
 
 func (w *step) sweep(id int64, r sweepRow) {
 	if w.sweeps == nil {
-		w.sweeps = sweeps{}
+		w.sweeps = map[int64]sweepRow{}
 	}
 	w.sweeps[id] = r
 }

@@ -231,65 +231,62 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 	case <-ctx.Done():
 		return unavailable(context.Cause(ctx))
 	}
-	good := func(all []counterredis.Bucket, f counterpg.Front) (good, whole bool) {
-		good, whole = true, true
-		for _, b := range all {
-			good = good && b.Good
-			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Checkpoint > f.Checkpoint && b.Generation == all[0].Generation
-		}
-		return good, whole
-	}
-	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) {
-		all, err := s.redis.Status(ctx)
-		if err != nil {
-			return 0, err
-		}
-		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
-		for _, b := range all {
-			next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
-		}
-		switch good, whole := good(all, f); {
-		case good && whole:
-			return 0, nil // somebody was faster
-		case whole:
-			return 0, s.redis.Adopt(ctx, f.Generation, next)
-		}
-		unmarked, err := s.redis.Unmarked(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if unmarked {
-			if !adopts {
-				s.hurry()
-				return 0, errCarrying
-			}
-			if err := s.adopt(ctx); err != nil {
-				return 0, err
-			}
-		}
-		asks, deleted := time.Time{}, f.Deleted
-		if unmarked { // it brought what Redis has deleted, and identities
-			for _, b := range all {
-				deleted = max(deleted, b.Deleted)
-			}
-		}
-		if f.Identities || unmarked {
-			asks = all[0].Now.Add(counter.IdentityKept)
-		}
-		if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
-			return 0, err
-		}
-		if unmarked {
-			return next, nil
-		}
-		s.metrics.generations.Inc()
-		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
-		return next, nil
-	})
+	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) { return s.generation(ctx, f, adopts) })
 	if err != nil {
 		return fmt.Errorf("tiered: looking whether Redis has lost its memory: %w", unavailable(err))
 	}
 	return nil
+}
+
+// generation begins a new generation in Redis and returns its number, or 0 when Redis has lost nothing that was persisted.
+func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) (uint64, error) {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+	good, whole := true, true
+	for _, b := range all {
+		next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
+		good = good && b.Good
+		whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Checkpoint > f.Checkpoint
+	}
+	switch {
+	case good && whole:
+		return 0, nil // somebody was faster
+	case whole:
+		return 0, s.redis.Adopt(ctx, f.Generation, next)
+	}
+	unmarked, err := s.redis.Unmarked(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if unmarked {
+		if !adopts {
+			s.hurry()
+			return 0, errCarrying
+		}
+		if err := s.adopt(ctx); err != nil {
+			return 0, err
+		}
+	}
+	asks, deleted := time.Time{}, f.Deleted
+	if unmarked { // it brought what Redis has deleted, and identities
+		for _, b := range all {
+			deleted = max(deleted, b.Deleted)
+		}
+	}
+	if f.Identities || unmarked {
+		asks = all[0].Now.Add(counter.IdentityKept)
+	}
+	if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
+		return 0, err
+	}
+	if !unmarked {
+		s.metrics.generations.Inc()
+		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
+	}
+	return next, nil
 }
 
 // tickets are those of the buckets of keys, and the generation.
