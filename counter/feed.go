@@ -61,6 +61,13 @@ func (h *Hub) Tell(changes []Told, counter func(key string) Counter) {
 	}
 }
 
+// Followed reports whether somebody follows key.
+func (h *Hub) Followed(key string) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return len(h.followers[key]) > 0
+}
+
 // Watch is as Feed says. A Hub misses nothing by itself: it calls lost after Lose.
 func (h *Hub) Watch(told func([]Update), lost func()) Watch {
 	w := &watch{hub: h, told: told, lost: lost, keys: map[string]struct{}{}, pending: map[string]*pending{}, wake: make(chan struct{}, 1), ended: make(chan struct{})}

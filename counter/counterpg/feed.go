@@ -61,9 +61,8 @@ type feed struct {
 	flood    bool    // outgoing was full: everything is to be read again
 }
 
-// followed is what is known of a key that somebody follows.
+// followed is what is known of a key that somebody follows, or did until the last poll.
 type followed struct {
-	watches int
 	known   bool // last is what was read
 	last    counter.Counter
 	checked counter.Version // of last when all members of the set were last looked at again
@@ -106,6 +105,10 @@ func (f *feed) poll(n int) {
 	defer f.mu.Unlock()
 	for key, k := range f.followed {
 		if int(key[len(key)-1])%pollParts != n%pollParts {
+			continue
+		}
+		if !f.hub.Followed(key) {
+			delete(f.followed, key)
 			continue
 		}
 		moved := []string{} // nobody, as far as it is known
@@ -238,91 +241,48 @@ func (s *Store) compare(some changes, now map[string]counter.Counter, in map[pla
 // Watch is as counter.Feed says. What was missed is read again here, so lost is
 // never called.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	return &watch{Watch: s.feed.hub.Watch(told, lost), store: s, keys: map[string]struct{}{}}
+	return &watch{s.feed.hub.Watch(told, lost), s}
 }
 
 // watch is a hub's, that also says what is followed.
 type watch struct {
 	counter.Watch
 	store *Store
-	keys  map[string]struct{} // guarded by feed.mu
 }
 
 // Follow also reads keys that nobody followed before: what changes later is
 // told by comparison.
 func (w *watch) Follow(ctx context.Context, keys ...string) error {
+	if err := w.Watch.Follow(ctx, keys...); err != nil {
+		return err
+	}
 	f := w.store.feed
-	var added, unknown []string
+	var unknown []string
 	f.mu.Lock()
 	for _, key := range keys {
-		if _, ok := w.keys[key]; ok {
-			continue
+		if f.followed[key] == nil {
+			f.followed[key] = &followed{}
 		}
-		w.keys[key] = struct{}{}
-		added = append(added, key)
-		k := f.followed[key]
-		if k == nil {
-			k = &followed{}
-			f.followed[key] = k
-		}
-		k.watches++
-		if !k.known {
+		if !f.followed[key].known {
 			unknown = append(unknown, key)
 		}
 	}
 	f.mu.Unlock()
 	for chunk := range slices.Chunk(unknown, readAtOnce) {
 		now, err := w.store.readFollowed(ctx, chunk)
-		if err != nil && w.store.cfg.Behind {
-			f.mu.Lock()
-			for _, key := range chunk {
-				f.heard(key, nil) // what is there is told when PostgreSQL is back
-			}
-			f.mu.Unlock()
-			continue
-		}
-		if err != nil {
-			w.forget(added)
+		if err != nil && !w.store.cfg.Behind {
 			return fmt.Errorf("counterpg: follow: %w", err)
 		}
 		f.mu.Lock()
 		for _, key := range chunk {
-			if k := f.followed[key]; k != nil && !k.known {
+			switch k := f.followed[key]; {
+			case err != nil:
+				f.heard(key, nil) // what is there is told when PostgreSQL is back
+			case k != nil && !k.known:
 				k.known, k.last, k.checked = true, now[key], now[key].Version
 			}
 		}
 		f.mu.Unlock()
 	}
-	return w.Watch.Follow(ctx, added...)
-}
-
-func (w *watch) Unfollow(keys ...string) {
-	w.Watch.Unfollow(keys...)
-	w.forget(keys)
-}
-
-func (w *watch) forget(keys []string) {
-	f := w.store.feed
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, key := range keys {
-		if _, ok := w.keys[key]; !ok {
-			continue
-		}
-		delete(w.keys, key)
-		if k := f.followed[key]; k.watches > 1 {
-			k.watches--
-		} else {
-			delete(f.followed, key)
-			delete(f.dirty, key)
-		}
-	}
-}
-
-func (w *watch) Close() {
-	w.Watch.Close()
-	w.store.feed.mu.Lock()
-	keys := sortedKeys(w.keys)
-	w.store.feed.mu.Unlock()
-	w.forget(keys)
+	return nil
 }
