@@ -121,7 +121,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		c.store, redis = store, store
 	case len(cfg.Peers) > 0:
 		c.where = "Redis, and PostgreSQL beside it"
-		store, err := tiered.OpenBeside(ctx, tiered.BesideConfig{
+		store, err := tiered.OpenBeside(ctx, tiered.Config{
 			Redis: cfg.Redis, Postgres: cfg.Postgres, Region: cfg.Region, Rules: cfg.Rules,
 			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres, Marks: cfg.Marks,
 		})

@@ -6,27 +6,10 @@ import (
 	"fmt"
 	"iter"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
-
 	"headcount/counter"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
-	"headcount/internal/redisconn"
 )
-
-// BesideConfig tunes a Beside.
-type BesideConfig struct {
-	Redis      string                // URL, as counterredis.Config has it; required
-	Postgres   string                // URL, as counterpg.Config has it; required
-	Region     string                // as counterredis.Config has it
-	Rules      *counter.Rules        // say which counters are exact; required
-	Registerer prometheus.Registerer // of the store's metrics; nil: none
-	Log        zerolog.Logger
-	OnRedis    counter.States   // optional
-	OnPostgres counter.States   // optional
-	Marks      *redisconn.Marks // as counterredis.Config has them
-}
 
 // Beside is a counter.Store of a region with others: exact counters are in PostgreSQL, which all regions share, and all
 // others, and limits, in the region's own Redis. See the package doc. Its methods may be called from any goroutine.
@@ -47,18 +30,12 @@ var (
 
 // OpenBeside returns a store over both. It fails as counterredis.Open and counterpg.Open do: when settings
 // cannot work, not when one of the two does not answer. Close ends it.
-func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
-	pg, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Behind: true, Beside: true, Log: cfg.Log, OnState: cfg.OnPostgres})
+func OpenBeside(ctx context.Context, cfg Config) (*Beside, error) {
+	both, err := openBoth(ctx, cfg, counterpg.Config{Beside: true}, nil)
 	if err != nil {
 		return nil, err
 	}
-	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
-	})
-	if err != nil {
-		return nil, errors.Join(err, pg.Close())
-	}
-	return &Beside{router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}, region{redis}}, nil
+	return &Beside{both, region{both.redis}}, nil
 }
 
 // Close is as counter.Store says.

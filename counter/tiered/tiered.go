@@ -27,10 +27,11 @@ const (
 	tryAgain = 2 * time.Millisecond
 )
 
-// Config tunes a Store. A zero field takes its default.
+// Config tunes a Store or a Beside. A zero field takes its default.
 type Config struct {
 	Redis    string // URL, as counterredis.Config has it; required
 	Postgres string // URL, as counterpg.Config has it; required
+	Region   string // of a Beside, as counterredis.Config has it
 	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
 	// looked for changes ten times as often.
 	PersistInterval time.Duration
@@ -68,26 +69,38 @@ var _ counter.Store = (*Store)(nil)
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	cfg.Rules = cmp.Or(cfg.Rules, counter.BuiltinRules())
-	pg, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Behind: true, ReadOnly: cfg.ReadOnly, Log: cfg.Log, OnState: cfg.OnPostgres})
+	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, &counterredis.Behind{Touch: cfg.ColdAfter / 8})
 	if err != nil {
 		return nil, err
 	}
-	redis, err := counterredis.Open(counterredis.Config{
-		URL: cfg.Redis, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
-		Behind: &counterredis.Behind{Touch: cfg.ColdAfter / 8},
-	})
-	if err != nil {
-		return nil, errors.Join(err, pg.Close())
+	s := &Store{
+		cfg: cfg, router: both, metrics: newMetrics(cfg.Registerer),
+		healing: make(chan struct{}, 1), kick: make(chan struct{}, 1),
 	}
-	s := &Store{cfg: cfg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
-	s.router = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
+	s.hot = resident{s}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if !cfg.ReadOnly {
 		s.wg.Go(func() { s.persist(run) })
 	}
 	return s, nil
+}
+
+// openBoth opens the two servers.
+func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, front *counterredis.Behind) (router, error) {
+	behind.URL, behind.Behind, behind.Log, behind.OnState = cfg.Postgres, true, cfg.Log, cfg.OnPostgres
+	pg, err := counterpg.Open(ctx, behind)
+	if err != nil {
+		return router{}, err
+	}
+	redis, err := counterredis.Open(counterredis.Config{
+		URL: cfg.Redis, Region: cfg.Region, Behind: front,
+		Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
+	})
+	if err != nil {
+		return router{}, errors.Join(err, pg.Close())
+	}
+	return router{hot: redis, redis: redis, pg: pg, rules: cmp.Or(cfg.Rules, counter.BuiltinRules())}, nil
 }
 
 // Close waits for what the store runs. What is not persisted is in Redis, and another process,
