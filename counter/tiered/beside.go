@@ -54,10 +54,7 @@ func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
 		return 0, unavailable(err)
 	}
 	others, err := s.Store.Size(ctx, prefix)
-	if err != nil {
-		return 0, unavailable(err)
-	}
-	return exact + others, nil
+	return exact + others, unavailable(err)
 }
 
 // Aggregate is as counter.Reader says.
@@ -68,7 +65,7 @@ func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		err = s.pg.AddTo(ctx, total, prefix, nil)
 	}
 	if err != nil {
-		return counter.Aggregate{}, fmt.Errorf("tiered: aggregate %q: %w", prefix, unavailable(err))
+		return counter.Aggregate{}, during(fmt.Sprintf("aggregate %q", prefix), err)
 	}
 	return total.Aggregate(prefix)
 }

@@ -2,7 +2,6 @@ package tiered
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -95,7 +94,7 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 		err = r.redis.Note(ctx, op)
 	}
 	if err != nil {
-		return counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
+		return counter.Result{Err: during("apply", err)}
 	}
 	if result.Replay {
 		return r.replay(ctx, op)
@@ -107,7 +106,7 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
 	by, err := op.ReadFrom(ctx, r)
 	if err != nil {
-		return counter.Result{Err: fmt.Errorf("tiered: a replay: %w", unavailable(err))}
+		return counter.Result{Err: during("a replay", err)}
 	}
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }

@@ -3,7 +3,6 @@ package tiered
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -232,10 +231,7 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 		return unavailable(context.Cause(ctx))
 	}
 	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) { return s.generation(ctx, f, adopts) })
-	if err != nil {
-		return fmt.Errorf("tiered: looking whether Redis has lost its memory: %w", unavailable(err))
-	}
-	return nil
+	return during("looking whether Redis has lost its memory", err)
 }
 
 // generation begins a new generation in Redis and returns its number, or 0 when Redis has lost nothing that was persisted.
