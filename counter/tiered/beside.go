@@ -41,9 +41,6 @@ func OpenBeside(ctx context.Context, cfg Config) (*Beside, error) {
 // Close is as counter.Store says.
 func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close()) }
 
-// Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Beside) Cause() error { return s.pg.Cause() }
-
 // Redis is the region's.
 func (s *Beside) Redis() *counterredis.Store { return s.Store }
 

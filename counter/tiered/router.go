@@ -21,6 +21,9 @@ type router struct {
 	rules *counter.Rules
 }
 
+// Cause is why PostgreSQL cannot be used; nil: it can.
+func (r *router) Cause() error { return r.pg.Cause() }
+
 func (r *router) exact(key string) bool {
 	rule := r.rules.Find(key)
 	return rule != nil && rule.Kind == counter.Exact

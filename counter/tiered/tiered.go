@@ -19,6 +19,7 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/limit"
+	"headcount/internal/outage"
 	"headcount/internal/redisconn"
 )
 
@@ -117,9 +118,6 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
-// Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Store) Cause() error { return s.pg.Cause() }
-
 // Front is what stands in front, for the parts of hot sums: they are in Redis alone.
 func (s *Store) Front() *counterredis.Store { return s.redis }
 
@@ -179,7 +177,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 		case len(left.Unknown) > 0:
 			misplaced, err := s.load(ctx, left.Unknown, true)
 			if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
-				s.pause(ctx)
+				outage.Sleep(ctx, tryAgain)
 				continue
 			}
 			todo = slices.DeleteFunc(todo, func(i int) bool {
@@ -250,14 +248,6 @@ func during(what string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("tiered: %s: %w", what, unavailable(err))
-}
-
-// pause waits for others.
-func (s *Store) pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(tryAgain):
-	}
 }
 
 // ask looks in PostgreSQL for identities that Redis does not know, and has Redis know them.

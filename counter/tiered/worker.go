@@ -13,6 +13,7 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hyperloglog"
+	"headcount/internal/outage"
 )
 
 const (
@@ -103,10 +104,7 @@ func (s *Store) persist(ctx context.Context) {
 		case hurry:
 			pause = hurries
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		outage.Sleep(ctx, pause)
 	}
 }
 
