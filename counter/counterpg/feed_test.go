@@ -129,6 +129,20 @@ func TestMovesThatNobodyToldAreFound(t *testing.T) {
 	})
 }
 
+// TestNotificationsOfAnOlderRelease: they name changes, and members only in these. All members are looked at again.
+func TestNotificationsOfAnOlderRelease(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s, peer := open(t, url, func(c *Config) { c.PollEvery = time.Hour }), open(t, url)
+	hears(t, s, peer)
+	v := apply(t, s, with("", edit("m:1", []string{"a"}, nil))).Counters[0].Version
+	e, _ := countertest.Listen(t, s, "m:1")
+	server.Exec(t, url, `select pg_notify('headcount_counters', '{"f":"older","k":[{"k":"m:1","c":[{"i":1,"s":2,"j":["b"]}]}]}')`)
+	e.Until(t, "the members are to be looked at again", func(heard []counter.Update) bool {
+		return len(heard) > 0 && heard[len(heard)-1].Reread && heard[len(heard)-1].Counter.Version == v
+	})
+}
+
 func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s, peer := open(t, url), open(t, url)
