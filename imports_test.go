@@ -59,10 +59,10 @@ var layers = []layer{
 	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "presence", "internal/tracing"}},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
-	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                     // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                           // links between regions
-	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
-	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
+	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                                        // what regions share of a counter, as arithmetic
+	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                              // links between regions
+	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                          // spreads hot sums
+	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn"}}, // the one in front of the other
 	{"counter/pipeline", []string{ // opens the counters of a process
 		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",
 		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",

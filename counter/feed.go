@@ -60,6 +60,13 @@ func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) 
 	}
 }
 
+// Followed reports whether somebody follows key.
+func (h *Hub) Followed(key string) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return len(h.followers[key]) > 0
+}
+
 // Watch implements Feed. A Hub itself misses nothing, so it calls lost only after MarkMissed.
 func (h *Hub) Watch(changed func([]Update), lost func()) Watch {
 	w := &watch{hub: h, changed: changed, lost: lost, keys: map[string]struct{}{}, pending: map[string]*pending{}, wake: make(chan struct{}, 1), ended: make(chan struct{})}

@@ -167,10 +167,24 @@ func ParseSlots(text string) (s Slots, err error) {
 	return s, nil
 }
 
-// Over reports whether a time bucket with that retention has expired. It expires one step late, for readers whose
-// clock is behind the store's.
+// ForgetAt is when a time bucket with that retention expires: one step late, for readers whose clock is behind the store's.
+func ForgetAt(number int64, step, kept time.Duration) time.Time {
+	return time.Unix((number+2)*int64(step/time.Second), 0).Add(kept)
+}
+
+// Over reports whether a time bucket with that retention has expired.
 func Over(number int64, step, kept time.Duration, now time.Time) bool {
-	return (number+2)*int64(step/time.Second) <= now.Add(-kept).Unix()
+	return !ForgetAt(number, step, kept).After(now)
+}
+
+// LookAgain is when a store looks whether the oldest gain, in the step of that number, may be forgotten. It waits at least
+// a hundredth of the time that gains are kept, so that it does not look for every single one.
+func LookAgain(number int64, step, kept time.Duration, now time.Time) time.Time {
+	at := ForgetAt(number, step, kept)
+	if later := now.Add(kept / 100); at.Before(later) {
+		return later
+	}
+	return at
 }
 
 // With appends the running time bucket of that length to the completed ones in gains, if its index is from from to

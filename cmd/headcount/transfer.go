@@ -116,7 +116,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	var store redisStore
 	switch {
 	case p.Regions:
-		store, err = tiered.OpenBeside(ctx, tiered.BesideConfig{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+		store, err = tiered.OpenBeside(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 	case p.Postgres != "":
 		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:

@@ -11,7 +11,6 @@ import (
 	"go.etcd.io/bbolt"
 
 	"headcount/counter"
-	"headcount/internal/boltfile"
 )
 
 var (
@@ -22,9 +21,7 @@ var (
 // Deleted is as counter.Dumper says.
 func (s *Store) Deleted(context.Context) (deleted uint64, err error) {
 	err = s.view("deleted", func(tx *bbolt.Tx) error {
-		if b := tx.Bucket(boltfile.Meta).Get(deletedKey); len(b) == 8 {
-			deleted = binary.BigEndian.Uint64(b)
-		}
+		deleted = deletedIn(tx)
 		return nil
 	})
 	return deleted, err
@@ -133,10 +130,8 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 			return 0, err
 		}
 	}
-	t := step{records: map[string]*record{}}
-	err = s.update(ctx, func(tx *bbolt.Tx) error {
-		t.now, restored = s.cfg.Now(), 0
-		t.begin(tx)
+	err = s.update(ctx, "restore", func(tx *bbolt.Tx) error {
+		t := s.begin(tx)
 		for i := range copies {
 			c := copies[i]
 			r := t.record(c.Key)
@@ -151,9 +146,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 			t.restore(r, &c, rules)
 		}
 		return t.end(0)
-	}, func() {})
+	})
 	if err != nil {
-		return 0, fmt.Errorf("counterfile: restore: %w: %w", counter.ErrUnavailable, err)
+		return 0, err
 	}
 	return restored, nil
 }
@@ -161,24 +156,24 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 // restore puts what stands beside the record of a counter.
 func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
 	if len(c.Members) > 0 || !c.Registers.Empty() {
-		r.set = t.number()
+		r.set = t.newID()
 	}
 	for _, m := range c.Members {
-		t.check(t.members.Put(within(r.set, m), []byte{}))
+		t.put(membersBucket, within(r.set, m), []byte{})
 	}
 	if !c.Registers.Empty() {
-		t.check(t.registers.Put(within(r.set, ""), c.Registers.Bytes()))
+		t.put(registersBucket, within(r.set, ""), c.Registers.Bytes())
 	}
 	if len(c.Ledger) > 0 {
-		r.ledger = t.number()
+		r.ledger = t.newID()
 	}
 	for _, e := range c.Ledger {
-		t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(within(r.ledger, ""), e.Seq), appendEntry(nil, e)))
+		t.put(ledgersBucket, binary.BigEndian.AppendUint64(within(r.ledger, ""), e.Seq), appendEntry(nil, e))
 	}
 	_, kept := c.Kept(rules)
 	for _, s := range c.Steps {
 		slot := counter.Slot{Number: uint32(s.Number), Step: s.Step}
-		value := binary.BigEndian.AppendUint64(nil, uint64(s.Value))
+		value := number(uint64(s.Value))
 		if s.Seen != nil {
 			value = s.Seen.Bytes()
 		}
@@ -186,24 +181,18 @@ func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
 	}
 	for _, d := range c.Dimensions {
 		of := dimensionKey(t.history(c.Key), d.Name)
-		t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(d.Other)), uint64(len(d.Values)))))
+		t.put(countedBucket, of, binary.BigEndian.AppendUint64(number(uint64(d.Other)), uint64(len(d.Values))))
 		for value, n := range d.Values {
-			t.check(t.counted.Put(append(of[:len(of):len(of)], value...), binary.BigEndian.AppendUint64(nil, uint64(n))))
+			t.put(countedBucket, append(of[:len(of):len(of)], value...), number(uint64(n)))
 		}
 	}
 }
 
 // RestoreDeleted is as counter.Restorer says.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
-	t := step{records: map[string]*record{}}
-	err := s.update(ctx, func(tx *bbolt.Tx) error {
-		t.now = s.cfg.Now()
-		t.begin(tx)
+	return s.update(ctx, "restore", func(tx *bbolt.Tx) error {
+		t := s.begin(tx)
 		t.deleted = max(t.deleted, deleted)
 		return t.end(0)
-	}, func() {})
-	if err != nil {
-		return fmt.Errorf("counterfile: restore: %w: %w", counter.ErrUnavailable, err)
-	}
-	return nil
+	})
 }

@@ -12,15 +12,11 @@
 package counterfile
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -28,9 +24,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/internal/boltfile"
-	"headcount/presence"
 )
 
 // File is the name of the file in the data directory.
@@ -186,23 +180,24 @@ func (s *Store) Close() error {
 // Apply is as counter.Writer says: one transaction. It waits for the disk,
 // whatever becomes of ctx: what is being written is not called back.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	t := step{records: map[string]*record{}}
+	s.write.Lock() // watchers are told before the next transaction
+	defer s.write.Unlock()
+	var t *step
 	results := make([]counter.Result, len(ops))
-	err := s.update(ctx, func(tx *bbolt.Tx) error {
-		t.now = s.cfg.Now()
-		t.begin(tx)
+	err := s.transact(ctx, "apply", func(tx *bbolt.Tx) error {
+		t = s.begin(tx)
 		for i := range ops {
-			results[i] = counter.Judge(&t, &ops[i], t.now)
+			results[i] = counter.Judge(t, &ops[i], t.now)
 		}
 		return t.end(len(ops))
-	}, func() { s.hub.Publish(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) }) })
-	if err == nil {
+	})
+	if err != nil {
+		for i := range results {
+			results[i] = counter.Result{Err: err}
+		}
 		return results
 	}
-	results = make([]counter.Result, len(ops))
-	for i := range results {
-		results[i].Err = fmt.Errorf("counterfile: apply: %w: %w", counter.ErrUnavailable, err)
-	}
+	s.hub.Publish(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) })
 	return results
 }
 
@@ -212,25 +207,29 @@ var (
 	errNothing = errors.New("nothing is to be written")
 )
 
-// update makes a transaction, and then calls made before the next one begins. One that
-// ends with errNothing is given up, and nothing is wrong.
-func (s *Store) update(ctx context.Context, transaction func(tx *bbolt.Tx) error, made func()) error {
+// update makes a transaction. One that ends with errNothing is given up, and nothing is wrong.
+func (s *Store) update(ctx context.Context, what string, transaction func(tx *bbolt.Tx) error) error {
 	s.write.Lock()
 	defer s.write.Unlock()
-	if err := context.Cause(ctx); err != nil { // while it waited for others
-		return err
+	return s.transact(ctx, what, transaction)
+}
+
+// transact is update, with write held.
+func (s *Store) transact(ctx context.Context, what string, transaction func(tx *bbolt.Tx) error) error {
+	err := context.Cause(ctx) // while it waited for others
+	if err == nil {
+		err = s.ready()
 	}
-	if err := s.ready(); err != nil {
-		return err
+	if err != nil {
+		return unavailable(what, err)
 	}
 	switch err := s.db.Update(transaction); {
 	case errors.Is(err, errNothing):
 		return nil
 	case err != nil:
 		s.fail(err)
-		return err
+		return unavailable(what, err)
 	}
-	made()
 	if s.failed && time.Since(s.next) >= calm {
 		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 		s.failed = false
@@ -278,6 +277,10 @@ func (s *Store) fail(err error) {
 	}
 }
 
+func unavailable(what string, err error) error {
+	return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+}
+
 // view reads what is on disk.
 func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 	s.mu.RLock()
@@ -287,7 +290,7 @@ func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 		err := s.ready()
 		s.write.Unlock()
 		if err != nil {
-			return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+			return unavailable(what, err)
 		}
 		s.mu.RLock()
 	}
@@ -298,630 +301,12 @@ func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 	}
 	var refused *counter.Conflict
 	if err != nil && !errors.As(err, &refused) {
-		return fmt.Errorf("counterfile: %s: %w: %w", what, counter.ErrUnavailable, err)
+		return unavailable(what, err)
 	}
 	return err
-}
-
-// Read is as counter.Reader says; no answer lags.
-func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
-	out := make([]counter.Reading, len(keys))
-	err := s.view("read", func(tx *bbolt.Tx) error {
-		counters, members := tx.Bucket(countersBucket), tx.Bucket(membersBucket)
-		for i, key := range keys {
-			var r record
-			if err := r.load(counters, key); err != nil {
-				return err
-			}
-			out[i].Counter = r.Counter(key)
-			out[i].Mine = member != "" && r.set != 0 && members.Get(within(r.set, member)) != nil
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// Ledger is as counter.Reader says.
-func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	var page counter.Ledger
-	err := s.view("ledger", func(tx *bbolt.Tx) error {
-		page = counter.Ledger{}
-		var r record
-		if err := r.load(tx.Bucket(countersBucket), key); err != nil || r.ledger == 0 || after >= r.Entries {
-			return err
-		}
-		c := tx.Bucket(ledgersBucket).Cursor()
-		prefix := binary.BigEndian.AppendUint64(nil, r.ledger)
-		for k, v := c.Seek(binary.BigEndian.AppendUint64(prefix, after+1)); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-			if len(page.Entries) == limit {
-				page.More = true
-				return nil
-			}
-			e, err := parseEntry(k[8:], v)
-			if err != nil {
-				return fmt.Errorf("the ledger of %q: %w", key, err)
-			}
-			page.Entries = append(page.Entries, e)
-		}
-		return nil
-	})
-	return page, err
-}
-
-// History is as counter.Reader says.
-func (s *Store) History(_ context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	var out counter.Counter
-	var gains []counter.Gain
-	err := s.view("history", func(tx *bbolt.Tx) error {
-		gains = nil
-		var r record
-		if err := r.load(tx.Bucket(countersBucket), key); err != nil {
-			return err
-		}
-		out = r.Counter(key)
-		if r.history != 0 {
-			prefix := historyKey(r.history, uint32(step/time.Second))
-			c := tx.Bucket(gainsBucket).Cursor()
-			for k, v := c.Seek(binary.BigEndian.AppendUint64(prefix, uint64(max(from, 0)))); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-				number := int64(binary.BigEndian.Uint64(k[len(prefix):]))
-				if number >= to {
-					break
-				}
-				g, err := parseGain(number, v)
-				if err != nil {
-					return fmt.Errorf("the history of %q: %w", key, err)
-				}
-				gains = append(gains, g)
-			}
-		}
-		gains = r.With(gains, step, from, to)
-		return nil
-	})
-	return out, gains, err
-}
-
-// Dimension is as counter.Reader says.
-func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	var out counter.Counter
-	var counted counter.Counted
-	err := s.view("dimension", func(tx *bbolt.Tx) error {
-		counted = counter.Counted{Values: map[string]int64{}}
-		var r record
-		if err := r.load(tx.Bucket(countersBucket), key); err != nil {
-			return err
-		}
-		if out = r.Counter(key); r.history == 0 {
-			return nil
-		}
-		prefix := dimensionKey(r.history, name)
-		c := tx.Bucket(countedBucket).Cursor()
-		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-			switch {
-			case len(k) == len(prefix) && len(v) == 16:
-				counted.Other = int64(binary.BigEndian.Uint64(v))
-			case len(v) == 8:
-				counted.Values[string(k[len(prefix):])] = int64(binary.BigEndian.Uint64(v))
-			default:
-				return fmt.Errorf("the dimension %q of %q: a count of %d bytes", name, key, len(v))
-			}
-		}
-		return nil
-	})
-	return out, counted, err
-}
-
-// parseGain reads a value of the bucket gains.
-func parseGain(number int64, v []byte) (counter.Gain, error) {
-	if len(v) == 8 {
-		return counter.Gain{Number: number, Value: int64(binary.BigEndian.Uint64(v))}, nil
-	}
-	seen, err := hyperloglog.Parse(bytes.Clone(v))
-	return counter.Gain{Number: number, Seen: &seen}, err
-}
-
-// historyKey is the beginning of the keys of what was gained in steps of one length.
-func historyKey(history uint64, seconds uint32) []byte {
-	return binary.BigEndian.AppendUint32(within(history, ""), seconds)
-}
-
-// Size is as counter.Reader says.
-func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
-	err = s.view("size", func(tx *bbolt.Tx) error {
-		c := tx.Bucket(countersBucket).Cursor()
-		for k, _ := c.Seek([]byte(presence.FirstWith(prefix))); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, _ = c.Next() {
-			n++
-		}
-		return nil
-	})
-	return n, err
-}
-
-// Aggregate is as counter.Reader says. It reads each counter with the prefix
-// once; writes go on meanwhile.
-func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {
-	err = s.view("aggregate", func(tx *bbolt.Tx) error {
-		var total counter.Total
-		registers := tx.Bucket(registersBucket)
-		c := tx.Bucket(countersBucket).Cursor()
-		for k, v := c.Seek([]byte(presence.FirstWith(prefix))); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
-			var r record
-			if err := r.parse(v); err != nil {
-				return fmt.Errorf("counter %q: %w", k, err)
-			}
-			total.Add(r.State)
-			if r.Kind == counter.Unique {
-				u, err := r.registers(registers)
-				if err != nil {
-					return fmt.Errorf("counter %q: %w", k, err)
-				}
-				total.Merge(u)
-			}
-		}
-		a, err = total.Aggregate(prefix)
-		return err
-	})
-	return a, err
-}
-
-// setsAtOnce is how many counters one call of Sets looks at.
-const setsAtOnce = 10_000
-
-// Sets is as counter.Reader says. The cursor is the key that comes next.
-func (s *Store) Sets(_ context.Context, cursor string) (keys []string, next string, err error) {
-	err = s.view("sets", func(tx *bbolt.Tx) error {
-		c := tx.Bucket(countersBucket).Cursor()
-		n := 0
-		for k, v := c.Seek([]byte(cursor)); k != nil; k, v = c.Next() {
-			if n++; n > setsAtOnce {
-				next = string(k)
-				return nil
-			}
-			var r record
-			if err := r.parse(v); err != nil {
-				return fmt.Errorf("counter %q: %w", k, err)
-			}
-			if r.Kind == counter.Members {
-				keys = append(keys, string(k))
-			}
-		}
-		return nil
-	})
-	return keys, next, err
 }
 
 // Watch is as counter.Feed says.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)
-}
-
-// record is a counter in the file: kind, then seven numbers of 8 bytes. One with a history has
-// its number and its slots as text, too.
-type record struct {
-	counter.State
-	set     uint64 // its members or registers; 0: it never had any
-	ledger  uint64 // 0: it never had one
-	history uint64 // also of its dimensions; 0: it never had one
-}
-
-const recordSize = 1 + 7*8
-
-func (r *record) append(b []byte) []byte {
-	b = append(b, byte(r.Kind))
-	for _, n := range [...]uint64{uint64(r.Value), uint64(r.Updated), r.Version.Incarnation, r.Version.Sequence, r.Entries, r.set, r.ledger} {
-		b = binary.BigEndian.AppendUint64(b, n)
-	}
-	if r.Slots == (counter.Slots{}) && r.history == 0 {
-		return b
-	}
-	return r.Slots.Append(binary.BigEndian.AppendUint64(b, r.history))
-}
-
-func (r *record) parse(b []byte) (err error) {
-	if len(b) < recordSize || len(b) > recordSize && len(b) < recordSize+8 {
-		return fmt.Errorf("a record of %d bytes, want %d", len(b), recordSize)
-	}
-	n := func(i int) uint64 { return binary.BigEndian.Uint64(b[1+8*i:]) }
-	*r = record{counter.State{
-		Kind: counter.Kind(b[0]), Value: int64(n(0)), Updated: int64(n(1)),
-		Version: counter.Version{Incarnation: n(2), Sequence: n(3)}, Entries: n(4),
-	}, n(5), n(6), 0}
-	if len(b) > recordSize {
-		r.history = n(7)
-		r.Slots, err = counter.ParseSlots(string(b[recordSize+8:]))
-	}
-	return err
-}
-
-// load leaves r zero when there is no counter.
-func (r *record) load(counters *bbolt.Bucket, key string) error {
-	b := counters.Get([]byte(key))
-	if b == nil {
-		*r = record{}
-		return nil
-	}
-	if err := r.parse(b); err != nil {
-		return fmt.Errorf("counter %q: %w", key, err)
-	}
-	return nil
-}
-
-// registers are those in the file, not to be changed.
-func (r *record) registers(in *bbolt.Bucket) (hyperloglog.Registers, error) {
-	if r.set == 0 {
-		return hyperloglog.Registers{}, nil
-	}
-	return hyperloglog.Parse(in.Get(within(r.set, "")))
-}
-
-// within is the key of a thing in a set or a ledger.
-func within(id uint64, thing string) []byte {
-	b := make([]byte, 8, 8+len(thing))
-	binary.BigEndian.PutUint64(b, id)
-	return append(b, thing...)
-}
-
-// appendEntry writes op, at in unix milliseconds, delta, before, the length of
-// the reason, the reason and the author.
-func appendEntry(b []byte, e counter.Entry) []byte {
-	b = append(b, byte(e.Op))
-	for _, n := range [...]int64{e.At.UnixMilli(), e.Delta, e.Before} {
-		b = binary.BigEndian.AppendUint64(b, uint64(n))
-	}
-	b = binary.BigEndian.AppendUint16(b, uint16(len(e.Reason)))
-	b = append(b, e.Reason...)
-	return append(b, e.By...)
-}
-
-func parseEntry(seq, b []byte) (counter.Entry, error) {
-	const fixed = 1 + 3*8 + 2
-	if len(seq) != 8 || len(b) < fixed {
-		return counter.Entry{}, fmt.Errorf("an entry of %d bytes", len(b))
-	}
-	n := func(i int) int64 { return int64(binary.BigEndian.Uint64(b[1+8*i:])) }
-	reason := int(binary.BigEndian.Uint16(b[fixed-2:]))
-	if len(b) < fixed+reason {
-		return counter.Entry{}, fmt.Errorf("an entry of %d bytes with a reason of %d", len(b), reason)
-	}
-	return counter.Entry{
-		Seq: binary.BigEndian.Uint64(seq), At: time.UnixMilli(n(0)).UTC(), Op: counter.LedgerOp(b[0]),
-		Delta: n(1), Before: n(2), After: n(1) + n(2), Reason: string(b[fixed : fixed+reason]), By: string(b[fixed+reason:]),
-	}, nil
-}
-
-// step is the counter.Step of one transaction. Numbers change in records and
-// are put in the end; members, entries and identities are put at once.
-type step struct {
-	now     time.Time
-	records map[string]*record // what was looked at
-	before  map[string]record  // how it was; lacks what was not there
-	deleted uint64
-	was     uint64                            // deleted in the file
-	unique  map[string]*hyperloglog.Registers // what was looked at, put in the end
-	told    []counter.Notification
-	fault   error // the first; the transaction is not committed then
-
-	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
-}
-
-func (t *step) begin(tx *bbolt.Tx) {
-	t.before = map[string]record{}
-	for name, b := range map[*[]byte]**bbolt.Bucket{
-		&boltfile.Meta: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
-		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
-		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
-	} {
-		*b = tx.Bucket(*name)
-	}
-	if b := t.meta.Get(deletedKey); len(b) == 8 {
-		t.deleted = binary.BigEndian.Uint64(b)
-		t.was = t.deleted
-	}
-}
-
-func (t *step) check(err error) {
-	if err != nil && t.fault == nil {
-		t.fault = err
-	}
-}
-
-// end puts what changed in records, and clears away.
-func (t *step) end(ops int) error {
-	for _, key := range slices.Sorted(maps.Keys(t.records)) { // neighbours share pages of the file
-		r := t.records[key]
-		before, was := t.before[key]
-		if u := t.unique[key]; u != nil && !u.Empty() && *r != before {
-			if r.set == 0 {
-				r.set = t.number()
-			}
-			t.check(t.registers.Put(within(r.set, ""), u.Bytes()))
-		}
-		switch {
-		case *r == before:
-		case r.State != counter.State{}:
-			t.check(t.counters.Put([]byte(key), r.append(nil)))
-		case was:
-			t.check(t.counters.Delete([]byte(key)))
-		}
-	}
-	if t.deleted != t.was {
-		t.check(t.meta.Put(deletedKey, binary.BigEndian.AppendUint64(nil, t.deleted)))
-	}
-	t.clear(min(forgetPerOp*ops+16, forgetAtMost))
-	return t.fault
-}
-
-func (t *step) record(key string) *record {
-	r := t.records[key]
-	if r == nil {
-		r = &record{}
-		t.check(r.load(t.counters, key))
-		t.records[key] = r
-		if r.State != (counter.State{}) {
-			t.before[key] = *r
-		}
-	}
-	return r
-}
-
-func (t *step) State(key string) *counter.State { return &t.record(key).State }
-func (t *step) Deleted() uint64                 { return t.deleted }
-
-func (t *step) Remembered(id counter.Identity) bool {
-	until := t.ids.Get(id[:])
-	return len(until) == 8 && int64(binary.BigEndian.Uint64(until)) > t.now.Unix()
-}
-
-func (t *step) Remember(id counter.Identity) {
-	until := binary.BigEndian.AppendUint64(nil, uint64(t.now.Add(counter.IdentityKept).Unix()))
-	t.check(t.ids.Put(id[:], until))
-	t.check(t.forget.Put(append(until[:8:8], id[:]...), nil))
-}
-
-// number is a new one for a set or a ledger.
-func (t *step) number() uint64 {
-	n, err := t.counters.NextSequence()
-	t.check(err)
-	return n
-}
-
-func (t *step) Join(key, member string) bool {
-	r := t.record(key)
-	if r.set == 0 {
-		r.set = t.number()
-	}
-	k := within(r.set, member)
-	if t.members.Get(k) != nil {
-		return false
-	}
-	t.check(t.members.Put(k, []byte{}))
-	return true
-}
-
-func (t *step) Leave(key, member string) bool {
-	r := t.record(key)
-	if r.set == 0 {
-		return false
-	}
-	k := within(r.set, member)
-	if t.members.Get(k) == nil {
-		return false
-	}
-	t.check(t.members.Delete(k))
-	return true
-}
-
-func (t *step) Registers(key string) *hyperloglog.Registers {
-	u := t.unique[key]
-	if u == nil {
-		in, err := t.record(key).registers(t.registers)
-		t.check(err)
-		own := in.Clone()
-		u = &own
-		if t.unique == nil {
-			t.unique = map[string]*hyperloglog.Registers{}
-		}
-		t.unique[key] = u
-	}
-	return u
-}
-
-// Empty costs the same for a large set: its members are cleared away later.
-func (t *step) Empty(key string) {
-	r := t.record(key)
-	t.discard(&r.set)
-	delete(t.unique, key)
-}
-
-func (t *step) discard(id *uint64) {
-	if *id != 0 {
-		t.check(t.garbage.Put(within(*id, ""), nil))
-		*id = 0
-	}
-}
-
-// Enter also clears away some entries that were kept long enough.
-func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
-	r := t.record(key)
-	if r.ledger == 0 {
-		r.ledger = t.number()
-	}
-	prefix := within(r.ledger, "")
-	if kept > 0 {
-		c := t.ledgers.Cursor()
-		for range entriesPerEntry {
-			k, v := c.Seek(prefix)
-			if !bytes.HasPrefix(k, prefix) {
-				break
-			}
-			old, err := parseEntry(k[8:], v)
-			if t.check(err); err != nil || old.At.Add(kept).After(t.now) {
-				break
-			}
-			t.check(c.Delete())
-		}
-	}
-	t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e)))
-}
-
-func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
-	t.keep(t.gainKey(key, s), binary.BigEndian.AppendUint64(nil, uint64(s.Value)), s, kept)
-}
-
-func (t *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
-	at := t.gainKey(key, s)
-	seen, err := hyperloglog.Parse(bytes.Clone(t.gains.Get(at)))
-	if t.check(err); seen.Add(members...) {
-		t.keep(at, seen.Bytes(), s, kept)
-	}
-}
-
-// gainKey is where the gains of a step are.
-func (t *step) gainKey(key string, s counter.Slot) []byte {
-	return binary.BigEndian.AppendUint64(historyKey(t.history(key), s.Step), uint64(s.Number))
-}
-
-// history is the number of a counter's history, which may be new.
-func (t *step) history(key string) uint64 {
-	r := t.record(key)
-	if r.history == 0 {
-		r.history = t.number()
-	}
-	return r.history
-}
-
-// dimensionKey is the beginning of the keys of what was counted under a dimension.
-func dimensionKey(history uint64, name string) []byte {
-	return append(append(within(history, ""), byte(len(name))), name...)
-}
-
-func (t *step) Count(key, name, value string, delta int64) {
-	of := dimensionKey(t.history(key), name)
-	at := append(of[:len(of):len(of)], value...)
-	if is := t.counted.Get(at); len(is) == 8 {
-		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(counter.Saturated(int64(binary.BigEndian.Uint64(is)), delta)))))
-		return
-	}
-	other, kept := int64(0), uint64(0)
-	if is := t.counted.Get(of); len(is) == 16 {
-		other, kept = int64(binary.BigEndian.Uint64(is)), binary.BigEndian.Uint64(is[8:])
-	}
-	if kept < counter.MaxValues {
-		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(delta))))
-		kept++
-	} else {
-		other = counter.Saturated(other, delta)
-	}
-	t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(other)), kept)))
-}
-
-// keep puts what was gained, and has somebody look for what was kept long enough, once for each
-// history and step.
-func (t *step) keep(at, value []byte, s counter.Slot, kept time.Duration) {
-	t.check(t.gains.Put(at, value))
-	prefix := at[: len(at)-8 : len(at)-8]
-	seconds := uint64(kept / time.Second)
-	if is := t.kept.Get(prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
-		t.await(prefix, seconds, (uint64(s.Number)+2)*uint64(s.Step)+seconds)
-	}
-}
-
-// await has somebody look at a history when due, and not before a hundredth of the time it is kept.
-func (t *step) await(prefix []byte, kept, due uint64) {
-	due = max(due, uint64(t.now.Unix())+kept/100)
-	t.check(t.kept.Put(prefix, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, kept), due)))
-	t.check(t.due.Put(append(binary.BigEndian.AppendUint64(nil, due), prefix...), nil))
-}
-
-// outdated forgets gains that were kept long enough, at most so many.
-func (t *step) outdated(left int) {
-	for left > 0 && t.fault == nil {
-		k, _ := t.due.Cursor().First()
-		if len(k) != 8+12 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
-			return
-		}
-		left--
-		k = bytes.Clone(k)
-		prefix := k[8:]
-		is := t.kept.Get(prefix)
-		if len(is) != 16 || !bytes.Equal(is[8:], k[:8]) { // it is gone, or kept differently since
-			t.check(t.due.Delete(k))
-			continue
-		}
-		kept := binary.BigEndian.Uint64(is)
-		step := time.Duration(binary.BigEndian.Uint32(prefix[8:])) * time.Second
-		c := t.gains.Cursor()
-		next, _ := c.Seek(prefix)
-		for ; left > 0 && bytes.HasPrefix(next, prefix); next, _ = c.Seek(prefix) {
-			if !counter.Over(int64(binary.BigEndian.Uint64(next[12:])), step, time.Duration(kept)*time.Second, t.now) {
-				break
-			}
-			t.check(c.Delete())
-			left--
-		}
-		switch {
-		case left == 0: // the rest another time
-			return
-		case bytes.HasPrefix(next, prefix):
-			t.await(prefix, kept, (binary.BigEndian.Uint64(next[12:])+2)*uint64(step/time.Second)+kept)
-		default:
-			t.check(t.kept.Delete(prefix))
-		}
-		t.check(t.due.Delete(k))
-	}
-}
-
-func (t *step) Drop(key string, v counter.Version) {
-	t.deleted = max(t.deleted, v.Incarnation)
-	r := t.record(key)
-	t.discard(&r.set)
-	t.discard(&r.ledger)
-	t.discard(&r.history)
-	delete(t.unique, key)
-}
-
-func (t *step) Changed(key string, joined, left []string, all bool) {
-	t.told = append(t.told, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
-}
-
-// clear forgets identities whose day is over and gains that were kept long enough, and takes
-// away members, registers, entries and gains that are no counter's, a bounded number of each.
-func (t *step) clear(identities int) {
-	c := t.forget.Cursor()
-	for range identities {
-		k, _ := c.First()
-		if len(k) != 8+16 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
-			break
-		}
-		// One that was remembered anew since has a later end.
-		if until := t.ids.Get(k[8:]); bytes.Equal(until, k[:8]) {
-			t.check(t.ids.Delete(k[8:]))
-		}
-		t.check(c.Delete())
-	}
-	t.outdated(garbageAtOnce)
-	left := garbageAtOnce
-	for left > 0 {
-		id, _ := t.garbage.Cursor().First()
-		if id == nil {
-			return
-		}
-		id = bytes.Clone(id)
-		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers, t.gains, t.counted, t.kept} {
-			c := b.Cursor()
-			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
-				t.check(c.Delete())
-				left--
-			}
-		}
-		if left > 0 {
-			t.check(t.garbage.Delete(id))
-			left--
-		}
-		if t.fault != nil {
-			return
-		}
-	}
 }

@@ -17,10 +17,10 @@ import (
 // a restart lets nothing pass twice. When all of calls are refused nothing is written.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
-	err := s.update(ctx, func(tx *bbolt.Tx) error { return takeAll(tx, calls, s.cfg.Now().UnixMilli(), results) }, func() {})
+	err := s.update(ctx, "limit", func(tx *bbolt.Tx) error { return takeAll(tx, calls, s.cfg.Now().UnixMilli(), results) })
 	if err != nil {
 		for i := range results {
-			results[i] = counter.LimitResult{Err: fmt.Errorf("counterfile: limit: %w: %w", counter.ErrUnavailable, err)}
+			results[i] = counter.LimitResult{Err: err}
 		}
 	}
 	return results

@@ -29,7 +29,7 @@ func topKey(match string, step time.Duration) []byte {
 
 // Mark is as counter.TopStore says.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
-	err := s.update(ctx, func(tx *bbolt.Tx) error {
+	return s.update(ctx, "top", func(tx *bbolt.Tx) error {
 		marks := tx.Bucket(marksBucket)
 		for _, key := range keys {
 			if err := marks.Put(markKey(match, number, key), []byte{}); err != nil {
@@ -37,11 +37,7 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 			}
 		}
 		return nil
-	}, func() {})
-	if err != nil {
-		return fmt.Errorf("counterfile: top: %w: %w", counter.ErrUnavailable, err)
-	}
-	return nil
+	})
 }
 
 // Marked is as counter.TopStore says.
@@ -66,7 +62,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 		panic(err)
 	}
 	now := s.cfg.Now()
-	err = s.update(ctx, func(tx *bbolt.Tx) error {
+	return s.update(ctx, "top", func(tx *bbolt.Tx) error {
 		prefix := topKey(match, step)
 		tops := tx.Bucket(topsBucket)
 		c := tops.Cursor()
@@ -81,11 +77,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 			}
 		}
 		return tops.Put(binary.BigEndian.AppendUint64(prefix, uint64(list.Number)), text)
-	}, func() {})
-	if err != nil {
-		return fmt.Errorf("counterfile: top: %w: %w", counter.ErrUnavailable, err)
-	}
-	return nil
+	})
 }
 
 // TopLists is as counter.TopStore says.

@@ -46,11 +46,7 @@ func (s *Store) await(p *past, now time.Time) {
 	if p.awaits {
 		return
 	}
-	oldest := time.Unix((p.gains[0].Number+2)*int64(p.step/time.Second), 0).Add(p.kept)
-	if later := now.Add(p.kept / 100); oldest.Before(later) {
-		oldest = later
-	}
-	p.due, p.awaits = oldest, true
+	p.due, p.awaits = counter.LookAgain(p.gains[0].Number, p.step, p.kept, now), true
 	heap.Push(&s.pasts, p)
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -91,23 +90,17 @@ const tries = 4
 // Apply is as counter.Writer says: one transaction.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	w := s.newStep(ops)
-	var err error
-	if len(w.keys) > 0 {
-		for try := range tries {
-			if try > 0 {
-				w = s.newStep(ops)
-			}
-			err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
-			if err == nil || !again(err) {
-				break
-			}
-		}
-	} else {
+	if len(w.keys) == 0 {
 		w.judge(ops) // it refuses all of them
+		return w.results
 	}
+	err := retry(func() error {
+		w = s.newStep(ops)
+		return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+	})
 	if err != nil {
 		for i := range w.results {
-			w.results[i] = counter.Result{Err: fmt.Errorf("counterpg: apply: %w", err)}
+			w.results[i] = counter.Result{Err: during("apply", err)}
 			if fault := ops[i].Check(); fault != nil {
 				w.results[i].Err = fault
 			}
@@ -174,8 +167,7 @@ type step struct {
 
 	// What the operations name, sorted.
 	keys       []string
-	edited     []string // with asked: pairs of key and member
-	asked      []string
+	edited     memberColumns
 	observed   []string    // counters whose registers may be asked for
 	steps      stepColumns // their running steps
 	dimensions dimensionColumns
@@ -187,17 +179,15 @@ type step struct {
 	deleted    int64
 	wasDeleted int64
 	now        time.Time
-	nextID     int64 // the next free id of a set, a ledger or a history
-	lastID     int64 // the one after the last that is free
-	sweeps     sweeps
-	told       map[string][]change // what changed, by key
-	changed    bool                // there is something to write
-	committing time.Time           // when the second round trip began, by this process's clock
+	nextID     int64              // the next free id of a set, a ledger or a history
+	lastID     int64              // the one after the last that is free
+	sweeps     map[int64]sweepRow // by id
+	told       changes
+	changed    bool      // there is something to write
+	committing time.Time // when the second round trip began, by this process's clock
 }
 
-// sweeps are rows of headcount_sweeps, by id.
-type sweeps map[int64]sweepRow
-
+// sweepRow is a row of headcount_sweeps.
 type sweepRow struct {
 	due, kept int64
 	garbage   bool
@@ -237,7 +227,7 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			}
 			for _, members := range [...][]string{c.Join, c.Leave} {
 				for _, m := range members {
-					w.edited, w.asked = append(w.edited, c.Key), append(w.asked, m)
+					w.edited.add(c.Key, m)
 				}
 			}
 		}
@@ -279,8 +269,8 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
 	w.queueRows(b)
-	if len(w.asked) > 0 {
-		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
+	if len(w.edited.key) > 0 {
+		b.Queue(readMembers, w.edited.key, w.edited.member).Query(func(rows pgx.Rows) error {
 			var key, member string
 			_, err := pgx.ForEachRow(rows, []any{&key, &member}, func() error {
 				row := w.records[key]
@@ -386,19 +376,11 @@ func (r *row) step(at counter.Slot, found *seen) *seen {
 func (w *step) queueRows(b *pgx.Batch) {
 	b.Queue(lockRows, w.keys)
 	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			var key string
-			var r record
-			var millis int64
-			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
-				return err
-			}
+		var millis int64
+		return records(rows, func(key string, r *record) {
 			w.now = time.UnixMilli(millis).UTC()
-			if row := w.records[key]; row != nil {
-				row.record, row.was = r, r
-			}
-		}
-		return rows.Err()
+			w.records[key].record, w.records[key].was = *r, *r
+		}, &w.deleted, &millis)
 	})
 }
 
@@ -421,23 +403,24 @@ func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int
 	return nil
 }
 
-// scan reads the columns of a counter, and more that come after them.
-func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
+// records calls each with the counter of each row. Columns that come after it are in more by then.
+func records(rows pgx.Rows, each func(key string, r *record), more ...any) error {
+	var key, slots string
 	var kind int16
-	var incarnation, sequence, entries int64
-	var slots string
-	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept, &r.history, &slots}, more...)
-	if err := rows.Scan(to...); err != nil {
-		return err
-	}
-	var err error
-	if err = r.ParseRest(slots); err != nil {
-		return callers{err}
-	}
-	r.Kind = counter.Kind(kind)
-	r.Version = counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
-	r.Entries = uint64(entries)
-	return nil
+	var value, updated, incarnation, sequence, entries, set, ledger, kept, history int64
+	to := append([]any{&key, &kind, &value, &updated, &incarnation, &sequence, &entries, &set, &ledger, &kept, &history, &slots}, more...)
+	_, err := pgx.ForEachRow(rows, to, func() error {
+		r := record{counter.State{
+			Kind: counter.Kind(kind), Value: value, Updated: updated, Entries: uint64(entries),
+			Version: counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)},
+		}, set, ledger, kept, history}
+		if err := r.ParseRest(slots); err != nil {
+			return callers{err}
+		}
+		each(key, &r)
+		return nil
+	})
+	return err
 }
 
 // write is the second round trip.
@@ -457,356 +440,11 @@ func parseRegisters(bytes []byte) (hyperloglog.Registers, error) {
 	return r, err
 }
 
-// queueWrites writes what has changed.
-func (w *step) queueWrites(b *pgx.Batch) {
-	var rows columns
-	var uniques registerColumns
-	var gone []string
-	var joined, left pairs
-	var entries entryColumns
-	var gains gainColumns
-	var counts countColumns
-	for _, key := range w.keys {
-		r := w.records[key]
-		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
-			if r.set == 0 {
-				r.set = w.id()
-			}
-			uniques.set, uniques.registers = append(uniques.set, r.set), append(uniques.registers, r.unique.Bytes())
-		}
-		switch {
-		case r.State == (counter.State{}):
-			gone = append(gone, key) // also one that was made by lockRows and is not needed
-			r.record = record{}
-		case r.record != r.was:
-			rows.add(key, &r.record)
-		}
-		same := r.set == r.was.set
-		for m, in := range r.members {
-			if in && !(same && r.had[m]) {
-				joined.add(r.set, m)
-			}
-		}
-		if same {
-			for m, in := range r.had {
-				if in && !r.members[m] {
-					left.add(r.set, m)
-				}
-			}
-		}
-		for i := range r.entries {
-			entries.add(r.ledger, &r.entries[i])
-		}
-		for d, is := range r.counted {
-			if is.changed {
-				counts.add(r.history, d, is)
-			}
-		}
-		for i := range r.past {
-			p := &r.past[i]
-			known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
-			gains.add(r.history, p, known == nil || !known.known)
-		}
+// parseSeen reads registers of a row that may have none.
+func parseSeen(bytes []byte) (*hyperloglog.Registers, error) {
+	if bytes == nil {
+		return nil, nil
 	}
-	if len(rows.key) > 0 {
-		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept, rows.history, rows.slots)
-	}
-	if len(gone) > 0 {
-		b.Queue(dropRows, gone)
-	}
-	if len(left.id) > 0 {
-		b.Queue(deleteMembers, left.id, left.name)
-	}
-	if len(joined.id) > 0 {
-		b.Queue(insertMembers, joined.id, joined.name)
-	}
-	if len(uniques.set) > 0 {
-		b.Queue(writeRegisters, uniques.set, uniques.registers)
-	}
-	if len(entries.id) > 0 {
-		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
-	}
-	if len(gains.id) > 0 {
-		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain, gains.registers)
-	}
-	if len(gains.swept) > 0 {
-		b.Queue(sweepGains, gains.swept, gains.sweptStep, gains.due, gains.kept)
-	}
-	if len(counts.id) > 0 {
-		b.Queue(writeCounted, counts.id, counts.name, counts.value, counts.count, counts.kept)
-	}
-	if len(w.sweeps) > 0 {
-		var ids, dues, kepts []int64
-		var garbage []bool
-		for id, r := range w.sweeps {
-			ids, dues, kepts, garbage = append(ids, id), append(dues, r.due), append(kepts, r.kept), append(garbage, r.garbage)
-		}
-		b.Queue(writeSweeps, ids, dues, kepts, garbage)
-	}
-	var forget [][16]byte
-	for id, fresh := range w.fresh {
-		if fresh && !w.taken[id] {
-			forget = append(forget, id)
-		}
-	}
-	if len(forget) > 0 {
-		b.Queue(forgetIdentities, forget)
-	}
-	if w.deleted != w.wasDeleted {
-		b.Queue(writeDeleted, w.deleted)
-	}
-}
-
-// The columns that arrays are made of.
-type (
-	columns struct {
-		key                                                                        []string
-		kind                                                                       []int16
-		value, updated, incarnation, sequence, entries, set, ledger, kept, history []int64
-		slots                                                                      []string
-	}
-	gainColumns struct {
-		id, number, gain []int64
-		step             []int32
-		registers        [][]byte
-		// Of those that are new: they are to be swept some day.
-		swept, due, kept []int64
-		sweptStep        []int32
-	}
-	dimensionColumns struct{ key, name, value []string }
-	countColumns     struct {
-		id, count   []int64
-		name, value []string
-		kept        []int32
-	}
-	stepColumns struct {
-		key    []string
-		step   []int32
-		number []int64
-	}
-	pairs struct {
-		id   []int64
-		name []string
-	}
-	registerColumns struct {
-		set       []int64
-		registers [][]byte
-	}
-	entryColumns struct {
-		id, seq, at, delta, before []int64
-		op                         []int16
-		reason, by                 []string
-	}
-)
-
-func (c *columns) add(key string, r *record) {
-	c.key, c.kind = append(c.key, key), append(c.kind, int16(r.Kind))
-	c.value, c.updated = append(c.value, r.Value), append(c.updated, r.Updated)
-	c.incarnation, c.sequence = append(c.incarnation, int64(r.Version.Incarnation)), append(c.sequence, int64(r.Version.Sequence))
-	c.entries = append(c.entries, int64(r.Entries))
-	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
-	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.AppendRest(nil)))
-}
-
-func (c *dimensionColumns) add(key, name, value string) {
-	c.key, c.name, c.value = append(c.key, key), append(c.name, name), append(c.value, value)
-}
-
-func (c *countColumns) add(history int64, d counter.Dimension, is *counted) {
-	c.id, c.name, c.value = append(c.id, history), append(c.name, d.Name), append(c.value, d.Value)
-	c.count, c.kept = append(c.count, is.count), append(c.kept, is.kept)
-}
-
-func (c *stepColumns) add(key string, step int32, number int64) {
-	c.key, c.step, c.number = append(c.key, key), append(c.step, step), append(c.number, number)
-}
-
-func (c *gainColumns) add(history int64, p *counter.Past, fresh bool) {
-	c.id, c.step = append(c.id, history), append(c.step, int32(p.Step))
-	c.number, c.gain = append(c.number, int64(p.Number)), append(c.gain, p.Value)
-	var registers []byte
-	if p.Seen != nil {
-		registers = p.Seen.Bytes()
-	}
-	c.registers = append(c.registers, registers)
-	if !fresh {
-		return
-	}
-	c.swept, c.sweptStep = append(c.swept, history), append(c.sweptStep, int32(p.Step))
-	kept := p.Kept.Milliseconds()
-	c.kept, c.due = append(c.kept, kept), append(c.due, (int64(p.Number)+2)*int64(p.Step)*1000+kept)
-}
-
-func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
-
-func (c *entryColumns) add(ledger int64, e *counter.Entry) {
-	c.id, c.seq, c.at = append(c.id, ledger), append(c.seq, int64(e.Seq)), append(c.at, e.At.UnixMilli())
-	c.delta, c.before, c.op = append(c.delta, e.Delta), append(c.before, e.Before), append(c.op, int16(e.Op))
-	c.reason, c.by = append(c.reason, e.Reason), append(c.by, e.By)
-}
-
-func (w *step) State(key string) *counter.State { return &w.records[key].State }
-func (w *step) Deleted() uint64                 { return uint64(w.deleted) }
-
-func (w *step) Remembered(id counter.Identity) bool { return !w.fresh[id] || w.taken[id] }
-
-func (w *step) Remember(id counter.Identity) {
-	w.taken[id] = true
-	w.changed = true
-}
-
-func (w *step) id() int64 {
-	if w.nextID == w.lastID { // somebody else has the next one
-		panic("counterpg: a step gives out more ids than it took")
-	}
-	id := w.nextID
-	w.nextID++
-	return id
-}
-
-func (w *step) Join(key, member string) bool {
-	r := w.records[key]
-	if r.members[member] {
-		return false
-	}
-	if r.set == 0 {
-		r.set = w.id()
-	}
-	if r.members == nil {
-		r.members = map[string]bool{}
-	}
-	r.members[member] = true
-	return true
-}
-
-func (w *step) Leave(key, member string) bool {
-	r := w.records[key]
-	if !r.members[member] {
-		return false
-	}
-	delete(r.members, member)
-	return true
-}
-
-func (w *step) Registers(key string) *hyperloglog.Registers { return &w.records[key].unique }
-
-// Empty costs the same for a large set: its members are swept away later.
-func (w *step) Empty(key string) {
-	r := w.records[key]
-	w.discard(r.set, r.was.set)
-	r.set, r.members, r.unique = 0, nil, hyperloglog.Registers{}
-}
-
-// discard has the set or ledger id swept away, when the tables have any of it.
-func (w *step) discard(id, was int64) {
-	if id != 0 && id == was {
-		w.sweep(id, sweepRow{garbage: true})
-	} else {
-		delete(w.sweeps, id)
-	}
-}
-
-func (w *step) sweep(id int64, r sweepRow) {
-	if w.sweeps == nil {
-		w.sweeps = sweeps{}
-	}
-	w.sweeps[id] = r
-}
-
-// Enter also has the ledger swept when its first entries have been kept long
-// enough, or at once when that time has changed.
-func (w *step) Enter(key string, e counter.Entry, kept time.Duration) {
-	r := w.records[key]
-	millis := kept.Milliseconds()
-	isNew := r.ledger == 0
-	if isNew {
-		r.ledger = w.id()
-	}
-	if isNew && kept > 0 {
-		w.sweep(r.ledger, sweepRow{due: w.now.UnixMilli() + millis, kept: millis})
-	} else if !isNew && r.kept != millis {
-		due := w.now.UnixMilli()
-		if kept == 0 {
-			due = math.MaxInt64
-		}
-		w.sweep(r.ledger, sweepRow{due: due, kept: millis})
-	}
-	r.kept = millis
-	r.entries = append(r.entries, e)
-}
-
-func (w *step) Past(key string, s counter.Slot, kept time.Duration) {
-	w.past(key, counter.Past{Slot: s, Kept: kept})
-}
-
-func (w *step) past(key string, p counter.Past) {
-	r := w.records[key]
-	if r.history == 0 {
-		r.history = w.id()
-	}
-	r.past = append(r.past, p)
-}
-
-func (w *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
-	if seen := w.records[key].step(s, &seen{}); seen.registers.Add(members...) {
-		w.keep(key, s, seen, kept)
-	}
-}
-
-// keep writes whom a unique saw in a step.
-func (w *step) keep(key string, s counter.Slot, seen *seen, kept time.Duration) {
-	w.changed = true
-	if !seen.changed {
-		seen.changed = true
-		w.past(key, counter.Past{Slot: s, Kept: kept, Seen: &seen.registers})
-	}
-}
-
-func (w *step) Count(key, name, value string, delta int64) {
-	r := w.records[key]
-	if r.history == 0 {
-		r.history = w.id()
-	}
-	all := counter.Dimension{Name: name}
-	other := r.counted[all]
-	if other == nil {
-		other = &counted{}
-		r.count(all, other)
-	}
-	is := other
-	if value != "" {
-		d := counter.Dimension{Name: name, Value: value}
-		if is = r.counted[d]; is == nil && other.kept < counter.MaxValues {
-			is = &counted{}
-			r.count(d, is)
-			other.kept, other.changed = other.kept+1, true
-		} else if is == nil {
-			is = other
-		}
-	}
-	is.count, is.changed = counter.Saturated(is.count, delta), true
-}
-
-func (w *step) Drop(key string, v counter.Version) {
-	w.deleted = max(w.deleted, int64(v.Incarnation))
-	r := w.records[key]
-	w.discard(r.set, r.was.set)
-	w.discard(r.ledger, r.was.ledger)
-	w.discard(r.history, r.was.history)
-	r.history, r.past, r.seen, r.counted = 0, nil, nil, nil
-	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
-}
-
-func (w *step) Changed(key string, joined, left []string, all bool) {
-	w.changed = true
-	if w.told == nil {
-		w.told = map[string][]change{}
-	}
-	list := w.told[key]
-	if c := (change{version: w.records[key].Version, joined: joined, left: left, all: all}); len(list) == 0 || c.named() || list[len(list)-1].named() {
-		list = append(list, c)
-	} else { // of numbers the newest says all
-		list[len(list)-1].version = c.version
-	}
-	w.told[key] = list
+	r, err := parseRegisters(bytes)
+	return &r, err
 }

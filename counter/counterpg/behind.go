@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -56,31 +55,17 @@ func (w *step) misplaced(op *counter.Op) error {
 func (s *Store) Rows(ctx context.Context, keys []string) (map[string]counter.State, error) {
 	out := make(map[string]counter.State, len(keys))
 	err := s.read(ctx, keys, "", func(key string, r *record, _ bool) { out[key] = r.State })
-	if err != nil {
-		return nil, fmt.Errorf("counterpg: read: %w", err)
-	}
-	return out, nil
+	return out, during("read", err)
 }
 
 // Registers reads a counter with its registers.
 func (s *Store) Registers(ctx context.Context, key string) (st counter.State, registers hyperloglog.Registers, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		var r record
 		var bytes []byte
-		rows, err := c.Query(ctx, readUnique, key)
-		if err != nil {
+		rows, _ := c.Query(ctx, readUnique, key) // records returns the error
+		if err := records(rows, func(_ string, r *record) { st = r.State }, &bytes); err != nil {
 			return err
 		}
-		defer rows.Close()
-		for rows.Next() {
-			if err := r.scan(rows, &key, &bytes); err != nil {
-				return err
-			}
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		st = r.State
 		registers, err = parseRegisters(bytes)
 		return err
 	})
@@ -94,24 +79,13 @@ func (s *Store) Set(ctx context.Context, key string, each func([]string) error) 
 		if _, err := c.Exec(ctx, repeatable); err != nil {
 			return err
 		}
-		var r record
-		rows, err := c.Query(ctx, readCounters, []string{key}, []string(nil))
-		if err != nil {
+		var set int64
+		rows, _ := c.Query(ctx, readCounters, []string{key}, []string(nil)) // records returns the error
+		if err := records(rows, func(_ string, r *record) { st, set = r.State, r.set }, new(bool)); err != nil {
 			return err
 		}
-		for rows.Next() {
-			var mine bool
-			if err = r.scan(rows, &key, &mine); err != nil {
-				break
-			}
-		}
-		rows.Close()
-		if err = errors.Join(err, rows.Err()); err != nil {
-			return err
-		}
-		st = r.State
-		for last := ""; r.set != 0; {
-			rows, err := c.Query(ctx, memberPage, r.set, last, setPage)
+		for last := ""; set != 0; {
+			rows, err := c.Query(ctx, memberPage, set, last, setPage)
 			if err != nil {
 				return err
 			}
@@ -129,7 +103,7 @@ func (s *Store) Set(ctx context.Context, key string, each func([]string) error) 
 				break
 			}
 		}
-		_, err = c.Exec(ctx, "commit")
+		_, err := c.Exec(ctx, "commit")
 		return err
 	})
 	return st, err
@@ -137,21 +111,17 @@ func (s *Store) Set(ctx context.Context, key string, each func([]string) error) 
 
 // Known returns those of identities that are remembered.
 func (s *Store) Known(ctx context.Context, identities []counter.Identity) (known []counter.Identity, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		ids := make([][16]byte, len(identities))
-		for i, id := range identities {
-			ids[i] = id
-		}
-		rows, err := c.Query(ctx, readMade, ids)
-		if err != nil {
-			return err
-		}
-		known = nil
-		var id [16]byte
-		_, err = pgx.ForEachRow(rows, []any{&id}, func() error { known = append(known, id); return nil })
-		return err
-	})
+	var id [16]byte
+	err = s.query(ctx, []any{&id}, func() error { known = append(known, id); return nil }, readMade, uuids(identities))
 	return known, err
+}
+
+func uuids(identities []counter.Identity) [][16]byte {
+	ids := make([][16]byte, len(identities))
+	for i, id := range identities {
+		ids[i] = id
+	}
+	return ids
 }
 
 // Front is what PostgreSQL knows of Redis.
@@ -245,10 +215,7 @@ func (s *Store) Persist(ctx context.Context, write func(ctx context.Context, p *
 
 // Identities writes identities.
 func (p *Persisting) Identities(ctx context.Context, identities []counter.Identity) error {
-	ids := make([][16]byte, len(identities))
-	for i, id := range identities {
-		ids[i] = id
-	}
+	ids := uuids(identities)
 	slices.SortFunc(ids, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
 	_, err := p.c.Exec(ctx, claimIdentities, slices.Compact(ids), counter.IdentityKept.Milliseconds())
 	p.failed = p.failed || err != nil

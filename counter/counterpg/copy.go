@@ -3,7 +3,8 @@ package counterpg
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,13 +37,8 @@ var (
 // Deleted is as counter.Dumper says.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	var deleted int64
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		return c.QueryRow(ctx, `select deleted from headcount_meta`).Scan(&deleted)
-	})
-	if err != nil {
-		return 0, fmt.Errorf("counterpg: dump: %w", err)
-	}
-	return uint64(deleted), nil
+	err := s.query(ctx, []any{&deleted}, func() error { return nil }, `select deleted from headcount_meta`)
+	return uint64(deleted), during("dump", err)
 }
 
 // moment runs read in a transaction that sees one moment and may take long.
@@ -65,10 +61,7 @@ func (s *Store) moment(ctx context.Context, read func(ctx context.Context, c *pg
 	if errors.As(err, &said) {
 		return said.error
 	}
-	if err != nil {
-		return fmt.Errorf("counterpg: dump: %w", err)
-	}
-	return nil
+	return during("dump", err)
 }
 
 // Dump is as counter.Dumper says: all is of one moment.
@@ -92,82 +85,49 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 // dumpSome reads the counters after a key.
 func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*counter.Copy, err error) {
 	sets, ledgers, histories := map[int64]*counter.Copy{}, map[int64]*counter.Copy{}, map[int64]*counter.Copy{}
-	rows, err := c.Query(ctx, dumpCounters, after, dumpRows)
-	if err != nil {
-		return nil, err
-	}
-	for rows.Next() {
-		var r record
-		one := &counter.Copy{}
-		if err := r.scan(rows, &one.Key); err != nil {
-			rows.Close()
-			return nil, err
-		}
-		one.State = r.State
+	rows, _ := c.Query(ctx, dumpCounters, after, dumpRows) // records returns the error
+	if err := records(rows, func(key string, r *record) {
+		one := &counter.Copy{Key: key, State: r.State}
 		copies = append(copies, one)
 		sets[r.set], ledgers[r.ledger], histories[r.history] = one, one, one
-	}
-	if err := rows.Err(); err != nil {
+	}); err != nil {
 		return nil, err
 	}
+	var id, number, gained, counted int64
+	var step int32
+	var member, name, value string
+	var bytes []byte
+	var e entryRow
 	for _, part := range []struct {
 		of   map[int64]*counter.Copy
 		sql  string
-		scan func(pgx.Rows) error
+		to   []any
+		each func() error
 	}{
-		{sets, dumpMembers, func(rows pgx.Rows) error {
-			var id int64
-			var member string
-			err := rows.Scan(&id, &member)
+		{sets, dumpMembers, []any{&id, &member}, func() error {
 			sets[id].AddMember(member)
-			return err
-		}},
-		{sets, dumpRegisters, func(rows pgx.Rows) error {
-			var id int64
-			var bytes []byte
-			if err := rows.Scan(&id, &bytes); err != nil {
-				return err
-			}
-			sets[id].Registers, err = parseRegisters(bytes)
-			return err
-		}},
-		{ledgers, dumpEntries, func(rows pgx.Rows) error {
-			var id, seq, at int64
-			var op int16
-			var e counter.Entry
-			err := rows.Scan(&id, &seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By)
-			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
-			ledgers[id].Ledger = append(ledgers[id].Ledger, e)
-			return err
-		}},
-		{histories, dumpGains, func(rows pgx.Rows) error {
-			var id int64
-			var step int32
-			var s counter.StepCopy
-			var bytes []byte
-			if err := rows.Scan(&id, &step, &s.Number, &s.Value, &bytes); err != nil {
-				return err
-			}
-			if s.Step = uint32(step); bytes != nil {
-				seen, err := parseRegisters(bytes)
-				if err != nil {
-					return err
-				}
-				s.Seen = &seen
-			}
-			histories[id].Steps = append(histories[id].Steps, s)
 			return nil
 		}},
-		{histories, dumpCounted, func(rows pgx.Rows) error {
-			var id, n int64
-			var name, value string
-			if err := rows.Scan(&id, &name, &value, &n); err != nil {
-				return err
-			}
-			if counted := histories[id].Dimension(name); value == "" {
-				counted.Other = n
+		{sets, dumpRegisters, []any{&id, &bytes}, func() (err error) {
+			sets[id].Registers, err = parseRegisters(bytes)
+			bytes = nil // they are the copy's now
+			return err
+		}},
+		{ledgers, dumpEntries, append([]any{&id}, e.columns()...), func() error {
+			ledgers[id].Ledger = append(ledgers[id].Ledger, e.entry())
+			return nil
+		}},
+		{histories, dumpGains, []any{&id, &step, &number, &gained, &bytes}, func() error {
+			seen, err := parseSeen(bytes)
+			bytes = nil // they are the copy's now
+			histories[id].Steps = append(histories[id].Steps, counter.StepCopy{Step: uint32(step), Number: number, Value: gained, Seen: seen})
+			return err
+		}},
+		{histories, dumpCounted, []any{&id, &name, &value, &counted}, func() error {
+			if d := histories[id].Dimension(name); value == "" {
+				d.Other = counted
 			} else {
-				counted.Values[value] = n
+				d.Values[value] = counted
 			}
 			return nil
 		}},
@@ -176,21 +136,8 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 		if len(part.of) == 0 {
 			continue
 		}
-		ids := make([]int64, 0, len(part.of))
-		for id := range part.of {
-			ids = append(ids, id)
-		}
-		rows, err := c.Query(ctx, part.sql, ids)
-		if err != nil {
-			return nil, err
-		}
-		for rows.Next() {
-			if err := part.scan(rows); err != nil {
-				rows.Close()
-				return nil, err
-			}
-		}
-		if err := rows.Err(); err != nil {
+		rows, _ := c.Query(ctx, part.sql, slices.Collect(maps.Keys(part.of))) // ForEachRow returns the error
+		if _, err := pgx.ForEachRow(rows, part.to, part.each); err != nil {
 			return nil, err
 		}
 	}
@@ -210,19 +157,13 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 			return 0, err
 		}
 	}
-	for range tries {
-		err = s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = retry(func() error {
+		return s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
 			restored, err = s.restore(ctx, c, copies, rules)
 			return err
 		})
-		if err == nil || !again(err) {
-			break
-		}
-	}
-	if err != nil {
-		return 0, fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return restored, nil
+	})
+	return restored, during("restore", err)
 }
 
 func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
@@ -286,14 +227,7 @@ func (w *step) restore(one *counter.Copy, rules *counter.Rules) {
 
 // RestoreDeleted is as counter.Restorer says.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		_, err := c.Exec(ctx, writeDeleted, int64(deleted))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return nil
+	return during("restore", s.exec(ctx, writeDeleted, int64(deleted)))
 }
 
 // RestoreIdentities remembers identities of another store.
@@ -302,12 +236,5 @@ func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.Iden
 	for i, id := range identities {
 		ids[i], until[i] = id.Identity, id.Until.UnixMilli()
 	}
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		_, err := c.Exec(ctx, restoreIDs, ids, until)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("counterpg: restore: %w", err)
-	}
-	return nil
+	return during("restore", s.exec(ctx, restoreIDs, ids, until))
 }

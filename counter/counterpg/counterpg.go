@@ -79,10 +79,13 @@
 //
 // A process that committed notes the keys, and one goroutine sends what
 // gathered as notifications, after the commit: a NOTIFY within the transaction
-// would have all commits of the database wait for each other. Who hears of a key
-// that is followed reads it, so what is told is what is committed, in order. A
-// process that dies between commit and notification is found out by looking at
-// everything followed, a part at a time, once in PollEvery.
+// would have all commits of the database wait for each other. A notification
+// names keys, and of sets also members that joined or left; more than that is
+// for who hears of it to read, so what is told is what is committed, in order.
+// The members are named because otherwise each user who looks at a set would
+// cost a read with each change of it. A process that dies between commit and
+// notification is found out by looking at everything followed, a part at a time,
+// once in PollEvery.
 //
 // # When PostgreSQL is away
 //
@@ -98,27 +101,16 @@ package counterpg
 import (
 	"cmp"
 	"context"
-	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"log"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
@@ -143,6 +135,9 @@ const (
 	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
 	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
 
+	maxConnections = 16      // of this process; two more listen and migrate
+	maxCached      = 1 << 16 // counters that are remembered for reads that may lag
+
 	leastServer = 13_00_00 // server_version_num
 	migrations  = "headcount_migrations"
 	lockID      = 0x68656164636f756e // "headcoun": of the advisory lock
@@ -151,9 +146,6 @@ const (
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	URL string // postgres://…; required. It may name several servers, as libpq has it
-	// Connections is the most this process opens, default 16. Two more listen and
-	// migrate.
-	Connections int
 	// PollEvery is the time in which everything followed is looked at once, in case
 	// a process died before it told; default 10s.
 	PollEvery time.Duration
@@ -166,12 +158,8 @@ type Config struct {
 	Beside bool
 	// ReadOnly is for an export: nothing is written, and a Redis may stand in front.
 	ReadOnly bool
-	// Cached is how many counters are remembered for reads that may lag, default 65,536.
-	Cached  int
-	Log     zerolog.Logger
-	OnState counter.States // optional
-
-	gapWait time.Duration // default defaultGapWait
+	Log      zerolog.Logger
+	OnState  counter.States // optional
 }
 
 // Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -208,11 +196,8 @@ func CheckURL(url string) (problem string) {
 // used. A database that does not answer is waited for: until it does, calls return
 // counter.ErrUnavailable. Close ends the store.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	cfg.Connections = cmp.Or(cfg.Connections, 16)
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
-	cfg.gapWait = cmp.Or(cfg.gapWait, defaultGapWait)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
-	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
 	if problem := CheckURL(cfg.URL); problem != "" {
 		return nil, fmt.Errorf("counterpg: %w: %s", ErrConfig, problem)
 	}
@@ -220,14 +205,14 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil { // CheckURL has parsed it
 		return nil, fmt.Errorf("counterpg: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
-	pc.MaxConns = int32(cfg.Connections)
+	pc.MaxConns = maxConnections
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
 	s := &Store{cfg: cfg}
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("counterpg: %w: %w", ErrConfig, err)
 	}
-	s.cache = newCache(cfg.Cached)
+	s.cache = newCache(maxCached)
 	s.feed = newFeed()
 	s.breaker = outage.NewBreaker("postgres")
 	first, cancel := context.WithTimeout(ctx, openTimeout)
@@ -259,376 +244,6 @@ func (s *Store) Close() error {
 	s.wg.Wait()
 	s.pool.Close()
 	return nil
-}
-
-// What a session is set to once it has begun. PgBouncer would refuse it as start-up parameters.
-const (
-	sessionSettings = `set default_transaction_isolation = 'read committed';` +
-		// Every statement finds its rows by an index: see the package doc.
-		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
-		// What is answered is on disk, whatever the database's default is.
-		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
-	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000;`
-)
-
-// begin returns what sets up a session by statements.
-func begin(statements string) pgconn.AfterConnectFunc {
-	return func(ctx context.Context, c *pgconn.PgConn) error {
-		_, err := c.Exec(ctx, statements).ReadAll()
-		return err
-	}
-}
-
-// configure returns how to connect to the database of url.
-func configure(url string) (*pgxpool.Config, error) {
-	pc, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
-	cc := pc.ConnConfig
-	cc.Tracer = traced{}
-	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, dialTimeout)
-	cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
-	cc.AfterConnect = begin(sessionSettings + sessionTimeouts)
-	cc.RuntimeParams["application_name"], cc.RuntimeParams["client_encoding"] = "headcount", "UTF8"
-	return pc, nil
-}
-
-//go:embed migrations/*.sql
-var embedded embed.FS
-
-// prepare makes the tables, or moves them to this version, and refuses a database that is of no use.
-func (s *Store) prepare(ctx context.Context) error {
-	cc := s.pool.Config().ConnConfig
-	cc.AfterConnect = begin(sessionSettings) // moving a large table may take long
-	sources, newest, err := steps()
-	if err != nil {
-		return err
-	}
-	db := stdlib.OpenDB(*cc)
-	defer db.Close()
-	asking, cancel := context.WithTimeout(ctx, askTimeout)
-	version, err := check(asking, cc, db, newest)
-	cancel()
-	switch {
-	case err != nil:
-		return err
-	case s.cfg.ReadOnly && version == 0:
-		return fmt.Errorf("%w: the database has no counters; leave --postgres out, or start a server with it, which carries them there", ErrConfig)
-	case s.cfg.ReadOnly && version != newest:
-		return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start a server of this release once, or export by the release that wrote them", ErrConfig, version, newest)
-	case s.cfg.ReadOnly:
-		return nil
-	case version != newest:
-		if err := s.move(ctx, db, sources, version, newest); err != nil {
-			return err
-		}
-	}
-	return s.cfg.checkFront(ctx, db)
-}
-
-// checkFront refuses a database in front of which another Redis, or none, has to stand.
-func (c *Config) checkFront(ctx context.Context, db *sql.DB) error {
-	if c.Behind && !c.Beside {
-		return nil
-	}
-	var generation int64
-	if err := db.QueryRowContext(ctx, `select generation from headcount_front`).Scan(&generation); err != nil {
-		return err
-	}
-	switch {
-	case generation == 0:
-		return nil
-	case c.Beside:
-		return fmt.Errorf("%w: a Redis stands in front of the database, which has counters of all kinds; export these, and import them into an empty database and Redis with --regions", ErrConfig)
-	}
-	return fmt.Errorf("%w: a Redis stands in front of the database and has newer values; give its --redis, too, or carry the counters over (headcount export --redis URL --postgres URL) and import them into an empty database", ErrConfig)
-}
-
-// steps are the migrations, and the version to which the last one moves.
-func steps() (sources fs.FS, newest int64, err error) {
-	if sources, err = fs.Sub(embedded, "migrations"); err != nil {
-		return nil, 0, err
-	}
-	files, err := fs.Glob(sources, "*.sql")
-	if err != nil {
-		return nil, 0, err
-	}
-	number, _, _ := strings.Cut(files[len(files)-1], "_")
-	newest, err = strconv.ParseInt(number, 10, 64)
-	return sources, newest, err
-}
-
-// Facts are what Check finds out about a database that a store can use.
-type Facts struct {
-	ReadOnly   bool          // it takes no changes
-	MakesTable bool          // the user may make tables
-	ClockOff   time.Duration // between its clock and ours
-}
-
-// Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing.
-func Check(ctx context.Context, cfg Config) (f Facts, err error) {
-	pc, err := configure(cfg.URL)
-	if err != nil {
-		return f, fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	_, newest, err := steps()
-	if err != nil {
-		return f, err
-	}
-	db := stdlib.OpenDB(*pc.ConnConfig)
-	defer db.Close()
-	version, err := check(ctx, pc.ConnConfig, db, newest)
-	if err == nil && version == newest {
-		err = cfg.checkFront(ctx, db)
-	}
-	if err != nil {
-		return f, err
-	}
-	var now time.Time
-	before := time.Now()
-	err = db.QueryRowContext(ctx, `select current_setting('transaction_read_only') = 'on', coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), clock_timestamp()`).
-		Scan(&f.ReadOnly, &f.MakesTable, &now)
-	f.ClockOff = now.Sub(before.Add(time.Since(before) / 2)).Abs()
-	return f, err
-}
-
-// move makes the tables, or moves them from version to newest.
-func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, version, newest int64) error {
-	// Who does not get the lock asks again every second: the other one is at work.
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
-	if err != nil {
-		return err
-	}
-	g, err := goose.NewProvider(goose.DialectPostgres, db, sources, goose.WithTableName(migrations), goose.WithSessionLocker(locker),
-		goose.WithDisableGlobalRegistry(true), goose.WithLogger(log.New(io.Discard, "", 0)))
-	if err != nil {
-		return err
-	}
-	done, err := g.Up(ctx)
-	if err != nil {
-		return fmt.Errorf("moving the tables to version %d: %w", newest, err)
-	}
-	if len(done) > 0 {
-		s.cfg.Log.Info().Int64("from", version).Int64("to", newest).Msg("counters: the tables in PostgreSQL were moved")
-	}
-	return nil
-}
-
-// check refuses a database that cannot hold counters of a program that knows the version newest of its
-// tables, and returns the version that they have, 0 when there are none.
-func check(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB, newest int64) (version int64, err error) {
-	if err := refusePooler(ctx, cc); err != nil {
-		return 0, err
-	}
-	var server int
-	var encoding, name string
-	var tables sql.NullString
-	err = db.QueryRowContext(ctx, `select current_setting('server_version_num')::int, current_setting('server_encoding'), current_setting('server_version'), to_regclass('`+migrations+`')::text`).
-		Scan(&server, &encoding, &name, &tables)
-	switch {
-	case err != nil:
-		return 0, err
-	case server < leastServer:
-		return 0, fmt.Errorf("%w: the server is PostgreSQL %s; it must be 13 or later", ErrConfig, name)
-	case encoding != "UTF8":
-		return 0, fmt.Errorf("%w: the database's encoding is %s; make one with ENCODING 'UTF8'", ErrConfig, encoding)
-	case !tables.Valid:
-		return 0, nil
-	}
-	err = db.QueryRowContext(ctx, `select coalesce(max(version_id), 0) from `+migrations+` where is_applied`).Scan(&version)
-	if err == nil && version > newest {
-		err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start the program that moved it, or a newer one", ErrNewer, version, newest)
-	}
-	return version, err
-}
-
-// note says whether the tables are there now.
-func (s *Store) note(err error) {
-	if err != nil {
-		s.failed(err)
-		return
-	}
-	s.ready.Store(true)
-}
-
-// Cause is why PostgreSQL cannot be used; nil: it can. Any goroutine may call it.
-func (s *Store) Cause() error {
-	if s.up() {
-		return nil
-	}
-	return s.breaker.LastFailure()
-}
-
-func (s *Store) up() bool { return s.ready.Load() && s.breaker.Closed() }
-
-// failed notes why PostgreSQL could not be used, on one line: of several addresses each has its own.
-func (s *Store) failed(why error) {
-	s.breaker.Failed(errors.New(strings.Join(strings.Fields(why.Error()), " ")))
-}
-
-// tend prepares the tables, asks for a server that does not answer, and says
-// when it comes and goes.
-func (s *Store) tend(ctx context.Context) {
-	ticker := time.NewTicker(outage.ProbeEvery)
-	defer ticker.Stop()
-	was, first := false, true
-	away := outage.Log{Log: s.cfg.Log, What: "counters: PostgreSQL", Mend: "the server waits for it: see whether it runs, and what headcount check says of it"}
-	for ctx.Err() == nil {
-		if !s.ready.Load() && !first {
-			trying, cancel := context.WithTimeout(ctx, migrateTimeout)
-			s.note(s.prepare(trying))
-			cancel()
-		}
-		up := s.up()
-		if s.ready.Load() && !up {
-			// One call that the breaker lets through ends the outage, whoever makes it.
-			up = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }) == nil && s.up()
-		}
-		if up != was || first {
-			if s.cfg.OnState != nil {
-				s.cfg.OnState.StoreState(up)
-			}
-			was, first = up, false
-		}
-		if cause := s.Cause(); up || cause != nil && ctx.Err() == nil {
-			away.Note(cause)
-		}
-		select {
-		case <-ctx.Done():
-		case <-s.breaker.Changed:
-		case <-ticker.C:
-		}
-	}
-}
-
-var (
-	errClosed = errors.New("it is closed")
-	errSilent = errors.New("it did not answer a moment ago")
-)
-
-// callers marks an error of a caller's function, which says nothing about PostgreSQL.
-type callers struct{ error }
-
-func (c callers) Unwrap() error        { return c.error }
-func (c callers) Is(target error) bool { return target == outage.ErrNotItsFault }
-
-// do runs fn on a connection, unless PostgreSQL is known not to answer. A
-// transaction that fn left open is rolled back. Its error is counter.ErrUnavailable.
-func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
-	return s.doFor(ctx, callTimeout, fn)
-}
-
-// doLong is do for what takes long. While PostgreSQL was away one call at a time finds out
-// whether it is back, and all others fail until that one has ended: so it must not be this.
-func (s *Store) doLong(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
-	if err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }); err != nil {
-		return err
-	}
-	return s.doFor(ctx, timeout, fn)
-}
-
-// doFor is do with another timeout.
-func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
-	away := func(err error) error { return fmt.Errorf("%w: %w", ErrAway, err) }
-	if s.closed.Load() {
-		return away(errClosed)
-	}
-	if !s.ready.Load() {
-		return away(s.breaker.LastFailure())
-	}
-	done, err := s.breaker.Allow()
-	if err != nil {
-		return away(errSilent)
-	}
-	start := time.Now()
-	call, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	c, err := s.pool.Acquire(call)
-	if err == nil {
-		err = fn(call, c)
-		if c.Conn().PgConn().TxStatus() != 'I' && !c.Conn().IsClosed() {
-			if _, fault := c.Exec(call, "rollback"); fault != nil { // Release gives up what is not idle
-				s.cfg.Log.Debug().Err(fault).Msg("counters: rolling back")
-			}
-		}
-		c.Release()
-	}
-	switch {
-	case err == nil || answered(err):
-		done(nil)
-	case errors.As(err, new(callers)):
-		done(outage.ErrNotItsFault)
-	case ctx.Err() != nil && time.Since(start) < dialTimeout:
-		done(outage.ErrNotItsFault)
-	default:
-		done(err)
-		s.failed(err)
-		if moved(err) || code(err) == "" && call.Err() == nil {
-			s.pool.Reset() // the other connections have the same end
-		}
-		return away(err)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-	}
-	return nil
-}
-
-// code is the SQLSTATE of err, or nothing.
-func code(err error) string {
-	var e *pgconn.PgError
-	if errors.As(err, &e) {
-		return e.Code
-	}
-	return ""
-}
-
-// answered reports whether err is the word of a server that is able to serve.
-func answered(err error) bool {
-	c := code(err)
-	if c == "" {
-		return false
-	}
-	// Connections, resources (disk, memory, connections), an operator's or a timeout's
-	// hand, the system, the server itself; a transaction that may only read.
-	for _, class := range []string{"08", "53", "57", "58", "XX", "25006", "55P03"} {
-		if strings.HasPrefix(c, class) {
-			return false
-		}
-	}
-	return true
-}
-
-// moved reports whether err says that the server is not, or no more, the one to
-// write to.
-func moved(err error) bool {
-	switch code(err) {
-	case "25006", "57P01", "57P02", "57P03":
-		return true
-	}
-	return false
-}
-
-// again reports whether err says that a transaction was surely rolled back and
-// may succeed when it is made anew.
-func again(err error) bool {
-	switch code(err) {
-	case "40001", "40P01":
-		return true
-	}
-	return errors.Is(err, errDead)
-}
-
-// errDead marks the failure of a connection before anything was written.
-var errDead = errors.New("the connection was dead")
-
-// dead is the error of a first round trip, marked when the connection is to blame.
-func dead(ctx context.Context, err error) error {
-	if err != nil && (code(err) == "" || moved(err)) && ctx.Err() == nil {
-		return fmt.Errorf("%w: %w", errDead, err)
-	}
-	return err
 }
 
 // numbers are ids of sets and ledgers that this process may give out.

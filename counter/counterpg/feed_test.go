@@ -28,14 +28,14 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 	t.Parallel()
 	// A server of its own: others have theirs fall silent, and a feed that reconnects knows no names.
 	url := pgtest.Start(t).Database(t)
-	patient := func(c *Config) { c.gapWait = time.Hour } // a notification may be late on a busy machine
+	patient := func(c *Config) { c.PollEvery = time.Hour } // a poll that is faster than a notification knows no names
 	stores := []*Store{open(t, url, patient), open(t, url, patient)}
 	hears(t, stores[0], stores[1]) // what is committed before is never named
 	hears(t, stores[1], stores[0])
 	first, _ := countertest.Listen(t, stores[0], "m:1")
 	second, _ := countertest.Listen(t, stores[1], "m:1")
 	ears := []*countertest.Ear{first, second}
-	const edits = 15 // of each store, with two changes each; a feed keeps all of them
+	const edits = 15 // of each store, with two changes each; a feed names all of them
 	var wg sync.WaitGroup
 	for i, s := range stores {
 		wg.Go(func() {
@@ -110,6 +110,37 @@ func TestWatchHealsAfterAnOutage(t *testing.T) {
 	v := r.Counters[0].Version
 	v.Sequence++
 	untilVersion(t, e, v)
+}
+
+// TestMovesThatNobodyToldAreFound: a process is killed between its commit and its notification, and another one tells of
+// a later change of the same set before a poll sees what is missing.
+func TestMovesThatNobodyToldAreFound(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
+	peer := open(t, url)
+	apply(t, peer, with("", edit("m:1", []string{"a"}, nil)))
+	e, _ := countertest.Listen(t, s, "m:1")
+	server.Exec(t, url, `update headcount_counters set value = 2, sequence = sequence + 1 where key = 'm:1';
+		insert into headcount_members select set_id, 'b' from headcount_counters where key = 'm:1'`)
+	v := apply(t, peer, with("", edit("m:1", []string{"c"}, nil))).Counters[0].Version
+	e.Until(t, "the members are to be looked at again", func(heard []counter.Update) bool {
+		return len(heard) > 0 && heard[len(heard)-1].Reread && heard[len(heard)-1].Counter.Version == v
+	})
+}
+
+// TestNotificationsOfAnOlderRelease: they name changes, and members only in these. All members are looked at again.
+func TestNotificationsOfAnOlderRelease(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s, peer := open(t, url, func(c *Config) { c.PollEvery = time.Hour }), open(t, url)
+	hears(t, s, peer)
+	v := apply(t, s, with("", edit("m:1", []string{"a"}, nil))).Counters[0].Version
+	e, _ := countertest.Listen(t, s, "m:1")
+	server.Exec(t, url, `select pg_notify('headcount_counters', '{"f":"older","k":[{"k":"m:1","c":[{"i":1,"s":2,"j":["b"]}]}]}')`)
+	e.Until(t, "the members are to be looked at again", func(heard []counter.Update) bool {
+		return len(heard) > 0 && heard[len(heard)-1].Reread && heard[len(heard)-1].Counter.Version == v
+	})
 }
 
 func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {

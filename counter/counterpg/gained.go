@@ -2,11 +2,7 @@ package counterpg
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
 )
@@ -24,24 +20,14 @@ const (
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	at := indexes(keys)
 	out := make([]counter.Slot, len(keys))
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		rows, err := c.Query(ctx, readSlots, keys)
-		if err != nil {
-			return err
-		}
-		var key, text string
-		_, err = pgx.ForEachRow(rows, []any{&key, &text}, func() error {
-			var st counter.State
-			err := st.ParseRest(text)
-			out[at[key]] = st.Slots.At(step)
-			return err
-		})
+	var key, text string
+	err := s.query(ctx, []any{&key, &text}, func() error {
+		var st counter.State
+		err := st.ParseRest(text)
+		out[at[key]] = st.Slots.At(step)
 		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("counterpg: top: %w", err)
-	}
-	return out, nil
+	}, readSlots, keys)
+	return out, during("top", err)
 }
 
 func indexes(keys []string) map[string]int {
@@ -55,34 +41,24 @@ func indexes(keys []string) map[string]int {
 // Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	out, states, err := s.GainsOf(ctx, keys, step, from, to)
-	if err != nil {
-		return nil, fmt.Errorf("counterpg: top: %w", err)
-	}
 	for i := range out {
 		out[i] = states[i].With(out[i], step, from, to)
 	}
-	return out, nil
+	return out, during("top", err)
 }
 
 // GainsOf is Gains of several sums. Of states only the slots are read.
 func (s *Store) GainsOf(ctx context.Context, keys []string, step time.Duration, from, to int64) (gains [][]counter.Gain, states []counter.State, err error) {
 	at := indexes(keys)
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		gains, states = make([][]counter.Gain, len(keys)), make([]counter.State, len(keys))
-		rows, err := c.Query(ctx, readHistories, keys, int32(step/time.Second), from, to)
-		if err != nil {
-			return err
+	gains, states = make([][]counter.Gain, len(keys)), make([]counter.State, len(keys))
+	var key, text string
+	var numbers, values []int64
+	err = s.query(ctx, []any{&key, &text, &numbers, &values}, func() error {
+		i := at[key]
+		for n, number := range numbers {
+			gains[i] = append(gains[i], counter.Gain{Number: number, Value: values[n]})
 		}
-		var key, text string
-		var numbers, values []int64
-		_, err = pgx.ForEachRow(rows, []any{&key, &text, &numbers, &values}, func() error {
-			i := at[key]
-			for n, number := range numbers {
-				gains[i] = append(gains[i], counter.Gain{Number: number, Value: values[n]})
-			}
-			return states[i].ParseRest(text)
-		})
-		return err
-	})
+		return states[i].ParseRest(text)
+	}, readHistories, keys, int32(step/time.Second), from, to)
 	return gains, states, err
 }

@@ -48,16 +48,12 @@ func (l *limitColumns) add(n limit.Name) {
 // is. Its clock is the server's.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
-	var err error
-	for range tries {
-		err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return takeAll(ctx, c, calls, results) })
-		if err == nil || !again(err) {
-			break
-		}
-	}
+	err := retry(func() error {
+		return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return takeAll(ctx, c, calls, results) })
+	})
 	if err != nil {
 		for i := range results {
-			results[i] = counter.LimitResult{Err: fmt.Errorf("counterpg: limit: %w", err)}
+			results[i] = counter.LimitResult{Err: during("limit", err)}
 		}
 	}
 	return results

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/presence"
 )
 
@@ -96,21 +95,9 @@ func (s *Store) read(ctx context.Context, keys []string, member string, each fun
 		either = []string{member, counter.Nameless(counter.MemberHash(member))}
 	}
 	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		rows, err := c.Query(ctx, readCounters, keys, either)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var key string
-			var r record
-			var mine bool
-			if err := r.scan(rows, &key, &mine); err != nil {
-				return err
-			}
-			each(key, &r, mine)
-		}
-		return rows.Err()
+		var mine bool
+		rows, _ := c.Query(ctx, readCounters, keys, either) // records returns the error
+		return records(rows, func(key string, r *record) { each(key, r, mine) }, &mine)
 	})
 }
 
@@ -118,30 +105,37 @@ func (s *Store) read(ctx context.Context, keys []string, member string, each fun
 func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
 	from := int64(min(after, math.MaxInt64))
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		page = counter.Ledger{}
-		rows, err := c.Query(ctx, readEntries, key, from, limit+1)
-		if err != nil {
-			return err
-		}
-		var seq, at int64
-		var op int16
-		var e counter.Entry
-		_, err = pgx.ForEachRow(rows, []any{&seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By}, func() error {
-			if len(page.Entries) == limit {
-				page.More = true
-				return nil
-			}
-			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
-			page.Entries = append(page.Entries, e)
+	var e entryRow
+	err := s.query(ctx, e.columns(), func() error {
+		if len(page.Entries) == limit {
+			page.More = true
 			return nil
-		})
-		return err
-	})
+		}
+		page.Entries = append(page.Entries, e.entry())
+		return nil
+	}, readEntries, key, from, limit+1)
 	if err != nil {
 		return counter.Ledger{}, fmt.Errorf("counterpg: ledger of %q: %w", key, err)
 	}
 	return page, nil
+}
+
+// entryRow is a row of headcount_ledger without the ledger.
+type entryRow struct {
+	seq, at, delta, before int64
+	op                     int16
+	reason, by             string
+}
+
+func (e *entryRow) columns() []any {
+	return []any{&e.seq, &e.at, &e.delta, &e.before, &e.op, &e.reason, &e.by}
+}
+
+func (e *entryRow) entry() counter.Entry {
+	return counter.Entry{
+		Seq: uint64(e.seq), At: time.UnixMilli(e.at).UTC(), Op: counter.LedgerOp(e.op),
+		Delta: e.delta, Before: e.before, After: e.before + e.delta, Reason: e.reason, By: e.by,
+	}
 }
 
 // History is as counter.Reader says.
@@ -156,28 +150,16 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 // Gains is the history of a counter without the steps that are running, and its state.
 func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gains []counter.Gain, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		st, gains = counter.State{}, nil
 		b := &pgx.Batch{} // the counter first: With knows a step that is over by then
 		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
-			for rows.Next() {
-				var r record
-				var mine bool
-				if err := r.scan(rows, &key, &mine); err != nil {
-					return err
-				}
-				st = r.State
-			}
-			return rows.Err()
+			return records(rows, func(_ string, r *record) { st = r.State }, new(bool))
 		})
 		b.Queue(readGains, key, int32(step/time.Second), from, to).Query(func(rows pgx.Rows) error {
 			var g counter.Gain
 			var bytes []byte
 			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value, &bytes}, func() (err error) {
-				if g.Seen = nil; bytes != nil {
-					var seen hyperloglog.Registers
-					seen, err = parseRegisters(bytes)
-					g.Seen, bytes = &seen, nil
-				}
+				g.Seen, err = parseSeen(bytes)
+				bytes = nil // they are the gain's now
 				gains = append(gains, g)
 				return err
 			})
@@ -190,24 +172,17 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 
 // Dimension is as counter.Reader says.
 func (s *Store) Dimension(ctx context.Context, key, name string) (out counter.Counter, counted counter.Counted, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		out, counted = counter.Counter{Key: key}, counter.Counted{}
-		rows, err := c.Query(ctx, readDimension, key, name)
-		if err != nil {
-			return err
-		}
-		var kind int16
-		var incarnation, sequence, count int64
-		var st counter.State
-		var value string
-		_, err = pgx.ForEachRow(rows, []any{&kind, &st.Value, &st.Updated, &incarnation, &sequence, &value, &count}, func() error {
-			st.Kind, st.Version = counter.Kind(kind), counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
-			out = st.Counter(key)
-			counted.Add(value, count)
-			return nil
-		})
-		return err
-	})
+	out = counter.Counter{Key: key}
+	var kind int16
+	var incarnation, sequence, count int64
+	var st counter.State
+	var value string
+	err = s.query(ctx, []any{&kind, &st.Value, &st.Updated, &incarnation, &sequence, &value, &count}, func() error {
+		st.Kind, st.Version = counter.Kind(kind), counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
+		out = st.Counter(key)
+		counted.Add(value, count)
+		return nil
+	}, readDimension, key, name)
 	if err != nil {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterpg: dimension %q of %q: %w", name, key, err)
 	}

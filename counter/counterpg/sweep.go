@@ -98,42 +98,38 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 	if garbage {
 		until = math.MaxInt64
 	}
-	tag, err := tx.Exec(ctx, sweepEntries, id, sweepRows, until)
+	more, err = sweepOf(ctx, tx, sweepEntries, id, sweepRows, until)
+	if garbage {
+		for _, sql := range []string{sweepMembers, sweepHistory, sweepCounted} {
+			if err == nil {
+				var left bool
+				left, err = sweepOf(ctx, tx, sql, id, sweepRows)
+				more = more || left
+			}
+		}
+		for _, sql := range []string{sweepRegisters, sweepGarbage} {
+			if err == nil {
+				_, err = tx.Exec(ctx, sql, id)
+			}
+		}
+	}
+	switch {
+	case err != nil || more:
+	case garbage:
+		_, err = tx.Exec(ctx, endSweep, id, 0)
+	default:
+		_, err = tx.Exec(ctx, laterSweep, id, millis)
+	}
 	if err != nil {
 		return false, err
 	}
-	gone := tag.RowsAffected()
-	if garbage {
-		if tag, err = tx.Exec(ctx, sweepMembers, id, sweepRows); err != nil {
-			return false, err
-		}
-		gone = max(gone, tag.RowsAffected())
-		if _, err = tx.Exec(ctx, sweepRegisters, id); err != nil {
-			return false, err
-		}
-		if tag, err = tx.Exec(ctx, sweepHistory, id, sweepRows); err != nil {
-			return false, err
-		}
-		gone = max(gone, tag.RowsAffected())
-		if tag, err = tx.Exec(ctx, sweepCounted, id, sweepRows); err != nil {
-			return false, err
-		}
-		gone = max(gone, tag.RowsAffected())
-		if _, err = tx.Exec(ctx, sweepGarbage, id); err != nil {
-			return false, err
-		}
-	}
-	if gone < sweepRows {
-		if garbage {
-			_, err = tx.Exec(ctx, endSweep, id, 0)
-		} else {
-			_, err = tx.Exec(ctx, laterSweep, id, millis)
-		}
-		if err != nil {
-			return false, err
-		}
-	}
 	return true, tx.Commit(ctx)
+}
+
+// sweepOf clears away what one statement finds, and reports whether there may be more.
+func sweepOf(ctx context.Context, tx pgx.Tx, sql string, args ...any) (more bool, err error) {
+	tag, err := tx.Exec(ctx, sql, args...)
+	return tag.RowsAffected() == sweepRows, err
 }
 
 // sweepStep clears away a part of what a counter gained in steps that are not kept any more.

@@ -3,7 +3,6 @@ package counterpg
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
@@ -25,33 +24,16 @@ const (
 // Mark is as counter.TopStore says.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	keys = slices.Sorted(slices.Values(keys)) // two that mark the same do not wait for each other
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		_, err := c.Exec(ctx, writeMarks, match, number, keys)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("counterpg: top: %w", err)
-	}
-	return nil
+	return during("top", s.exec(ctx, writeMarks, match, number, keys))
 }
 
 // Marked is as counter.TopStore says.
 func (s *Store) Marked(ctx context.Context, match string) (out map[int64][]string, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		out = map[int64][]string{}
-		rows, err := c.Query(ctx, readMarks, match)
-		if err != nil {
-			return err
-		}
-		var number int64
-		var key string
-		_, err = pgx.ForEachRow(rows, []any{&number, &key}, func() error { out[number] = append(out[number], key); return nil })
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("counterpg: top: %w", err)
-	}
-	return out, nil
+	out = map[int64][]string{}
+	var number int64
+	var key string
+	err = s.query(ctx, []any{&number, &key}, func() error { out[number] = append(out[number], key); return nil }, readMarks, match)
+	return out, during("top", err)
 }
 
 // KeepTop is as counter.TopStore says.
@@ -70,34 +52,20 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 		b.Queue("commit")
 		return c.SendBatch(ctx, b).Close()
 	})
-	if err != nil {
-		return fmt.Errorf("counterpg: top: %w", err)
-	}
-	return nil
+	return during("top", err)
 }
 
 // TopLists is as counter.TopStore says.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		out = nil
-		rows, err := c.Query(ctx, readTops, match, int32(step/time.Second), from, to)
-		if err != nil {
-			return err
+	var number int64
+	var text []byte
+	err = s.query(ctx, []any{&number, &text}, func() error {
+		l := counter.TopList{Number: number}
+		if err := json.Unmarshal(text, &l.Most); err != nil {
+			return callers{err}
 		}
-		var number int64
-		var text []byte
-		_, err = pgx.ForEachRow(rows, []any{&number, &text}, func() error {
-			l := counter.TopList{Number: number}
-			if err := json.Unmarshal(text, &l.Most); err != nil {
-				return callers{err}
-			}
-			out = append(out, l)
-			return nil
-		})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("counterpg: top: %w", err)
-	}
-	return out, nil
+		out = append(out, l)
+		return nil
+	}, readTops, match, int32(step/time.Second), from, to)
+	return out, during("top", err)
 }

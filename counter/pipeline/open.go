@@ -117,7 +117,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		c.store = redis
 	case len(cfg.Peers) > 0:
 		c.where = "Redis, and PostgreSQL beside it"
-		store, err := tiered.OpenBeside(ctx, tiered.BesideConfig{
+		store, err := tiered.OpenBeside(ctx, tiered.Config{
 			Redis: cfg.Redis, Postgres: cfg.Postgres, Region: cfg.Region, Rules: cfg.Rules,
 			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
 		})

@@ -27,9 +27,6 @@ import (
 	"headcount/counter/tiered"
 )
 
-// lastPersist is how long Close tries to write the last changes to PostgreSQL.
-const lastPersist = 2 * time.Second
-
 // Observer observes changes.
 type Observer interface {
 	// Changed receives results that are about to be answered. It must not block.
@@ -106,18 +103,13 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //
 //   - The Combiner and the limits complete the calls that they accepted.
 //   - The top list tracker may be writing a list to the store.
-//   - Changes in Redis are persisted while Redis and PostgreSQL are open.
-//   - The store closes from the outside in: the links to other regions, the gathering of shards, the store itself.
+//   - The store closes from the outside in: the links to other regions, the gathering of shards, the store itself, which
+//     waits until PostgreSQL has what is in Redis.
 //   - Peers are the targets of those links.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
 	err := c.tops.Close()
-	if c.tiered != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), lastPersist)
-		defer cancel()
-		err = errors.Join(err, c.tiered.Persist(ctx))
-	}
 	return errors.Join(err, c.closeStores())
 }
 

@@ -38,7 +38,7 @@ func sharing(t *testing.T) (us, eu *region, postgres *pgtest.Server, database st
 	list := []*region{{name: "us"}, {name: "eu"}}
 	for _, r := range list {
 		r.server = redistest.Start(t)
-		s, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{
+		s, err := tiered.OpenBeside(t.Context(), tiered.Config{
 			Redis: redistest.Dial(t, r.server.URL()), Postgres: database, Region: r.name, Rules: builtin, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
 		})
 		if err != nil {
@@ -188,7 +188,7 @@ func TestRegionsShareExactCounters(t *testing.T) {
 
 		fronted, redis := postgres.Database(t), redistest.Start(t)
 		make1(t, front(redis.URL(), fronted), ruled("views:front", counter.Add, 1))
-		_, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{Redis: redistest.Dial(t, redis.URL()), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
+		_, err := tiered.OpenBeside(t.Context(), tiered.Config{Redis: redistest.Dial(t, redis.URL()), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
 		if !errors.Is(err, counterpg.ErrConfig) {
 			t.Errorf("beside a database with a front: %v", err)
 		}

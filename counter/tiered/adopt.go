@@ -89,6 +89,6 @@ func (s *Store) carry(ctx context.Context, batch []counter.Copy) error {
 				counter.ErrUnavailable, c.Key, c.Value, is.Value)
 		}
 	}
-	_, err = s.pg.Restore(ctx, missing, s.cfg.Rules)
+	_, err = s.pg.Restore(ctx, missing, s.rules)
 	return err
 }

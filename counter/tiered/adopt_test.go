@@ -137,9 +137,7 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 	if n := edit(counter.Change{Leave: []string{"user 0"}}); n != 1 {
 		t.Errorf("another leaves: %d members", n)
 	}
-	if err := s.Persist(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	everything(t, s) // PostgreSQL has it now
 	cluster.Flush(t)
 	testkit.Eventually(t, "an emptied Redis heals", func() bool {
 		r, err := s.Read(t.Context(), []string{"likes:0"}, "é/ü", 0)

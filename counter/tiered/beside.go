@@ -6,26 +6,10 @@ import (
 	"fmt"
 	"iter"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
-
 	"headcount/counter"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
-	"headcount/internal/redisconn"
 )
-
-// BesideConfig tunes a Beside.
-type BesideConfig struct {
-	Redis      *redisconn.Conn       // required
-	Postgres   string                // URL, as counterpg.Config has it; required
-	Region     string                // as counterredis.Config has it
-	Rules      *counter.Rules        // say which counters are exact; required
-	Registerer prometheus.Registerer // of the store's metrics; nil: none
-	Log        zerolog.Logger
-	OnRedis    counter.States // optional
-	OnPostgres counter.States // optional
-}
 
 // Beside is a counter.Store of a region with others: exact counters are in PostgreSQL, which all regions share, and all
 // others, and limits, in the region's own Redis. See the package doc. Its methods may be called from any goroutine.
@@ -46,22 +30,16 @@ var (
 
 // OpenBeside returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of
 // the two does not answer. Close ends it, before the connection to Redis.
-func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
-	pg, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Behind: true, Beside: true, Log: cfg.Log, OnState: cfg.OnPostgres})
+func OpenBeside(ctx context.Context, cfg Config) (*Beside, error) {
+	both, err := openBoth(ctx, cfg, counterpg.Config{Beside: true}, nil)
 	if err != nil {
 		return nil, err
 	}
-	redis := counterredis.New(counterredis.Config{
-		Conn: cfg.Redis, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
-	})
-	return &Beside{router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}, region{redis}}, nil
+	return &Beside{both, region{both.redis}}, nil
 }
 
 // Close is as counter.Store says.
 func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close()) }
-
-// Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Beside) Cause() error { return s.pg.Cause() }
 
 // Redis is the region's.
 func (s *Beside) Redis() *counterredis.Store { return s.Store }
@@ -73,10 +51,7 @@ func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
 		return 0, unavailable(err)
 	}
 	others, err := s.Store.Size(ctx, prefix)
-	if err != nil {
-		return 0, unavailable(err)
-	}
-	return exact + others, nil
+	return exact + others, unavailable(err)
 }
 
 // Aggregate is as counter.Reader says.
@@ -87,7 +62,7 @@ func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		err = s.pg.AddTo(ctx, total, prefix, nil)
 	}
 	if err != nil {
-		return counter.Aggregate{}, fmt.Errorf("tiered: aggregate %q: %w", prefix, unavailable(err))
+		return counter.Aggregate{}, during(fmt.Sprintf("aggregate %q", prefix), err)
 	}
 	return total.Aggregate(prefix)
 }

@@ -12,7 +12,7 @@ import (
 	"headcount/internal/redistest"
 )
 
-func openBeside(t testing.TB, cfg tiered.BesideConfig) *tiered.Beside {
+func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
 	t.Helper()
 	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
 	s, err := tiered.OpenBeside(t.Context(), cfg)
@@ -29,7 +29,7 @@ func TestCopiesBeside(t *testing.T) {
 	}
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
-		return openBeside(t, tiered.BesideConfig{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})
+		return openBeside(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})
 	})
 }
 
@@ -38,7 +38,7 @@ func TestContractBeside(t *testing.T) {
 	server, pg := redistest.Start(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
-		cfg := tiered.BesideConfig{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), Region: "us", Rules: countertest.Rules}
+		cfg := tiered.Config{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), Region: "us", Rules: countertest.Rules}
 		crashes := 0
 		return countertest.Instance{
 			Store: openBeside(t, cfg),

@@ -9,6 +9,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/counterredis"
+	"headcount/internal/outage"
 )
 
 const (
@@ -21,85 +22,61 @@ var (
 	_ counter.Restorer = (*Store)(nil)
 )
 
-// persistAll returns when Redis is good, and PostgreSQL has everything that was changed before the call.
-func (s *Store) persistAll(ctx context.Context) error {
-	if s.cfg.ReadOnly {
-		return s.persisted(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, settleMost)
-	defer cancel()
-	var first []counterredis.Bucket
-	for {
-		if err := s.Ready(); err != nil && !errors.Is(err, errCarrying) {
-			return err
-		}
-		all, err := s.redis.Status(ctx)
-		if err == nil {
-			if first == nil {
-				first = all
-			}
-			if !slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good || waits(b, first) }) {
-				return nil
-			}
-		}
-		s.hurry()
-		select {
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%w: what is in Redis could not be persisted", counter.ErrUnavailable), err, ctx.Err())
-		case <-time.After(settleEvery):
-		}
-	}
-}
-
-// waits reports whether b has changes that are not persisted from before first was read.
-func waits(b counterredis.Bucket, first []counterredis.Bucket) bool {
-	return !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
-}
-
 var (
 	errAlone  = errors.New("PostgreSQL does not have the counters of this Redis; leave --postgres out, or start a server with both, which carries them over")
 	errNobody = errors.New("Redis has changes that are not in PostgreSQL, and no server runs that persists them; start one with both for a moment")
 )
 
-// persisted returns when servers have persisted everything that was changed before.
-func (s *Store) persisted(ctx context.Context) error {
+// persistAll returns when Redis is good, and PostgreSQL has everything that was changed before the call.
+func (s *Store) persistAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleMost)
 	defer cancel()
-	unmarked, err := s.redis.Unmarked(ctx)
-	if err != nil {
-		return err
-	}
-	if unmarked {
-		return errAlone
-	}
-	first, err := s.redis.Status(ctx)
-	for all := first; err == nil; all, err = s.redis.Status(ctx) {
-		if !slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return waits(b, first) }) {
-			return nil
+	if s.cfg.ReadOnly {
+		unmarked, err := s.redis.Unmarked(ctx)
+		if unmarked {
+			err = errAlone
 		}
-		running, err := s.redis.Leases(ctx)
 		if err != nil {
 			return err
 		}
-		if len(running) == 0 {
-			return errNobody
+	}
+	var first []counterredis.Bucket
+	waits := func(b counterredis.Bucket) bool {
+		return !b.Good && !s.cfg.ReadOnly || !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
+	}
+	for {
+		all, err := s.redis.Status(ctx)
+		if err == nil {
+			if first == nil {
+				first = all
+			}
+			if !slices.ContainsFunc(all, waits) {
+				return nil
+			}
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: the servers did not persist what is in Redis within %s", counter.ErrUnavailable, settleMost)
-		case <-time.After(settleEvery):
+		if err := s.urge(ctx); err != nil {
+			return err
+		}
+		if !outage.Sleep(ctx, settleEvery) {
+			return errors.Join(fmt.Errorf("%w: what is in Redis could not be persisted", counter.ErrUnavailable), err, ctx.Err())
 		}
 	}
-	return err
 }
 
-// Persist returns when PostgreSQL has everything that was changed before, or ctx ends. A server calls it when
-// it ends, so that an export finds everything in PostgreSQL.
-func (s *Store) Persist(ctx context.Context) error {
-	if s.Ready() != nil {
-		return nil
+// urge has the worker persist soon. A store that only reads has none: it fails unless a server runs, which has.
+func (s *Store) urge(ctx context.Context) error {
+	if s.cfg.ReadOnly {
+		running, err := s.redis.Leases(ctx)
+		if err == nil && len(running) == 0 {
+			err = errNobody
+		}
+		return err
 	}
-	return s.persistAll(ctx)
+	if err := s.Ready(); err != nil && !errors.Is(err, errCarrying) {
+		return err
+	}
+	s.hurry()
+	return nil
 }
 
 // Deleted is as counter.Dumper says.

@@ -2,7 +2,6 @@ package tiered
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"headcount/counter"
@@ -24,29 +23,24 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 			}
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))
-	}
-	return slots, nil
+	return slots, during("top", err)
 }
 
 // Histories is as counter.TopStore says.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	fail := func(err error) ([][]counter.Gain, error) {
-		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))
-	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
 	var front []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
 		front, err = s.redis.HistoriesResident(ctx, keys, step, from, to)
 		return err
 	})
-	if err != nil {
-		return fail(err)
+	var out [][]counter.Gain
+	var states []counter.State
+	if err == nil {
+		out, states, err = s.pg.GainsOf(ctx, keys, step, from, to)
 	}
-	out, states, err := s.pg.GainsOf(ctx, keys, step, from, to)
 	if err != nil {
-		return fail(err)
+		return nil, during("top", err)
 	}
 	for i := range keys {
 		f := &front[i]

@@ -2,7 +2,6 @@ package tiered
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -21,6 +20,9 @@ type router struct {
 	pg    *counterpg.Store // has the exact ones
 	rules *counter.Rules
 }
+
+// Cause is why PostgreSQL cannot be used; nil: it can.
+func (r *router) Cause() error { return r.pg.Cause() }
 
 func (r *router) exact(key string) bool {
 	rule := r.rules.Find(key)
@@ -95,7 +97,7 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 		err = r.redis.Note(ctx, op)
 	}
 	if err != nil {
-		return counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
+		return counter.Result{Err: during("apply", err)}
 	}
 	if result.Replay {
 		return r.replay(ctx, op)
@@ -107,7 +109,7 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
 	by, err := op.ReadFrom(ctx, r)
 	if err != nil {
-		return counter.Result{Err: fmt.Errorf("tiered: a replay: %w", unavailable(err))}
+		return counter.Result{Err: during("a replay", err)}
 	}
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }

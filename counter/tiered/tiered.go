@@ -19,6 +19,7 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/limit"
+	"headcount/internal/outage"
 	"headcount/internal/redisconn"
 )
 
@@ -27,10 +28,11 @@ const (
 	tryAgain = 2 * time.Millisecond
 )
 
-// Config tunes a Store. A zero field takes its default.
+// Config tunes a Store or a Beside. A zero field takes its default.
 type Config struct {
 	Redis    *redisconn.Conn // required
 	Postgres string          // URL, as counterpg.Config has it; required
+	Region   string          // of a Beside, as counterredis.Config has it
 	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
 	// looked for changes ten times as often.
 	PersistInterval time.Duration
@@ -67,17 +69,15 @@ var _ counter.Store = (*Store)(nil)
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	cfg.Rules = cmp.Or(cfg.Rules, counter.BuiltinRules())
-	pg, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Behind: true, ReadOnly: cfg.ReadOnly, Log: cfg.Log, OnState: cfg.OnPostgres})
+	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, &counterredis.Behind{Touch: cfg.ColdAfter / 8})
 	if err != nil {
 		return nil, err
 	}
-	redis := counterredis.New(counterredis.Config{
-		Conn: cfg.Redis, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
-		Behind: &counterredis.Behind{Touch: cfg.ColdAfter / 8},
-	})
-	s := &Store{cfg: cfg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
-	s.router = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
+	s := &Store{
+		cfg: cfg, router: both, metrics: newMetrics(cfg.Registerer),
+		healing: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+	}
+	s.hot = resident{s}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if !cfg.ReadOnly {
@@ -86,22 +86,32 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// openBoth opens PostgreSQL, and returns a router over both.
+func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, front *counterredis.Behind) (router, error) {
+	behind.URL, behind.Behind, behind.Log, behind.OnState = cfg.Postgres, true, cfg.Log, cfg.OnPostgres
+	pg, err := counterpg.Open(ctx, behind)
+	if err != nil {
+		return router{}, err
+	}
+	redis := counterredis.New(counterredis.Config{
+		Conn: cfg.Redis, Region: cfg.Region, Behind: front, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+	})
+	return router{hot: redis, redis: redis, pg: pg, rules: cmp.Or(cfg.Rules, counter.BuiltinRules())}, nil
+}
+
 // Close waits for what the store runs. What is not persisted is in Redis, and another process,
 // or the next start, persists it.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.stop()
-	s.wg.Wait()
 	if !s.cfg.ReadOnly {
 		s.persistLast()
 	}
+	s.stop()
+	s.wg.Wait()
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
-
-// Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Store) Cause() error { return s.pg.Cause() }
 
 // Front is what stands in front, for the parts of hot sums: they are in Redis alone.
 func (s *Store) Front() *counterredis.Store { return s.redis }
@@ -142,7 +152,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 	}
 	fail := func(at []int, err error) {
 		for _, i := range at {
-			results[i] = counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
+			results[i] = counter.Result{Err: during("apply", err)}
 		}
 	}
 	for tries := 0; len(todo) > 0; tries++ {
@@ -162,7 +172,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 		case len(left.Unknown) > 0:
 			misplaced, err := s.load(ctx, left.Unknown, true)
 			if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
-				s.pause(ctx)
+				outage.Sleep(ctx, tryAgain)
 				continue
 			}
 			todo = slices.DeleteFunc(todo, func(i int) bool {
@@ -219,20 +229,20 @@ func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, e
 	return len(known) > 0, err
 }
 
-// unavailable is err as counter.ErrUnavailable.
+// unavailable is err, or nil, as counter.ErrUnavailable.
 func unavailable(err error) error {
-	if errors.Is(err, counter.ErrUnavailable) {
+	if err == nil || errors.Is(err, counter.ErrUnavailable) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 }
 
-// pause waits for others.
-func (s *Store) pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(tryAgain):
+// during is unavailable with what was done.
+func during(what string, err error) error {
+	if err == nil {
+		return nil
 	}
+	return fmt.Errorf("tiered: %s: %w", what, unavailable(err))
 }
 
 // ask looks in PostgreSQL for identities that Redis does not know, and has Redis know them.
@@ -349,9 +359,6 @@ func since(v counter.Version, generation uint64) counter.Version {
 
 // Ledger is as counter.Reader says.
 func (s resident) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	fail := func(err error) (counter.Ledger, error) {
-		return counter.Ledger{}, fmt.Errorf("tiered: ledger of %q: %w", key, unavailable(err))
-	}
 	if after >= 1<<63-1 {
 		return counter.Ledger{}, nil
 	}
@@ -362,17 +369,12 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 		newer, alone, err = s.redis.LedgerResident(ctx, key, after, limit+1)
 		return err
 	})
-	if err != nil {
-		return fail(err)
-	}
 	var page counter.Ledger
-	if !alone {
-		if page, err = s.pg.Ledger(ctx, key, after, limit); err != nil {
-			return fail(err)
-		}
+	if err == nil && !alone {
+		page, err = s.pg.Ledger(ctx, key, after, limit)
 	}
-	if page.More {
-		return page, nil
+	if err != nil || page.More {
+		return page, during(fmt.Sprintf("ledger of %q", key), err)
 	}
 	for _, e := range newer {
 		if n := len(page.Entries); n > 0 && e.Seq <= page.Entries[n-1].Seq {
@@ -389,27 +391,22 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 
 // History is as counter.Reader says.
 func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	fail := func(err error) (counter.Counter, []counter.Gain, error) {
-		return counter.Counter{}, nil, fmt.Errorf("tiered: history of %q: %w", key, unavailable(err))
-	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
 	var is counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
 		is, err = s.redis.HistoryResident(ctx, key, step, from, to)
 		return err
 	})
-	if err != nil {
-		return fail(err)
-	}
+	var row counter.State
 	var gains []counter.Gain
-	if !is.Alone {
-		var row counter.State
-		if row, gains, err = s.pg.Gains(ctx, key, step, from, to); err != nil {
-			return fail(err)
-		}
-		if !is.Resident {
-			is.State = row
-		}
+	if err == nil && !is.Alone {
+		row, gains, err = s.pg.Gains(ctx, key, step, from, to)
+	}
+	if err != nil {
+		return counter.Counter{}, nil, during(fmt.Sprintf("history of %q", key), err)
+	}
+	if !is.Alone && !is.Resident {
+		is.State = row
 	}
 	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
 }
@@ -436,27 +433,19 @@ func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain
 
 // Dimension is as counter.Reader says.
 func (s resident) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	fail := func(err error) (counter.Counter, counter.Counted, error) {
-		return counter.Counter{}, counter.Counted{}, fmt.Errorf("tiered: dimension %q of %q: %w", name, key, unavailable(err))
-	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
 	var is *counterredis.ResidentDimension
 	err := s.mend(ctx, func() (err error) {
 		is, err = s.redis.DimensionResident(ctx, key, name)
 		return err
 	})
-	if err != nil {
-		return fail(err)
-	}
 	var row counter.Counter
 	var all counter.Counted
-	if is == nil || !is.Alone {
-		if row, all, err = s.pg.Dimension(ctx, key, name); err != nil {
-			return fail(err)
-		}
+	if err == nil && (is == nil || !is.Alone) {
+		row, all, err = s.pg.Dimension(ctx, key, name)
 	}
-	if is == nil {
-		return row, all, nil
+	if err != nil || is == nil {
+		return row, all, during(fmt.Sprintf("dimension %q of %q", name, key), err)
 	}
 	add := func(upTo counter.Version, counts []counter.Count) {
 		if is.Alone || row.Version.Compare(upTo) < 0 { // else the row has it
@@ -472,10 +461,7 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 
 // Mark is as counter.TopStore says.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
-	if err := s.redis.Mark(ctx, match, number, keys); err != nil {
-		return fmt.Errorf("tiered: top: %w", unavailable(err))
-	}
-	return nil
+	return during("top", s.redis.Mark(ctx, match, number, keys))
 }
 
 // Marked is as counter.TopStore says: Redis has the marks, PostgreSQL the lists.
@@ -488,10 +474,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	if err := s.pg.KeepTop(ctx, match, step, list, kept, nil); err != nil {
 		return err
 	}
-	if err := s.redis.Unmark(ctx, match, list.Number, marks); err != nil {
-		return fmt.Errorf("tiered: top: %w", unavailable(err))
-	}
-	return nil
+	return during("top", s.redis.Unmark(ctx, match, list.Number, marks))
 }
 
 // TopLists is as counter.TopStore says.
@@ -502,10 +485,7 @@ func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, 
 // Size is as counter.Reader says: it counts what is persisted.
 func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 	n, err := s.pg.Size(ctx, prefix)
-	if err != nil {
-		return 0, unavailable(err)
-	}
-	return n, nil
+	return n, unavailable(err)
 }
 
 // Aggregate is as counter.Reader says: PostgreSQL adds up, once it has everything that was changed before. Sums that
@@ -533,7 +513,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 		err = s.pg.AddTo(ctx, total, prefix, spread)
 	}
 	if err != nil {
-		return counter.Aggregate{}, fmt.Errorf("tiered: aggregate %q: %w", prefix, unavailable(err))
+		return counter.Aggregate{}, during(fmt.Sprintf("aggregate %q", prefix), err)
 	}
 	return total.Aggregate(prefix)
 }
@@ -553,8 +533,5 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 	if next != "" && isCold || next == "" && !isCold {
 		next = coldSets + next
 	}
-	if err != nil {
-		return nil, "", fmt.Errorf("tiered: %w", unavailable(err))
-	}
-	return keys, next, nil
+	return keys, next, during("sets", err)
 }

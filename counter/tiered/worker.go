@@ -3,7 +3,6 @@ package tiered
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -14,13 +13,14 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hyperloglog"
+	"headcount/internal/outage"
 )
 
 const (
 	leastTick = 5 * time.Millisecond
 	hurries   = 10 * time.Millisecond // the least time between two checkpoints that somebody waits for
 	evictMost = 30 * time.Second      // the most time between two rounds of evicting
-	lastRound = 3 * time.Second       // for persistLast
+	lastRound = 2 * time.Second       // for persistLast
 )
 
 // metrics are the store's.
@@ -104,30 +104,28 @@ func (s *Store) persist(ctx context.Context) {
 		case hurry:
 			pause = hurries
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		outage.Sleep(ctx, pause)
 	}
 }
 
-// persistLast persists what is left in Redis when the process ends in an orderly way, so that PostgreSQL alone has
-// everything after the last one. What it does not reach stays in Redis for the next process.
+// persistLast waits until PostgreSQL has what is left in Redis, when the process ends in an orderly way, so that PostgreSQL
+// alone has everything after the last one. What it does not reach stays in Redis for the next process.
 func (s *Store) persistLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
 	defer cancel()
-	for range 2 { // the first may only finish the checkpoint of a process that has died
-		all, err := s.redis.Status(ctx)
-		if err == nil && slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
+	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while it is away
+	var all []counterredis.Bucket
+	if err == nil {
+		all, err = s.redis.Status(ctx)
+	}
+	if err == nil {
+		if slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
 			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
 		}
-		if err == nil {
-			err = s.round(ctx, true)
-		}
-		if err != nil {
-			s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
-			return
-		}
+		err = s.persistAll(ctx)
+	}
+	if err != nil {
+		s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
 	}
 }
 
@@ -154,7 +152,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	}
 	var generation, done uint64
 	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
-		number, deleted, err = s.checkpoint(ctx, p)
+		number, deleted, err = s.checkpoint(ctx, p, all)
 		generation, done = p.Generation, number
 		return number, deleted, err
 	})
@@ -172,25 +170,19 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	return nil
 }
 
-// checkpoint writes the next checkpoint, and returns its number.
-func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting) (number, deleted uint64, err error) {
-	all, err := s.redis.Status(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
+// checkpoint writes the next checkpoint, and returns its number. all is what buckets said before p: when another process has
+// persisted since, it looks like a loss, and heal finds none.
+func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []counterredis.Bucket) (number, deleted uint64, err error) {
 	dirty := false
 	for _, b := range all {
-		if !b.Good || b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
+		if b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
 			return 0, 0, counterredis.ErrLost
 		}
 		if b.Draining != 0 && b.Draining == p.Checkpoint { // it is persisted: who did so has died
-			if err := s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint); err != nil {
-				return 0, 0, err
-			}
-			return 0, 0, nil // and what came after it is for the next round
+			// What came after it is for the next round.
+			return 0, 0, s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint)
 		}
 		dirty = dirty || !b.Since.IsZero()
-		deleted = max(deleted, b.Deleted)
 	}
 	if !dirty {
 		return 0, 0, nil
@@ -215,6 +207,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting) (number
 		if !b.Good || b.Generation != p.Generation || b.Draining != number {
 			return 0, 0, counterredis.ErrLost
 		}
+		deleted = max(deleted, b.Deleted)
 	}
 	if len(p.Refused) > 0 {
 		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
@@ -235,65 +228,59 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 	case <-ctx.Done():
 		return unavailable(context.Cause(ctx))
 	}
-	good := func(all []counterredis.Bucket, f counterpg.Front) (good, whole bool) {
-		good, whole = true, true
-		for _, b := range all {
-			good = good && b.Good
-			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Checkpoint > f.Checkpoint && b.Generation == all[0].Generation
-		}
-		return good, whole
+	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) { return s.generation(ctx, f, adopts) })
+	return during("looking whether Redis has lost its memory", err)
+}
+
+// generation begins a new generation in Redis and returns its number, or 0 when Redis has lost nothing that was persisted.
+func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) (uint64, error) {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return 0, err
 	}
-	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) {
-		all, err := s.redis.Status(ctx)
-		if err != nil {
+	next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+	good, whole := true, true
+	for _, b := range all {
+		next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
+		good = good && b.Good
+		whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Checkpoint > f.Checkpoint
+	}
+	switch {
+	case good && whole:
+		return 0, nil // somebody was faster
+	case whole:
+		return 0, s.redis.Adopt(ctx, f.Generation, next)
+	}
+	unmarked, err := s.redis.Unmarked(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if unmarked {
+		if !adopts {
+			s.hurry()
+			return 0, errCarrying
+		}
+		if err := s.adopt(ctx); err != nil {
 			return 0, err
 		}
-		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+	}
+	asks, deleted := time.Time{}, f.Deleted
+	if unmarked { // it brought what Redis has deleted, and identities
 		for _, b := range all {
-			next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
+			deleted = max(deleted, b.Deleted)
 		}
-		switch good, whole := good(all, f); {
-		case good && whole:
-			return 0, nil // somebody was faster
-		case whole:
-			return 0, s.redis.Adopt(ctx, f.Generation, next)
-		}
-		unmarked, err := s.redis.Unmarked(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if unmarked {
-			if !adopts {
-				s.hurry()
-				return 0, errCarrying
-			}
-			if err := s.adopt(ctx); err != nil {
-				return 0, err
-			}
-		}
-		asks, deleted := time.Time{}, f.Deleted
-		if unmarked { // it brought what Redis has deleted, and identities
-			for _, b := range all {
-				deleted = max(deleted, b.Deleted)
-			}
-		}
-		if f.Identities || unmarked {
-			asks = all[0].Now.Add(counter.IdentityKept)
-		}
-		if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
-			return 0, err
-		}
-		if unmarked {
-			return next, nil
-		}
+	}
+	if f.Identities || unmarked {
+		asks = all[0].Now.Add(counter.IdentityKept)
+	}
+	if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
+		return 0, err
+	}
+	if !unmarked {
 		s.metrics.generations.Inc()
 		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
-		return next, nil
-	})
-	if err != nil {
-		return fmt.Errorf("tiered: looking whether Redis has lost its memory: %w", unavailable(err))
 	}
-	return nil
+	return next, nil
 }
 
 // tickets are those of the buckets of keys, and the generation.
