@@ -42,7 +42,7 @@ const (
 	// A client that has sent too much is not read for restTime. So it does
 	// not reach its twentieth error at once, and what it sends meanwhile waits in
 	// its own memory and not in ours.
-	restTime = 100 * time.Millisecond
+	throttleTime = 100 * time.Millisecond
 )
 
 // charge takes what a frame costs from the client's message rate. It reports
@@ -52,7 +52,7 @@ func (c *conn) charge(kind byte) bool {
 	case websocket.Text, websocket.Binary:
 		c.g.metrics.received.Add(1)
 	case websocket.Pong:
-		if c.asks.Swap(false) {
+		if c.awaitsPong.Swap(false) {
 			return true
 		}
 	case websocket.Close:
@@ -65,15 +65,15 @@ func (c *conn) charge(kind byte) bool {
 // stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
 	if (c.events || c.closing.Load() != open) && !c.allow() {
-		c.rest()
+		c.throttle()
 	}
 }
 
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
-	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.sent, c.Now(), 1)
+	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.messagesRate, c.Now(), 1)
 	if wait == 0 {
-		c.sent = back
+		c.messagesRate = back
 	}
 	return wait == 0
 }
@@ -88,11 +88,11 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if fresh == 0 {
 		return true
 	}
-	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.brought, c.Now(), fresh)
+	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.newTopicsRate, c.Now(), fresh)
 	if wait > 0 || !c.g.newTopics.Admit(c.addr, fresh) {
 		return false
 	}
-	c.brought = back
+	c.newTopicsRate = back
 	return true
 }
 
@@ -121,34 +121,34 @@ func (t *newTopics) Admit(addr netip.Addr, n int) bool {
 // chargeNames takes so many names from what the client's lists may name. If they are too many, the client
 // rests until they would not have been.
 func (c *conn) chargeNames(names int) {
-	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.listed, c.Now(), names)
-	c.listed = back
+	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.namesRate, c.Now(), names)
+	c.namesRate = back
 	if wait > 0 {
-		c.restFor(wait)
+		c.throttleFor(wait)
 	}
 }
 
 // rest stops reading from the client for a while.
-func (c *conn) rest() { c.restFor(restTime) }
+func (c *conn) throttle() { c.throttleFor(throttleTime) }
 
-func (c *conn) restFor(d time.Duration) {
-	if c.rests == 0 {
-		c.rests = c.Now() + d
+func (c *conn) throttleFor(d time.Duration) {
+	if c.throttledUntil == 0 {
+		c.throttledUntil = c.Now() + d
 		c.wire.ServeAfter(d)
 	}
 }
 
 // resting reports whether the client is not read now. Without a poller it waits
 // until the client may speak again.
-func (c *conn) resting() bool {
-	if c.rests == 0 || c.wire.Closed() {
+func (c *conn) throttled() bool {
+	if c.throttledUntil == 0 || c.wire.Closed() {
 		return false
 	}
-	left := c.rests - c.Now()
+	left := c.throttledUntil - c.Now()
 	if left > 0 && c.wire.Polled() {
 		return true
 	}
 	time.Sleep(left)
-	c.rests = 0
+	c.throttledUntil = 0
 	return false
 }

@@ -29,7 +29,7 @@ const (
 	// the close frame reaches it before the end of the connection does.
 	lingerClose = time.Second
 
-	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
+	maxLifetime = 100 * 365 * 24 * time.Hour // no connection lifetime longer
 )
 
 // conn is one client's connection: a WebSocket, or an event stream, which only receives,
@@ -52,13 +52,13 @@ type conn struct {
 	errors uint8
 
 	// Any goroutine may use these.
-	closing   atomic.Uint32              // a closing state
-	asks      atomic.Bool                // a ping has been sent whose answer is free
-	totalHeld atomic.Bool                // the count of the site is held back, see missing
-	linger    atomic.Pointer[time.Timer] // the close frame is out, and the client has until then to close
+	closing    atomic.Uint32              // a closing state
+	awaitsPong atomic.Bool                // a ping has been sent whose answer is free
+	totalHeld  atomic.Bool                // the count of the site is held back, see missing
+	linger     atomic.Pointer[time.Timer] // the close frame is out, and the client has until then to close
 
 	// The turn owns these.
-	spent
+	rateState
 	input
 	wants []wanted
 	// counters are those that the client subscribes to; with wants at most
@@ -76,17 +76,17 @@ type visitor struct {
 }
 
 // spent has the state of each limit.Rate of a client: when all of it is available again.
-type spent struct {
-	sent    time.Duration // of messages, see allow
-	brought time.Duration // of new topics, see admitNewTopics
-	listed  time.Duration // of names in lists, see chargeNames
+type rateState struct {
+	messagesRate  time.Duration // of messages, see allow
+	newTopicsRate time.Duration // of new topics, see admitNewTopics
+	namesRate     time.Duration // of names in lists, see chargeNames
 }
 
 // input is what is read from a client.
 type input struct {
-	held   []byte // what was read and is not served yet: a part of a frame, or all of it while the wire is busy
-	reader websocket.Reader
-	rests  time.Duration // nothing is read until then; 0: the client is read
+	held           []byte // what was read and is not served yet: a part of a frame, or all of it while the wire is busy
+	reader         websocket.Reader
+	throttledUntil time.Duration // nothing is read until then; 0: the client is read
 }
 
 // States of the close handshake.
@@ -116,14 +116,14 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
 	c := &conn{g: g, visitor: visitor{user: user, slot: slot}}
 	c.wire.Use(over, c)
-	lasts := time.Duration(0)
+	lifetime := time.Duration(0)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
-		if lasts = min(time.Until(expires), farOff); lasts == 0 {
-			lasts = -1
+		if lifetime = min(time.Until(expires), maxLifetime); lifetime == 0 {
+			lifetime = -1
 		}
 	}
-	g.hub.Prepare(&c.Subscriber, c, lasts)
+	g.hub.Prepare(&c.Subscriber, c, lifetime)
 	return c
 }
 
@@ -200,7 +200,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 // blocked reports whether the client is not read now: it rests, or has to take first what
 // it was sent. Without a poller, blocked waits until it is read again.
 func (c *conn) blocked() bool {
-	if c.resting() {
+	if c.throttled() {
 		return true
 	}
 	if !c.wire.Polled() {
@@ -280,7 +280,7 @@ func (c *conn) Close() error { return c.wire.Close() }
 // client is not asked: it takes the write before, or that times out.
 func (c *conn) Ping() bool {
 	frame := []byte{websocket.Ping, 0}
-	c.asks.Store(true)
+	c.awaitsPong.Store(true)
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}

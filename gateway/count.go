@@ -72,11 +72,11 @@ func appendEvent(b []byte, c presence.Count) []byte {
 // significant rounds n to that many significant digits; a half rounds up. n is not
 // negative. 0 digits means no rounding.
 func significant(n int64, digits uint8) int64 {
-	unit, most := int64(1), int64(1)
+	unit, limit := int64(1), int64(1)
 	for range digits {
-		most *= 10
+		limit *= 10
 	}
-	for digits > 0 && n/unit >= most {
+	for digits > 0 && n/unit >= limit {
 		unit *= 10
 	}
 	rest := n % unit

@@ -109,12 +109,12 @@ func (g *Gateway) routes() http.Handler {
 // many open files. A nil err means that clients are accepted again.
 func (g *Gateway) acceptFails(err error) {
 	if err == nil {
-		g.shut.Store(nil)
+		g.acceptErr.Store(nil)
 		g.cfg.Log.Info().Msg("new clients are accepted again")
 		return
 	}
 	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections: %w", err)
-	g.shut.Store(&err)
+	g.acceptErr.Store(&err)
 	g.cfg.Log.Error().Msg(err.Error())
 }
 

@@ -54,7 +54,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 func (c *conn) frame(f websocket.Frame) error {
 	c.Heard()
 	if !c.charge(f.Kind) {
-		c.rest()
+		c.throttle()
 		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 frames a second, pings and fragments among them"})
 	}
 	switch f.Kind {

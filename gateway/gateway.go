@@ -133,7 +133,7 @@ type admission struct {
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
 	draining    atomic.Bool
-	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
+	acceptErr   atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
 }
 
 // setDefaults gives the fields that are not set their defaults, and checks the others.
@@ -169,9 +169,9 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
-	life := presence.IncarnationName(cfg.Name, cfg.Incarnation)
+	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
-		Gateway: life, Store: cfg.Store, Numbers: unreadEncoder{},
+		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	}); err != nil {
@@ -191,7 +191,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
-	g.roster.seen = g.metrics.seen
+	g.roster.joinWait = g.metrics.joinWait
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
 	}
@@ -230,7 +230,7 @@ func (g *Gateway) Open() error {
 	if g.draining.Load() {
 		return errDraining
 	}
-	if err := g.shut.Load(); err != nil {
+	if err := g.acceptErr.Load(); err != nil {
 		return *err
 	}
 	return nil

@@ -21,7 +21,7 @@ type metrics struct {
 	joins    prometheus.Counter
 	leaves   *prometheus.CounterVec // by cause
 	limits   *prometheus.CounterVec // by limit
-	seen     prometheus.Histogram
+	joinWait prometheus.Histogram
 }
 
 // Causes of a leave.
@@ -75,7 +75,7 @@ func newMetrics() *metrics {
 		limits: labeled("headcount_limits_hit_total",
 			"What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).", "limit",
 			limitConnections, limitAddress, limitMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors),
-		seen: prometheus.NewHistogram(prometheus.HistogramOpts{
+		joinWait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "headcount_join_to_seen_seconds", Help: "Time from a join until the store has it and the client may see a count that includes it.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
@@ -104,7 +104,7 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 	}
 	m := g.metrics
 	reg.MustRegister(
-		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.seen,
+		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.joinWait,
 		figure("headcount_deliveries_conflated_total", "Counts that a newer one replaced before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
 		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
 		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),

@@ -140,7 +140,7 @@ func (c *conn) arrived(name string) {
 
 // missing reports whether the client has joined pages, and the store has none of these
 // joins: then the count of its site may lack the user.
-func (c *conn) missing() bool {
+func (c *conn) uncounted() bool {
 	joined := false
 	for _, w := range c.wants {
 		if w.joined && c.g.roster.stored(c.user, w.name) {
@@ -225,13 +225,13 @@ func (c *conn) subscribe(m message) error {
 		w.counts = untilUnsubscribe
 	}
 	topics := presence.CountTopics(names)
-	hold := slices.Contains(topics, c.total()) && c.missing()
+	hold := slices.Contains(topics, c.total()) && c.uncounted()
 	if hold {
 		c.Hold(c.total())
 	}
 	c.Subscribe(topics, frameForm(m.precision))
 	if hold {
-		if c.totalHeld.Store(true); !c.missing() { // the last join arrived before totalHeld was set
+		if c.totalHeld.Store(true); !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()
 		}
 	}

@@ -27,7 +27,7 @@ type roster struct {
 	streams  []partitionStream
 	kick     chan *partitionStream // streams with something new to send; room for all, each in it once
 
-	seen     observer     // of the seconds that joins wait for the store; nil: nobody
+	joinWait observer     // of the seconds that joins wait for the store; nil: nobody
 	repeated atomic.Int64 // joins and leaves sent again, since no answer came
 }
 
@@ -213,8 +213,8 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	s.mu.Unlock()
 	for _, ar := range arrivals {
-		if r.seen != nil {
-			r.seen.Observe(time.Since(ar.since).Seconds())
+		if r.joinWait != nil {
+			r.joinWait.Observe(time.Since(ar.since).Seconds())
 		}
 		ar.arrived(ar.page)
 	}
