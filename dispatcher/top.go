@@ -7,13 +7,14 @@ import (
 	"headcount/presence"
 )
 
-// maxTop bounds the pages whose counts a dispatcher keeps for Top. Beyond it the half with
-// the fewest users is forgotten, until they change again.
+// maxTop bounds the pages whose counts a dispatcher keeps for Top. Beyond the bound it
+// forgets the half with the fewest users; a page returns when its count changes.
 const maxTop = 16_384
 
 // top has the counts of pages with users in the buckets that are served: of pages that
-// had subscribers when the bucket was read, and of pages that changed since. A page with
-// holds alone that has not changed is missing. Any goroutine may use it.
+// had subscribers when the bucket was read, and of pages that changed since. A page
+// without subscribers, with holds alone, is missing until its count changes. Any goroutine
+// may use top.
 type top struct {
 	mu    sync.Mutex
 	pages map[int]map[string]presence.Count // by bucket; only pages with users
