@@ -8,8 +8,8 @@ type PagePair struct {
 	Pair
 }
 
-// ErrRefused is in every error about a peer with which this region must not share
-// counts. The text says why.
+// ErrRefused is wrapped by every error about a peer with which this region must not share
+// counts. The text gives the reason.
 var ErrRefused = errors.New("the peer is refused")
 
 // Regions is what a region knows about itself and the other regions.

@@ -10,7 +10,7 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// watch follows which peers are heard, until ctx ends.
+// watch follows the peers' greetings until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
 	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, heardHere: map[string]bool{}}
 	r.mu.Lock()
@@ -39,7 +39,7 @@ type watcher struct {
 	r         *Replicator
 	last      time.Time         // of the last look that succeeded
 	words     map[string]string // by peer: its word at the last look
-	heardHere map[string]bool   // peers that this process has heard itself
+	heardHere map[string]bool   // peers whose greeting this process has seen itself
 	applied   string            // the decision last applied, and its buckets
 	appliedAt time.Time
 	// bucket is the index, among the owned buckets, of the log that is being swept, and
@@ -104,7 +104,7 @@ func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bo
 			w.heardHere[p.Name] = true
 		case !w.heardHere[p.Name] && !owns: // this process takes no part yet
 			r.heard[p.Name] = now
-		case gap > awayAfter: // the peer may have tried to write a word
+		case gap > awayAfter: // the peer may have been unable to write its word
 			r.heard[p.Name] = r.heard[p.Name].Add(gap)
 		}
 		silent := slices.Contains(regions.Out, p.Name)
