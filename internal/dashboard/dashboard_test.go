@@ -73,7 +73,7 @@ func TestJSON(t *testing.T) {
 		if err := json.Unmarshal(look(t, b), &got); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took != patience {
+		if took := time.Since(began); took != timeout {
 			t.Errorf("a process that does not answer was waited for %s", took)
 		}
 		if at := got["at"]; at != float64(time.Now().UnixMilli()) {
@@ -158,7 +158,7 @@ func TestFrequentReadsAskOnceASecond(t *testing.T) {
 		for range 20 {
 			go look(t, b)
 		}
-		time.Sleep(patience + fresh - time.Millisecond)
+		time.Sleep(timeout + cacheTime - time.Millisecond)
 		look(t, b)
 		if n := asked.Load(); n != 2 {
 			t.Errorf("%d were asked, want 2", n)

@@ -87,8 +87,8 @@ func TestEvents(t *testing.T) {
 		}
 		slices.Reverse(got)
 		want := []string{
-			"This process, a, has started.", "A process went: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
-			"The region eu is not heard any more.", "The region eu is heard again.", "A process came: b (presence).",
+			"This process, a, has started.", "A process left: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
+			"The region eu is silent.", "The region eu is heard again.", "A process joined: b (presence).",
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%q\nwant %q", got, want)
