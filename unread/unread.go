@@ -86,8 +86,8 @@ type Level struct {
 	All         int64     // changes in this incarnation
 	By          int64     // how many of them had an author
 	At          time.Time // time of the last change, in UTC, whole seconds
-	// Before is how many of All belong to the former incarnation: the changes that remained
-	// when the store lost its last ones. An Update does not have it.
+	// Before is how many of All were made before this incarnation: the changes that remained
+	// when the store lost the last ones. An Update does not have it.
 	Before int64
 }
 
