@@ -19,7 +19,7 @@ import (
 	"headcount/unread"
 )
 
-// Store is everything that a store does.
+// Store is a complete store, with all contracts that the tests cover.
 type Store interface {
 	presence.Store
 	presence.Lister
@@ -33,7 +33,7 @@ type Store interface {
 // numbers of partitions and buckets, that remembers minutes. The test's cleanup removes the store.
 type Factory func(t testing.TB) Store
 
-// Run tests the contract, with -short that extent of it.
+// Run tests the contract; with -short it tests only the given extent of it.
 func Run(t *testing.T, short Extent, open Factory) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"a page nobody ever joined":                   neverJoined,
@@ -442,8 +442,8 @@ func unknownTopics(t *testing.T, s Store) {
 	}
 }
 
-// sitesApart checks that what has the same key on several sites is counted, read, told and
-// kept apart.
+// sitesApart checks that pages, users and changes with the same key on several sites are
+// independent.
 func sitesApart(t *testing.T, s Store) {
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	sites := []presence.Site{presence.DefaultSite, shop, blog}
@@ -589,7 +589,7 @@ func endpoints(t *testing.T, s Store) {
 	}
 }
 
-// ear collects the publications that a watcher gets.
+// ear collects the publications that a watcher receives.
 type ear struct {
 	mu     sync.Mutex
 	counts map[string]presence.Count

@@ -339,7 +339,7 @@ func watchUnread(t *testing.T, s Store) {
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{}); err == nil {
 		t.Fatal("a conflict passed")
 	}
-	// What must not be told would be told before these.
+	// An update that must not be published would be published before these.
 	change(t, s, page, unread.Change{})
 	last, err := s.Save(t.Context(), u, unread.Record{Version: v, Follows: []unread.Follow{{Page: "a"}}}, unread.Record{})
 	if err != nil {
@@ -428,8 +428,8 @@ func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64
 	return updated
 }
 
-// notifications lists unread pages, the newest first, with what their newest unread
-// change says that says anything.
+// notifications checks the list of unread pages: the newest first, each with the note of its
+// newest unread change that has a note.
 func notifications(t *testing.T, s Store) {
 	b, u, a, z := unread.NewFollowService(s), freshUser(), freshName(), freshName()
 	is := func(most int, all int64, want ...unread.Notification) {
