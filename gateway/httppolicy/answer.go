@@ -13,14 +13,14 @@ func Get(e *gin.Engine, path string, h gin.HandlerFunc) {
 	e.HEAD(path, h)
 }
 
-// Values of headers that are the same in all answers. Nobody changes them in place.
+// Values of headers that are the same in all answers. They must not be changed in place.
 var (
 	noStore    = []string{"no-store"}
 	noSniff    = []string{"nosniff"}
 	varyOrigin = []string{"Origin"}
 )
 
-// Answer answers 200 with a body that no cache may keep.
+// Answer writes an answer with status 200 and a body that no cache may keep.
 func Answer(w http.ResponseWriter, contentType string, body []byte) {
 	AnswerWith(w, http.StatusOK, contentType, body)
 }
