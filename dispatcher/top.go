@@ -25,15 +25,15 @@ type top struct {
 func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	kept := make(map[int]map[string]presence.Count, len(buckets))
+	remaining := make(map[int]map[string]presence.Count, len(buckets))
 	t.size = 0
 	for _, b := range buckets {
 		if pages := t.pages[b]; pages != nil {
-			kept[b] = pages
+			remaining[b] = pages
 			t.size += len(pages)
 		}
 	}
-	t.pages = kept
+	t.pages = remaining
 }
 
 // update takes the counts among the updates of a bucket.

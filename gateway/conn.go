@@ -141,7 +141,7 @@ func (c *conn) enter(hello []byte) {
 		if !c.events {
 			_ = c.send(websocket.Text, appendReconnect(nil, 0))
 		}
-		_ = c.end(websocket.StatusServiceRestart, goodbye)
+		_ = c.end(websocket.StatusServiceRestart, closeReason)
 	}
 }
 

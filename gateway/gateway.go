@@ -236,9 +236,9 @@ func (g *Gateway) Open() error {
 	return nil
 }
 
-const goodbye = "this gateway is shutting down"
+const closeReason = "this gateway is shutting down"
 
-var errDraining = errors.New(goodbye)
+var errDraining = errors.New(closeReason)
 
 // Run owns the gateway's goroutines, except those of connections: Drain ends and
 // awaits these. Run returns when ctx has ended and its goroutines have stopped.
@@ -298,7 +298,7 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client is gone already
 	})
 	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, goodbye) })
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()

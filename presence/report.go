@@ -51,7 +51,7 @@ type NodeStats struct {
 type PeerStats struct {
 	Name    string
 	Lag     time.Duration // age of the oldest change that the peer does not have
-	Heard   time.Duration // time since the peer's last greeting
+	Silence time.Duration // time since the peer's last greeting
 	LeftOut bool          // totals leave this peer out
 }
 

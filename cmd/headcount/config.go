@@ -223,8 +223,8 @@ func (c *Config) checkTimes() error {
 	if c.UpdateInterval < 10*time.Millisecond {
 		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
 	}
-	if kept := c.KeptMinutes(); kept != 0 && (kept < time.Minute || kept > 31*24*time.Hour) {
-		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
+	if retention := c.KeptMinutes(); retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
+		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", retention)
 	}
 	return node.CheckTimes(c.PresenceTimeout, c.HeartbeatInterval, c.LeaveGrace)
 }

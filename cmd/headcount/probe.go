@@ -30,7 +30,7 @@ const (
 
 	// maxProbes is how many probes may be open; a further one replaces the oldest.
 	maxProbes = 64
-	probeLife = time.Minute
+	probeTTL  = time.Minute
 )
 
 // probed describes a request as the server received it.
@@ -75,7 +75,7 @@ func (p *probes) take(name string) bool {
 			break
 		}
 	}
-	return time.Since(began) < probeLife
+	return time.Since(began) < probeTTL
 }
 
 // before returns a handler that answers probes and passes all other requests to next.

@@ -23,8 +23,8 @@ import (
 	"headcount/internal/setting"
 )
 
-// lookForCertificate is the time between two reads of the files of the certificate.
-const lookForCertificate = time.Second
+// certificatePoll is the time between two reads of the files of the certificate.
+const certificatePoll = time.Second
 
 // HasTLS reports whether visitors use TLS to this process.
 func (c *Config) HasTLS() bool { return c.TLSCert != "" || len(c.Domains) > 0 }
@@ -100,13 +100,13 @@ func (d domains) has(host string) bool { return slices.Contains(d, strings.ToLow
 // toHTTPS redirects visitors of hosts to port 443 of the same host.
 type toHTTPS struct{ hosts }
 
-// redirectKept bounds how long a browser may remember the redirect, because an operator may remove it.
-const redirectKept = "max-age=3600"
+// redirectMaxAge bounds how long a browser may remember the redirect, because an operator may remove it.
+const redirectMaxAge = "max-age=3600"
 
 // overTLSAlone makes browsers use https by themselves, for as long as they may remember the redirect.
 func overTLSAlone(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Strict-Transport-Security", redirectKept)
+		w.Header().Set("Strict-Transport-Security", redirectMaxAge)
 		handler.ServeHTTP(w, r)
 	})
 }
@@ -120,7 +120,7 @@ func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this server has no certificate for that host", http.StatusMisdirectedRequest)
 		return
 	}
-	w.Header().Set("Cache-Control", redirectKept)
+	w.Header().Set("Cache-Control", redirectMaxAge)
 	w.Header().Set("Location", "https://"+host+r.URL.RequestURI())
 	w.WriteHeader(http.StatusPermanentRedirect)
 }
@@ -164,7 +164,7 @@ func (f *certificateFiles) load() (changed bool, err error) {
 // run loads new files until ctx ends. While they are not a valid pair, for instance between the replacement
 // of one file and of the other, the last certificate stays in use.
 func (f *certificateFiles) run(ctx context.Context) {
-	look := time.NewTicker(lookForCertificate)
+	look := time.NewTicker(certificatePoll)
 	defer look.Stop()
 	unread := ""
 	for {
@@ -186,16 +186,16 @@ func (f *certificateFiles) run(ctx context.Context) {
 	}
 }
 
-// handshakesAtOnce bounds the handshakes that wait for a certificate. They wait only until the authority
+// maxWaitingHandshakes bounds the handshakes that wait for a certificate. They wait only until the authority
 // has issued a domain's first certificate, which may take minutes, and keep waiting even after their clients
 // have gone.
-const handshakesAtOnce = 100
+const maxWaitingHandshakes = 100
 
 var errManyWait = errors.New("many clients wait for the certificate already")
 
-// waitingAtMost returns get with a bound of n handshakes that wait for it at once. The authority's own
+// boundedWait returns get with a bound of n handshakes that wait for it at once. The authority's own
 // handshake, which checks the proof, is not bounded.
-func waitingAtMost(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+func boundedWait(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	turns := make(chan struct{}, n)
 	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
@@ -229,7 +229,7 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	config := manager.TLSConfig()
 	var logged atomic.Int64                                           // the last minute in which an error was logged
 	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
-	get := waitingAtMost(handshakesAtOnce, manager.GetCertificate)
+	get := boundedWait(maxWaitingHandshakes, manager.GetCertificate)
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		cert, err := get(hello)
 		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))

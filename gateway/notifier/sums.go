@@ -338,9 +338,9 @@ func (s *Sums) sum(f *Sum) {
 	for _, fo := range f.follows {
 		sum += fo.count
 	}
-	news := !f.known || sum != f.sum
+	changed := !f.known || sum != f.sum
 	f.sum, f.known, f.adopting = sum, true, false
-	if news {
+	if changed {
 		for _, c := range f.conns {
 			c.SendUnread(sum, false)
 		}

@@ -244,7 +244,7 @@ func regions(reports []*presence.Report) []region {
 				peers[p.Name] = of
 			}
 			of.Lag = max(of.Lag, p.Lag.Seconds())
-			of.Heard = max(of.Heard, p.Heard.Seconds())
+			of.Heard = max(of.Heard, p.Silence.Seconds())
 			of.LeftOut = of.LeftOut || p.LeftOut
 		}
 	}

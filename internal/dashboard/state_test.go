@@ -59,7 +59,7 @@ func TestEvents(t *testing.T) {
 			Report: report(func() presence.Report {
 				mu.Lock()
 				defer mu.Unlock()
-				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard}}}}
+				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Silence: heard}}}}
 			}),
 		})
 		ctx, stop := context.WithCancel(t.Context())

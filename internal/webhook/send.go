@@ -26,7 +26,7 @@ const (
 	maxAnswer   = 4 << 10          // bytes of an answer that are read, and ignored
 	firstPause  = time.Second      // after a failure; doubled after each further one
 	maxPause    = 5 * time.Minute
-	looksEvery  = time.Second // between two reads of an empty outbox, into which other processes put events
+	pollEvery   = time.Second // between two reads of an empty outbox, into which other processes put events
 )
 
 // refusals are the statuses by which a receiver refuses a message for good.
@@ -65,7 +65,7 @@ func (o *sender) run(ctx context.Context) {
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
 		if store.note(ctx, log, err); err != nil || len(events) == 0 {
 			waiting.Set(0)
-			sleep(ctx, outage.Jitter(2*looksEvery), o.wake)
+			sleep(ctx, outage.Jitter(2*pollEvery), o.wake)
 			continue
 		}
 		waiting.Set(float64(left))

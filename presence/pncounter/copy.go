@@ -15,7 +15,7 @@ var ErrRefused = errors.New("the peer is refused")
 // Regions is what a region knows about itself and the other regions.
 type Regions struct {
 	Identity string            // of this region; empty: it has none yet
-	Heard    map[string]string // the last word of each region, which changes with every greeting
+	Words    map[string]string // the last word of each region, which changes with every greeting
 	Out      []string          // the regions that totals leave out
 }
 

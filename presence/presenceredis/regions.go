@@ -245,7 +245,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 
 // Regions returns the data about regions in this region's Redis.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
-	r := pncounter.Regions{Heard: map[string]string{}}
+	r := pncounter.Regions{Words: map[string]string{}}
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
@@ -256,7 +256,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 			case outField:
 				r.Out = strings.FieldsFunc(value, func(c rune) bool { return c == ',' })
 			default:
-				r.Heard[name] = value
+				r.Words[name] = value
 			}
 		}
 		return err

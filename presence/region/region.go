@@ -16,7 +16,7 @@ import (
 
 const (
 	compareEvery    = 2 * time.Second        // between two comparisons of the peer's positions; greetings are twice as frequent
-	lookEvery       = 500 * time.Millisecond // between two reads of the peers' words
+	readEvery       = 500 * time.Millisecond // between two reads of the peers' words
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
 	// While this region's own Redis did not answer for longer than awayAfter, the peers
@@ -69,16 +69,16 @@ type Replicator struct {
 	metrics  *metrics
 	identity atomic.Pointer[string]
 
-	mu      sync.Mutex // guards all below
-	buckets []int
-	heard   map[string]time.Time // when a peer was last heard, or Run began
-	out     []string             // peers that totals leave out, as last decided or read
+	mu        sync.Mutex // guards all below
+	buckets   []int
+	greetedAt map[string]time.Time // the last greeting of a peer, or the start of Run
+	out       []string             // peers that totals leave out, as last decided or read
 }
 
 // New returns a Replicator that does nothing until Run.
 func New(cfg Config) *Replicator {
 	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
-	r := &Replicator{cfg: cfg, heard: map[string]time.Time{}}
+	r := &Replicator{cfg: cfg, greetedAt: map[string]time.Time{}}
 	r.metrics = newMetrics(r)
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, newLink(r, p))

@@ -268,10 +268,10 @@ func (c *Command) flag(name string) *Flag {
 
 // nearest returns the name of the flag most similar to name, at most two letters away, or "".
 func (c *Command) nearest(name string) string {
-	best, least := "", 3
+	best, closest := "", 3
 	for _, f := range c.Flags {
-		if d := distance(name, f.Name); d < least {
-			best, least = f.Name, d
+		if d := distance(name, f.Name); d < closest {
+			best, closest = f.Name, d
 		}
 	}
 	return best
