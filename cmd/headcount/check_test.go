@@ -164,7 +164,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: nobody + " has a lease"},
 		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: "does not answer over UDP"},
 		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: "counters in this Redis are of format 9"},
-		"webhooks of another format": {args: append(hook(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: "keeps of webhooks is of format 9"},
+		"webhooks of another format": {args: append(hook(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: "data of webhooks in this Redis is of format 9"},
 		"a receiver":                 {args: hook(receiver(http.StatusMethodNotAllowed).URL)},
 		"a receiver is away":         {args: hook("http://" + nobody), want: "--webhook, number 1: " + nobody + " does not answer"},
 		"a receiver is not trusted":  {args: hook(secured.URL), want: "is not trusted here"},

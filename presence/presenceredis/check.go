@@ -167,7 +167,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 		k.problem("%s.", postgresMend(f, ours.Postgres))
 	}
 	if f := facts["webhooks"]; f != "" && ours.Webhooks != 0 && f != strconv.Itoa(ours.Webhooks) {
-		k.problem("What this Redis keeps of webhooks is of format %s, and this version knows %d; %s.", f, ours.Webhooks, webhooksMend)
+		k.problem("The data of webhooks in this Redis is of format %s, and this version knows %d; %s.", f, ours.Webhooks, webhooksMend)
 	}
 	return nil
 }
