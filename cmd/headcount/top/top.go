@@ -82,7 +82,8 @@ func watch(ctx context.Context, api *client.API, interval time.Duration, out io.
 	defer next.Stop()
 	for s := (screen{}); ; {
 		width, height := size()
-		// No line uses the last column, because erasing after it would erase it. The last line has no line break, which would scroll.
+		// No line uses the last column, because erasing after it would erase it. The last line has no line break,
+		// because that would scroll.
 		text := strings.TrimSuffix(s.text(max(width-1, min(width, 1)), height), "\n")
 		text = home + strings.ReplaceAll(text, "\n", restLine) + restBelow
 		if _, err := io.WriteString(out, text); err != nil {
