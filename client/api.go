@@ -19,16 +19,16 @@ const (
 	countersPath = "/api/v1/counters"
 	limitsPath   = "/api/v1/limits"
 
-	maxProblem = 4 << 10 // of an answer that says what is wrong
+	maxProblem = 4 << 10 // of an error answer
 	maxAnswer  = 4 << 20
 )
 
-// An Error is an answer of the server that refuses a call. RFC 9457 calls it a problem.
+// An Error is an answer by which the server refuses a call, a problem in terms of RFC 9457.
 type Error struct {
 	Status     int           `json:"status"`
 	Title      string        `json:"title"`
 	Detail     string        `json:"detail"`
-	RetryAfter time.Duration `json:"-"`     // 0: the server does not say
+	RetryAfter time.Duration `json:"-"`     // 0: not in the answer
 	Key        string        `json:"key"`   // with status 409: the counter at fault …
 	Value      int64         `json:"value"` // … and its value
 }
@@ -57,7 +57,7 @@ func errorOf(resp *http.Response) *Error {
 	e := &Error{}
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if json.Unmarshal(body, e) != nil {
-		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))} // of something in front of the server
+		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))} // an answer of a proxy in front of the server
 	}
 	e.Status = resp.StatusCode
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
@@ -66,8 +66,8 @@ func errorOf(resp *http.Response) *Error {
 	return e
 }
 
-// An API makes HTTP calls, each of them once: it never tries again by itself. An answer
-// that refuses the call is an *Error, one that makes no sense wraps ErrFrame.
+// An API makes HTTP calls. It never repeats a call by itself. If the server refuses a call, the
+// error is an *Error; if the answer is not in the contract, the error wraps ErrFrame.
 type API struct {
 	cfg  Config
 	once string
@@ -80,8 +80,8 @@ func NewAPI(cfg Config) *API { return &API{cfg: cfg} }
 // same key is made once, however often it is sent within a day.
 func (a *API) Once(key string) *API { return &API{cfg: a.cfg, once: key} }
 
-// Do makes any call: in is sent as JSON unless it is nil, and the answer is read into out
-// unless that is nil. The header is that of the answer.
+// Do makes any call. in is sent as JSON, unless it is nil, and the answer is read into out,
+// unless that is nil. Do returns the header of the answer.
 func (a *API) Do(ctx context.Context, method, path string, in, out any) (http.Header, error) {
 	resp, err := a.send(ctx, method, path, in)
 	if err != nil {
@@ -169,9 +169,9 @@ func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
 	return list.Counters, err
 }
 
-// Hold makes the user present on a page without a connection, for three times the
-// server's presence-timeout; repeating it renews that. The id is that of an anonymous
-// user whom the server had to name: Config.ID of the next call.
+// Hold makes the user present on a page without a connection, for three times the server's
+// presence-timeout; a repeated call renews the hold. id is the new id of an anonymous user, if
+// the server has issued one, for Config.ID of later calls.
 func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err error) {
 	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), map[string]string{"action": "increment"}, &c)
 	for _, cookie := range (&http.Response{Header: header}).Cookies() {
@@ -182,7 +182,7 @@ func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err er
 	return c, id, err
 }
 
-// Release ends what Hold began.
+// Release ends a hold.
 func (a *API) Release(ctx context.Context, page string) (Count, error) {
 	return a.count(ctx, http.MethodPut, page, "", map[string]string{"action": "decrement"})
 }
@@ -203,7 +203,7 @@ func (a *API) Counter(ctx context.Context, key string) (Counter, error) {
 	return a.counter(ctx, http.MethodGet, key, "", nil)
 }
 
-// Exact returns a counter with everything in it that was acknowledged before the call.
+// Exact returns a counter with all changes that were acknowledged before the call.
 func (a *API) Exact(ctx context.Context, key string) (Counter, error) {
 	return a.counter(ctx, http.MethodGet, key, "/exact", nil)
 }
@@ -237,7 +237,7 @@ func (a *API) Decrement(ctx context.Context, key string, delta int64) (Counter, 
 	return a.counter(ctx, http.MethodPost, key, "/decrement", map[string]int64{"delta": delta})
 }
 
-// A Change is one of a batch.
+// A Change is one change of a batch.
 type Change struct {
 	Key        string            `json:"key"`
 	Delta      int64             `json:"delta"`
@@ -256,22 +256,22 @@ type reasoned struct {
 	By     string `json:"by"`
 }
 
-// Adjust corrects a counter by delta, and notes why and by whom in its ledger.
+// Adjust corrects a counter by delta, and records reason and by in its ledger.
 func (a *API) Adjust(ctx context.Context, key string, delta int64, reason, by string) (Counter, error) {
 	return a.counter(ctx, http.MethodPost, key, "/adjust", reasoned{Delta: delta, Reason: reason, By: by})
 }
 
-// Set gives an exact counter a value, and notes why and by whom in its ledger.
+// Set sets the value of an exact counter, and records reason and by in its ledger.
 func (a *API) Set(ctx context.Context, key string, value int64, reason, by string) (Counter, error) {
 	return a.counter(ctx, http.MethodPost, key, "/set", reasoned{Value: &value, Reason: reason, By: by})
 }
 
-// Reset sets a counter to 0, and notes why and by whom in its ledger.
+// Reset sets a counter to 0, and records reason and by in its ledger.
 func (a *API) Reset(ctx context.Context, key, reason, by string) (Counter, error) {
 	return a.counter(ctx, http.MethodPost, key, "/reset", reasoned{Reason: reason, By: by})
 }
 
-// Delete forgets a counter.
+// Delete deletes a counter.
 func (a *API) Delete(ctx context.Context, key string) error {
 	_, err := a.Do(ctx, http.MethodDelete, keyPath(key, ""), nil, nil)
 	return err
@@ -288,17 +288,17 @@ func (a *API) member(ctx context.Context, method, key, member string) (Counter, 
 	return c, err
 }
 
-// AddMember adds to a set. Its answer's Member is true.
+// AddMember adds a member to a set. In the result, Member is true.
 func (a *API) AddMember(ctx context.Context, key, member string) (Counter, error) {
 	return a.member(ctx, http.MethodPut, key, member)
 }
 
-// RemoveMember removes from a set. Its answer's Member is false.
+// RemoveMember removes a member from a set. In the result, Member is false.
 func (a *API) RemoveMember(ctx context.Context, key, member string) (Counter, error) {
 	return a.member(ctx, http.MethodDelete, key, member)
 }
 
-// Member returns a set, and in Member whether the member is in it.
+// Member returns a set; in the result, Member says whether member is in the set.
 func (a *API) Member(ctx context.Context, key, member string) (Counter, error) {
 	return a.member(ctx, http.MethodGet, key, member)
 }
@@ -312,7 +312,7 @@ func (a *API) EditMembers(ctx context.Context, key string, add, remove []string)
 	return a.counter(ctx, http.MethodPost, key, "/members", in)
 }
 
-// An Entry is one of a counter's ledger.
+// An Entry is an entry of a counter's ledger.
 type Entry struct {
 	Seq    uint64    `json:"seq"`
 	At     time.Time `json:"at"`
@@ -324,8 +324,8 @@ type Entry struct {
 	By     string    `json:"by"`
 }
 
-// Ledger returns up to limit entries that follow the entry numbered after, oldest first.
-// next is 0 on the last page, else what comes after that page.
+// Ledger returns up to limit entries after the entry numbered after, oldest first. next is 0 on
+// the last page; otherwise it is the value of after for the next page.
 func (a *API) Ledger(ctx context.Context, key string, after uint64, limit int) (entries []Entry, next uint64, err error) {
 	var page struct {
 		Entries []Entry `json:"entries"`
@@ -342,13 +342,13 @@ type Aggregate struct {
 	Value    int64  `json:"value"`
 }
 
-// Aggregate adds up the counters that a prefix and "*" match.
+// Aggregate adds up the counters that match a prefix followed by "*".
 func (a *API) Aggregate(ctx context.Context, match string) (sum Aggregate, err error) {
 	_, err = a.Do(ctx, http.MethodGet, keyPath(match, "/aggregate"), nil, &sum)
 	return sum, err
 }
 
-// A Limit is what may pass in a window of time.
+// A Limit bounds the calls in a window of time.
 type Limit struct {
 	Limit     int64
 	Window    time.Duration
@@ -364,7 +364,7 @@ type Verdict struct {
 	ResetAfter time.Duration
 }
 
-// Limit asks whether something may pass. That it may not is a Verdict and no error.
+// Limit asks whether a call may pass. A refusal is a Verdict, not an error.
 func (a *API) Limit(ctx context.Context, key string, l Limit) (Verdict, error) {
 	in := struct {
 		Limit     int64  `json:"limit"`

@@ -1,4 +1,5 @@
-// Package client is the Go client of Headcount: who is here, live, and counters that last.
+// Package client is the Go client of Headcount: live counts of the users on pages, and
+// durable counters.
 //
 //	c := client.New(client.Config{URL: "https://headcount.example.com"})
 //	go c.Run(ctx)
@@ -13,9 +14,9 @@
 //		}
 //	}
 //
-// A Client keeps a WebSocket connection and comes back when it is lost, as the browser's
-// client does. A Conn is one such connection, for programs that have their own idea of
-// coming back. An API makes calls over HTTP: counts, and counters that last.
+// A Client keeps a WebSocket connection and reconnects when it is lost, as the browser client
+// does. A Conn is one such connection, for programs that reconnect in their own way. An API
+// makes calls over HTTP, to read counts and to use counters.
 package client
 
 import (
@@ -29,7 +30,7 @@ import (
 	"time"
 )
 
-// An Update is what a Client learns: a Count, a Counter, an Unread, a Status or a Fault.
+// An Update is the result of Client.Next: a Count, a Counter, an Unread, a Status or a Fault.
 type Update interface{ topic() string }
 
 // Unread is the number of the user's unread notifications.
@@ -39,10 +40,10 @@ type Unread int64
 type Status struct {
 	Connected bool
 	User, ID  string // as in Conn
-	Err       error  // why it is not connected
+	Err       error  // why the client is not connected
 }
 
-// A Fault is an error frame: the server refused a frame.
+// A Fault is an error frame, by which the server refused a frame of the client.
 type Fault struct{ Code, Message, Page, Key string }
 
 func (c Count) topic() string   { return "page " + c.Page }
@@ -51,24 +52,25 @@ func (Unread) topic() string    { return "unread" }
 func (Status) topic() string    { return "status" }
 func (f Fault) topic() string   { return "fault " + f.Code + " " + f.Page + f.Key }
 
-// Delays of a Client. The first attempt to come back is made within backoffBase, those of about a minute
-// within backoffSoon, since a restart takes seconds, and later ones within backoffMost.
+// Delays of a Client. The first attempt to reconnect is made within firstBackoff, the attempts
+// of about a minute within shortBackoff, since a restart takes seconds, and later attempts within
+// maxBackoff.
 const (
-	backoffBase = time.Second
-	backoffSoon = 2 * time.Second
-	backoffMost = 30 * time.Second
-	soon        = 60               // attempts
-	steadyLife  = 10 * time.Second // after a connection this old, the failures before it do not count
-	moveMost    = time.Minute      // the longest wait that a reconnect frame may ask for
-	maxPending  = 300              // updates that nobody has read; more: the oldest is dropped
+	firstBackoff  = time.Second
+	shortBackoff  = 2 * time.Second
+	maxBackoff    = 30 * time.Second
+	shortAttempts = 60               // attempts within firstBackoff or shortBackoff
+	stableAfter   = 10 * time.Second // a connection that lasted this long resets the number of failures
+	maxMove       = time.Minute      // the longest wait that a reconnect frame may ask for
+	maxPending    = 300              // updates that Next has not returned; beyond the bound the oldest is dropped
 )
 
-// silenceMost is how long the answer to a heartbeat may take.
-var silenceMost = 5 * time.Second
+// maxSilence is how long the answer to a heartbeat may take.
+var maxSilence = 5 * time.Second
 
-// A Client keeps one connection to a server while Run runs, and what it wants of it:
-// Join, Leave, Subscribe and the like may be called at any time, connected or not. Its
-// methods may be called from any goroutine.
+// A Client keeps one connection to a server while Run runs. It remembers what is joined and
+// subscribed to: Join, Leave, Subscribe and the like may be called at any time, connected or
+// not. Its methods may be called from any goroutine.
 type Client struct {
 	cfg Config
 
@@ -76,12 +78,12 @@ type Client struct {
 	joined   map[string]bool
 	pages    map[string]bool
 	counters map[string]bool
-	conn     *Conn             // that says what is newest; nil while there is none
-	fresh    map[string]bool   // topics that conn has named
-	newest   map[string]Update // of each wanted topic
-	pending  map[string]Update // that Next has not returned
-	order    []string          // of pending, the oldest first
-	wake     chan struct{}     // holds a value when pending may have something
+	conn     *Conn             // the connection whose frames are used; nil: none
+	fresh    map[string]bool   // topics that conn has sent an update of
+	newest   map[string]Update // the newest update of each wanted topic
+	pending  map[string]Update // updates that Next has not returned
+	order    []string          // topics of pending, the oldest first
+	wake     chan struct{}     // holds a value when pending may have updates
 }
 
 // New returns a client that does nothing until Run.
@@ -92,8 +94,8 @@ func New(cfg Config) *Client {
 	}
 }
 
-// Next waits for an update. While nobody calls it, only the newest of each page and
-// counter is kept. It returns what is pending at once, the oldest first.
+// Next returns pending updates, the oldest first, or waits for an update. Between calls only
+// the newest update of each page and counter is kept.
 func (c *Client) Next(ctx context.Context) (Update, error) {
 	for {
 		c.mu.Lock()
@@ -114,7 +116,7 @@ func (c *Client) Next(ctx context.Context) (Update, error) {
 	}
 }
 
-// put hands an update to Next. The caller holds c.mu.
+// put makes an update pending for Next. The caller holds c.mu.
 func (c *Client) put(u Update) {
 	topic := u.topic()
 	if _, ok := c.pending[topic]; !ok {
@@ -150,13 +152,13 @@ func (c *Client) Counter(key string) (counter Counter, known bool) {
 // Join makes the user present on a page, and subscribes to its count.
 func (c *Client) Join(page string) { c.want(c.joined, []string{page}, (*Conn).joinAll) }
 
-// Leave ends what Join began.
+// Leave ends the user's presence on a page, and the subscription that Join made.
 func (c *Client) Leave(page string) { c.drop(c.joined, []string{page}, (*Conn).leaveAll) }
 
 // Subscribe asks for the counts of pages; "*" is the whole site.
 func (c *Client) Subscribe(pages ...string) { c.want(c.pages, pages, (*Conn).Subscribe) }
 
-// Unsubscribe ends what Subscribe began.
+// Unsubscribe ends subscriptions to counts.
 func (c *Client) Unsubscribe(pages ...string) { c.drop(c.pages, pages, (*Conn).Unsubscribe) }
 
 // SubscribeCounters asks for counters.
@@ -164,7 +166,7 @@ func (c *Client) SubscribeCounters(keys ...string) {
 	c.want(c.counters, keys, (*Conn).SubscribeCounters)
 }
 
-// UnsubscribeCounters ends what SubscribeCounters began.
+// UnsubscribeCounters ends subscriptions to counters.
 func (c *Client) UnsubscribeCounters(keys ...string) {
 	c.drop(c.counters, keys, (*Conn).UnsubscribeCounters)
 }
@@ -190,7 +192,7 @@ func (c *Client) want(set map[string]bool, names []string, ask func(*Conn, ...st
 		set[name] = true
 	}
 	if c.conn != nil {
-		_ = ask(c.conn, names...) // after an error the next connection asks
+		_ = ask(c.conn, names...) // after an error the next connection asks again
 	}
 }
 
@@ -206,7 +208,8 @@ func (c *Client) drop(set map[string]bool, names []string, ask func(*Conn, ...st
 	maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wanted(u) })
 }
 
-// wanted reports whether an update is still asked for. The caller holds c.mu.
+// wanted reports whether the update's topic is still joined or subscribed to. The caller holds
+// c.mu.
 func (c *Client) wanted(u Update) bool {
 	switch u := u.(type) {
 	case Count:
@@ -217,9 +220,9 @@ func (c *Client) wanted(u Update) bool {
 	return true
 }
 
-// Run keeps the client connected until ctx ends, and returns the cause of that.
+// Run keeps the client connected until ctx ends, and returns ctx's cause.
 func (c *Client) Run(ctx context.Context) error {
-	var old *session // serves until the next one does
+	var old *session // keeps the user present until the next session is open
 	for failures := 0; ctx.Err() == nil; {
 		began := time.Now()
 		s, err := c.open(ctx)
@@ -229,7 +232,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		if err == nil {
 			old, err = s.serve(ctx) // old is s when the server asked to move
-			if err == nil || time.Since(began) > steadyLife {
+			if err == nil || time.Since(began) > stableAfter {
 				failures = 0
 			}
 		}
@@ -241,7 +244,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		pause := rand.N(backoff(failures))
 		if refusal := (*Error)(nil); errors.As(err, &refusal) {
-			pause = max(pause, min(refusal.RetryAfter, backoffMost))
+			pause = max(pause, min(refusal.RetryAfter, maxBackoff))
 		}
 		failures++
 		sleep(ctx, pause)
@@ -253,15 +256,16 @@ func (c *Client) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// backoff returns the longest pause after so many failures in a row, before the newest one.
+// backoff returns the longest pause after a failure; failures is the number of failures in a
+// row before it.
 func backoff(failures int) time.Duration {
 	switch {
 	case failures == 0:
-		return backoffBase
-	case failures < soon:
-		return backoffSoon
+		return firstBackoff
+	case failures < shortAttempts:
+		return shortBackoff
 	}
-	return backoffMost
+	return maxBackoff
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -273,7 +277,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// lost notes that there is no connection.
+// lost records that there is no connection.
 func (c *Client) lost(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +294,7 @@ type session struct {
 	err    error              // why it ended
 }
 
-// open dials, and asks for everything that is wanted.
+// open dials, subscribes to all wanted topics and joins all pages.
 func (c *Client) open(ctx context.Context) (*session, error) {
 	conn, err := Dial(ctx, c.cfg)
 	if err != nil {
@@ -303,7 +307,7 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	}
 	c.conn, c.fresh = conn, map[string]bool{}
 	c.put(Status{Connected: true, User: conn.User, ID: conn.ID})
-	_ = conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // its reader notices an error
+	_ = conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // the session's reader notices an error
 	_ = conn.SubscribeCounters(slices.Collect(maps.Keys(c.counters))...)
 	_ = conn.joinAll(slices.Collect(maps.Keys(c.joined))...)
 	s := &session{client: c, conn: conn, move: make(chan time.Duration, 1), done: make(chan struct{})}
@@ -316,7 +320,7 @@ func (s *session) read() {
 	var f Frame
 	for {
 		if err := s.conn.Receive(&f); errors.Is(err, ErrFrame) {
-			continue // of a newer server
+			continue // a frame of a newer server
 		} else if err != nil {
 			s.err = err
 			return
@@ -326,18 +330,18 @@ func (s *session) read() {
 			continue
 		}
 		select {
-		case s.move <- min(max(f.After, 0), moveMost):
+		case s.move <- min(max(f.After, 0), maxMove):
 		default:
 		}
 	}
 }
 
-// take keeps what a frame says, unless it is older than what is known.
+// take stores the update in a frame, unless a newer one is known.
 func (c *Client) take(from *Conn, f *Frame) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn != from {
-		return // an old connection serves presence alone
+		return // an old connection only keeps the user present
 	}
 	var u Update
 	var version Version
@@ -358,8 +362,8 @@ func (c *Client) take(from *Conn, f *Frame) {
 		return
 	}
 	topic := u.topic()
-	// A version of zero says that the server knows nothing: a counter was deleted, or a
-	// server without stored counts started again. That is news, once on a connection.
+	// The zero version means that the server has no value: a counter was deleted, or a server
+	// without stored counts was restarted. For a count, that is accepted once per connection.
 	forgotten := version == Version{} && (f.Type == "counter" || !c.fresh[topic])
 	if version.Before(versionOf(c.newest[topic])) && !forgotten {
 		return
@@ -378,8 +382,8 @@ func versionOf(u Update) Version {
 	return Version{}
 }
 
-// serve watches the session until it ends. When the server asked to move, and the time
-// for that has come, it returns the session, which goes on, and no error.
+// serve watches the session until it ends. When the server has asked the client to reconnect
+// and the time for that has come, it returns the session, which is still open, and no error.
 func (s *session) serve(ctx context.Context) (old *session, err error) {
 	beat := cmp.Or(s.conn.Heartbeat, 15*time.Second)
 	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
@@ -392,7 +396,7 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 			return nil, ctx.Err()
 		case <-s.done:
 			if moved != nil {
-				return nil, nil // it ended before its time: move at once
+				return nil, nil // the session ended early: reconnect at once
 			}
 			return nil, s.err
 		case after := <-s.move:
@@ -403,10 +407,10 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 			return s, nil
 		case <-tick.C:
 			switch silence := time.Since(s.conn.HeardAt()); {
-			case silence > beat+silenceMost:
+			case silence > beat+maxSilence:
 				s.conn.Abort()
 			case silence > beat:
-				_ = s.conn.Beat() // its reader notices an error
+				_ = s.conn.Beat() // the session's reader notices an error
 			}
 		}
 	}
@@ -421,8 +425,8 @@ func (s *session) ended() bool {
 	}
 }
 
-// end closes the connection and waits for its reader. What the connection joined ends
-// after the server's leave-grace, unless another connection of the user joined it.
+// end closes the connection and waits for its reader. The user's presence on the joined pages
+// ends after the server's leave-grace, unless another connection of the user has joined them.
 func (s *session) end() {
 	s.conn.Close()
 	timer := time.AfterFunc(time.Second, s.conn.Abort)

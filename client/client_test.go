@@ -239,8 +239,8 @@ func TestAReconnectFrameIsObeyed(t *testing.T) {
 
 // The script never answers a heartbeat.
 func TestSilenceEndsAConnection(t *testing.T) {
-	defer func(d time.Duration) { silenceMost = d }(silenceMost)
-	silenceMost = 50 * time.Millisecond
+	defer func(d time.Duration) { maxSilence = d }(maxSilence)
+	maxSilence = 50 * time.Millisecond
 	s := newScript(t, func(s *stage) { s.hear(`{"type":"heartbeat"}`); s.stay() }, func(s *stage) { s.count("p", 1, "1-1"); s.stay() }, (*stage).stay)
 	c, ctx := start(t, s.URL)
 	c.Subscribe("p")

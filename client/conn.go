@@ -19,13 +19,13 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A Config says where a server is and who asks. Only URL is required.
+// A Config has the address of a server and the client's credentials. Only URL is required.
 type Config struct {
 	URL    string // of a gateway: http://host:port or https://host
-	Token  string // a JWT that says who the user is, where the server requires one
-	ID     string // the signed id of an anonymous user, as Frame.ID or API.ID says
-	APIKey string // for what servers may do
-	Site   string // which of the server's --site; empty: its first one
+	Token  string // a JWT that identifies the user, if the server requires one
+	ID     string // the signed id of an anonymous user, from Frame.ID or API.Hold
+	APIKey string // for calls that only servers may make
+	Site   string // a site of the server's --site; empty: the first one
 
 	// DialContext opens the connection below WebSocket and TLS; nil: a net.Dialer does.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
@@ -53,24 +53,24 @@ const (
 	closeTimeout = 5 * time.Second // for the answer to a close frame
 )
 
-// A Conn is one WebSocket connection. Most programs want a Client, which keeps one.
-// Receive is for one goroutine at a time, the other methods for any.
+// A Conn is one WebSocket connection. Most programs use a Client, which keeps a Conn.
+// One goroutine at a time may call Receive; any goroutine may call the other methods.
 type Conn struct {
-	User      string        // whom the server takes the connection for
-	ID        string        // of an anonymous user: Config.ID of the next connection
+	User      string        // the user of the connection, according to the server
+	ID        string        // the id of an anonymous user, for Config.ID of the next connection
 	Heartbeat time.Duration // the server shows a sign of life at least this often
 
 	ws    *websocket.Conn
 	conn  net.Conn
-	ahead []byte       // was read together with the answer to the handshake
-	heard atomic.Int64 // when a byte last came, unix ns
+	ahead []byte       // bytes read together with the answer to the handshake
+	heard atomic.Int64 // when bytes were last received, unix ns
 
 	mu     sync.Mutex // held while a frame is written
-	closed bool       // the close frame was sent: nothing may follow
+	closed bool       // the close frame was sent, so nothing may follow
 }
 
-// Dial opens a connection and waits for the server's welcome. ctx bounds only that. When
-// the server answers the upgrade with a status, the error is an *Error.
+// Dial opens a connection and waits for the server's welcome. ctx applies to Dial only, not to
+// the connection. If the server refuses the upgrade, the error is an *Error.
 func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -80,7 +80,7 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 		query = "?id=" + url.QueryEscape(cfg.ID)
 	}
 	c := &Conn{}
-	// http.Transport would keep the socket to itself, and two goroutines and two buffers.
+	// http.Transport would hide the socket, and keep two goroutines and two buffers.
 	transport := roundTripper(func(req *http.Request) (*http.Response, error) { return c.handshake(req, cfg.DialContext) })
 	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+query), &websocket.DialOptions{
 		HTTPClient: &http.Client{Transport: transport}, HTTPHeader: header, Subprotocols: []string{subprotocol},
@@ -149,13 +149,13 @@ func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, s
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		return resp, nil
 	}
-	c.ahead, _ = br.Peek(br.Buffered()) // what is buffered cannot fail
+	c.ahead, _ = br.Peek(br.Buffered()) // a peek at buffered bytes cannot fail
 	c.heard.Store(time.Now().UnixNano())
 	resp.Body = (*wire)(c)
 	return resp, nil
 }
 
-// A wire is what the WebSocket library sees of the connection.
+// A wire is the connection as the WebSocket library uses it.
 type wire Conn
 
 func (w *wire) Read(p []byte) (int, error) {
@@ -182,11 +182,11 @@ func (w *wire) Write(p []byte) (int, error) {
 
 func (w *wire) Close() error { return w.conn.Close() }
 
-// buffers hold messages while they are parsed, so that a connection that waits has none.
+// buffers hold messages while they are parsed, so that a waiting connection has no buffer.
 var buffers = sync.Pool{New: func() any { return bytes.NewBuffer(make([]byte, 0, 512)) }}
 
-// Receive waits for the next frame. After an error that wraps ErrFrame the connection
-// still works, after any other one it does not.
+// Receive waits for the next frame. After an error that wraps ErrFrame the connection can
+// still be used; after any other error it cannot.
 func (c *Conn) Receive(f *Frame) error {
 	_, r, err := c.ws.Reader(context.Background())
 	if err != nil {
@@ -201,16 +201,16 @@ func (c *Conn) Receive(f *Frame) error {
 	return ParseFrame(buf.Bytes(), f)
 }
 
-// HeardAt returns when the server last sent anything, pings too.
+// HeardAt returns when data of the server last arrived, including pings.
 func (c *Conn) HeardAt() time.Time { return time.Unix(0, c.heard.Load()) }
 
 // Join makes the user present on a page, and subscribes to its count.
 func (c *Conn) Join(page string) error { return c.page("join", page) }
 
-// Leave ends what Join began.
+// Leave ends the user's presence on a page, and the subscription that Join made.
 func (c *Conn) Leave(page string) error { return c.page("leave", page) }
 
-// Read sets the user's unread notifications to zero; of one page, unless page is empty.
+// Read marks the user's unread notifications of a page as read, or all if page is empty.
 func (c *Conn) Read(page string) error {
 	if page == "" {
 		return c.Send([]byte(`{"type":"read"}`))
@@ -227,7 +227,7 @@ func (c *Conn) Subscribe(pages ...string) error {
 	return c.Send(topicFrames("subscribe", "pages", pages)...)
 }
 
-// Unsubscribe ends what Subscribe began.
+// Unsubscribe ends subscriptions to counts.
 func (c *Conn) Unsubscribe(pages ...string) error {
 	return c.Send(topicFrames("unsubscribe", "pages", pages)...)
 }
@@ -237,7 +237,7 @@ func (c *Conn) SubscribeCounters(keys ...string) error {
 	return c.Send(topicFrames("subscribe", "counters", keys)...)
 }
 
-// UnsubscribeCounters ends what SubscribeCounters began.
+// UnsubscribeCounters ends subscriptions to counters.
 func (c *Conn) UnsubscribeCounters(keys ...string) error {
 	return c.Send(topicFrames("unsubscribe", "counters", keys)...)
 }
@@ -245,8 +245,8 @@ func (c *Conn) UnsubscribeCounters(keys ...string) error {
 // Beat asks for a sign of life.
 func (c *Conn) Beat() error { return c.Send([]byte(`{"type":"heartbeat"}`)) }
 
-// Send writes frames as they are. After an error the connection is of no use, which
-// Receive finds out as well.
+// Send writes frames as they are. After an error the connection cannot be used any more, and
+// Receive returns an error, too.
 func (c *Conn) Send(frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *Conn) Close() {
 	}
 	c.closed = true
 	_ = c.conn.SetReadDeadline(time.Now().Add(closeTimeout))
-	// It goes past the library, whose Close waits for the answer.
+	// Bypass the library, whose Close waits for the answer.
 	if _, err := (*wire)(c).Write(closeFrame); err != nil {
 		_ = c.conn.Close()
 	}

@@ -11,10 +11,10 @@ import (
 )
 
 // A Version orders the states of one count or counter: incarnation first, then sequence.
-// The zero Version is that of a page or counter that nobody ever changed.
+// The zero Version belongs to a page or counter that never changed.
 type Version struct{ Incarnation, Sequence uint64 }
 
-// ParseVersion reads "incarnation-sequence".
+// ParseVersion parses "incarnation-sequence".
 func ParseVersion(s string) (Version, error) {
 	incarnation, sequence, ok := strings.Cut(s, "-")
 	if ok {
@@ -49,32 +49,32 @@ func (v *Version) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// A Count is how many users are on a page.
+// A Count is the number of users on a page.
 type Count struct {
 	Page         string           `json:"page"`
 	Count        int64            `json:"count"`
-	UpdatedAt    time.Time        `json:"updated_at"` // zero: nobody was ever there
+	UpdatedAt    time.Time        `json:"updated_at"` // zero: the page never had a user
 	Version      Version          `json:"version"`
-	Stale        bool             `json:"stale,omitempty"` // the server cannot be sure of it
+	Stale        bool             `json:"stale,omitempty"` // the count may be outdated
 	StaleRegions []string         `json:"stale_regions,omitempty"`
 	Regions      map[string]int64 `json:"regions,omitempty"` // only in the answer to API.Regions
 }
 
-// A Counter is a number that lasts.
+// A Counter is the state of a durable counter.
 type Counter struct {
 	Key       string    `json:"key"`
 	Kind      string    `json:"kind"`
 	Value     int64     `json:"value"`
-	UpdatedAt time.Time `json:"updated_at"` // zero: it was never changed
+	UpdatedAt time.Time `json:"updated_at"` // zero: never changed
 	Version   Version   `json:"version"`
 	Exact     bool      `json:"exact"`            // false: an estimate, or a value that may lag
-	Stale     bool      `json:"stale,omitempty"`  // the server cannot be sure of it
+	Stale     bool      `json:"stale,omitempty"`  // the value may be outdated
 	Mine      bool      `json:"mine,omitempty"`   // in frames: the connection's user is a member
 	Member    *bool     `json:"member,omitempty"` // in answers about one member
 	Replayed  bool      `json:"-"`                // in answers: the change was made earlier, with the same Idempotency-Key
 }
 
-// A Frame is one message of the server. Type says which of the other fields count.
+// A Frame is one message of the server. Type says which of the other fields are set.
 type Frame struct {
 	Type    string
 	Count   Count   // of a "count"
@@ -82,7 +82,7 @@ type Frame struct {
 	Unread  int64   // of an "unread"
 
 	// Of a "welcome".
-	User      string        // whom the server takes the connection for
+	User      string        // the user of the connection, according to the server
 	ID        string        // signed; Config.ID of a later connection of the same user
 	Heartbeat time.Duration // silence after which a client asks for a sign of life
 
@@ -91,14 +91,14 @@ type Frame struct {
 
 	// Of an "error".
 	Code, Message string
-	Page, Key     string // which one is at fault, if one is
+	Page, Key     string // the page or counter at fault, if any
 }
 
-// ErrFrame is in the errors about messages and answers that are not in the contract.
+// ErrFrame is wrapped by errors about messages and answers that are not in the contract.
 var ErrFrame = errors.New("the server's message cannot be understood")
 
-// ParseFrame reads one message. Counts come by the hundred thousand, so flat ASCII
-// without escapes takes a short way; encoding/json reads everything else.
+// ParseFrame parses one message. Because counts are very frequent, a fast parser handles flat
+// ASCII without escapes; encoding/json parses all other messages.
 func ParseFrame(msg []byte, f *Frame) error {
 	if scanFrame(msg, f) {
 		return nil
@@ -151,8 +151,8 @@ func decodeFrame(msg []byte, f *Frame) error {
 	return nil
 }
 
-// scanFrame reads a count frame whose members it knows. For everything else it reports
-// false, and f means nothing.
+// scanFrame parses a count frame with known members only. For any other message it returns
+// false, and the content of f is undefined.
 func scanFrame(msg []byte, f *Frame) bool {
 	rest, ok := bytes.CutPrefix(msg, []byte(`{"type":"count"`))
 	if !ok {
@@ -198,8 +198,8 @@ func scanFrame(msg []byte, f *Frame) bool {
 	return false
 }
 
-// A scanner takes tokens off the front of rest. It allows no white space, no escapes
-// and no byte outside printable ASCII.
+// A scanner parses tokens at the front of rest. It allows no white space, no escapes and no
+// byte outside printable ASCII.
 type scanner struct{ rest []byte }
 
 func (s *scanner) eat(c byte) bool {
@@ -253,8 +253,8 @@ func (s *scanner) number() (int64, bool) {
 	return n, true
 }
 
-// topicFrames names topics in frames of a type, as many as are needed to stay under the
-// 4,096 bytes that the server reads. The member is "pages" or "counters".
+// topicFrames returns frames of a type that list topics, as many frames as needed to stay
+// below the 4,096 bytes that the server accepts. member is "pages" or "counters".
 func topicFrames(kind, member string, topics []string) [][]byte {
 	const limit = 4000
 	var frames [][]byte

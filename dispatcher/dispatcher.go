@@ -27,7 +27,7 @@ type Gateways interface {
 	// PushUpdates sends updates to a gateway. After an error the dispatcher sends the same
 	// updates again, or newer ones in their place. One goroutine per gateway calls it.
 	PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error
-	// Ended reports whether an incarnation of a gateway seems to be over. It must not
+	// Ended reports whether an incarnation of a gateway seems to have ended. It must not
 	// block; any goroutine may call it.
 	Ended(gateway string) bool
 }
@@ -38,9 +38,9 @@ type Regions interface{ Changed(bucket int) }
 
 // Webhooks receives the updates of the buckets that are served. Its methods must not block.
 type Webhooks interface {
-	Serve(buckets []int) // from now on
+	Serve(buckets []int) // sets the buckets that are served from now on
 	Received(updates []presence.Update)
-	Lost() // updates may have been missed
+	Lost() // reports that updates may have been missed
 }
 
 // maxPush bounds the updates of one push; a longer list goes out in several pushes.
@@ -56,22 +56,22 @@ type Config struct {
 	Log        zerolog.Logger
 }
 
-// Dispatcher serves the buckets that Own gave it.
+// Dispatcher serves the buckets that Own sets.
 type Dispatcher struct {
 	cfg     Config
 	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
 	top     top
 	metrics metrics
 
-	// Only the goroutine in which Watch calls publication changes these maps, and so reads
-	// them without mu. It holds mu to change them, and sweep holds mu to read them.
+	// Only the goroutine in which Watch calls publication changes these maps; it holds mu
+	// for that, and reads them without mu. sweep holds mu to read them.
 	mu        sync.Mutex
 	endpoints map[int]map[presence.Topic]presence.Incarnations // bucket -> topic -> gateways
 	queues    map[string]*gatewayQueue                         // of the gateways with endpoints
 }
 
-// gatewayQueue has the updates that one gateway must still get. A newer update of a topic
-// replaces an older one, so there are never more updates than the gateway has topics.
+// gatewayQueue has the updates that are not sent to one gateway yet. A newer update of a
+// topic replaces an older one, so there are never more updates than the gateway has topics.
 type gatewayQueue struct {
 	refs int           // endpoints of this gateway; only the publication goroutine uses it
 	stop func()        // ends the sender
@@ -103,13 +103,13 @@ func (d *Dispatcher) Own(buckets []int) {
 	}
 }
 
-// Run owns the dispatcher's goroutines. It returns when ctx and all of them have ended.
+// Run runs the dispatcher's goroutines. It returns when ctx and all of them have ended.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	var buckets []int
 	for failed := 0; ; {
 		wctx, stop := context.WithCancel(ctx)
 		done, serving := make(chan error, 1), buckets
-		go func() { done <- d.serve(wctx, serving) }() // every case below waits for it
+		go func() { done <- d.serve(wctx, serving) }() // every case below waits for serve
 		select {
 		case <-ctx.Done():
 			stop()
@@ -148,6 +148,9 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	return d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
+// publication handles a publication of the store. After a Lost it does not return before
+// the bucket has been read again; meanwhile the store's feed drops publications rather
+// than queue them, and reports that as the next Lost.
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
 	d.mu.Lock()
 	for _, e := range p.Endpoints {
@@ -187,7 +190,7 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	for _, e := range endpoints {
 		d.endpoint(ctx, senders, bucket, e)
 	}
-	for topic, gateways := range old { // after the new endpoints, so that their senders go on
+	for topic, gateways := range old { // after the new endpoints, so that senders still needed keep running
 		for gw := range gateways.All() {
 			d.release(gw)
 		}
@@ -276,7 +279,8 @@ func (o *gatewayQueue) add(u presence.Update) {
 	o.signal()
 }
 
-// restore queues updates again that could not be sent, except where a newer one is pending.
+// restore queues updates that could not be sent again, except where a newer update is
+// pending.
 func (o *gatewayQueue) restore(updates []presence.Update) {
 	o.mu.Lock()
 	for _, u := range updates {

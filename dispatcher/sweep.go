@@ -17,8 +17,9 @@ const (
 )
 
 // sweep drops the endpoints of ended gateways from the buckets, until ctx ends. It finds
-// them in the dispatcher's own copy, so it costs the store nothing while there are none.
-// If a dispatcher leaves some, the next one that serves the bucket finds them.
+// these endpoints in the dispatcher's own copy, so it costs the store nothing while there
+// are none. If a dispatcher stops before it has dropped all of them, the next dispatcher of
+// the bucket finds the rest.
 func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
 	since := map[string]time.Time{} // by gateway: when it was first found to have ended
 	tick := time.NewTicker(sweepEvery)
@@ -72,7 +73,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 			cancel()
 			if err != nil {
 				if ctx.Err() == nil {
-					d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
+					d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("dropping the endpoints of a gateway that is gone failed; trying again")
 				}
 				return
 			}

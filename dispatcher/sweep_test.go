@@ -35,8 +35,8 @@ func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence
 	return s.Store.Detach(ctx, gateway, topics)
 }
 
-// lives is the gateways that have endpoints in s.
-func lives(t *testing.T, s *presencemem.Store) (lives []string) {
+// incarnations returns the gateways that have endpoints in s.
+func incarnations(t *testing.T, s *presencemem.Store) (incarnations []string) {
 	t.Helper()
 	for b := range presence.DefaultBuckets {
 		ends, err := s.Attached(t.Context(), b)
@@ -44,13 +44,13 @@ func lives(t *testing.T, s *presencemem.Store) (lives []string) {
 			t.Fatal(err)
 		}
 		for _, e := range ends {
-			if !slices.Contains(lives, e.Gateway) {
-				lives = append(lives, e.Gateway)
+			if !slices.Contains(incarnations, e.Gateway) {
+				incarnations = append(incarnations, e.Gateway)
 			}
 		}
 	}
-	slices.Sort(lives)
-	return lives
+	slices.Sort(incarnations)
+	return incarnations
 }
 
 // TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways go, also those
@@ -68,10 +68,10 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 		attach(t, s.Store, "b:1/1", "p1", "p2")
 		attach(t, s.Store, "without a life", "p1")
 		begun := time.Now()
-		gateways := endings(func(life string) bool {
+		gateways := endings(func(incarnation string) bool {
 			// In every 3 s one look at least, at whichever moment the looks begin, finds it alive.
-			blink := time.Since(begun) < 6*time.Second && life == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
-			return blink || life == "a:1/1" || life == "without a life"
+			blink := time.Since(begun) < 6*time.Second && incarnation == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
+			return blink || incarnation == "a:1/1" || incarnation == "without a life"
 		})
 		d := New(Config{Store: s, Gateways: gateways, Log: zerolog.Nop()})
 		d.Own(upTo(presence.DefaultBuckets))
@@ -83,7 +83,7 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 			t.Helper()
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
+			if got := incarnations(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
 				t.Fatalf("endpoints of %q are left", got)
 			}
 		}
@@ -97,10 +97,10 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 }
 
 // endings is a function as Gateways that accept every push.
-type endings func(life string) (ended bool)
+type endings func(incarnation string) (ended bool)
 
 func (endings) PushUpdates(context.Context, string, []presence.Update) error {
 	return nil
 }
 
-func (ended endings) Ended(life string) bool { return ended(life) }
+func (ended endings) Ended(incarnation string) bool { return ended(incarnation) }

@@ -7,13 +7,14 @@ import (
 	"headcount/presence"
 )
 
-// maxTop bounds the pages whose counts a dispatcher keeps for Top. Beyond it the half with
-// the fewest users is forgotten, until they change again.
+// maxTop bounds the pages whose counts a dispatcher keeps for Top. Beyond the bound it
+// forgets the half with the fewest users; a page returns when its count changes.
 const maxTop = 16_384
 
 // top has the counts of pages with users in the buckets that are served: of pages that
-// had subscribers when the bucket was read, and of pages that changed since. A page with
-// holds alone that has not changed is missing. Any goroutine may use it.
+// had subscribers when the bucket was read, and of pages that changed since. A page
+// without subscribers, with holds alone, is missing until its count changes. Any goroutine
+// may use top.
 type top struct {
 	mu    sync.Mutex
 	pages map[int]map[string]presence.Count // by bucket; only pages with users
@@ -24,15 +25,15 @@ type top struct {
 func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	kept := make(map[int]map[string]presence.Count, len(buckets))
+	remaining := make(map[int]map[string]presence.Count, len(buckets))
 	t.size = 0
 	for _, b := range buckets {
 		if pages := t.pages[b]; pages != nil {
-			kept[b] = pages
+			remaining[b] = pages
 			t.size += len(pages)
 		}
 	}
-	t.pages = kept
+	t.pages = remaining
 }
 
 // update takes the counts among the updates of a bucket.

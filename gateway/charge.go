@@ -11,75 +11,76 @@ import (
 )
 
 const (
-	// A client may send this many frames a second, and this many at once: far
-	// more than a page needs, and few enough to cost others little. Pings and
-	// fragments count too, since each costs as much as a message.
+	// Frames that a client may send a second, and at once: far more than a page needs, and
+	// few enough to cost other clients little. Pings and fragments count too, since each
+	// costs as much as a message.
 	messageRate  = 500
 	messageBurst = 2000
 
-	// A client's lists may name this many pages and counters a second, and this many at
-	// once: 25 subscribe messages with as many as it may have. A longer list is more work, so
-	// a client that sends more is read more slowly; that is no error.
+	// Pages and counters that a client's lists may name a second, and at once: as many as in
+	// 25 of the longest subscribe messages. Long lists are much work, so a client that sends
+	// more is read more slowly, without an error.
 	nameRate  = 25 * presence.MaxPages
 	nameBurst = 25 * presence.MaxPages
 
-	// A client may name this many pages a second that the gateway does not have
-	// yet, and at once as many as it may have and a few more. Each costs the store a call, and the
-	// gateway keeps it for a while.
+	// Pages new to this gateway that a client may name a second, and at once: all that it
+	// may have, and a few more. Each new page costs a call to the store, and the gateway
+	// keeps it for a while.
 	newPageRate  = 20
 	newPageBurst = presence.MaxPages + newPageRate
 
-	// All connections of one address together, also those that have ended, and its calls may name
-	// this many. Many people may share an address, and all of them come back after a
-	// restart.
+	// The same bound for all connections and calls of one address together, including
+	// connections that have ended. Many people may share an address, and all of them
+	// reconnect after a restart.
 	addressPageRate  = 1_000
 	addressPageBurst = 20_000
 
-	// All clients of the gateway together may name this many.
+	// The same bound for all clients of the gateway together.
 	gatewayPageRate  = 5_000
 	gatewayPageBurst = 100_000
 
-	// A client that has sent too much is not read for restTime. So it does
-	// not reach its twentieth error at once, and what it sends meanwhile waits in
-	// its own memory and not in ours.
-	restTime = 100 * time.Millisecond
+	// throttleTime is how long a client that has sent too much is not read. So it does not
+	// reach its twentieth error at once, and the data that it sends meanwhile waits in its
+	// own memory and not in ours.
+	throttleTime = 100 * time.Millisecond
 )
 
-// charge takes what a frame costs from the client's message rate. It reports
-// whether the client may be served. The answer to a ping of ours is free.
+// charge charges a frame to the client's message rate. It reports whether the frame may be
+// served. The answer to a ping of this gateway is free.
 func (c *conn) charge(kind byte) bool {
 	switch kind {
 	case websocket.Text, websocket.Binary:
 		c.g.metrics.received.Add(1)
 	case websocket.Pong:
-		if c.asks.Swap(false) {
+		if c.awaitsPong.Swap(false) {
 			return true
 		}
 	case websocket.Close:
-		return true // there is no second one
+		return true // no frame is served after a close frame
 	}
 	return c.allow()
 }
 
-// chargeRead takes what one read costs where no frames are counted: on an event
-// stream, and after the close frame to the client.
+// chargeRead charges one read to the client's message rate where no frames are counted: on
+// an event stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
 	if (c.events || c.closing.Load() != open) && !c.allow() {
-		c.rest()
+		c.throttle()
 	}
 }
 
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
-	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.sent, c.Now(), 1)
+	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.messagesRate, c.Now(), 1)
 	if wait == 0 {
-		c.sent = back
+		c.messagesRate = back
 	}
 	return wait == 0
 }
 
-// admitNewTopics takes the topics that the gateway does not have yet from what the client may
-// still name. It reports whether the client may; if not, nothing is taken from it.
+// admitNewTopics charges the topics that are new to the gateway to the rates of the client, its
+// address and the gateway, and reports whether all of them allow it. If not, the client's own
+// rate is not charged.
 func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
@@ -88,27 +89,27 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if fresh == 0 {
 		return true
 	}
-	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.brought, c.Now(), fresh)
+	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.newTopicsRate, c.Now(), fresh)
 	if wait > 0 || !c.g.newTopics.Admit(c.addr, fresh) {
 		return false
 	}
-	c.brought = back
+	c.newTopicsRate = back
 	return true
 }
 
-// newTopics bounds how many topics that the gateway does not have yet one address, and all
-// addresses together, may name.
+// newTopics limits the topics new to the gateway that one address, and all addresses together,
+// may name.
 type newTopics struct {
 	ofAddress *httppolicy.RateLimiter
-	ofAll     *httppolicy.RateLimiter // has one caller, which is everybody
+	ofAll     *httppolicy.RateLimiter // one caller stands for all clients
 }
 
 func newNewTopics() *newTopics {
 	return &newTopics{httppolicy.NewRateLimiter(addressPageRate, addressPageBurst), httppolicy.NewRateLimiter(gatewayPageRate, gatewayPageBurst)}
 }
 
-// Admit takes n new topics from what the address and everybody may still name. It reports whether
-// they may.
+// Admit charges n new topics to the address and to the gateway, and reports whether both rates
+// allow them.
 func (t *newTopics) Admit(addr netip.Addr, n int) bool {
 	now := time.Now()
 	ok, _ := t.ofAddress.AllowN(httppolicy.Caller{Addr: addr}, n, now)
@@ -118,37 +119,37 @@ func (t *newTopics) Admit(addr netip.Addr, n int) bool {
 	return ok
 }
 
-// chargeNames takes so many names from what the client's lists may name. If they are too many, the client
-// rests until they would not have been.
+// chargeNames charges names in lists to the client. If they are too many, the client is throttled until the
+// rate allows them.
 func (c *conn) chargeNames(names int) {
-	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.listed, c.Now(), names)
-	c.listed = back
+	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.namesRate, c.Now(), names)
+	c.namesRate = back
 	if wait > 0 {
-		c.restFor(wait)
+		c.throttleFor(wait)
 	}
 }
 
-// rest stops reading from the client for a while.
-func (c *conn) rest() { c.restFor(restTime) }
+// throttle stops reading from the client for throttleTime.
+func (c *conn) throttle() { c.throttleFor(throttleTime) }
 
-func (c *conn) restFor(d time.Duration) {
-	if c.rests == 0 {
-		c.rests = c.Now() + d
+func (c *conn) throttleFor(d time.Duration) {
+	if c.throttledUntil == 0 {
+		c.throttledUntil = c.Now() + d
 		c.wire.ServeAfter(d)
 	}
 }
 
-// resting reports whether the client is not read now. Without a poller it waits
-// until the client may speak again.
-func (c *conn) resting() bool {
-	if c.rests == 0 || c.wire.Closed() {
+// throttled reports whether the client is throttled. Without a poller it waits until the
+// throttling ends, and returns false.
+func (c *conn) throttled() bool {
+	if c.throttledUntil == 0 || c.wire.Closed() {
 		return false
 	}
-	left := c.rests - c.Now()
+	left := c.throttledUntil - c.Now()
 	if left > 0 && c.wire.Polled() {
 		return true
 	}
 	time.Sleep(left)
-	c.rests = 0
+	c.throttledUntil = 0
 	return false
 }

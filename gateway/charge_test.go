@@ -59,8 +59,8 @@ func TestFloods(t *testing.T) {
 						break
 					}
 				}
-				// Nineteen rests at least: it was read at the rate that is allowed.
-				if took := time.Since(began); took < (maxErrors-1)*restTime {
+				// The client was throttled nineteen times at least, so it was read at the allowed rate.
+				if took := time.Since(began); took < (maxErrors-1)*throttleTime {
 					t.Errorf("%s: closed after %s", name, took)
 				}
 			})
@@ -70,8 +70,8 @@ func TestFloods(t *testing.T) {
 	})
 }
 
-// A client that repeats long lists is read more slowly. It is told no error, and it is
-// answered in the end.
+// A client that repeats long lists is read more slowly. It gets no error, and all its messages
+// are answered in the end.
 func TestLongListsAreReadSlowly(t *testing.T) {
 	t.Parallel()
 	bothWaysLong(t, nil, func(t *testing.T, s *served) {
@@ -99,8 +99,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 	})
 }
 
-// An answer to a ping of the gateway costs nothing, even when the client has used up
-// what it may send.
+// The answer to a ping of the gateway is free, even when the client has used up its rate.
 func TestPongToOurPingIsFree(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r := s.socket("")
@@ -116,14 +115,14 @@ func TestPongToOurPingIsFree(t *testing.T) {
 			t.Fatal("the answer was charged")
 		}
 	}
-	before := c.sent
-	if c.charge(websocket.Pong); c.sent <= before {
-		t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.sent)
+	before := c.messagesRate
+	if c.charge(websocket.Pong); c.messagesRate <= before {
+		t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
 	}
 }
 
-// Nobody needs what the client of an event stream sends. It is read no faster than what
-// other clients send.
+// The data that the client of an event stream sends is ignored. It is read no faster than the
+// data of other clients.
 func TestEventStreamThatTalks(t *testing.T) {
 	t.Parallel()
 	bothWaysLong(t, nil, func(t *testing.T, s *served) {

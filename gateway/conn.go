@@ -23,80 +23,81 @@ import (
 )
 
 const (
-	maxErrors = 20 // the last of these in a connection's life closes it
+	maxErrors = 20 // error frames to one client; the last of them closes the connection
 
 	// lingerClose is how long a closed client may take to close its side, so that
 	// the close frame reaches it before the end of the connection does.
 	lingerClose = time.Second
 
-	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
+	maxLifetime = 100 * 365 * 24 * time.Hour // longer than any connection lasts
 )
 
-// conn is one client's connection: a WebSocket, or an event stream, which only receives,
-// and may have joined its page. An idle conn has no goroutine: a goroutine that has
-// something for it takes its turn and serves it.
+// conn is one client's connection: a WebSocket, or an event stream, which only delivers
+// and may have joined its page. An idle conn has no goroutine. A goroutine with work for
+// the conn takes its turn, which only one goroutine has at a time, and serves it.
 type conn struct {
 	// The fan-out owns these, under its locks. A delivery reads the end of the first and
-	// the beginning of the second, so they are next to each other.
+	// the beginning of the second, so they are next to each other for the CPU's cache.
 	fanout.Subscriber
 	wire socket.Wire
 
 	// These are set before start, and not changed after that.
 	g *Gateway
 	visitor
-	events  bool // it is an event stream
+	events  bool // this is an event stream
 	server  bool // the upgrade had an API key
-	crawler bool // it watches the pages that it joins
+	crawler bool // the client only watches the pages that it joins
 
-	// The turn owns errors. It stands here since small fields next to each other save
-	// memory: there are many idle connections.
+	// The turn owns errors. It is here because small fields next to each other save
+	// memory, and there are many idle connections.
 	errors uint8
 
 	// Any goroutine may use these.
-	closing   atomic.Uint32              // a closing state
-	asks      atomic.Bool                // a ping has been sent whose answer is free
-	totalHeld atomic.Bool                // the count of the site is held back, see missing
-	linger    atomic.Pointer[time.Timer] // the close frame is out, and the client has until then to close
+	closing    atomic.Uint32              // a closing state
+	awaitsPong atomic.Bool                // a ping has been sent; its answer is not charged
+	totalHeld  atomic.Bool                // the count of the site is held back, see uncounted
+	linger     atomic.Pointer[time.Timer] // closes the connection if the client does not answer the close frame
 
 	// The turn owns these.
-	spent
+	rateState
 	input
 	wants []wanted
-	// counters are those that the client subscribes to; with wants at most
-	// presence.MaxPages. nil: none, as for most clients.
+	// counters are the counters that the client subscribes to; wants and counters together
+	// have at most presence.MaxPages elements. nil: none, as for most clients.
 	counters *[]string
 }
 
-// visitor is the client of a connection. An event stream has a user and a slot only.
+// visitor is the client of a connection. An event stream has only a user and a slot.
 type visitor struct {
 	user presence.User
-	sum  *notifier.Sum           // of the user's unread
-	name string                  // of the user on its site, see member and site
-	slot *httppolicy.AddressSlot // of its address, to leave at the end
+	sum  *notifier.Sum           // the user's unread sum
+	name string                  // the user's qualified name, see member and site
+	slot *httppolicy.AddressSlot // a place among the connections of the address; given back at the end
 	addr netip.Addr
 	// opens has the private pages that the user's token opens; nil: none, as for most clients.
 	opens *[]string
 }
 
-// spent has the state of each limit.Rate of a client: when all of it is available again.
-type spent struct {
-	sent    time.Duration // of messages, see allow
-	brought time.Duration // of new topics, see admitNewTopics
-	listed  time.Duration // of names in lists, see chargeNames
+// rateState has the state of each limit.Rate of a client: the time at which the whole
+// burst is available again.
+type rateState struct {
+	messagesRate  time.Duration // messages, see allow
+	newTopicsRate time.Duration // new topics, see admitNewTopics
+	namesRate     time.Duration // names in lists, see chargeNames
 }
 
-// input is what is read from a client.
+// input is the state of reading from a client.
 type input struct {
-	held   []byte // what was read and is not served yet: a part of a frame, or all of it while the wire is busy
-	reader websocket.Reader
-	rests  time.Duration // nothing is read until then; 0: the client is read
+	held           []byte // bytes read but not served yet: a part of a frame, or more while the wire is busy
+	reader         websocket.Reader
+	throttledUntil time.Duration // nothing is read until then; 0: not throttled
 }
 
 // States of the close handshake.
 const (
 	open       uint32 = iota
 	closeSent         // a close frame has been sent, or is about to be
-	handshaken        // the client's close frame has come too
+	handshaken        // the client's close frame has arrived, too
 )
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
@@ -106,7 +107,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	if err != nil {
 		return nil, err
 	}
-	early, err := rw.Reader.Peek(rw.Reader.Buffered()) // what the client sent without waiting
+	early, err := rw.Reader.Peek(rw.Reader.Buffered()) // frames that the client sent before it had the answer
 	if err != nil {
 		return nil, err
 	}
@@ -115,22 +116,22 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	return c, nil
 }
 
-// newConn returns a client on a connection that nobody else reads or writes.
+// newConn returns a client on a connection that nothing else reads or writes.
 func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
 	c := &conn{g: g, visitor: visitor{user: user, slot: slot}}
 	c.wire.Use(over, c)
-	lasts := time.Duration(0)
+	lifetime := time.Duration(0)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
-		if lasts = min(time.Until(expires), farOff); lasts == 0 {
-			lasts = -1
+		if lifetime = min(time.Until(expires), maxLifetime); lifetime == 0 {
+			lifetime = -1
 		}
 	}
-	g.hub.Prepare(&c.Subscriber, c, lasts)
+	g.hub.Prepare(&c.Subscriber, c, lifetime)
 	return c
 }
 
-// enter sends the client what it gets first, and registers it with the fan-out and with its unread count.
+// enter writes hello, the client's first bytes, and registers the client with the fan-out and its unread sum.
 func (c *conn) enter(hello []byte) {
 	if c.wire.Write(hello) != nil {
 		_ = c.wire.Close() // the next turn cleans up
@@ -139,21 +140,21 @@ func (c *conn) enter(hello []byte) {
 	if c.sum != nil {
 		c.g.unread.Add(c.sum, c)
 	}
-	if c.g.draining.Load() { // Drain may have looked already
+	if c.g.draining.Load() { // Drain may have missed this client
 		if !c.events {
 			_ = c.send(websocket.Text, appendReconnect(nil, 0))
 		}
-		_ = c.end(websocket.StatusServiceRestart, goodbye)
+		_ = c.end(websocket.StatusServiceRestart, closeReason)
 	}
 }
 
-// site returns the site of the upgrade, to which all pages and counters of a WebSocket belong.
+// site returns the site that all pages and counters of a WebSocket belong to.
 func (c *conn) site() presence.Site {
 	site, _ := presence.SplitName(c.name)
 	return site
 }
 
-// member returns the name of the user in sets that it may be a member of.
+// member returns the name by which the user may be a member of sets.
 func (c *conn) member() string { return presence.KeyOf(c.name) }
 
 // start begins to serve the client.
@@ -165,7 +166,7 @@ func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
 // WriteTimeout implements socket.Owner.
 func (c *conn) WriteTimeout() time.Duration { return c.g.cfg.WriteTimeout }
 
-// Freed implements socket.Owner: it does what had to wait until the client took a write.
+// Freed implements socket.Owner. It continues work that had to wait for the end of a write.
 func (c *conn) Freed(taken bool) {
 	if taken {
 		c.Heard() // a client that takes a write is alive
@@ -181,14 +182,14 @@ func (c *conn) Freed(taken bool) {
 
 // Look implements socket.Owner. An error is the end of the connection.
 func (c *conn) Look(in *socket.Input) (more bool, err error) {
-	rest, err := c.frames(in[:copy(in[:], c.held)]) // what a busy wire kept
+	rest, err := c.frames(in[:copy(in[:], c.held)]) // bytes held back by a busy wire
 	c.held = nil
 	c.chargeRead()
 	if c.wire.Polled() && c.wire.Busy() {
-		c.Heard() // it is not read, but there is something to read, or Look would not have been called
+		c.Heard() // a busy client is not read, but Look was called because it has sent something
 	}
 	if err == nil && !c.blocked() {
-		n := copy(in[:], rest) // less than a frame, or the wire was busy a moment ago
+		n := copy(in[:], rest) // less than a frame, unless the wire was busy a moment ago
 		var m int
 		if m, more, err = c.wire.Read(in[n:]); err == nil {
 			rest, err = c.frames(in[:n+m])
@@ -200,10 +201,10 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	return more, err
 }
 
-// blocked reports whether the client is not read now: it rests, or has to take first what
-// it was sent. Without a poller, blocked waits until it is read again.
+// blocked reports whether reading from the client has to stop: it is throttled, or must first take the data
+// that it was sent. Without a poller, blocked waits until reading may continue.
 func (c *conn) blocked() bool {
-	if c.resting() {
+	if c.throttled() {
 		return true
 	}
 	if !c.wire.Polled() {
@@ -213,8 +214,8 @@ func (c *conn) blocked() bool {
 	return c.wire.Busy() && !c.wire.Closed() && !c.events && c.closing.Load() == open
 }
 
-// finish closes the connection, since the close handshake is done: at once, or when the client has taken
-// our close frame.
+// finish closes the connection after the close handshake: at once, or when the client has taken the close
+// frame.
 func (c *conn) finish() {
 	c.closing.Store(handshaken)
 	if !c.wire.Busy() {
@@ -222,16 +223,15 @@ func (c *conn) finish() {
 	}
 }
 
-// awaitClose closes the connection unless the client does in a moment. It is
-// called when the close frame is out.
+// awaitClose closes the connection after lingerClose, unless the client does so earlier. It is called when
+// the close frame has been written.
 func (c *conn) awaitClose() {
 	if t := time.AfterFunc(lingerClose, func() { _ = c.Close() }); !c.linger.CompareAndSwap(nil, t) {
 		t.Stop()
 	}
 }
 
-// Ended implements socket.Owner. The user of a connection that has ended without leaving its pages
-// stays for the grace.
+// Ended implements socket.Owner. If the client has not left its pages, the user stays there for the grace.
 func (c *conn) Ended() {
 	g := c.g
 	c.Leave()
@@ -253,7 +253,7 @@ func (c *conn) Ended() {
 	g.release(c.slot)
 }
 
-// cause returns how the connection ended, for the metrics.
+// cause returns the cause of the connection's end, as a label of the metrics.
 func (c *conn) cause() string {
 	switch c.closing.Load() {
 	case handshaken:
@@ -279,11 +279,11 @@ func (c *conn) Try(p []byte) error {
 // Close implements fanout.Client: it closes the connection at once.
 func (c *conn) Close() error { return c.wire.Close() }
 
-// Ping implements fanout.Client: it asks a silent client for a sign of life. A busy
-// client is not asked: it takes the write before, or that times out.
+// Ping implements fanout.Client: it sends a silent client a ping. A busy client needs none: it takes the
+// write that is under way, or that write times out.
 func (c *conn) Ping() bool {
 	frame := []byte{websocket.Ping, 0}
-	c.asks.Store(true)
+	c.awaitsPong.Store(true)
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}
@@ -293,24 +293,24 @@ func (c *conn) Ping() bool {
 		return false
 	}
 	if c.events {
-		c.Heard() // the client of a stream answers nothing: if it is dead, writes of comments fail
+		c.Heard() // the client of a stream never answers; if it is dead, the next write of a comment fails
 	}
 	return err == nil
 }
 
-// Expire implements fanout.Client: the connection's token has ended.
+// Expire implements fanout.Client: the connection's token has expired.
 func (c *conn) Expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
-	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil)) // an error means that the client has gone already
+	// An error means that the client is gone already.
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil))
 }
 
-// accept upgrades the request, which websocket.CheckUpgrade has accepted, and
-// takes the connection over, so that the server's goroutine and buffers for the
-// request are freed. The answer and the first messages are one write. While the store
-// is away the unread count of a user who is new here is not known. The client gets it later, since 0
-// would not be true.
+// accept upgrades the request, which websocket.CheckUpgrade has accepted, and takes the connection over, so
+// that the server's goroutine and buffers for the request are freed. The answer and the first messages are one
+// write. While the store is unavailable, the unread count of a user who is new at this gateway is not known:
+// the message with the count then follows later, because a 0 would be wrong.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
-	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
+	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
 	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
@@ -319,7 +319,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	c.sum = sum
 	c.addr = g.callers.Addr(r)
-	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
+	c.name = strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
 	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {
@@ -342,7 +342,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 func responseHead(status int, head http.Header) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
-	_ = head.Write(&b) // to memory
+	_ = head.Write(&b) // a write to memory does not fail
 	b.WriteString("\r\n")
 	return b.Bytes()
 }

@@ -257,7 +257,7 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 
 const unreadMsg = `{"type":"unread"`
 
-// expect reads until the frame that is wanted, over pings, which it answers, and over what a client may be told again.
+// expect reads until the wanted frame. It answers pings, and skips frames that a client may receive again.
 func (r *raw) expect(opcode byte, prefix string) {
 	r.t.Helper()
 	for began := time.Now(); ; {
@@ -272,7 +272,7 @@ func (r *raw) expect(opcode byte, prefix string) {
 			_, _ = r.Write([]byte(masked(websocket.Pong, "")))
 			continue
 		}
-		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg { // told again after a busy write
+		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg { // sent again after a busy write
 			continue
 		}
 		if got != opcode || !bytes.HasPrefix(payload, []byte(prefix)) {
@@ -401,7 +401,7 @@ func TestFramesInPieces(t *testing.T) {
 type end func(r *raw)
 
 // ends are all of them. When both close frames have been sent, the server closes the connection and does not
-// wait for the client. It does not matter who began, or what the client still had to say.
+// wait for the client. It does not matter which side began, or whether the client still had data to send.
 func ends(t *testing.T) map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
 	all := map[string]end{
@@ -453,7 +453,7 @@ func ends(t *testing.T) map[string]end {
 		sends string
 		says  string // the last message before the close
 		code  uint16
-		more  string // what the client sends before it hears of the end
+		more  string // data that the client sends before it receives the close frame
 		first bool   // the client's close frame is the first
 	}{
 		"the client's":          {sends: closing(1000), code: 1000, first: true},
@@ -644,7 +644,7 @@ func TestClientThatTakesNothing(t *testing.T) {
 	})
 }
 
-// narrow has the system keep little of what is on its way between the server and r, which is its only client.
+// narrow makes the system's buffers between the server and r, which is its only client, small.
 func (s *served) narrow(r *raw, bytes int) {
 	s.t.Helper()
 	s.settles(1) // a client is welcomed before the gateway knows it
@@ -657,7 +657,7 @@ func (s *served) narrow(r *raw, bytes int) {
 }
 
 // A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
-// none of its frames was read. It loses nothing of what it was sent and of the answers to what it sent.
+// none of its frames was read. It loses neither updates nor answers to its messages.
 func TestASlowClientLives(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {

@@ -49,7 +49,7 @@ func everything(t *testing.T) func(*Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Before the gateway, which checks what is left of it.
+	// Opened before the gateway, so that it is closed after the gateway's cleanup.
 	counters := pipeline.New(countermem.New(countermem.Config{}), rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
@@ -293,7 +293,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 	}
 }
 
-// documented says what is not as openapi.json says in the answer to a call.
+// documented returns the difference between the answer to a call and openapi.json.
 func documented(doc any, call string, resp *http.Response, body []byte, valid func(at string, value any) error) error {
 	method, path, _ := strings.Cut(call, " ")
 	at := []string{"paths", path, strings.ToLower(method), "responses", strconv.Itoa(resp.StatusCode)}

@@ -51,7 +51,7 @@ func (countEncoder) Exact(u presence.Update) bool {
 	return ok && !count.Stale && count.Without == ""
 }
 
-// shownVersion identifies an exact event of that version.
+// shownVersion returns the identity of an exact event with the version.
 func shownVersion(version string) uint64 { return xxhash.Sum64String(version) }
 
 func appendCountText(b []byte, c presence.Count) []byte {
@@ -60,7 +60,7 @@ func appendCountText(b []byte, c presence.Count) []byte {
 	return append(b, '}')
 }
 
-// appendEvent appends a server-sent event with a counter.
+// appendEvent appends a server-sent event with a count.
 func appendEvent(b []byte, c presence.Count) []byte {
 	b = append(b, "event: count\nid: "...)
 	b = append(b, c.Version.String()...)
@@ -69,14 +69,14 @@ func appendEvent(b []byte, c presence.Count) []byte {
 	return append(b, "\n\n"...)
 }
 
-// significant rounds n to that many significant digits; a half rounds up. n is not
-// negative. 0 digits means no rounding.
+// significant rounds n, which is not negative, to that many significant digits; a half
+// rounds up. 0 digits means no rounding.
 func significant(n int64, digits uint8) int64 {
-	unit, most := int64(1), int64(1)
+	unit, limit := int64(1), int64(1)
 	for range digits {
-		most *= 10
+		limit *= 10
 	}
-	for digits > 0 && n/unit >= most {
+	for digits > 0 && n/unit >= limit {
 		unit *= 10
 	}
 	rest := n % unit

@@ -13,11 +13,11 @@ import (
 	"headcount/presence"
 )
 
-// mineForm is the form of a frame with a counter for a connection whose user is a member. Form 0
-// is for any other connection, and eventForm is an event.
+// mineForm is the form of a counter's frame for a connection whose user is a member of the set.
+// Form 0 is the frame for any other connection, and eventForm is an event.
 const mineForm fanout.Form = 1
 
-// openCounters sets counters and live, if there are counters that last.
+// openCounters sets counters and live, if the gateway serves counters.
 func (g *Gateway) openCounters() (err error) {
 	if g.cfg.Counters == nil {
 		return nil
@@ -32,7 +32,7 @@ func (g *Gateway) openCounters() (err error) {
 	return nil
 }
 
-// CountersChanged must be called when Counters.Up has changed.
+// CountersChanged must be called when the result of Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
@@ -57,7 +57,7 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 		return b, 0
 	}
 	if u.Stale && !saysStale(u) {
-		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key has no bare quotes
+		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key cannot match: its quotes are escaped
 	}
 	if form == eventForm {
 		if !u.Stale && !saysStale(u) {
@@ -80,11 +80,11 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 // Exact implements fanout.Encoder.
 func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale && !saysStale(u) }
 
-// saysStale reports whether the counter of an update is marked as stale itself.
+// saysStale reports whether the value of an update marks the counter as stale.
 func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"stale":true`) }
 
-// readable returns the rules of these counters, or a fault about the first that the
-// client may not see.
+// readable returns the rules of these counters, or a fault about the first counter that the
+// client may not read.
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
 	for i, key := range keys {
@@ -119,7 +119,7 @@ func (c *conn) addCounter(key string) {
 	*c.counters = append(*c.counters, key)
 }
 
-// subscribeCounters subscribes to counters that the client may see and has room for.
+// subscribeCounters subscribes to counters, which the client may read and has room for.
 // The frame of a set is held back until it is known whether the user is a member.
 func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 	for i, key := range keys {

@@ -39,7 +39,7 @@ func countersIn(store counter.Store) *pipeline.Counters {
 	return pipeline.New(store, &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 }
 
-// looker is a WebSocket and who has it.
+// looker is a WebSocket with its user.
 type looker struct {
 	*raw
 	id, user string
@@ -107,7 +107,7 @@ func (l *looker) until(key string, value int64, mine bool) shown {
 	}
 }
 
-// call makes a call on a counter, with an API key unless a line names who it is.
+// call makes a call on a counter, with an API key unless a header line identifies the caller.
 func (s *served) call(method, path, body string, lines ...string) string {
 	s.t.Helper()
 	if len(lines) == 0 {
@@ -143,7 +143,7 @@ func TestCountersAreLive(t *testing.T) {
 	s.call("POST", "/views:1/increment", `{"delta":7}`)
 	a.until("views:1", 7, false)
 	s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
-	if f := a.next(); f.Value != 1 || !f.Mine { // one frame tells both
+	if f := a.next(); f.Value != 1 || !f.Mine { // one frame has both
 		t.Errorf("a member is shown %+v", f)
 	}
 	b.until("likes:1", 1, false)
@@ -151,7 +151,7 @@ func TestCountersAreLive(t *testing.T) {
 	b.until("likes:1", 2, true)
 	a.until("likes:1", 2, true)
 
-	// Another tab of the same user hears it from its first frame on.
+	// Another tab of the same user gets it from its first frame on.
 	tab := s.looker("Headcount-Id: " + a.id)
 	tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
 	if f := tab.next(); f.Value != 2 || !f.Mine {
@@ -180,7 +180,7 @@ func TestCountersAreLive(t *testing.T) {
 		t.Errorf("version %s after %s was deleted", again.Version, made.Version)
 	}
 
-	// A client that unsubscribes hears no more.
+	// A client that unsubscribes receives no more frames.
 	b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
 	b.say(heartbeatMsg)
 	if f := b.next(); f.Type != "heartbeat" {

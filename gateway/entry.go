@@ -17,9 +17,9 @@ import (
 
 const subprotocol = "headcount.v1"
 
-// reserve takes a place for a long connection, in all and among those of its
-// address. If it returns false, it has written the error answer. Otherwise the
-// caller gives the place back with release.
+// reserve takes a place for a long connection, among all connections and among those of
+// its address. If it returns false, it has written the error answer. Otherwise the caller
+// gives the place back with release.
 func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	g.entry.Lock()
 	err := g.api.Serving()
@@ -107,21 +107,21 @@ func (g *Gateway) routes() http.Handler {
 	return api.Below(g.cfg.API.BasePath, e)
 }
 
-// acceptFails notes that no new client can be accepted, since this process has too
+// acceptFails records that no new client can be accepted, because this process has too
 // many open files. A nil err means that clients are accepted again.
 func (g *Gateway) acceptFails(err error) {
 	if err == nil {
-		g.shut.Store(nil)
+		g.acceptErr.Store(nil)
 		g.cfg.Log.Info().Msg("new clients are accepted again")
 		return
 	}
 	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections: %w", err)
-	g.shut.Store(&err)
+	g.acceptErr.Store(&err)
 	g.cfg.Log.Error().Msg(err.Error())
 }
 
-// Listener returns the listener for the HTTP server that serves Handler; it accepts the
-// clients of l.
+// Listener returns the listener for the HTTP server that serves Handler. It accepts
+// connections from l.
 func (g *Gateway) Listener(l net.Listener) *httppolicy.ConnLimiter {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
 	return httppolicy.NewConnLimiter(l, silence, g.cfg.MaxConnections, g.acceptFails, g.metrics.evicted)

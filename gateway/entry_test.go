@@ -10,7 +10,7 @@ type scarce struct{ atomic.Bool }
 
 func (s *scarce) High() bool { return s.Load() }
 
-// While memory is short nobody new gets in, and connected clients stay.
+// While memory is short no new client is accepted, and connected clients stay.
 func TestMemoryIsShort(t *testing.T) {
 	memory := &scarce{}
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Memory = memory })

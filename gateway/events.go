@@ -32,11 +32,12 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, joins)
 }
 
-// serveEvents answers with the event stream of topics. The caller joins the page of the one topic,
-// unless joins is empty.
+// serveEvents answers with the event stream of topics. The caller joins the page joins of the one
+// topic, unless it is empty.
 func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins string) {
 	id, err := g.callers.Identity(c, true)
-	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) { // a stream that joins nothing is for everybody
+	// A stream that joins no page needs no identity.
+	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) {
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}
@@ -44,8 +45,8 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 		joins = ""
 	}
 	if joins != "" {
-		// A proxy may take comments for long after its client has gone. So a join
-		// lasts no longer than that of a WebSocket whose pings are not answered.
+		// A proxy may accept comments long after its client has gone. So the stream ends when
+		// a WebSocket that does not answer pings would; the client opens another one.
 		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
 			id.Expires = until
 		}
@@ -73,8 +74,8 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 }
 
 // stream answers with an event stream that lasts until either side closes the
-// connection. The end of the connection is the end of the body, so the fan-out
-// writes events without chunks around them.
+// connection. The end of the connection ends the body, so the fan-out writes events
+// without chunked encoding.
 func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) error {
 	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
@@ -97,7 +98,7 @@ func streamHead(head http.Header) {
 }
 
 // beginEvents begins the event stream of topics. A client that returns with the id of the
-// newest update does not get that one again, unless it joins a page.
+// newest update does not get that update again, unless it joins a page.
 func (c *conn) beginEvents(topics []presence.Topic, lastID, joins string, hello []byte) {
 	c.events = true
 	c.enter(hello)
@@ -115,8 +116,8 @@ func (c *conn) beginEvents(topics []presence.Topic, lastID, joins string, hello 
 	}
 }
 
-// attend joins the page of an event stream. The stream has an event when the store has the
-// join, and counts alone if the user is on too many pages.
+// attend joins the page of an event stream. The client gets an event when the store has the
+// join. If the user is on too many pages, the stream has only counts.
 func (c *conn) attend(name string) {
 	stored, err := c.g.roster.join(c.user, name, c)
 	if err != nil {
@@ -130,8 +131,8 @@ func (c *conn) attend(name string) {
 	}
 }
 
-// appendJoined appends the event that the user is on the page. The client has to open another
-// such stream within heartbeat to stay.
+// appendJoined appends the event that confirms a join. To stay on the page, the client has to
+// open another such stream within heartbeat.
 func appendJoined(b []byte, name string, heartbeat time.Duration) []byte {
 	b = append(b, "event: join\ndata: {\"page\":"...)
 	b = presence.AppendString(b, presence.KeyOf(name))

@@ -7,9 +7,8 @@ import (
 	"headcount/gateway/websocket"
 )
 
-// frames serves the whole frames at the beginning of data and returns the bytes
-// that are left. The rest is less than one frame, unless the client must first
-// take its answers.
+// frames serves the complete frames at the beginning of data and returns the remaining
+// bytes. They are less than one frame, unless reading is blocked.
 func (c *conn) frames(data []byte) (rest []byte, err error) {
 	for len(data) > 0 {
 		switch {
@@ -54,7 +53,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 func (c *conn) frame(f websocket.Frame) error {
 	c.Heard()
 	if !c.charge(f.Kind) {
-		c.rest()
+		c.throttle()
 		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 frames a second, pings and fragments among them"})
 	}
 	switch f.Kind {
@@ -70,10 +69,10 @@ func (c *conn) frame(f websocket.Frame) error {
 		c.finish()
 		return err
 	}
-	return nil // the frame is a fragment of a message, or the answer to a ping
+	return nil // a fragment of a message, or a pong
 }
 
-// breach closes the connection of a client that violates the protocol.
+// breach closes the connection of a client that violated the protocol.
 func (c *conn) breach(err *websocket.Error) error {
 	if err.Code == websocket.StatusTooBig {
 		if err := c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"}); err != nil {
@@ -83,8 +82,8 @@ func (c *conn) breach(err *websocket.Error) error {
 	return c.end(err.Code, err.Reason)
 }
 
-// text carries out one message. The client gets an error frame for its mistake;
-// any other error ends the connection.
+// text serves one message. The client gets an error frame for a mistake of its own; any
+// other error ends the connection.
 func (c *conn) text(text []byte) error {
 	m, err := parseMessage(text)
 	if err == nil {

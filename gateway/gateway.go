@@ -1,6 +1,6 @@
-// Package gateway holds the connections of browsers. It knows first-hand who is
-// here, reports this to the presence nodes, and delivers the counts that come
-// back over WebSockets and event streams. Package api answers plain HTTP.
+// Package gateway holds the connections of browsers: WebSockets and event streams. It
+// reports the users of these connections to the presence nodes, and delivers the counts
+// of pages to the clients. Package api answers plain HTTP calls.
 package gateway
 
 import (
@@ -31,7 +31,8 @@ import (
 	"headcount/unread"
 )
 
-// budgetPerCore leaves half of what a core can deliver to everything else.
+// budgetPerCore is half of the deliveries a second that one core can make. The other half
+// is for all other work.
 const budgetPerCore = 60_000
 
 // ErrConfig is wrapped by every error about a setting that cannot work.
@@ -57,20 +58,16 @@ type Memory interface{ High() bool }
 type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
-	// Incarnation numbers this run of the process. Beats carry it, and the endpoint
-	// store has it beside the name. Default: a new one of now.
+	// Incarnation identifies this run of the process in beats and in the endpoint store.
+	// Default: a new incarnation.
 	Incarnation uint64
 
-	Store Store
-	// Unread keeps changes and follows. Its publications arrive the way counts do.
-	// Required.
-	Unread unread.Store
-	// Cluster is required.
-	Cluster Cluster
-	API     api.Config // of calls; Origins and Assets are required
+	Store   Store        // required
+	Unread  unread.Store // required; its publications arrive as updates, like counts
+	Cluster Cluster      // required
+	API     api.Config   // of plain HTTP calls; Origins and Assets are required
 
-	// Counters serves counters that last; nil: there are none.
-	Counters *counterapi.Config
+	Counters *counterapi.Config // nil: the gateway serves no counters
 
 	Times
 	Limits
@@ -83,13 +80,13 @@ type Config struct {
 // Times are the durations of a gateway. Those without a comment are required.
 type Times struct {
 	HeartbeatInterval time.Duration
-	ComeBack          time.Duration // how long counts may be stale after a restart, see restartGrace; 0: the store remembers who is present
+	ComeBack          time.Duration // how long counts are stale after a restart, see restartGrace; 0: the store keeps users
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // at least 10ms
 	PingInterval      time.Duration
 	PongTimeout       time.Duration
 	WriteTimeout      time.Duration
-	ShutdownTimeout   time.Duration // clients get at most half of it to move
+	ShutdownTimeout   time.Duration // Drain gives clients at most half of it to move
 }
 
 // Limits bound what a gateway serves.
@@ -100,11 +97,11 @@ type Limits struct {
 	DeliveryBudget int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 }
 
-// Access says who may call a gateway, and who a request is from.
+// Access identifies callers and decides which of them may call a gateway.
 type Access struct {
 	Identities *identity.Identities
-	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
-	Sites      *identity.Sites // nil: the default one
+	APIKeys    []string        // of servers, each perhaps with the name of its site and a colon before it; empty: no server may call
+	Sites      *identity.Sites // nil: only the default site
 	Proxies    *identity.Proxies
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
@@ -118,9 +115,9 @@ type Gateway struct {
 	hub       *fanout.Hub
 	roster    *roster
 	unread    *notifier.Sums
-	counters  *counterapi.API  // nil, like live, if there are no counters
-	live      *counterapi.Live //
-	liveTop   *counterapi.LiveTop
+	counters  *counterapi.API     // nil if the gateway serves no counters
+	live      *counterapi.Live    // likewise
+	liveTop   *counterapi.LiveTop // likewise
 	users     *userWatch
 	pollers   *pollers
 	callers   *api.Callers
@@ -133,13 +130,13 @@ type Gateway struct {
 	admission
 }
 
-// admission counts the connections, and says whether there may be more.
+// admission counts the connections, and records whether new ones are accepted.
 type admission struct {
 	conns       sync.WaitGroup // connections, and the goroutines that they start
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
 	draining    atomic.Bool
-	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
+	acceptErr   atomic.Pointer[error] // why no new client can be accepted; nil: new clients are accepted
 }
 
 // setDefaults gives the fields that are not set their defaults, and checks the others.
@@ -147,11 +144,11 @@ func (cfg *Config) setDefaults() error {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	switch {
 	case cfg.Name == "":
-		return errors.New("it has no name")
+		return errors.New("no name")
 	case cfg.UpdateInterval < 10*time.Millisecond:
 		return fmt.Errorf("update interval %s is under 10ms", cfg.UpdateInterval)
 	case cfg.Store == nil || cfg.Unread == nil || cfg.Cluster == nil:
-		return errors.New("it has no store or no cluster")
+		return errors.New("store, unread store and cluster are required")
 	case cfg.Identities == nil || cfg.API.Origins == nil || cfg.Proxies == nil || cfg.API.Assets == nil:
 		return errors.New("identities, origins, proxies and assets are required")
 	}
@@ -175,9 +172,9 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
-	life := presence.IncarnationName(cfg.Name, cfg.Incarnation)
+	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
-		Gateway: life, Store: cfg.Store, Numbers: unreadEncoder{},
+		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	}); err != nil {
@@ -198,7 +195,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
-	g.roster.seen = g.metrics.seen
+	g.roster.joinWait = g.metrics.joinWait
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
 	}
@@ -211,20 +208,22 @@ func New(cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// Receive takes a presence node's answer to a beat. It does not block.
+// Receive handles a presence node's reply to a beat. It does not block.
 func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
 
-// Push takes updates, in any order, repeated or not. It does not block.
+// Push hands updates to the hub. They may arrive in any order, and repeatedly. It does not
+// block.
 func (g *Gateway) Push(updates []presence.Update) {
 	for _, u := range updates {
 		g.hub.Update(u)
 	}
 }
 
-// Handler serves the public contract.
+// Handler returns the handler of the public contract.
 func (g *Gateway) Handler() http.Handler { return httppolicy.Shared(g.handler) }
 
-// Ready returns why no new clients should be sent here now, or nil.
+// Ready returns nil if new clients should be sent to this gateway now, or else the reason
+// why not.
 func (g *Gateway) Ready() error {
 	if err := g.Open(); err != nil {
 		return err
@@ -232,20 +231,21 @@ func (g *Gateway) Ready() error {
 	return g.api.Ready()
 }
 
-// Open is Ready whatever the store does: it returns why no client can come in at all, or nil.
+// Open returns nil if the gateway accepts clients at all, or else the reason why not. Unlike
+// Ready, it does not depend on the store.
 func (g *Gateway) Open() error {
 	if g.draining.Load() {
 		return errDraining
 	}
-	if err := g.shut.Load(); err != nil {
+	if err := g.acceptErr.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-const goodbye = "this gateway is shutting down"
+const closeReason = "this gateway is shutting down"
 
-var errDraining = errors.New(goodbye)
+var errDraining = errors.New(closeReason)
 
 // Run owns the gateway's goroutines, except those of connections: Drain ends and
 // awaits these. Run returns when ctx has ended and its goroutines have stopped.
@@ -275,24 +275,24 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 	}
 }
 
-// StoreAway must be called when the store cannot be reached: counts are stale until
+// StoreAway must be called when the store becomes unavailable: counts are stale until
 // StoreBack.
 func (g *Gateway) StoreAway() { g.hub.Away() }
 
-// StoreBack must be called when the store can be reached again: everything is read anew.
+// StoreBack must be called when the store is available again: all topics are read again.
 func (g *Gateway) StoreBack() {
 	g.hub.Back()
 	g.unread.StoreBack()
 }
 
-// moveRate is how many clients a second a draining gateway sends elsewhere, as
-// long as there is time.
+// moveRate is how many clients a second a draining gateway asks to reconnect elsewhere, if
+// the shutdown timeout permits.
 const moveRate = 1000
 
-// Drain sends the clients away and returns when every connection is gone. First
-// each client gets a message to connect again after a jittered time. Drain then closes
-// the connections that are left with 1012. When ctx ends, it cuts off the rest.
-// The users stay counted for the grace. Run must still be running.
+// Drain closes all connections and returns when they have ended. First each client gets a
+// message to reconnect after a random time. Then Drain closes the remaining connections
+// with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
+// counted for the grace. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) error {
 	g.entry.Lock()
 	g.draining.Store(true)
@@ -304,10 +304,10 @@ func (g *Gateway) Drain(ctx context.Context) error {
 			return
 		}
 		after := rand.N(window)
-		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client has gone already
+		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client is gone already
 	})
 	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, goodbye) })
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
@@ -316,7 +316,7 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		g.each(func(c *conn) { _ = c.Close() }) // the clients had their time
+		g.each(func(c *conn) { _ = c.Close() })
 		<-done
 	}
 	return nil
@@ -349,7 +349,7 @@ func (g *Gateway) each(do func(*conn)) {
 // belongs to one poller.
 type pollers struct {
 	all  []*socket.Poller
-	last atomic.Uint64 // spreads connections over the pollers
+	last atomic.Uint64 // counts the calls of next, which returns the pollers in turn
 }
 
 func newPollers(n int) (*pollers, error) {

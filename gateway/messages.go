@@ -41,10 +41,10 @@ const (
 )
 
 // maxPrecision is the largest number of significant digits that a subscriber may
-// ask for. Even counts over a billion users need no more.
+// ask for, enough even for counts of a billion users.
 const maxPrecision = 9
 
-// message is one client message. The one page of a join, leave or read is in pages, too.
+// message is one client message. pages also has the one page of a join, leave or read.
 type message struct {
 	kind      string
 	pages     []string
@@ -95,15 +95,15 @@ func parseMessage(text []byte) (message, error) {
 	if err != nil {
 		return message{}, err
 	}
-	// Pages and keys have been checked before, and those errors name them: what is no Unicode was decoded as U+FFFD,
-	// which none of them may have.
+	// This check comes last, because the errors about pages and keys are better: they name the page or key. Invalid
+	// Unicode in these was decoded as U+FFFD, which they may not have.
 	if err := presence.CheckUnicode(text); err != nil {
 		return message{}, &fault{code: codeBadJSON, message: "a message is JSON" + because(err)}
 	}
 	return m, nil
 }
 
-// decodePage reads the one page of a message. The list is empty if there is none and it is not required.
+// decodePage reads the one page of a message. If the page is missing and not required, the list is empty.
 func decodePage(members map[string]json.RawMessage, required bool) ([]string, error) {
 	page := ""
 	raw, given := members["page"]
@@ -174,7 +174,7 @@ func decodeMember(name string, raw json.RawMessage, into any) error {
 
 // decodeList reads a list of strings that check accepts.
 func decodeList(name string, raw json.RawMessage, check func(string) error) (list []string, err error) {
-	var elements []*string // in which null differs from ""
+	var elements []*string // pointers, so that null differs from ""
 	if err := decodeMember(name, raw, &elements); err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (f *fault) appendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// appendQuoted appends s as a JSON string. It is for text that came from outside.
+// appendQuoted appends s, which may be any text, as a JSON string.
 func appendQuoted(b []byte, s string) []byte {
 	quoted, err := json.Marshal(s)
 	if err != nil { // never happens: every string can be encoded

@@ -20,13 +20,13 @@ type wanted struct {
 type counts uint8
 
 const (
-	noCounts         counts = iota // not at all: an unsubscribe has ended them
-	untilLeave                     // they came with a join
-	untilUnsubscribe               // of a subscribe message: a leave does not end them
+	noCounts         counts = iota // none: an unsubscribe has ended them
+	untilLeave                     // subscribed by a join
+	untilUnsubscribe               // subscribed by a subscribe message; a leave does not end them
 )
 
-// want returns the connection's page of that name. A new page is neither joined nor
-// subscribed. want returns nil if a new page would exceed presence.MaxPages.
+// want returns the connection's page with the name, and adds it if it is missing, neither
+// joined nor subscribed. It returns nil if another page would exceed presence.MaxPages.
 func (c *conn) want(name string) *wanted {
 	for i := range c.wants {
 		if c.wants[i].name == name {
@@ -45,8 +45,8 @@ func (c *conn) tidy() {
 	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && w.counts == noCounts })
 }
 
-// do carries out a message. A *fault is the client's mistake; any other error ends
-// the connection. do must not wait: the same goroutine serves other connections.
+// do serves a message. A *fault is the client's mistake; any other error ends the
+// connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
 	if names := len(m.pages) + len(m.counters); names > 1 {
 		c.chargeNames(names)
@@ -148,8 +148,8 @@ func (c *conn) join(name string) error {
 	return nil
 }
 
-// release stops holding back the count of a page that was joined before, if the store
-// has the join. If not, the roster calls arrived later.
+// release stops holding back the count of a joined page, if the store has the join.
+// If not, the roster calls arrived later.
 func (c *conn) release(name string) {
 	if c.g.roster.stored(c.user, name) {
 		c.arrived(name)
@@ -165,9 +165,9 @@ func (c *conn) arrived(name string) {
 	c.releaseTotal()
 }
 
-// missing reports whether the client has joined pages, and the store has none of these
-// joins: then the count of its site may lack the user.
-func (c *conn) missing() bool {
+// uncounted reports whether the client has joined pages and the store has none of these
+// joins. Then the count of its site may lack the user.
+func (c *conn) uncounted() bool {
 	joined := false
 	for _, w := range c.wants {
 		if w.joined && c.g.roster.stored(c.user, w.name) {
@@ -178,7 +178,7 @@ func (c *conn) missing() bool {
 	return joined
 }
 
-// total is the topic of the count of the connection's site.
+// total returns the topic of the count of the connection's site.
 func (c *conn) total() presence.Topic {
 	return presence.CountTopic(c.site().Qualify(presence.AllPages))
 }
@@ -201,11 +201,11 @@ func (c *conn) leave(name string) {
 	w.joined = false
 	switch w.counts {
 	case untilUnsubscribe:
-		c.arrived(name) // its count need not wait for the join any more
+		c.arrived(name) // the count of the page no longer waits for the join
 	case untilLeave:
 		w.counts = noCounts
 		c.Unsubscribe(presence.CountTopic(name))
-		c.releaseTotal() // nor need the count of the site
+		c.releaseTotal() // nor does the count of the site
 	}
 	c.tidy()
 	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
@@ -213,9 +213,9 @@ func (c *conn) leave(name string) {
 }
 
 // subscribe subscribes to all pages and counters of the message. If they are too
-// many, or the client may not see one, it subscribes to none of them. The count of the
-// site is held back like that of a page until the store has a join of the connection,
-// so that no client sees a total without itself.
+// many, or the client may not read one of them, it subscribes to none. Like the count of a
+// joined page, the count of the site is held back until the store has a join of the
+// connection, so that the count includes the client.
 func (c *conn) subscribe(m message) error {
 	rules, err := c.readable(m.counters)
 	if err != nil {
@@ -252,13 +252,13 @@ func (c *conn) subscribe(m message) error {
 		w.counts = untilUnsubscribe
 	}
 	topics := presence.CountTopics(names)
-	hold := slices.Contains(topics, c.total()) && c.missing()
+	hold := slices.Contains(topics, c.total()) && c.uncounted()
 	if hold {
 		c.Hold(c.total())
 	}
 	c.Subscribe(topics, frameForm(m.precision))
 	if hold {
-		if c.totalHeld.Store(true); !c.missing() { // the last join arrived before totalHeld was set
+		if c.totalHeld.Store(true); !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()
 		}
 	}

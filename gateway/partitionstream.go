@@ -11,42 +11,44 @@ import (
 )
 
 const (
-	firstRepeat = 100 * time.Millisecond // ops without an answer are sent again after this, then after twice as long …
+	firstRepeat = 100 * time.Millisecond // pause before ops without acknowledgement are sent again; it doubles …
 	lastRepeat  = time.Second            // … up to this
 	aliveBatch  = 1024                   // users in one beat
 
-	// The next owner may not know of a grace that an owner has acknowledged, even of one that has just
-	// ended: an owner that hands over, or is killed, ends nobody's presence. So the roster remembers a
-	// grace for this much longer. That is enough to notice a death and for the partition to have a next
-	// owner that has received the grace, also when the killed process is back by then and takes the
-	// partition again.
+	// afterGrace is how long the roster remembers a grace that has ended. An owner that hands over or is
+	// killed ends no presences, so the next owner may have to be sent the grace even then. The time is enough
+	// to notice a death and for the next owner to receive the grace, even if the killed process restarts
+	// meanwhile and takes the partition again.
 	afterGrace = 8 * time.Second
 )
 
-// partitionStream is one partition's part of the roster: who is here, and the numbered ops by which the
-// owner learns of it. mu guards all of it.
+// partitionStream is one partition's part of the roster: the partition's users at this gateway, and the
+// numbered ops that report them to the owner. mu guards all fields but waiting.
+//
+// An entry's change goes from queue to flight and leaves flight when the owner has acknowledged the op, which
+// means that the store has the change. The ops in flight are bounded and are repeated until then; the queue
+// keeps only the fact that an entry changed, so its state when it leaves the queue decides the op.
 type partitionStream struct {
 	mu        sync.Mutex
 	partition int
 	users     map[presence.User]*userEntry
-	alive     []presence.User // users with a connection; nil: to be made again; never changed in place, since beats carry it
-	// absent has the entries without a connection whose grace runs, or ended less than afterGrace ago,
-	// each once. Until then others of the lost connections may come back, and a next owner has to
-	// receive the grace.
+	alive     []presence.User // users with a connection; nil: must be built again; beats share it, so it is never changed
+	// absent has the entries without a connection whose grace is running, or ended less than afterGrace ago,
+	// each once. Until then lost connections may come back, and a next owner has to receive the grace.
 	absent []*presenceEntry
 
-	number uint64     // of the stream
+	number uint64     // the stream's number
 	first  uint64     // number of flight[0]
-	flight []inFlight // sent and not acknowledged, in order; at most heartbeat.MaxOps
-	queue  entryQueue // to be sent
-	// whole is set when all marked entries of queue have left it: then the stream has everything, see
-	// heartbeat.Beat.
+	flight []inFlight // ops sent and not acknowledged, in order; at most heartbeat.MaxOps
+	queue  entryQueue // entries with changes to be sent
+	// whole is 0 until all marked entries of queue have left it. Then the stream has reported every user that
+	// was here when it began, and whole is heartbeat.Beat.Whole.
 	whole    uint64
 	announce bool // send whole and flight, even if nothing is new
 
 	sent        time.Time     // when flight was last sent
-	repeatAfter time.Duration // after this it is sent again
-	kicked      bool          // it is in roster.kick
+	repeatAfter time.Duration // when flight is sent again, after sent
+	kicked      bool          // the stream is in roster.kick
 
 	waiting atomic.Bool // flight is not empty; read without mu
 }
@@ -56,7 +58,7 @@ type inFlight struct {
 	op    heartbeat.Op
 }
 
-// arrival is a waiter whose page the store has.
+// arrival is a waiter whose join is in the store.
 type arrival struct {
 	waiter
 	page string
@@ -70,8 +72,8 @@ func (s *partitionStream) find(u presence.User, page string) *presenceEntry {
 	return nil
 }
 
-// findOrAdd is find that adds an entry if there is none. It returns nil when the user has maxUserPages
-// others.
+// findOrAdd returns the user's entry of the page, and adds it if it is missing. It returns nil when the user
+// has maxUserPages other entries.
 func (s *partitionStream) findOrAdd(u presence.User, page string) *presenceEntry {
 	if e := s.find(u, page); e != nil {
 		return e
@@ -96,8 +98,9 @@ func (s *partitionStream) forget(e *presenceEntry) {
 	}
 }
 
-// enqueue queues e, unless its present state is in flight, and wakes the sender. It does not wait for the
-// answer to an earlier op: a leave is not answered while the store is away, and its grace runs.
+// enqueue queues e, unless its present state is in flight, and wakes the sender. It does not wait until an
+// earlier op is acknowledged. While the store is unavailable, a leave is not acknowledged although its grace
+// is running, and the join of a user who returns must reach the owner before the grace ends.
 func (r *roster) enqueue(s *partitionStream, e *presenceEntry) {
 	if e.queued || e.flying > 0 && (e.live > 0) == (e.lastOp == heartbeat.Join) {
 		return
@@ -106,15 +109,15 @@ func (r *roster) enqueue(s *partitionStream, e *presenceEntry) {
 	r.wake(s)
 }
 
-// restart begins a new stream, which has everything anew: what is in flight, and all joins. An owner that
-// does not know the stream knows nobody here. It would learn of a user by an op in flight, and then not
-// ask for the user's other pages.
+// restart begins a new stream, which reports everything again: the ops in flight and all joins. An owner that
+// does not know the current stream knows no users of this gateway. If the stream continued, the owner would
+// learn of a user from an op in flight, and would then not ask for the user's other pages.
 func (r *roster) restart(s *partitionStream) {
 	s.number++
 	s.first = 1
-	s.sent = time.Time{} // at the next tick
+	s.sent = time.Time{} // flight is sent again at the next tick
 	s.repeatAfter = firstRepeat
-	for i := range s.flight { // a leave may have waited for an owner for longer than its grace
+	for i := range s.flight { // part of a leave's grace, or all of it, may have passed since the leave was first sent
 		if f := &s.flight[i]; f.op.Kind == heartbeat.Leave && f.entry.live == 0 {
 			f.op.Grace = max(min(f.op.Grace, time.Until(f.entry.until)), 0)
 		}
@@ -122,7 +125,7 @@ func (r *roster) restart(s *partitionStream) {
 	for _, user := range s.users {
 		r.requeueJoins(s, user)
 	}
-	for _, e := range s.absent { // the owner that has the grace may not be the one that gets this stream
+	for _, e := range s.absent { // the owner that receives this stream may not know these graces
 		if e.live == 0 {
 			r.enqueue(s, e)
 		}
@@ -132,7 +135,7 @@ func (r *roster) restart(s *partitionStream) {
 	r.wake(s)
 }
 
-// requeueJoins has all joins of the user sent again.
+// requeueJoins queues all joins of the user again.
 func (r *roster) requeueJoins(s *partitionStream, user *userEntry) {
 	for _, e := range user.entries {
 		if e.live > 0 && e.lastOp == heartbeat.Join {
@@ -148,7 +151,7 @@ func (r *roster) wake(s *partitionStream) {
 	}
 }
 
-// flush puts queued entries in flight, as far as there is room, and sends them.
+// flush moves queued entries into flight, as far as there is room, and sends them.
 func (r *roster) flush(s *partitionStream) {
 	s.mu.Lock()
 	s.kicked = false
@@ -160,7 +163,7 @@ func (r *roster) flush(s *partitionStream) {
 		}
 		op := e.op()
 		if e.flying > 0 && e.lastOp == op.Kind {
-			continue // it has changed and changed back: the op in flight says what it is
+			continue // the entry has changed and changed back, so the op in flight is right
 		}
 		e.flying++
 		e.lastOp = op.Kind
@@ -188,7 +191,7 @@ func (r *roster) flush(s *partitionStream) {
 	}
 }
 
-// beatOf returns the message with the ops of flight[from:].
+// beatOf returns a beat with the ops of flight[from:].
 func (s *partitionStream) beatOf(source heartbeat.Source, from int) *heartbeat.Beat {
 	b := &heartbeat.Beat{Source: source, Partition: s.partition, Stream: s.number, First: s.first + uint64(from), Whole: s.whole}
 	b.Ops = make([]heartbeat.Op, 0, len(s.flight)-from)
@@ -198,7 +201,7 @@ func (s *partitionStream) beatOf(source heartbeat.Source, from int) *heartbeat.B
 	return b
 }
 
-// resend repeats what has been in flight for too long.
+// resend sends the ops in flight again, if they have waited for an acknowledgement for repeatAfter.
 func (r *roster) resend(s *partitionStream, now time.Time) {
 	s.mu.Lock()
 	var b *heartbeat.Beat
@@ -234,11 +237,11 @@ func (r *roster) sendAlive(s *partitionStream) {
 	}
 }
 
-// endGraces forgets the absent entries whose grace is over.
+// endGraces forgets the absent entries whose grace ended afterGrace ago.
 func (s *partitionStream) endGraces(now time.Time) {
 	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
 		switch {
-		case e.live > 0 || e.queued || e.flying > 0: // the next acknowledgement decides
+		case e.live > 0 || e.queued || e.flying > 0: // acknowledge decides what becomes of the entry
 			e.absent = false
 		case e.lost == 0 || !now.Before(e.until.Add(afterGrace)):
 			e.absent = false
@@ -251,7 +254,8 @@ func (s *partitionStream) endGraces(now time.Time) {
 	}
 }
 
-// acknowledge ends the flight of the ops up to a number. It returns the waiters that need wait no longer.
+// acknowledge removes the ops up to a number from flight. It returns the waiters whose joins are now in the
+// store.
 func (r *roster) acknowledge(s *partitionStream, upTo uint64) (arrivals []arrival) {
 	for len(s.flight) > 0 && s.first <= upTo {
 		e := s.flight[0].entry
@@ -271,7 +275,7 @@ func (r *roster) acknowledge(s *partitionStream, upTo uint64) (arrivals []arriva
 			}
 		case e.live == 0:
 			e.lost = 0
-			if !e.absent { // else endGraces forgets it
+			if !e.absent { // otherwise endGraces forgets the entry
 				s.forget(e)
 			}
 		default:

@@ -9,32 +9,32 @@ import (
 )
 
 const (
-	fewEntries   = 16     // of a user; more are found by an index, which takes memory
-	maxUserPages = 10_000 // of a user, over all connections to this gateway; a join of another page is refused
+	fewEntries   = 16     // entries of a user that are searched one by one; more have an index, which takes memory
+	maxUserPages = 10_000 // pages of a user, over all connections to this gateway; a join of another page is refused
 )
 
 // presenceEntry is one user on one page at this gateway.
 type presenceEntry struct {
 	user     presence.User
 	page     string
-	index    int            // among the user's entries
+	index    int            // position among the user's entries
 	live     int            // connections that have joined
 	lost     int            // connections that ended without a leave, and may come back until the end of the grace
 	until    time.Time      // end of the last grace
 	flying   int            // ops in flight; 0: the store has lastOp
-	position uint64         // in the stream's queue, among all entries that were ever pushed; only if queued
-	lastOp   heartbeat.Kind // what the owner was sent last; 0: nothing yet
-	queued   bool           // it is in the stream's queue
-	absent   bool           // it is in the stream's absent
+	position uint64         // in the stream's queue, counting all entries ever pushed; valid only if queued
+	lastOp   heartbeat.Kind // the last op sent to the owner; 0: none yet
+	queued   bool           // the entry is in the stream's queue
+	absent   bool           // the entry is in the stream's absent
 	waiters  []waiter       // connections that have joined, and wait until the store has the join
 }
 
-// stored reports whether the store has the newest change of the entry, and that is a join.
+// stored reports whether the entry's newest change is a join and is in the store.
 func (e *presenceEntry) stored() bool {
 	return e.lastOp == heartbeat.Join && e.flying == 0 && !e.queued
 }
 
-// op returns what the owner is to be sent of the entry.
+// op returns the op that reports the entry's present state to the owner.
 func (e *presenceEntry) op() heartbeat.Op {
 	op := heartbeat.Op{Kind: heartbeat.Join, User: e.user, Page: e.page}
 	if e.live == 0 {
@@ -46,8 +46,8 @@ func (e *presenceEntry) op() heartbeat.Op {
 	return op
 }
 
-// userEntry has the entries of a user. No call takes longer when there are many: the pollers of all
-// connections wait for the stream's lock.
+// userEntry has the entries of a user. Every call takes constant time, however many entries there are,
+// because the pollers of all connections wait for the stream's lock.
 type userEntry struct {
 	entries []*presenceEntry          // at most maxUserPages
 	byPage  map[string]*presenceEntry // nil while there are few
@@ -87,17 +87,17 @@ func (u *userEntry) remove(e *presenceEntry) {
 	u.entries[last] = nil
 	u.entries = u.entries[:last]
 	if delete(u.byPage, e.page); u.byPage != nil && last <= fewEntries/2 {
-		u.entries, u.byPage = slices.Clone(u.entries), nil // the memory of thousands must not stay with a few
+		u.entries, u.byPage = slices.Clone(u.entries), nil // the old array may have had room for thousands
 	}
 }
 
-// entryQueue has the entries that have changed and are not in flight, each once. So it is bounded by the
+// entryQueue has the entries whose newest change is not in flight, each once. So it is bounded by the
 // connections and their pages, and by the absent entries.
 type entryQueue struct {
 	entries []*presenceEntry // nil: withdrawn
 	popped  uint64           // how many entries have left the queue
-	holes   int              // withdrawn entries that are still in the queue
-	marked  int              // the first so many were there at the last mark
+	holes   int              // withdrawn entries that still have a place in entries
+	marked  int              // how many of the first entries were queued at the last mark
 }
 
 func (q *entryQueue) push(e *presenceEntry) {
@@ -106,7 +106,7 @@ func (q *entryQueue) push(e *presenceEntry) {
 	q.entries = append(q.entries, e)
 }
 
-// pop takes the first entry, or nil if that was withdrawn. The queue is not empty.
+// pop removes and returns the first entry, or nil if it was withdrawn. The queue must not be empty.
 func (q *entryQueue) pop() *presenceEntry {
 	e := q.entries[0]
 	q.entries[0] = nil
@@ -124,10 +124,10 @@ func (q *entryQueue) pop() *presenceEntry {
 	return e
 }
 
-// mark notes which entries are in the queue now.
+// mark marks the entries that are in the queue now.
 func (q *entryQueue) mark() { q.marked = len(q.entries) }
 
-// withdraw takes an entry out of the queue. Its place stays empty until most places are.
+// withdraw removes an entry from the queue. It leaves a hole, and when most places are holes, it removes them.
 func (q *entryQueue) withdraw(e *presenceEntry) {
 	q.entries[e.position-q.popped] = nil
 	if q.holes++; q.holes <= len(q.entries)/2+16 {

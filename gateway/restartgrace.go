@@ -12,16 +12,16 @@ import (
 	"headcount/presence"
 )
 
-// restartHub marks all counts as stale from Doubt to Trust.
+// restartHub is the part of the hub that marks all counts as stale, from Doubt until Trust.
 type restartHub interface {
 	Doubt()
 	Trust()
 }
 
-// restartGrace is the time after the start of a process whose store has forgotten who is present. A
-// process cannot know that it has been restarted, but a client that comes back does. From the first
-// such client until all have had time to come back, every count is stale, since it may lack users
-// who stay.
+// restartGrace is the time after the start of a process whose store does not keep users over a restart. A
+// process cannot know that it was restarted, but a client that reconnects does. From the first such client
+// until all clients have had time to reconnect, every count is stale, because it may lack users that have not
+// reconnected yet.
 type restartGrace struct {
 	hub restartHub
 	log func(left time.Duration)
@@ -34,9 +34,9 @@ type restartGrace struct {
 
 // States of a restartGrace.
 const (
-	graceWaiting uint32 = iota // no client has come back yet
-	graceDoubt                 // one has, and counts are stale
-	graceOver                  // clients that come back change nothing any more
+	graceWaiting uint32 = iota // no client has reconnected yet
+	graceDoubt                 // a client has reconnected, and counts are stale
+	graceOver                  // the time has passed; reconnecting clients change nothing
 )
 
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
@@ -46,12 +46,12 @@ func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
 		g.state.Store(graceOver)
 	}
 	g.log = func(left time.Duration) {
-		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was here before this process started: counts are marked stale until the others have had time to reconnect; with --data-dir, and a restart within --presence-timeout, the users would have been remembered")
+		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
 	}
 	return g
 }
 
-// run ends the grace in time. It returns when the grace is over, or ctx.
+// run waits for the end of the grace or of ctx, and then ends the grace.
 func (g *restartGrace) run(ctx context.Context) {
 	if g.state.Load() == graceOver {
 		return
@@ -67,8 +67,8 @@ func (g *restartGrace) run(ctx context.Context) {
 	}
 }
 
-// Note looks for signs in a request that its client was here before the restart. It must be called
-// before the client gets a count.
+// Note checks a request for signs that its client was connected before the restart. It must be called before
+// the client gets a count.
 func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 	if g.state.Load() != graceWaiting || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
 		return
@@ -82,15 +82,15 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 	g.log(time.Until(g.until))
 }
 
-// before reports whether a client was welcomed before the process began. It says how many ms ago that
-// was, or "1" if it only knows that it was.
+// before reports whether a client was welcomed before this process started. back is the client's statement:
+// how many ms ago it was welcomed, or "1" if it knows only that it was.
 func (g *restartGrace) before(back string) bool {
 	ago, err := strconv.ParseFloat(back, 64)
 	return back == "1" || err == nil && ago > float64(time.Since(g.began).Milliseconds())
 }
 
-// older reports whether a version is of an earlier incarnation of the process. A version from more
-// than a year ago is made up.
+// older reports whether a version is from an earlier incarnation of the process. A version from more than a
+// year ago is not plausible.
 func (g *restartGrace) older(version string) bool {
 	v, err := presence.ParseVersion(version)
 	made := time.UnixMilli(int64(v.Incarnation))

@@ -16,7 +16,7 @@ import (
 	"headcount/presence"
 )
 
-// doubts are the words that a hub was told, with the seconds since the start.
+// doubts records the calls of a hub, with the seconds since the start.
 type doubts struct {
 	start time.Time
 	mu    sync.Mutex // guards said

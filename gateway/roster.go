@@ -11,13 +11,13 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-const rosterTick = 25 * time.Millisecond // how exactly beats and repetitions keep their time
+const rosterTick = 25 * time.Millisecond // precision of heartbeats and repetitions
 
-// roster is the ground truth of who is connected to this gateway, by user and page. It notifies the
-// owners of the partitions: of joins and leaves at once and until they are acknowledged, and of who is
-// still here at every interval.
+// roster is the ground truth of the users connected to this gateway, by user and page. It reports them to the
+// owners of the partitions: joins and leaves at once, repeated until they are acknowledged, and the users that
+// are still connected in a heartbeat at every interval.
 //
-// The users of one partition share a stream with its own lock; run is the one goroutine that sends.
+// The users of one partition share a stream with a lock of its own; run is the one goroutine that sends.
 type roster struct {
 	source   heartbeat.Source
 	interval time.Duration
@@ -25,10 +25,10 @@ type roster struct {
 	beats    Beats
 	counts   acknowledged
 	streams  []partitionStream
-	kick     chan *partitionStream // streams with something new to send; room for all, each in it once
+	kick     chan *partitionStream // streams with something new to send; has room for all, each in it at most once
 
-	seen     observer     // of the seconds that joins wait for the store; nil: nobody
-	repeated atomic.Int64 // joins and leaves sent again, since no answer came
+	joinWait observer     // observes the seconds that joins wait for the store; may be nil
+	repeated atomic.Int64 // joins and leaves sent again because no acknowledgement arrived
 }
 
 var errTooManyPages = errors.New("the user is on too many pages")
@@ -40,7 +40,7 @@ type observer interface{ Observe(float64) }
 // and may lose a beat.
 type Beats interface{ SendBeat(b *heartbeat.Beat) }
 
-// acknowledged takes the counts that come with acknowledgements.
+// acknowledged receives the counts in acknowledgements.
 type acknowledged interface{ Acknowledged(u presence.Update) }
 
 // joiner is a connection that has joined a page. arrived is called when the store
@@ -76,10 +76,9 @@ func (r *roster) streamOf(u presence.User) *partitionStream {
 	return &r.streams[u.Partition(len(r.streams))]
 }
 
-// join notes that a connection of the user has joined the page. It returns
-// true when the store has the user there already; otherwise c.arrived is
-// called once it has. It returns errTooManyPages, and notes nothing, when the user is on
-// maxUserPages other pages.
+// join records that a connection of the user has joined the page. It returns true when the store has the user
+// on the page already; otherwise c.arrived is called when the store has. It returns errTooManyPages, and
+// records nothing, when the user is on maxUserPages other pages.
 func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err error) {
 	s := r.streamOf(u)
 	s.mu.Lock()
@@ -103,8 +102,8 @@ func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err 
 	return false, nil
 }
 
-// leave notes that a connection has left the page, or, when lost, that it
-// ended without a leave: then the user stays for the grace.
+// leave records that a connection has left the page. If lost, the connection ended without a leave, and the
+// user stays for the grace.
 func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	s := r.streamOf(u)
 	s.mu.Lock()
@@ -127,10 +126,10 @@ func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	if e.live > 0 {
 		return
 	}
-	if e.lastOp == 0 { // the join was never sent, and need not be; the store may be away for long
+	if e.lastOp == 0 { // the join was never sent, so neither join nor leave need be
 		s.queue.withdraw(e)
 		s.forget(e)
-		r.wake(s) // this may have been the last entry that the stream needed to be whole
+		r.wake(s) // this may have been the last marked entry, so that flush can announce whole
 		return
 	}
 	r.enqueue(s, e)
@@ -145,8 +144,8 @@ func (r *roster) stored(u presence.User, page string) bool {
 	return e != nil && e.stored()
 }
 
-// movedTo sends everything to the new owner of a partition. If it owned the partition before, the new
-// stream shows that it has missed something.
+// movedTo reports all users of a partition to its new owner, in a new stream. If the new owner owned the
+// partition before, the new stream shows that it has missed ops.
 func (r *roster) movedTo(partition int) {
 	s := &r.streams[partition]
 	s.mu.Lock()
@@ -159,7 +158,7 @@ func (r *roster) run(ctx context.Context) {
 	step := min(rosterTick, r.interval/4)
 	tick := time.NewTicker(step)
 	defer tick.Stop()
-	turns := max(int(r.interval/step), 1) // each stream sends its heartbeats in one of them
+	turns := max(int(r.interval/step), 1) // each stream sends its heartbeats in one turn, to spread the load
 	for turn := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -181,19 +180,20 @@ func (r *roster) run(ctx context.Context) {
 	}
 }
 
-// receive takes a node's answer. Any goroutine may call it; it does not block.
+// receive handles a node's reply. Any goroutine may call it; it does not block.
 func (r *roster) receive(a *heartbeat.Reply) {
 	if a.Partition < 0 || a.Partition >= len(r.streams) {
 		return
 	}
 	s := &r.streams[a.Partition]
-	for _, c := range a.Counts { // before stored may return true, so that a client that did not wait gets these counts, too
+	// The counts come first: once stored returns true, further clients do not wait, and they get these counts too.
+	for _, c := range a.Counts {
 		r.counts.Acknowledged(c.Update())
 	}
 	s.mu.Lock()
 	switch {
 	case !a.Ask:
-	case a.Stream == s.number || s.first == 1: // the node knows this stream, or will by what is not acknowledged
+	case a.Stream == s.number || s.first == 1: // the node knows this stream, or will be sent all of it
 		s.announce = true
 		r.wake(s)
 	default:
@@ -213,8 +213,8 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	s.mu.Unlock()
 	for _, ar := range arrivals {
-		if r.seen != nil {
-			r.seen.Observe(time.Since(ar.since).Seconds())
+		if r.joinWait != nil {
+			r.joinWait.Observe(time.Since(ar.since).Seconds())
 		}
 		ar.arrived(ar.page)
 	}

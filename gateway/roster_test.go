@@ -15,7 +15,7 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// beats is a roster of one partition, and what it sent.
+// beats is a roster of one partition, with the beats that it sent.
 type beats struct {
 	*roster
 	sent []*heartbeat.Beat
@@ -119,20 +119,20 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
-	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its answer to the beats before; what it lacks is under way
+	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its reply to the beats before; the missing ops are in flight
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	b.receive(&heartbeat.Reply{Stream: 2, Acked: 2})
 	b.receive(&heartbeat.Reply{Stream: 2, Ask: true})
 	if m := b.beat(t); m.Stream != 2 || m.First != 3 || len(m.Ops) != 0 || m.Whole != 3 {
 		t.Fatalf("an owner that asks is sent %+v, want that the stream is whole", m)
 	}
-	b.receive(&heartbeat.Reply{Ask: true}) // of another owner, who knows no stream
+	b.receive(&heartbeat.Reply{Ask: true}) // from another owner, which knows no stream
 	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
 		t.Fatalf("an owner that knows no stream is sent %+v, want a new one with the join of user 1", m)
 	}
 }
 
-// newGrace is a roster that has sent, as op 2, the grace of user 1, who was on "p".
+// newGrace returns a roster that has sent, as op 2, the grace of user 1, who was on "p".
 func newGrace(t *testing.T) *beats {
 	t.Helper()
 	b, c := newBeats(t), &joined{}
@@ -144,7 +144,7 @@ func newGrace(t *testing.T) *beats {
 	return b
 }
 
-// A new owner is sent what is left of a grace that no owner has acknowledged.
+// A new owner is sent the rest of a grace that no owner has acknowledged.
 func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
@@ -158,8 +158,8 @@ func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 	})
 }
 
-// A new owner is sent a grace that an owner before it has acknowledged, and for a while
-// also when that is over: an owner that hands over ends nobody's presence.
+// A new owner is sent a grace that a former owner has acknowledged, for a while even after the
+// grace has ended, because an owner that hands over ends no presence.
 func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
@@ -248,8 +248,8 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 	})
 }
 
-// A user who comes and goes while nothing is acknowledged is forgotten at once, except
-// for what is in flight.
+// A user who joins and leaves while nothing is acknowledged is forgotten at once, except for
+// ops in flight.
 func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	l := &b.streams[0]
@@ -349,7 +349,7 @@ func TestPagesOfAUserAreBounded(t *testing.T) {
 	}
 }
 
-// nobody is a connection that takes no notice.
+// nobody is a connection that ignores the notification.
 type nobody struct{}
 
 func (nobody) arrived(string) {}
@@ -387,7 +387,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 	})
 }
 
-// A user who was on thousands of pages and now is on a few takes no more memory than others.
+// A user who was on thousands of pages and now is on a few takes no more memory than other users.
 func TestFewEntriesTakeLittle(t *testing.T) {
 	res := &userEntry{}
 	for n := range 1000 {

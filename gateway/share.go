@@ -15,9 +15,10 @@ import (
 	"headcount/presence"
 )
 
-// shared is an event stream over HTTP/2, as a net.Conn. Many streams and calls share
-// one connection of the client, so the HTTP server keeps that. A stream costs a goroutine,
-// and another one while a write is under way. Streams count towards --max-connections.
+// shared is an event stream over HTTP/2, as a net.Conn. Many streams and calls share one
+// connection of the client, so the gateway cannot take the connection over from the HTTP
+// server. A stream costs a goroutine, and another one while a write is under way. Streams
+// count towards --max-connections.
 type shared struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
@@ -25,30 +26,31 @@ type shared struct {
 	close context.CancelFunc
 
 	mu   sync.Mutex // held while a write is under way
-	over bool       // the request is over: w is the server's again
+	over bool       // the handler has returned, and w must not be used any more
 }
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
 func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) {
 	defer httppolicy.Stay(c.Request.Context())()
-	_ = c.Request.Body.Close() // otherwise the server would keep what the client sends
+	_ = c.Request.Body.Close() // otherwise the server would buffer the data that the client sends
 	ctx, cancel := context.WithCancel(c.Request.Context())
 	defer cancel()
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer), ended: ctx.Done(), close: cancel}
-	_ = s.ctl.SetWriteDeadline(time.Time{}) // each write has its own
+	_ = s.ctl.SetWriteDeadline(time.Time{}) // each write sets its own deadline
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
 	client := g.newConn(s, id.Hash, id.Expires, slot)
-	client.beginEvents(topics, lastID, joins, []byte(":\n\n")) // so the server sends the head, even if no count is known yet
+	// The comment makes the server send the head before the first count is known.
+	client.beginEvents(topics, lastID, joins, []byte(":\n\n"))
 	client.wire.Serve()
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
 }
 
-// Read waits for the end of the stream: the client sends nothing.
+// Read waits for the end of the stream, because the client sends no data.
 func (s *shared) Read([]byte) (int, error) {
 	<-s.ended
 	return 0, io.EOF
@@ -77,7 +79,7 @@ func (s *shared) Close() error {
 	return nil
 }
 
-// SetWriteDeadline is for the next Write: after it, the HTTP server resets the stream.
+// SetWriteDeadline sets the deadline of the next Write, after which the HTTP server resets the stream.
 func (s *shared) SetWriteDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ const MaxPageLength = 128
 // subscribed to, and one user may hold.
 const MaxPages = 100
 
-// ErrPage is in every error about an invalid page id.
+// ErrPage is wrapped by every error about an invalid page id.
 var ErrPage = errors.New("bad page")
 
 // Zero-width non-joiner and joiner: format characters that some scripts need within words.
@@ -28,7 +28,7 @@ const (
 	zwj  = '\u200D'
 )
 
-// CheckPage says why page cannot be joined, or returns nil. A page id is 1 to 128
+// CheckPage returns nil if page can be joined, or else the reason why not. A page id is 1 to 128
 // code points of valid UTF-8: letters, marks, numbers, punctuation, symbols and
 // the space U+0020; U+200C and U+200D may not come first or last. Page ids are
 // compared byte by byte: nothing is normalised, trimmed or folded.
@@ -61,7 +61,7 @@ func CheckPage(page string) error {
 	return nil
 }
 
-// CheckReadable is CheckPage for pages that are read or watched: it allows AllPages.
+// CheckReadable is CheckPage for pages that are read or watched. It also allows AllPages.
 func CheckReadable(page string) error {
 	if page == AllPages {
 		return nil

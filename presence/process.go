@@ -17,15 +17,15 @@ const (
 )
 
 var (
-	// ErrNameTaken says that another incarnation of this name has a live lease:
-	// the same process before its restart, or another one with the same address.
+	// ErrNameTaken means that another incarnation of this name has a live lease:
+	// the same process before its restart, or another process with the same address.
 	ErrNameTaken = errors.New("name is taken")
-	// ErrNotOwner says that the node that was asked does not own the user's partition.
+	// ErrNotOwner means that the node that was asked does not own the user's partition.
 	ErrNotOwner = errors.New("the node does not own the partition")
-	// ErrNoFacts says that the store has no cluster facts, but that a running process may
+	// ErrNoFacts means that the store has no cluster facts, but that a running process may
 	// be about to write them. The caller tries again soon.
 	ErrNoFacts = errors.New("no cluster facts yet")
-	// ErrFacts says that the process's settings differ from the cluster's, so that it
+	// ErrFacts means that the process's settings differ from the cluster's, so that it
 	// cannot take part. The text names the fact and both values.
 	ErrFacts = errors.New("settings differ from the cluster's")
 )

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Report is what a process says about itself on a dashboard.
+// Report is a process's report about itself for a dashboard.
 type Report struct {
 	Stats
 	// Top has the pages with the most users of each site, in the buckets that the process
@@ -51,7 +51,7 @@ type NodeStats struct {
 type PeerStats struct {
 	Name    string
 	Lag     time.Duration // age of the oldest change that the peer does not have
-	Heard   time.Duration // time since the peer was last heard
+	Silence time.Duration // time since the peer's last greeting
 	LeftOut bool          // totals leave this peer out
 }
 

@@ -16,8 +16,8 @@ const (
 // MaxName is the longest Name of a page, in bytes.
 const MaxName = len(siteMark) + MaxSiteName + len(siteMark) + 4*MaxPageLength
 
-// siteMark encloses the site in a qualified name. It sorts before everything that a page
-// may begin with, so exactly the names of the default site sort from firstOfDefault on.
+// siteMark encloses the site in a qualified name. It sorts before every character that a page
+// may begin with, so the names from firstOfDefault on are exactly those of the default site.
 const (
 	siteMark       = "\x1f"
 	firstOfDefault = " "
@@ -42,10 +42,10 @@ func (n Site) Name() string {
 	return n.String()
 }
 
-// Qualify returns the qualified name of a key, which is that of a page, a user, a counter
-// or a limit. Everything behind the gateway's edge uses qualified names, so equal keys of
-// two sites are different things. In the default site the name is the key itself.
-// SplitName is the inverse.
+// Qualify returns the qualified name of the key of a page, a user, a counter or a limit. All
+// code behind the HTTP and WebSocket interfaces uses qualified names, so that equal keys of
+// two sites are different. In the default site the name is the key itself. SplitName is the
+// inverse.
 func (n Site) Qualify(key string) string {
 	if n == DefaultSite {
 		return key
@@ -53,7 +53,7 @@ func (n Site) Qualify(key string) string {
 	return siteMark + n.String() + siteMark + key
 }
 
-// SplitName returns the site and the key that a name was made of.
+// SplitName returns the site and the key in a qualified name.
 func SplitName(name string) (site Site, key string) {
 	if name == "" || name[0] != siteMark[0] {
 		return DefaultSite, name
@@ -65,7 +65,7 @@ func SplitName(name string) (site Site, key string) {
 	return SiteOf(word), key
 }
 
-// KeyOf returns the key that a name was made of: what clients see.
+// KeyOf returns the key in a qualified name, which is what clients see.
 func KeyOf(name string) string {
 	if name == "" || name[0] != siteMark[0] {
 		return name
@@ -77,7 +77,7 @@ func KeyOf(name string) string {
 	return key
 }
 
-// TotalOf returns the name under which the site of a page counts all its users.
+// TotalOf returns the name of the total of the page's site, see AllPages.
 func TotalOf(page string) string {
 	site, _ := SplitName(page)
 	return site.Qualify(AllPages)

@@ -7,17 +7,17 @@ import (
 )
 
 var (
-	// ErrFenced says that a newer owner has claimed the partition. A caller that gets
+	// ErrFenced means that a newer owner has claimed the partition. A caller that gets
 	// ErrFenced has lost the partition and writes nothing more for it.
 	ErrFenced = errors.New("partition has a newer owner")
-	// ErrLost says that the store has lost data since the claim was made: it was emptied,
+	// ErrLost means that the store has lost data since the claim was made: it was emptied,
 	// or it has an older copy of its data. A caller that gets ErrLost claims the partition
 	// again and writes all of it.
 	ErrLost = errors.New("store has lost data")
-	// ErrUnavailable says that the store cannot be reached now. The call may have taken
+	// ErrUnavailable means that the store cannot be reached now. The call may have taken
 	// effect or not; all calls are safe to repeat.
 	ErrUnavailable = errors.New("store is unavailable")
-	// ErrTooMany says that a bound has been reached; the text names the bound.
+	// ErrTooMany means that a bound has been reached; the text names the bound.
 	ErrTooMany = errors.New("too many")
 )
 
@@ -64,7 +64,7 @@ type PageUsers struct {
 	Users int64
 }
 
-// Change is what one partition has to write: first members, then numbers of users.
+// Change is one write of a partition: first members, then numbers of users.
 // Sequence grows with every change under one claim; a store ignores a change that is not
 // newer than the last one it has.
 type Change struct {
@@ -90,10 +90,10 @@ type Outcome struct {
 	Err    error // nil, ErrFenced, ErrLost or ErrUnavailable
 }
 
-// Snapshot is what the store has of a partition when a new owner claims it.
+// Snapshot is the data that the store has of a partition when a new owner claims it.
 type Snapshot struct {
 	Members []Member
-	Pages   []string // further pages, whose number of users the last owner may have left wrong
+	Pages   []string // further pages whose number of users may be wrong, because the last owner did not finish writing
 }
 
 // Partitions is the store of a presence node. Any goroutine may call its methods; only one
@@ -103,10 +103,10 @@ type Partitions interface {
 	// generation is no longer valid: writes under it fail with ErrLost.
 	Generation(ctx context.Context) (uint64, error)
 	// Claim claims partitions for owner and returns the claims in the order of partitions.
-	// Their epochs are higher than all earlier ones, and fence writes under those. again
-	// says that the store has lost data and the owners will write it again: counts that
-	// they do not write are 0 from now on, under versions that replace all older ones. A
-	// partition that another owner has claimed since stays with that owner: its claim in
+	// Their epochs are higher than all earlier ones, and fence writes under earlier claims.
+	// again says that the store has lost data and that the owners will write it again: counts
+	// that they do not write are 0 from now on, under versions that replace all older ones. A
+	// partition that another owner has claimed since stays with that owner, and its claim in
 	// the result has the epoch 0.
 	Claim(ctx context.Context, owner string, partitions []int, again bool) ([]Claim, error)
 	// Load returns what the claims' partitions held when they were claimed.
@@ -166,8 +166,8 @@ type Endpoints interface {
 	Attached(ctx context.Context, bucket int) ([]Endpoint, error)
 }
 
-// Publication is one message of a bucket: updates, or endpoints that were attached or
-// detached, or the notice that messages may have been lost.
+// Publication is one message of a bucket: updates, endpoints that were attached or detached,
+// or a notice that messages may have been lost.
 type Publication struct {
 	Bucket    int
 	Updates   []Update

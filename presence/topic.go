@@ -10,13 +10,13 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Kind says what a topic's updates are about, and how their values are written. It is one
-// word of lower case letters. Stores, feeds, dispatchers and hubs treat all kinds alike.
-// Only the publisher of a kind knows it, and the registries: kinds.go of presencemem and
-// presenceredis, which read it, and kinds.go of gateway, which shows it.
+// Kind is the kind of a topic, which determines the meaning and the form of its values. It is
+// one word of lower case letters. Stores, feeds, dispatchers and hubs treat all kinds alike.
+// Only the publisher of a kind knows its values, and the registries: kinds.go of presencemem
+// and presenceredis, which read values, and kinds.go of gateway, which delivers them.
 type Kind struct{ word shared }
 
-// KindOf returns the kind with that name.
+// KindOf returns the kind with the given name.
 func KindOf(name string) Kind { return Kind{share(name)} }
 
 // String returns the kind's name.
@@ -26,7 +26,7 @@ func (k Kind) String() string { return k.word.String() }
 // and hyphens. The zero value is DefaultSite, whose name is empty.
 type Site struct{ word shared }
 
-// SiteOf returns the site with that name.
+// SiteOf returns the site with the given name.
 func SiteOf(name string) Site { return Site{share(name)} }
 
 // String returns the site's name as stores and topics have it. See also Name.
@@ -36,8 +36,8 @@ func (n Site) String() string { return n.word.String() }
 // a site.
 var DefaultSite Site
 
-// shared is a short string that very many topics have. It takes one word of memory
-// instead of two, and equal strings share their bytes. The zero value is empty.
+// shared is a short string that very many topics have in common. It takes one word of
+// memory instead of two, and equal strings share their bytes. The zero value is empty.
 type shared struct{ handle unique.Handle[string] }
 
 func share(s string) shared {
@@ -76,7 +76,7 @@ type Update struct {
 // Newer reports whether u replaces o as the update of the same topic.
 func (u Update) Newer(o Update) bool { return u.Version.Compare(o.Version) > 0 }
 
-// ErrTopic is in every error about an invalid topic or update.
+// ErrTopic is wrapped by every error about an invalid topic or update.
 var ErrTopic = errors.New("bad topic")
 
 // Bounds of the text of a topic and of a value, in bytes.
@@ -101,8 +101,8 @@ func ParseTopic(s string) (Topic, error) {
 	return t, t.Check()
 }
 
-// Check says why the topic is invalid, or returns nil. It does not check whether the key
-// fits the kind.
+// Check returns nil if the topic is valid, or else the reason why not. It does not check
+// whether the key fits the kind.
 func (t Topic) Check() error {
 	switch {
 	case t.Kind == (Kind{}) || !word(t.Kind.String()):
@@ -115,7 +115,7 @@ func (t Topic) Check() error {
 	return nil
 }
 
-// Check says why the update is invalid, or returns nil.
+// Check returns nil if the update is valid, or else the reason why not.
 func (u Update) Check() error {
 	if err := u.Topic.Check(); err != nil {
 		return err
@@ -157,15 +157,16 @@ func printable(s string, maxLen int) bool {
 // one bucket, so that one script of a store may write all of them.
 func (t Topic) Bucket(b int) int { return Bucket(t.Name(), b) }
 
-// Name returns the qualified name of what the topic is about, by which stores know it.
+// Name returns the qualified name of the topic's subject, such as a page, by which stores
+// know it.
 func (t Topic) Name() string { return t.Site.Qualify(t.Key) }
 
-// TopicOf returns the topic of a kind about the thing with the qualified name.
+// TopicOf returns the topic of a kind about the subject with the qualified name.
 func TopicOf(kind Kind, name string) Topic {
 	site, key := SplitName(name)
 	return Topic{Site: site, Kind: kind, Key: key}
 }
 
-// Bucket returns the bucket, among b buckets, of the topics about the thing with the
+// Bucket returns the bucket, among b buckets, of the topics about the subject with the
 // qualified name.
 func Bucket(name string, b int) int { return int(xxhash.Sum64String(name) % uint64(b)) }

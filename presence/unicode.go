@@ -14,7 +14,7 @@ var (
 )
 
 // CheckUnicode refuses JSON with strings that are not valid Unicode. encoding/json would
-// put U+FFFD into them, and so map different pages, keys or members to one.
+// put U+FFFD into such strings, and so map different pages, keys or members to one.
 func CheckUnicode(json []byte) error {
 	if !utf8.Valid(json) {
 		return errUTF8

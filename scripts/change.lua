@@ -2,12 +2,12 @@
 --
 -- KEYS[1]  {b}:s  hash, see README.md
 -- KEYS[2]  {b}:h:<page>  hash, see README.md
--- KEYS[3]  {b}:i:<hash>  string: the idempotency key was seen. Left out if there is no key
+-- KEYS[3]  {b}:i:<hash>  string: exists if the idempotency key was used; left out without a key
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  topic
 -- ARGV[4]  author, or empty   ARGV[5]  most authors that a page may have
 -- ARGV[6]  seconds for which the key is remembered
--- ARGV[7]  what the change says of itself, or empty
--- Returns  1, or 0 if the key was seen before.
+-- ARGV[7]  note: title and URL of the change (unread.Change.Value), or empty
+-- Returns  1, or 0 if the key was used before.
 -- Safe to repeat with a key. Without a key every run counts. O(1).
 --#include publish.lua
 --#include void.lua

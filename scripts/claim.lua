@@ -1,28 +1,28 @@
--- claim.lua: take one partition. From now on, writes under its older epochs are refused.
+-- claim.lua: claim one partition. From then on, writes under its older epochs are refused.
 --
 -- KEYS[1]  {p}:o  hash: the owner of the partition, see README.md
 -- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- ARGV[1]  owner   ARGV[2]  generation   ARGV[3]  id of the calling process
--- ARGV[4]  the process's number of this claim; it grows   ARGV[5]  the epoch of its claim
---          before, if it claims again since data was lost; otherwise 0
--- Returns  {epoch, bytes in KEYS[2], the epoch before or 0, shares, members,
+-- ARGV[4]  number of this claim among the process's claims; it grows   ARGV[5]  the epoch of
+--          the process's former claim, if it claims again after a loss of data; otherwise 0
+-- Returns  {epoch, bytes in KEYS[2], the former epoch or 0, number of shards, members,
 --          1 if the partition has all its members (members.lua)}. The epoch is '' if
---          this process has claimed the partition again since: the call came late. It is 0
---          if another process has a newer claim than ARGV[5]: that one stays the owner.
+--          the call is late: the process has claimed the partition again since. It is 0
+--          if another process has a newer claim than ARGV[5] and so stays the owner.
 -- Safe to repeat: a claim with the same number gets the same epoch, and a claim with a
--- lower number does nothing. Under another generation all counts of pages are void. Then
--- no count needs a correction, and the script deletes KEYS[2]. O(1).
+-- lower number does nothing. Under a new generation all counts of pages are void, so no
+-- count needs a correction, and the script deletes KEYS[2]. O(1).
 
 local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members', 'whole')
 local whole = old[8] == ARGV[2] and 1 or 0
 local pages = redis.call('STRLEN', KEYS[2])
-local shares, members = tonumber(old[6] or 1), tonumber(old[7] or 0)
+local shards, members = tonumber(old[6] or 1), tonumber(old[7] or 0)
 if old[1] and old[3] == ARGV[3] then
   local n = tonumber(old[4])
-  if n == tonumber(ARGV[4]) then return {old[1], pages, old[5] or '0', shares, members, whole} end
-  if n > tonumber(ARGV[4]) then return {'', pages, '0', shares, members, 0} end
+  if n == tonumber(ARGV[4]) then return {old[1], pages, old[5] or '0', shards, members, whole} end
+  if n > tonumber(ARGV[4]) then return {'', pages, '0', shards, members, 0} end
 elseif old[1] and ARGV[5] ~= '0' and tonumber(old[1]) > tonumber(ARGV[5]) then
-  return {'0', pages, '0', shares, members, 0}
+  return {'0', pages, '0', shards, members, 0}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -33,4 +33,4 @@ if old[2] ~= ARGV[2] and pages > 0 then
 end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'owner', ARGV[1], 'generation', ARGV[2], 'sequence', '0', 'batch', '0',
   'claimant', ARGV[3], 'claim', ARGV[4], 'former', old[1] or '0')
-return {epoch, pages, old[1] or '0', shares, members, whole}
+return {epoch, pages, old[1] or '0', shards, members, whole}

@@ -10,25 +10,25 @@
 -- ARGV[4]  the highest incarnation that the caller knows   ARGV[5]  how many seconds a
 --          page without users is remembered   ARGV[6]  length of the prefix of the
 --          pages' keys   ARGV[7]  generation
--- ARGV[8]  number of the run among those of the caller in this bucket; it grows
--- ARGV[9]  1: the run goes on with a change that the run before it has begun
--- ARGV[10] the seal of the fences under which the caller's epochs were valid; - if it knows none
+-- ARGV[8]  number of the run among the caller's runs in this bucket; it grows
+-- ARGV[9]  1: the run continues a change that the run before it began
+-- ARGV[10] the seal of the fences under which the caller's epochs were valid; -: it knows none
 -- ARGV[11] the partitions that have counts or are complete: partition (2), epoch (6)
--- ARGV[12] for each page: how many counts it gets (2), and for each count the partition (2,
+-- ARGV[12] for each page: the number of its counts (2), and for each count the partition (2,
 --          the lower byte first) and the users (5)
--- ARGV[13] 1: pages remember minutes   ARGV[14…] partitions that are complete with this run
+-- ARGV[13] 1: minutes of pages are kept   ARGV[14…] partitions that are complete with this run
 -- Returns  {'1' if counts may lack users, otherwise '0'; a digit per partition, or '' if all
 --          are written; the number of pages without users; '1' if the bucket must be swept
 --          (sweep.lua); the regions that counts leave out; the record of each page's count,
 --          see publish.lua; the minutes that ended: for each the number of the page (2), and 14
 --          bytes, see remember.lua; the seal}. The digits: 0 written, 1 there is a newer owner,
---          2 data was lost. {'late'} if a later run of the caller came before, {'gap'} if the run
---          that this one goes on from is missing; then nothing is done.
--- Safe to repeat and to arrive late: the number of the run is too low then; and all counts
--- are absolute. It reads and checks everything before it writes. Pages of an older rebuild
--- are void: they have no users of this region. O(counts). This is the script that runs most,
--- so it reads all pages with one command, and writes all pages with one; and it looks at the
--- epochs only if the seal is new to the caller.
+--          2 data was lost. {'late'} if a later run of the caller has been carried out, {'gap'} if
+--          the run that this one continues is missing; in both cases nothing is written.
+-- Safe to repeat and to arrive late, because the number of the run is too low then, and all
+-- counts are absolute. It reads and checks everything before it writes. Pages of an older
+-- rebuild are void: they have no users of this region. O(counts). This script runs more often
+-- than any other, so it reads all pages with one command and writes all pages with one, and it
+-- checks the epochs only if the seal is new to the caller.
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
@@ -36,7 +36,7 @@
 local partitions = tonumber(ARGV[3])
 --#include numbers.lua
 
--- lateBy is how many seconds a run may come late, at most.
+-- lateBy bounds, in seconds, how late a run may arrive.
 local lateBy = '3600'
 
 local last = tonumber(redis.call('GET', KEYS[6]) or 0)
@@ -55,7 +55,7 @@ local logging = state[8] and shared
 local peers, waits, out = readPeers(state[6], second)
 
 local seal = redis.call('GETRANGE', KEYS[2], '0', string.format('%d', sealSize - 1))
-local status, bad = '', nil -- bad has the partitions that are not to be written
+local status, bad = '', nil -- bad has the partitions that must not be written
 if seal ~= ARGV[10] or state[1] ~= ARGV[7] then
   local fences, claims, digits = redis.call('GET', KEYS[2]) or '', ARGV[11], {}
   bad = {}
@@ -77,11 +77,12 @@ for i = 14, #ARGV do
   if not bad or not bad[tonumber(ARGV[i])] then ready[#ready + 1] = ARGV[i] end
 end
 
--- What the script will write: the pages' keys and values; those of pages that get their
--- first user, and of pages that lost their last user.
+-- sets has the keys and values that the script will write; back has the pages that get their
+-- first user, and left the pages that lose their last user.
 local sets, writes, back, left = {}, 0, {}, {}
 local remembers, ended = ARGV[13] == '1', {}
--- records are those of all pages, in three parts each; fresh says where those are that changed.
+-- records has the records of all pages, in three parts each; fresh has the indexes of the
+-- records that changed.
 local records, fresh, changed, log, prefix = {}, {}, 0, {}, tonumber(ARGV[6])
 local counts, at = ARGV[12], 1
 local olds = #KEYS > 6 and redis.call('MGET', unpack(KEYS, 7)) or {}
@@ -109,7 +110,7 @@ for k = 7, #KEYS do
     delta, moved, said = is - had, is ~= had, true
   else
     if live then openPage(old, pageHead + 1, wide, n) else openPage(old, 1, 1, 0) end
-    for j = 1, given do -- of two counts of one partition, the later one holds
+    for j = 1, given do -- of two counts of one partition, the later one wins
       if j > 1 then p, is = unpackBytes('<I2>I5', counts, at + 7 * j - 5) end
       if not bad or not bad[p] then
         had = setCount(p, is)
@@ -120,7 +121,7 @@ for k = 7, #KEYS do
   end
   at = at + 2 + 7 * given
   local page, start = part(key, prefix + 1), nil
-  local i = 3 * k - 20 -- of the first part of the record
+  local i = 3 * k - 20 -- index of the first part of the record
   if moved and (live or delta > 0) then
     if not live then
       own = math.max(second * 1000 + math.floor(time[2] / 1000), floor + 1, inc, void, base, past + 1)
@@ -165,7 +166,7 @@ for k = 7, #KEYS do
   end
 end
 
-if writes > 0 then redis.call('MSET', unpack(sets)) end -- which also ends the times to live
+if writes > 0 then redis.call('MSET', unpack(sets)) end -- which also removes the keys' expiry
 if #back > 0 then redis.call('ZREM', KEYS[5], unpack(back)) end
 for _, key in ipairs(left) do emptied(key, string.sub(key, prefix + 1), KEYS[5], time[1], ARGV[5]) end
 if #back + #left > 0 then empties = redis.call('ZCARD', KEYS[5]) end

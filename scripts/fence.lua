@@ -1,5 +1,5 @@
--- fence.lua: tell one bucket the epochs of new claims. If the claims and the bucket's
--- counts have different generations, the script also begins the bucket's counts anew.
+-- fence.lua: write the epochs of new claims to one bucket. If the claims and the bucket's
+-- counts have different generations, the script also restarts the bucket's counts.
 --
 -- KEYS[1]  {b}:s  hash: the state of the bucket, see README.md
 -- KEYS[2]  {b}:f  string, see fences.lua
@@ -7,11 +7,11 @@
 -- KEYS[4]  {b}:l  zset: the log, see counts.lua
 -- ARGV[1]  generation   ARGV[2]  1: the claims repair a loss of data
 -- ARGV[3]  the highest incarnation that the caller knows
--- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. The totals
---          of a bucket that begins anew wait for the peers, and its log begins anew too
+-- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. If the counts
+--          restart, totals wait for the peers, and the log restarts too
 -- ARGV[5]  the seal of the fences from now on
 -- ARGV[6…] partition, epoch, partition, epoch, …, by partition
--- Returns  the number of partitions whose epoch was not known here.
+-- Returns  the number of partitions whose epoch was new to the bucket.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call without a new
 -- epoch changes nothing. So a late call cannot bring back an old generation.
 -- O(partitions of the claim).
@@ -45,13 +45,13 @@ if other or again and raised ~= rebuild then
     redis.call('UNLINK', KEYS[3], KEYS[4])
     redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
     redis.call('HSET', KEYS[1], 'voided', time[1])
-    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- void pages that nobody writes again must expire
+    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- void pages that are not written again must expire
     local names, peers = ARGV[4], {}
     if names == '' then names = string.gsub(state[7] or '', '([%w_-]+) %d %d+ %d+ %d+;', '%1,') end
     if names ~= '' then
       for name in string.gmatch(names, '[^,]+') do
         local flag, floor = string.match(';' .. (state[7] or ''), ';' .. string.gsub(name, '%-', '%%-') .. ' (%d) (%d+) ')
-        if flag == '0' then -- the peer is silent, so its counts will not come
+        if flag == '0' then -- the peer is silent, so its counts will not arrive
           peers[#peers + 1] = name .. ' 0 ' .. floor .. ' ' .. time[1] .. ' 0;'
         else
           peers[#peers + 1] = name .. ' 2 ' .. (floor or 0) .. ' ' .. time[1] .. ' 0;'
@@ -60,7 +60,7 @@ if other or again and raised ~= rebuild then
         if known then redis.call('HSET', KEYS[1], 'peer:' .. name, (string.gsub(known, '%d$', '0'))) end
       end
       redis.call('HSET', KEYS[1], 'peers', table.concat(peers), 'log', string.format('%.0f', fresh))
-      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- a peer that is no longer in the list no longer counts
+      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- totals fall by the users of a peer that is not in the list any more
     end
   end
   if again or base > 0 then base = fresh end

@@ -1,8 +1,8 @@
 -- hello.lua: a process of another region reports that its region is alive.
 --
 -- KEYS[1]  {c}:facts  hash: name -> value
--- KEYS[2]  {c}:regions  hash: region -> 'identity beats unix-ms'; '.self' the identity
---                       of this region, '.out' the peers it leaves out of totals
+-- KEYS[2]  {c}:regions  hash: region -> 'identity beats unix-ms'; '.self' is the identity
+--                       of this region, '.out' the peers that it leaves out of totals
 -- ARGV[1]  region   ARGV[2]  its identity
 -- ARGV[3]  ms of silence after which another identity may take the name
 -- Returns  {'ok', fact, value, …}, {'missing'} when no process of this region has

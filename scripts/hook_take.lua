@@ -1,11 +1,11 @@
--- hook_take.lua: return the oldest events of a webhook as a batch, which stays the same until
--- hook_done.lua.
+-- hook_take.lua: seal the oldest events of a webhook as a batch, which stays the same until
+-- hook_acknowledge.lua, and return it.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
--- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the batch
--- KEYS[3]  hc:{w:HOOK}:t  hash, which is kept like the others
--- ARGV[1]  most events in a batch   ARGV[2]  how long the keys are kept, s
--- Returns  how many events there are, and those of the batch
+-- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
+-- KEYS[3]  hc:{w:HOOK}:t  hash, whose expiry is renewed with the others
+-- ARGV[1]  most events in a batch   ARGV[2]  expiry of the keys, s
+-- Returns  the number of all events, and the events of the batch
 -- Safe to repeat.
 
 local waiting = redis.call('LLEN', KEYS[1])

@@ -1,12 +1,12 @@
--- load.lua: read a share of a partition for its new owner.
+-- load.lua: read some shards of a partition for its new owner.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
 -- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- KEYS[3…] {p}:m:<i>  hashes of members, see members.lua
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  1: return the pages too
--- ARGV[4]  number of hashes that hold the members
+-- ARGV[4]  number of shards, the hashes that hold the members
 -- Returns  {status, pages, fields and values of members, now in unix ms}; status 0 read, 1
---          there is a newer owner, 2 data was lost, 4 the number of hashes is not ARGV[4].
+--          there is a newer owner, 2 data was lost, 4 the number of shards is not ARGV[4].
 -- Reads only. O(members read).
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')

@@ -1,4 +1,4 @@
--- log.lua: read which pages of one bucket changed in this region.
+-- log.lua: read the pages of one bucket that changed in this region.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3]  {b}:r  set: complete partitions

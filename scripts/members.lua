@@ -1,31 +1,32 @@
--- members.lua: write one batch of a change to a partition. The batch notes which pages
+-- members.lua: write one batch of a change to a partition. The batch lists the pages that
 -- will get new counts, and sets and removes members.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
 -- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
--- KEYS[3…] {p}:m:<i>  hashes: 8 bytes of user and the page -> end of the hold in
---                 unix ms of this server, after + if only the hold keeps the user there; or
---                 empty. The hashes to drop come first, then those to change
+-- KEYS[3…] {p}:m:<i>  hashes, the shards of the members: 8 bytes of user and the page -> end
+--                 of the hold in unix ms of this server, after + if the user is present by the
+--                 hold alone; or empty. The hashes to drop come first, then those to change
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  sequence of the change
 -- ARGV[4]  number of the batch in its change, from 0
--- ARGV[5]  sum of flags: 1 ARGV[8] has all pages of KEYS[2], which begins anew; 2 with this batch all members of this generation are written
--- ARGV[6]  number of hashes that hold the members   ARGV[7]  0; otherwise the script drops
---          all members first, and this is the number of hashes from then on
+-- ARGV[5]  sum of flags: 1 ARGV[8] replaces KEYS[2]; 2 with this batch all members of this
+--          generation are written
+-- ARGV[6]  number of shards   ARGV[7]  0; otherwise the script drops all members first, and
+--          this is the number of shards from then on
 -- ARGV[8]  pages for KEYS[2], in its form. Only batch 0 has pages
 -- ARGV[9…] for each hash to change: the number of members to set, field and value of
---          each, the number to remove, their fields. A value has how many ms the hold lasts,
+--          each, the number to remove, their fields. A value is how many ms the hold lasts,
 --          after + as above; or it is empty
--- Returns  {status, number of hashes, members}; status 0 written now or before, 1 there is
+-- Returns  {status, number of shards, members}; status 0 written now or before, 1 there is
 --          a newer owner, 2 data was lost, 3 the batch before this one is not written, 4
---          the number of hashes is not ARGV[6], 5 a later change is written.
--- Safe to repeat and to arrive late: the script skips what is not newer than (sequence,
--- batch). It writes the number of the batch last, so a batch that fails halfway, on
--- foreign data, counts as not written. The first flag and ARGV[7] count in batch 0
--- only. O(members).
+--          the number of shards is not ARGV[6], 5 a later change is written.
+-- Safe to repeat and to arrive late: the script skips a batch that is not newer than the
+-- stored (sequence, batch). It writes the number of the batch last, so a batch that fails
+-- halfway, on foreign data, counts as not written. The first flag and ARGV[7] count in
+-- batch 0 only. O(members).
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'sequence', 'batch', 'shares', 'members')
-local epoch, shares, members = tonumber(ARGV[1]), tonumber(owner[5] or 1), tonumber(owner[6] or 0)
-local function answer(status) return {status, shares, members} end
+local epoch, shards, members = tonumber(ARGV[1]), tonumber(owner[5] or 1), tonumber(owner[6] or 0)
+local function answer(status) return {status, shards, members} end
 if not owner[1] or tonumber(owner[1]) < epoch then return answer(2) end
 if tonumber(owner[1]) > epoch then return answer(1) end
 if owner[2] ~= ARGV[2] then return answer(2) end
@@ -34,15 +35,15 @@ local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
 if sequence < lastSequence then return answer(5) end
 if sequence == lastSequence and batch <= lastBatch then return answer(0) end
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return answer(3) end
-if shares ~= tonumber(ARGV[6]) then return answer(4) end
+if shards ~= tonumber(ARGV[6]) then return answer(4) end
 redis.call('STRLEN', KEYS[2]) -- with foreign data the script fails here, before it removes anything
 
 local first = 3
 if batch == 0 and ARGV[7] ~= '0' then
-  first = 3 + shares
+  first = 3 + shards
   for i = 3, first - 1 do redis.call('HLEN', KEYS[i]) end
   for i = 3, first - 1 do redis.call('UNLINK', KEYS[i]) end
-  shares, members = tonumber(ARGV[7]), 0
+  shards, members = tonumber(ARGV[7]), 0
   redis.call('HSET', KEYS[1], 'shares', ARGV[7], 'members', '0')
 end
 if batch == 0 and ARGV[5] % 2 == 1 then

@@ -1,5 +1,5 @@
--- merge.lua: merge what another region reports about its part of one bucket. The result
--- is that of pncounter.Copy.Merge.
+-- merge.lua: merge a batch of another region's pairs into one bucket. The result is the
+-- same as that of pncounter.Copy.Merge.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  strings, see page.lua
@@ -62,7 +62,7 @@ local rebuild, offset = tonumber(state[2] or 0), tonumber(state[7] or 0)
 local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- the incarnation of a version that begins now
 local prefix = tonumber(ARGV[5])
 local writes, records, refused, ended, malformed = {}, {}, {}, {}, 0
-for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was forgotten since
+for k = 4, to > cursor and #KEYS or 3 do -- otherwise the bucket has all of the batch, or had it and has forgotten pages since
   local at = 3 * k
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
@@ -83,10 +83,10 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
         sum, held = sum + n, held or h
       end
     end
-    if read ~= length then malformed = malformed + 1 end -- the pairs are written anew without the unreadable part
+    if read ~= length then malformed = malformed + 1 end -- the pairs are rewritten without the unreadable part
   end
   if foreign then
-    malformed = malformed + 1 -- it belongs to another program and stays as it is
+    malformed = malformed + 1 -- the value belongs to another program and stays as it is
   elseif inc < math.max(hadInc or 0, least) then
     refused[#refused + 1] = k - 4
   elseif hadInc or up > down then

@@ -1,10 +1,10 @@
--- minutes.lua: read what a page remembers.
+-- minutes.lua: read the minutes of a page.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:c:<page>  string, see page.lua
 -- KEYS[3]  {b}:x:<page>   KEYS[4…] {b}:y:<hour>:<page>  see remember.lua
 -- Returns  {minute of the last change, or 0; the greatest count in it; the count now; the
 --          string; fields and values of each hash}.
--- It changes nothing. O(what it returns).
+-- Reads only. O(size of the reply).
 --#include pairs.lua
 --#include page.lua
 

@@ -1,17 +1,17 @@
--- numbers.lua: how the numbers of a page change, see page.lua. Other scripts include this
--- file; it does not run by itself. They say in partitions how many of them there are.
+-- numbers.lua: changes of the numbers of a page, see page.lua. Other scripts include this
+-- file; it does not run by itself. They set partitions to the number of partitions.
 --
--- Lua hashes every byte of every text that it makes. So a page is not made anew for each
--- number: its pieces are noted, and put together once. The functions work on one page at
--- a time, from openPage to pageText. It is fastest if the partitions come in their order.
+-- Lua hashes every byte of every string that it makes. So the page is not rebuilt for each
+-- number: its pieces are collected, and concatenated once. The functions work on one page at
+-- a time, from openPage to pageText. They are fastest if the partitions come in order.
 
 local part, char, find = string.sub, string.char, string.find
 local numberForms = {'>I1', '>I2', '>I3', '>I4', '>I5'}
 
--- text has the page's numbers from origin to before stop, then the rest. dense: a number for
--- each partition; otherwise each is after its partition. Up to from it stands, as changed, in
--- pieces, of which there are count. numbers is how many numbers the page has, and last the
--- partition that was changed last.
+-- text has the page's numbers from origin to before stop, then the rest. dense: there is a
+-- number for each partition; otherwise each number follows its partition. The changed text up
+-- to from is in pieces, which has count elements. numbers is how many numbers the page has,
+-- and last is the partition that was changed last.
 local text, origin, stop, dense, from, pieces, count, width, numbers, last
 
 local function begin(page, at, wide, n, full)
@@ -21,13 +21,13 @@ end
 
 local function openPage(page, at, wide, n) begin(page, at, wide, n, n == partitions) end
 
--- pageText returns the page as it is now, from origin on, after head.
+-- pageText returns head and the changed page from origin on.
 local function pageText(head)
   if count == 2 then return head .. pieces[1] .. pieces[2] .. part(text, from) end
   return head .. table.concat(pieces, '', 1, count) .. part(text, from)
 end
 
--- layOut writes the numbers anew, in another width or form.
+-- layOut rewrites the numbers in another width or form.
 local function layOut(wide, full)
   begin(pageText(''), 1, width, numbers, dense)
   local list, form = {}, numberForms[wide]
@@ -54,7 +54,7 @@ local function place(name)
   return at and at < stop and at + 2 or nil
 end
 
--- setCount sets the number of partition p to n, and returns the number that was there.
+-- setCount sets the number of partition p to n, and returns the former number.
 local function setCount(p, n)
   if p == last then begin(pageText(''), 1, width, numbers, dense) end
   if n > 255 and n >= 256 ^ width then
@@ -83,7 +83,7 @@ local function setCount(p, n)
   else
     first = stop
   end
-  if first < from then -- the number stands before the one that was changed last
+  if first < from then -- the number is before the one that was changed last
     begin(pageText(''), 1, width, numbers, dense)
     return setCount(p, n)
   end
@@ -92,10 +92,11 @@ local function setCount(p, n)
   return had
 end
 
--- setOne does the same in the usual case, in a fifth of the time: one number of a page that
--- has numbers of one byte, and no pairs. It returns the number that was there, the numbers as
--- they are now, and how many. It returns nil if it cannot tell, or if another form would
--- suit the page; users is how many the page had. counts has the partition's name at at.
+-- setOne does the same in the usual case, in a fifth of the time: it sets one number of a page
+-- that has numbers of one byte and no pairs. It returns the former number, the text of the
+-- numbers after the change, and how many there are. It returns nil if the case is another one,
+-- or if another form would suit the page. users is how many users the page had; counts has the
+-- bytes of the partition at at.
 local longest = partitions / 3 -- a list of more numbers of one byte is longer than the dense form
 local function setOne(page, n, users, p, counts, at, is)
   local first = pageHead + 1
@@ -116,7 +117,7 @@ local function setOne(page, n, users, p, counts, at, is)
   return had, part(page, first, place + 1) .. char(is) .. part(page, place + 3), n
 end
 
--- closePage chooses the form that suits a page with so many users. It returns the width of
+-- closePage chooses the form that suits a page with that many users. It returns the width of
 -- the page's numbers and how many numbers it has.
 local function closePage(users)
   local most = partitions * width / (2 + width) -- a list of more numbers is longer than the dense form

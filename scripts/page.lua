@@ -9,17 +9,17 @@
 --       decrements plus users; the length of the pairs; the greatest total in the minute of
 --       the last change (kept only if pages remember minutes); the width of a number; how
 --       many numbers there are
---   the numbers: users by partition, each after the partition (2 bytes, the lower first), in
---       any order. Partitions without users are left out. But if that would be longer than a
---       number for every partition, then those are there, in their order. See numbers.lua
+--   the numbers: users by partition, each after its partition (2 bytes, the lower first), in
+--       any order and without partitions that have no users; or, if that is shorter, one
+--       number for every partition, in order. See numbers.lua
 --   the pairs of the other regions, see pairs.lua
--- A page with one user takes 53 bytes, one with users in all of 271 partitions 321.
+-- A page with one user takes 53 bytes, a page with users in all of 271 partitions 321.
 -- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
 local packBytes, unpackBytes, byte = struct.pack, struct.unpack, string.byte
 local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I5I1I2', 50
 
--- isPage tells a page from what another program has written there.
+-- isPage reports whether text is a page, and not the data of another program.
 local function isPage(text) return #text >= pageHead and byte(text) == 0 end
 
 -- readPage returns rebuild, users, updated, incarnation, sequence, incarnation and
@@ -28,23 +28,23 @@ local function isPage(text) return #text >= pageHead and byte(text) == 0 end
 -- if the key is another program's.
 local function readPage(text, key)
   if not text then
-    redis.call('STRLEN', key) -- MGET says of a key of another type that it is not there
+    redis.call('STRLEN', key) -- MGET reports a key of another type as missing
     return nil
   end
   if not isPage(text) then redis.call('HLEN', key) end
   return unpackBytes(pageForm, text)
 end
 
--- pageStart returns what the text of a page begins with.
+-- pageStart returns the beginning of the text of a page, before the numbers.
 local function pageStart(rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
   return packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
 end
 
--- remembered returns the greatest total in the minute of a change from before to after,
--- which is now (in seconds). If that is the first change in the minute, it also adds the
--- last minute with a change to ended, after what says which page that is: its bytes, see
--- remember.lua. most is the greatest total in that minute, and updated the time of its last
--- change; 0: there was none. That a page became void is a change, too.
+-- remembered returns the greatest total in the running minute, in which the total changes
+-- from before to after at now (in seconds). At the first change in a minute, it also adds the
+-- last minute with a change to ended: which, which identifies the page, and the bytes of the
+-- minute, see remember.lua. most is the greatest total in that minute, and updated the time of
+-- its last change; 0: there was none. A page that becomes void counts as a change, too.
 local function remembered(ended, which, updated, most, before, after, now)
   if updated == 0 then return math.max(before, after) end
   local was = math.floor(updated / 60)
@@ -55,20 +55,20 @@ local function remembered(ended, which, updated, most, before, after, now)
   return math.max(most, before, after)
 end
 
--- pageCounts returns what the text of a page begins with, up to the length of the pairs.
+-- pageCounts returns the beginning of the text of a page, up to the length of the pairs.
 local function pageCounts(rebuild, users, updated, inc, seq, own, down)
   return packBytes('>I4I5I5I7I6I7I6', rebuild, users, updated, inc, seq, own, down)
 end
 
--- pairsOf returns the pairs of the other regions; length is theirs.
+-- pairsOf returns the pairs of the other regions, which have length bytes.
 local function pairsOf(text, length) return string.sub(text, #text + 1 - length) end
 
--- whole returns a whole number as text, also if it is long. (Lua and Redis convert a
+-- whole returns a whole number as text, without an exponent. (Lua and Redis convert a
 -- number much more slowly by themselves, since it may be a fraction.)
 local function whole(n) return string.format('%d', n) end
 
--- emptied lets a page without users expire, unless it has a time to live already. (A page
--- can lose its time to live in other ways than by a user who comes, so emptied asks.)
+-- emptied lets a page without users expire, unless it has an expiry already. (A page can lose
+-- its expiry in other ways than by a new user, so emptied asks Redis.)
 local function emptied(key, page, empties, now, seconds)
   if redis.call('TTL', key) < 0 then redis.call('EXPIRE', key, seconds) end
   redis.call('ZADD', empties, 'NX', now, page)

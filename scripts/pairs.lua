@@ -1,14 +1,13 @@
--- pairs.lua: how the users of other regions count. Other scripts include this file
--- with "--#include pairs.lua"; it does not run by itself.
+-- pairs.lua: the users of other regions. Other scripts include this file with
+-- "--#include pairs.lua"; it does not run by itself.
 --
--- peers of {b}:s, 'name flag floor since raised;' per peer. flag: 0 left out of totals,
---    1 in, 2 in, but what it has told is not complete yet; floor: pairs of a lower
---    incarnation are void; since and raised: unix seconds of the last change of flag
---    and floor
--- others of a page, 'name incarnation increments decrements;' per region
+-- The field peers of {b}:s has 'name flag floor since raised;' per peer. flag: 0 left out of
+--    totals, 1 included, 2 included but not complete yet; floor: pairs of a lower incarnation
+--    are void; since and raised: unix seconds of the last change of flag and floor.
+-- A page has 'name incarnation increments decrements;' per other region.
 
 -- waitFor is how many seconds after a loss of data totals stay stale because a peer's
--- pairs are missing. A peer that can be reached sends them in this time.
+-- pairs are missing. A peer that can be reached sends its pairs in this time.
 local waitFor = 5
 
 -- readPeers reads the field peers. waits is true if totals lack users; out lists the peers that are left out.

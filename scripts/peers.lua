@@ -8,9 +8,9 @@
 -- Returns  1 if something changed.
 -- Totals are added up when they are read, so one change here changes the totals of all
 -- pages at once. The script raises offset, which is added to the sequences of all
--- versions, and tells readers to read again. When a peer comes, or goes for good, the bucket keeps only the peer's
--- highest incarnation. The peer then sends everything again under higher ones. Safe to
--- repeat. O(peers).
+-- versions, and publishes that readers must read again. When a peer is added, or removed for
+-- good, the bucket keeps only the peer's highest incarnation. The peer then sends everything
+-- again under higher incarnations. Safe to repeat. O(peers).
 --#include pairs.lua
 --#include publish.lua
 

@@ -10,7 +10,7 @@
 -- Returns  {'1' if counts may lack users, otherwise '0'; the bucket's generation, or ''; then
 --          'incarnation sequence value' per page (countValue); then, if asked, the parts of each
 --          page: the users in this region and ' name=users' per region that counts}
--- Safe to repeat: an endpoint that is already there is not published again. O(pages).
+-- Safe to repeat: only a new endpoint is published. O(pages).
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua

@@ -8,7 +8,7 @@
 --          empty: neither
 -- Returns  the number of the log.
 -- Without pages the log gets a number above ARGV[1]. With pages, their pairs get
--- incarnations above ARGV[1]. So the peer takes what this region sends as new.
+-- incarnations above ARGV[1]. So the peer accepts them as newer than its own data.
 -- Safe to repeat. O(pages).
 --#include page.lua
 
@@ -31,7 +31,7 @@ for _, w in ipairs(raise) do redis.call('SETRANGE', w[1], 0, w[2]) end
 if #raise > 0 then redis.call('HSET', KEYS[1], 'given', fresh) end
 if not log then
   log = fresh
-  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1') -- a peer may have pages that were forgotten while there was no log
+  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1') -- a peer may have pages that this region forgot while there was no log
   redis.call('HDEL', KEYS[1], 'places', 'forgotten')
   redis.call('UNLINK', KEYS[2])
 elseif tonumber(log) <= high and #KEYS == 2 then

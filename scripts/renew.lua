@@ -1,4 +1,4 @@
--- renew.lua: keep a process's lease, and the cluster facts with it.
+-- renew.lua: renew a process's lease, and compare or write the cluster facts.
 --
 -- KEYS[1]  {c}:facts  hash: name -> value
 -- KEYS[2]  {c}:leases hash: name of a process -> 'end-in-unix-ms incarnation roles'
@@ -7,20 +7,20 @@
 --          this process was accepted before
 -- ARGV[6]  how many seals to write if there are none   ARGV[7]  how many to add if
 --          there are others but these are missing   ARGV[8…]  the seals: id, seal, …
--- then     fact, value, …. A value may be a list, a,b,c: each of its values is right,
---          and the first is written. If there are facts, the first fact given is one
+-- then     fact, value, …. A value may be a list, a,b,c: each of its values is accepted,
+--          and the first is written. If there are facts, the first given fact is one
 --          of them. Any other given fact that is missing belongs to a later version,
 --          and is added. The script ignores facts that are not given. The fact postgres
---          goes from none to behind, and is added, only while no other process runs.
--- Returns  {'ok', seals there are, id, seal, …, name, 'end incarnation roles', …} of all live leases,
+--          is added, or changed from none to behind, only while no other process runs.
+-- Returns  {'ok', number of seals, id, seal, …, name, 'end incarnation roles', …} of all live leases,
 --          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]} or {'taken', ms left of that lease}.
--- Safe to repeat: a lease is moved, not added. O(processes).
+-- Safe to repeat: a lease is extended, not added. O(processes).
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local leases = redis.call('HGETALL', KEYS[2])
-local runs = false -- the process was accepted and has its lease: it only restores what is missing
+local runs = false -- the process was accepted and has its lease, so it only restores missing facts
 local others = false
 for i = 1, #leases, 2 do
   others = others or leases[i] ~= ARGV[1] and tonumber(string.match(leases[i + 1], '^(%d+) ') or 0) > now
@@ -53,7 +53,7 @@ for i = first, #ARGV, 2 do
   local new = not value and (runs or #facts == 0 or i > first)
   local skip = false
   if ARGV[i] == 'postgres' and #facts > 0 then
-    skip = not value and others -- they may be of a version that does not know the fact
+    skip = not value and others -- the other processes may be of a version that does not know the fact
     new = not others and (not value or value == 'none' and ours == 'behind')
   end
   if not skip and not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then

@@ -1,16 +1,16 @@
--- resize.lua: change the number of hashes that hold a partition's members.
+-- resize.lua: change the number of shards, the hashes that hold a partition's members.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
--- KEYS[2…] {p}:m:<i>  hashes of members, two for each step: the one that gives or takes
---          members, and the one that begins or ends
--- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  number of hashes before   ARGV[4]  and after
--- Returns  0 done, 1 there is a newer owner, 2 data was lost, 4 the number of hashes is
---          another.
--- Whoever loads the partition before or after a call finds all members. The script
--- writes a divided hash anew, since Redis never turns a large hash back into the dense
--- form. Safe to repeat and to arrive late, since the number of hashes is another then.
+-- KEYS[2…] {p}:m:<i>  hashes of members, two for each step: the shard that is split or
+--          receives members, and the shard that is added or removed
+-- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  number of shards before   ARGV[4]  and after
+-- Returns  0 done, 1 there is a newer owner, 2 data was lost, 4 the number of shards is not
+--          ARGV[3].
+-- A process that loads the partition between two calls finds all members. The script
+-- rewrites a hash that is split, since Redis never turns a large hash back into the compact
+-- form. Safe to repeat and to arrive late, since the number of shards is not ARGV[3] then.
 -- O(members of those hashes).
---#include shares.lua
+--#include shards.lua
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')
 local epoch = tonumber(ARGV[1])

@@ -1,5 +1,5 @@
--- save.lua: change what one user follows, and publish the new version. If another call
--- changed it after the caller read it, change nothing.
+-- save.lua: save the follows of one user, and publish the new version, unless another call
+-- has changed them since the caller read them.
 --
 -- KEYS[1]  {b}:s  hash, see README.md
 -- KEYS[2]  {b}:u:<user>  hash, see README.md

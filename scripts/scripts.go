@@ -57,14 +57,14 @@ const (
 	CounterStatus      Name = "counter_status"
 	CounterDrain       Name = "counter_drain"
 
-	HookDone Name = "hook_done"
-	HookTake Name = "hook_take"
-	HookTell Name = "hook_tell"
-	HookTold Name = "hook_told"
+	HookAcknowledge Name = "hook_acknowledge"
+	HookTake        Name = "hook_take"
+	HookReport      Name = "hook_report"
+	HookReported    Name = "hook_reported"
 )
 
 // Webhooks are the scripts of webhooks.
-var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
+var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
 // Counters are the scripts of durable counters.
 var Counters = []Name{

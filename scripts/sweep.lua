@@ -5,11 +5,11 @@
 -- ARGV[1]  length of the prefix of the pages' keys   ARGV[2]  how many seconds a page
 --          without users is remembered   ARGV[3]  1: forget the pages without users
 -- ARGV[4]  number of the sweep that ends with this call, or empty
--- Returns  {number of the last sweep that was wanted, number of the last that ended}.
+-- Returns  {number of the last requested sweep, number of the last sweep that ended}.
 -- Normally the script that removes a page's last user lets the page expire. But a loss of
--- data, or a peer that goes, may leave empty pages that nothing changes any more. After
--- that the sweep looks at all pages. A forgotten page comes back with a version above all
--- its versions of before. Safe to repeat. O(pages).
+-- data, or the removal of a peer, may leave empty pages that no script changes any more. A
+-- sweep then checks all pages. A forgotten page that is used again gets a version above all
+-- its former versions. Safe to repeat. O(pages).
 --#include pairs.lua
 --#include page.lua
 
@@ -22,7 +22,7 @@ for k = 3, #KEYS do
   local text, page = redis.pcall('GET', KEYS[k]), string.sub(KEYS[k], prefix + 1)
   if not text then
     redis.call('ZREM', KEYS[2], page)
-  elseif type(text) == 'string' and isPage(text) then -- otherwise it is another program's, and stays as it is
+  elseif type(text) == 'string' and isPage(text) then -- otherwise the value belongs to another program, and stays as it is
     local r, users, updated, inc, _, _, _, length = readPage(text)
     local others, _, held = elsewhere(pairsOf(text, length), peers, updated)
     if r == rebuild and users > 0 or others > 0 or held then

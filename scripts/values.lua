@@ -7,7 +7,7 @@
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  gateway; empty: only read
 -- ARGV[4]  the field   ARGV[5…]  the topics of KEYS[3…]
 -- Returns  {'0'; the bucket's generation, or ''; then 'incarnation sequence value' per topic, or ''
---          if it has no update}. The '0' stands where read.lua says whether counts may lack users.
+--          if it has no update}. The '0' says, as in the reply of read.lua, that nothing is stale.
 -- Safe to repeat: only a new endpoint is published. O(topics).
 --#include publish.lua
 --#include void.lua

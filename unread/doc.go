@@ -16,26 +16,26 @@
 //
 // The record of a user has the followed pages: for each one how many changes the user has
 // seen, and in which incarnation of the level. If the level has another incarnation now,
-// the store has lost all or the last changes, and the user has seen at most those that
+// the store has lost all changes or the last ones, and the user has seen at most those that
 // are left. Redis begins a new incarnation of all levels and records whenever it may have
-// lost some: otherwise it would give lost versions again with other contents, and gateways
-// would take new contents for old. A record is saved only over the version that was read;
-// after a conflict the writer reads again (see FollowService). So all rules are in Go, in
-// one place, and two resets, or a reset and a change, cannot undo each other.
+// lost some. Otherwise it would assign lost versions again to other contents, and gateways
+// would ignore the new contents as old. A record is saved only over the version that was
+// read; after a conflict the writer reads again (see FollowService). So all rules are in
+// Go, in one place, and two resets, or a reset and a change, cannot undo each other.
 //
-// # The way to the tabs
+// # Delivery
 //
 // Levels and records are published as two kinds of topics, like counts: through endpoint
 // store, dispatcher and push to the gateway. The gateway has the records of its connected
-// users and computes the sums. A changed sum goes to the user's tabs together with the
-// counts that are due, at most once per update interval.
+// users and computes the sums. A changed sum goes to the user's browser tabs together with
+// the counts that are due, at most once per update interval.
 //
-// A user's own changes never show, not even for a moment. If a level has more authored
-// changes than the gateway knows, the gateway first reads those authors, which takes one
-// command, and only then applies the level. (A page has its newest eight authors at hand;
-// older ones are looked up.)
+// A user's own changes never appear in the sum, not even for a moment. If a level has more
+// changes with an author than the gateway knows, the gateway first reads these authors,
+// which takes one command, and only then applies the level. (A page keeps its newest eight
+// authors with its level; older ones are looked up.)
 //
-// # Where it is kept
+// # Storage
 //
 // Users are 128-bit keyed hashes. Pages are stored in the clear, since users list them. In
 // Redis a change is one script of eight commands; levels are in the bucket of the page,

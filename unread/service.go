@@ -13,21 +13,21 @@ import (
 	"headcount/presence"
 )
 
-// attempts is how often a FollowService tries to change a record while others change it.
-// An attempt fails only if another one has succeeded.
+// attempts is how often a FollowService tries to change a record while other processes
+// change it. An attempt fails only if a change by another process has succeeded.
 const attempts = 20
 
-// ErrTooMany says that the user already follows MaxFollows pages.
+// ErrTooMany means that the user already follows MaxFollows pages.
 var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first", presence.ErrTooMany, MaxFollows)
 
-// FollowService reads and changes what users follow. Any goroutine may use it.
+// FollowService reads and changes the follows of users. Any goroutine may use it.
 type FollowService struct {
 	store Store
-	turns [turns]chan struct{} // locks, each for the users whose hash begins with one byte
+	turns [turns]chan struct{} // locks, indexed by the first byte of the user's hash
 }
 
-// turns is how many users' follows one FollowService changes at once. It makes the changes
-// of one user in turn, so that only other FollowServices cause conflicts.
+// turns is how many users' follows one FollowService changes at once. It changes the
+// follows of one user one after another, so that only other processes cause conflicts.
 const turns = 256
 
 // NewFollowService returns a FollowService over the store.
@@ -57,8 +57,8 @@ type State struct {
 	Owns   []Own
 }
 
-// Unread returns the sum over the pages, never negative, and when the sum last
-// changed; zero: never.
+// Unread returns the sum over the pages, which is never negative, and the time when the
+// sum last changed; zero: never.
 func (s State) Unread() (n int64, updated time.Time) {
 	updated = s.Updated
 	for i, f := range s.Follows {
@@ -87,7 +87,7 @@ func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, erro
 	return states, nil
 }
 
-// State adds the levels of its pages to a user's record.
+// State returns a user's record with the levels of its pages.
 func (fs *FollowService) State(ctx context.Context, user User, r Record) (s State, err error) {
 	s.Record = r
 	if len(r.Follows) > 0 {
@@ -96,7 +96,7 @@ func (fs *FollowService) State(ctx context.Context, user User, r Record) (s Stat
 	return s, err
 }
 
-// Unread returns a user's unread count and when it last changed.
+// Unread returns a user's unread count and the time when it last changed.
 func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
 	states, err := fs.Read(ctx, user)
 	if err != nil {
@@ -106,8 +106,9 @@ func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, update
 	return n, updated, nil
 }
 
-// Follow makes the user follow the page, with 0 unread, unless the user does already. Its
-// error is ErrTooMany when the user follows MaxFollows pages.
+// Follow makes the user follow the page, with 0 unread changes. It has no effect if the
+// user follows the page already. It returns ErrTooMany when the user follows MaxFollows
+// pages.
 func (fs *FollowService) Follow(ctx context.Context, user User, page string) error {
 	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		switch {
@@ -136,7 +137,7 @@ func (fs *FollowService) Unfollow(ctx context.Context, user User, page string) e
 	})
 }
 
-// Forget removes the user's follows, and with them what is unread.
+// Forget removes all follows of the user, and with them the unread changes.
 func (fs *FollowService) Forget(ctx context.Context, user User) error {
 	return fs.change(ctx, user, func() error {
 		records, err := fs.store.Records(ctx, []User{user})
@@ -153,7 +154,7 @@ type Notification struct {
 	Page       string
 	Count      int64     // unread changes, at least 1
 	At         time.Time // time of the last of them
-	Title, URL string    // of the last of them that had any
+	Title, URL string    // of the newest of them with a title or URL
 }
 
 // Notifications returns at most limit pages that have unread changes for the user, the
@@ -186,7 +187,7 @@ func (fs *FollowService) Notifications(ctx context.Context, user User, limit int
 	for i, note := range notes {
 		one := &list[i]
 		place := places[one.Page]
-		// Otherwise the note may be of a change that was read, or is the user's own.
+		// Leave out the note of a change that the user has seen or made.
 		if note.All > s.Levels[place].All-one.Count && note.All != s.Owns[place].Last {
 			one.Title, one.URL = note.Title, note.URL
 		}
@@ -194,9 +195,9 @@ func (fs *FollowService) Notifications(ctx context.Context, user User, limit int
 	return list, unread, nil
 }
 
-// Reset marks the changes of the given pages as seen, or without pages those of all pages
-// that the user follows. Changes after the call of Reset count. It returns the state after
-// the reset.
+// Reset marks the changes of the given pages as seen; without pages, it marks the changes
+// of all pages that the user follows. Changes after the call of Reset remain unread. It
+// returns the state after the reset.
 func (fs *FollowService) Reset(ctx context.Context, user User, pages ...string) (s State, err error) {
 	err = fs.change(ctx, user, func() error {
 		states, err := fs.Read(ctx, user)
@@ -250,7 +251,7 @@ func (fs *FollowService) edit(ctx context.Context, user User, page string, fn fu
 }
 
 // change runs step, which reads the user's record and saves a new one, in the user's turn.
-// It runs step again while other FollowServices cause conflicts.
+// It runs step again while other processes cause conflicts.
 func (fs *FollowService) change(ctx context.Context, user User, step func() error) error {
 	end, err := fs.turn(ctx, user)
 	if err != nil {
@@ -270,7 +271,7 @@ func (fs *FollowService) change(ctx context.Context, user User, step func() erro
 
 var errCrowded = fmt.Errorf("%w: too many requests change the same follows at once", presence.ErrUnavailable)
 
-// pause lets others save before the next attempt.
+// pause lets other processes save before the next attempt.
 func pause(ctx context.Context, n int) error {
 	t := time.NewTimer(rand.N(time.Millisecond << min(n, 6)))
 	defer t.Stop()

@@ -12,9 +12,9 @@ var (
 	// KindLevel is the kind of a page's level. The version is the level's
 	// incarnation and All; the value is "by at", with at in unix seconds.
 	KindLevel = presence.KindOf("level")
-	// KindRecord is the kind of a user's record. The version is the record's; the
-	// value is when the record was updated, in unix seconds. A receiver that needs
-	// the follows reads them from the Store.
+	// KindRecord is the kind of a user's record. The version is the version of the record;
+	// the value is the time when the record was updated, in unix seconds. A receiver that
+	// needs the follows reads them from the Store.
 	KindRecord = presence.KindOf("record")
 )
 

@@ -17,13 +17,13 @@ import (
 
 const (
 	MaxFollows = 1000           // pages one user may follow
-	KeyFor     = 24 * time.Hour // how long a key is remembered
+	KeyFor     = 24 * time.Hour // how long an idempotency key is remembered
 	// MaxAuthors bounds the authors that the store keeps for a page. Further authors see
 	// their own changes as unread.
 	MaxAuthors = 10_000
 )
 
-// ErrConflict says that a record has changed since it was read.
+// ErrConflict means that a record has changed since it was read.
 var ErrConflict = errors.New("the follows have changed meanwhile")
 
 // User is the keyed 128-bit hash of a user id. Ids themselves never leave the
@@ -45,14 +45,14 @@ func ParseUser(s string) (u User, err error) {
 // Change is one modification of a page.
 type Change struct {
 	Key string // idempotency key: changes of a page with the same key within KeyFor count once; empty: always counts
-	By  *User  // the author, for whom the change is not unread; nil: there is no author
+	By  *User  // the author, for whom the change is not unread; nil: none
 	// Title and URL describe the change in a list of notifications. Both may be empty. They
 	// have no control characters.
 	Title, URL string
 }
 
-// Note has the title and the URL of a page's newest change that had any. A page without
-// such a change has the zero Note.
+// Note has the title and the URL of a page's newest change with a title or URL. A page
+// without such a change has the zero Note.
 type Note struct {
 	All        int64 // Level.All at that change
 	Title, URL string
@@ -86,8 +86,8 @@ type Level struct {
 	All         int64     // changes in this incarnation
 	By          int64     // how many of them had an author
 	At          time.Time // time of the last change, in UTC, whole seconds
-	// Before is how many of All came before this incarnation: those that were left when the
-	// store lost the last changes of the incarnation before. An Update does not have it.
+	// Before is how many of All were made before this incarnation: the changes that remained
+	// when the store lost the last ones. An Update does not have it.
 	Before int64
 }
 
@@ -100,7 +100,7 @@ func (l Level) Newer(o Level) bool {
 type Own struct {
 	Changes int64     // in the level's incarnation
 	Last    int64     // Level.All at the user's last change
-	Before  time.Time // time of the last change by another user before that; zero: there was none
+	Before  time.Time // time of the last change by another user before Last; zero: there was none
 }
 
 // Next returns o after another change by the user. old is the page's level before it.
@@ -134,8 +134,8 @@ func (f Follow) Unread(l Level, o Own) int64 {
 	return max(n-f.seen(l), 0)
 }
 
-// seen returns Seen for the level's incarnation. If the follow has another one, the user
-// has seen none of the changes in the level's.
+// seen returns Seen for the level's incarnation. If the follow has another incarnation, the
+// user has seen at most the changes from before the level's incarnation.
 func (f Follow) seen(l Level) int64 {
 	if f.Incarnation != l.Incarnation {
 		return min(f.Seen, l.Before)
@@ -166,10 +166,10 @@ func ParseFollow(page, value string) (Follow, error) {
 	return f, nil
 }
 
-// Record is what a user follows.
+// Record has the follows of a user.
 type Record struct {
 	Version presence.Version // grows with every change of the record
-	Updated time.Time        // when a change of the record last moved the unread count; zero: never
+	Updated time.Time        // when a change of the record last changed the unread count; zero: never
 	Follows []Follow         // sorted by page, byte by byte
 }
 
@@ -222,8 +222,8 @@ type Store interface {
 	// changes of each page.
 	Levels(ctx context.Context, user User, pages []string) ([]Level, []Own, error)
 	// Authors returns, in one step, the page's level and the own changes of those users who
-	// have changed the page since its Level.By was since. It may return further users.
-	// Nothing has changed for users who are missing in the result.
+	// have changed the page since its Level.By was since. It may return further users. Users
+	// missing in the result have not changed the page since then.
 	Authors(ctx context.Context, page string, since int64, users []User) (Level, map[User]Own, error)
 	// Notes returns the notes of pages, in the order of pages.
 	Notes(ctx context.Context, pages []string) ([]Note, error)

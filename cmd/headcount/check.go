@@ -33,28 +33,29 @@ import (
 	"headcount/presence/region"
 )
 
-// checkCommand says what keeps a server with these settings from working. It asks what the
-// server would use, and the server itself through its proxy, and changes nothing that lasts.
+// checkCommand reports problems that keep a server with these settings from working. It tries
+// the services that the server would use, and the server itself through its proxy, and leaves
+// nothing changed.
 type checkCommand struct {
 	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
 	PublicURL  string        `type:"text" placeholder:"URL" help:"The address at which visitors reach the server, through its proxy, such as https://count.example.com. With it and a running server the proxy is checked, too."`
-	Patience   time.Duration `type:"span" placeholder:"TIME" default:"5s" help:"How long each answer is waited for."`
+	Patience   time.Duration `type:"span" placeholder:"TIME" default:"5s" help:"How long to wait for each answer."`
 	Config     Config        `embed:""`
 }
 
 // AfterApply is called when the settings are read.
 func (c *checkCommand) AfterApply() error { return c.Config.Validate() }
 
-// errFaults is the end of a check that found something.
+// errFaults is the result of a check that found problems.
 var errFaults = errors.New("something is wrong")
 
-// findings are what a check says.
+// findings writes the results of a check.
 type findings struct {
 	out   io.Writer
-	wrong int // how many things
+	wrong int // the number of problems
 }
 
-// wrongf says what is wrong with a thing, in a sentence.
+// wrongf reports a problem of a thing, in a sentence.
 func (f *findings) wrongf(thing, format string, args ...any) {
 	f.wrong++
 	fmt.Fprintf(f.out, "wrong  %s: %s\n", thing, fmt.Sprintf(format, args...))
@@ -64,7 +65,8 @@ func (f *findings) finef(thing, format string, args ...any) {
 	fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fmt.Sprintf(format, args...))
 }
 
-// run writes a line for each thing that it looked at. Its error is errFaults when one is wrong; what is open may be meant.
+// run writes a line for each thing that it checked. It returns errFaults if there are problems. A line "open" is no problem:
+// the access may be intended.
 func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	if c.PublicURL != "" {
 		if u, err := url.Parse(c.PublicURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
@@ -91,7 +93,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// admin is the URL of the admin address.
+// admin returns the URL of the admin address.
 func (c *checkCommand) admin() string { return adminURL(c.Config.AdminListen) }
 
 // adminAnswers reports whether a server with these settings runs.
@@ -104,7 +106,7 @@ func (c *checkCommand) get(ctx context.Context, url string) (status int, body st
 	return ask(ctx, c.Patience, http.MethodGet, url)
 }
 
-// ask sends a request on a connection of its own, without a proxy of this machine's environment.
+// ask sends a request on a new connection, without the proxy settings of the environment.
 func ask(ctx context.Context, timeout time.Duration, method, url string) (status int, body string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -126,7 +128,7 @@ var direct = &http.Client{
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// cause is err without the URL, which may hold a secret.
+// cause returns err without the URL, which may hold a secret.
 func cause(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		return u.Err
@@ -134,7 +136,7 @@ func cause(err error) error {
 	return err
 }
 
-// checkPorts binds what the server would, unless it runs.
+// checkPorts binds the ports that the server would bind. If the server runs, it asks the server whether it is ready.
 func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 	if runs {
 		status, body, err := c.get(ctx, c.admin()+"/readyz")
@@ -163,10 +165,10 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 	}
 }
 
-// arrival is how long a connection that its client has may take to be accepted.
+// arrival is how long a connection that the client has established may take to be accepted.
 const arrival = time.Second
 
-// checkAdvertise dials --advertise, which must lead to l, and binds the UDP port beside it.
+// checkAdvertise binds the UDP port of l's address, and checks that TCP and UDP to --advertise lead to these ports.
 func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Listener) {
 	udp, err := net.ListenPacket("udp", l.Addr().String())
 	if err != nil {
@@ -214,7 +216,7 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 	}
 }
 
-// comesBack sends a datagram to addr, which must lead to l, within ctx.
+// comesBack checks that a datagram to addr arrives at l, until ctx ends.
 func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "udp", addr)
@@ -228,7 +230,7 @@ func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 		return err
 	}
 	_ = l.SetReadDeadline(end)
-	for buf := make([]byte, len(sent)+1); ; { // what others send here is not looked at
+	for buf := make([]byte, len(sent)+1); ; { // datagrams of other senders are ignored
 		n, _, err := l.ReadFrom(buf)
 		if err != nil {
 			return errors.New("a datagram does not arrive")
@@ -242,12 +244,12 @@ func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 func (c *checkCommand) checkDirs(_ context.Context, f *findings, _ bool) {
 	checkDir(f, "--data-dir", c.Config.DataDir)
 	checkFiles(f, c.Config.DataDir)
-	if len(c.Config.Domains) > 0 { // by default it is below --data-dir
+	if len(c.Config.Domains) > 0 { // the default is a directory below --data-dir
 		checkDir(f, "--acme-dir", c.Config.ACMEDir)
 	}
 }
 
-// checkFiles reads the files of a data directory through, unless a server has them.
+// checkFiles checks the files of a data directory, unless a server has them open.
 func checkFiles(f *findings, dir string) {
 	if dir == "" {
 		return
@@ -273,7 +275,7 @@ func checkDir(f *findings, thing, dir string) {
 	if dir == "" {
 		return
 	}
-	// What is made here goes again: it would belong to whoever runs the check, and maybe not to the server.
+	// Remove the directories made here: they would belong to the user who runs the check, and perhaps not to the server's.
 	var made []string
 	for at := filepath.Clean(dir); at != filepath.Dir(at); at = filepath.Dir(at) {
 		if _, err := os.Stat(at); err == nil {
@@ -283,7 +285,7 @@ func checkDir(f *findings, thing, dir string) {
 	}
 	defer func() {
 		for _, at := range made {
-			_ = os.Remove(at) // one that is not empty is in use by now
+			_ = os.Remove(at) // a directory that is not empty is in use by now
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -325,7 +327,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	}
 }
 
-// checkProcess reaches another process over TCP and UDP, as this one's would.
+// checkProcess checks that another process can be reached over TCP and UDP.
 func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Patience)
 	defer cancel()
@@ -372,16 +374,16 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	defer cancel()
 	found, err := counterpg.Check(ctx, counterpg.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
 	if err = refusedPostgres(err); err != nil {
-		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or mend the URL"}
+		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or correct the URL"}
 		errors.As(err, &s)
 		f.wrongf(thing, "%s.", s.Problem)
 		return
 	}
 	wrong := f.wrong
 	if found.ReadOnly {
-		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")
+		f.wrongf(thing, "PostgreSQL accepts no changes: it is a replica, or read only; name the primary.")
 	} else if !found.MakesTable {
-		f.wrongf(thing, "the user may make no tables; grant CREATE on the schema to it.")
+		f.wrongf(thing, "the user may not create tables; grant it CREATE on the schema.")
 	}
 	if found.ClockOff > presenceredis.ClockTolerance {
 		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
@@ -391,7 +393,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	}
 }
 
-// oneLine is an error on one line.
+// oneLine returns the text of an error on one line.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // checkKeys fetches --jwks-url.
@@ -414,7 +416,7 @@ func (c *checkCommand) checkKeys(ctx context.Context, f *findings, _ bool) {
 	}
 }
 
-// checkReceivers asks the receivers of --webhook for nothing, all at once: none is told an event.
+// checkReceivers checks that the receivers of --webhook can be reached, all at once. It sends them no event.
 func (c *checkCommand) checkReceivers(ctx context.Context, f *findings, _ bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
@@ -438,8 +440,8 @@ func (c *checkCommand) checkReceivers(ctx context.Context, f *findings, _ bool) 
 		case a.status/100 == 3:
 			f.wrongf(thing, "%s redirects (status %d), and redirects are not followed; name the URL to which it leads.", hook.Host, a.status)
 		case a.status >= 500 && a.status != http.StatusNotImplemented:
-			f.wrongf(thing, "%s answers with status %d; see what is wrong there: events wait until it takes them.", hook.Host, a.status)
-		default: // who takes events alone may say anything to what is none
+			f.wrongf(thing, "%s answers with status %d; see what is wrong there: events wait until it accepts them.", hook.Host, a.status)
+		default: // a receiver that only serves events may answer a HEAD with any other status
 			f.finef(thing, "%s answers. No event was sent to it.", hook.Host)
 		}
 	}
@@ -455,7 +457,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	base := origin + c.Config.BasePath
 	status, body, err := c.get(ctx, base+"/-/counters?page=*")
 	switch {
-	case errors.As(err, new(*tls.CertificateVerificationError)): // checkCertificates has said it
+	case errors.As(err, new(*tls.CertificateVerificationError)): // checkCertificates has reported it
 		return
 	case err != nil:
 		f.wrongf(thing, "nothing answers: %v; see whether the proxy runs, and whether the name leads to it.", err)
@@ -475,10 +477,10 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	if runs {
 		hostIsRight = c.checkHeaders(ctx, f, base)
 	} else {
-		f.wrongf(thing, "no server answers at --admin-listen, so it cannot be asked what the proxy tells it; run the check where the server runs.")
+		f.wrongf(thing, "no server answers at --admin-listen, so the headers that the proxy sends cannot be checked; run the check on the server's machine.")
 	}
 	if !hostIsRight {
-		origin = "" // its pages are refused for that alone, which would hide what else is wrong
+		origin = "" // a wrong Host alone makes the server refuse the origin, which would hide other problems
 	}
 	c.checkSocket(ctx, f, base, origin)
 	c.checkStream(ctx, f, base)
@@ -487,11 +489,11 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	}
 }
 
-// probeTries is how often another of several gateways may answer before the check gives up.
+// probeTries is how often a probe is repeated because another of several gateways answered.
 const probeTries = 20
 
-// checkHeaders compares what the server sees of a request with what was sent. It reports whether
-// the Host is right.
+// checkHeaders compares a request as the server received it with the request that was sent. It
+// reports whether the Host is right.
 func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base string) (host bool) {
 	const thing = "--public-url"
 	u, err := url.Parse(base)
@@ -519,10 +521,10 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 		f.wrongf(thing, "the proxy replaces the Host %q by %q, and pages of your own site are refused; have it pass on the Host (in nginx: proxy_set_header Host $http_host).", u.Host, seen.Host)
 	}
 	if seen.ForwardedFor && !seen.Trusted {
-		f.wrongf("--trusted-proxies", "the proxy at %s says who its clients are, and is not believed: all of them count as one address; give --trusted-proxies %s.", seen.Peer, seen.Peer)
+		f.wrongf("--trusted-proxies", "the proxy at %s sends the addresses of its clients, and is not trusted: all clients count as one address; give --trusted-proxies %s.", seen.Peer, seen.Peer)
 	}
 	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
-		f.wrongf(thing, "the server does not know that clients come by https, and its cookies are not Secure; have the proxy send X-Forwarded-Proto, and name it in --trusted-proxies.")
+		f.wrongf(thing, "the server does not know that clients use https, so its cookies are not Secure; have the proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies.")
 	}
 	return host
 }
@@ -547,7 +549,7 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 	switch {
 	case resp == nil:
 		f.wrongf(thing, "WebSockets do not open: %v.", cause(err))
-	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade came through
+	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade reached the server
 	case resp.StatusCode == http.StatusForbidden:
 		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", origin)
 	default:
@@ -576,7 +578,7 @@ func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string
 		err = lines.Err()
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		f.wrongf("--public-url", "the proxy keeps event streams back: the first event did not come within %s; turn off its buffering (in nginx: proxy_buffering off).", c.Patience)
+		f.wrongf("--public-url", "the proxy holds event streams back: the first event did not arrive within %s; turn off its buffering (in nginx: proxy_buffering off).", c.Patience)
 		return
 	}
 	status := 0

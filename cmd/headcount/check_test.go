@@ -164,7 +164,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: nobody + " has a lease"},
 		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: "does not answer over UDP"},
 		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: "counters in this Redis are of format 9"},
-		"webhooks of another format": {args: append(hook(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: "keeps of webhooks is of format 9"},
+		"webhooks of another format": {args: append(hook(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: "data of webhooks in this Redis is of format 9"},
 		"a receiver":                 {args: hook(receiver(http.StatusMethodNotAllowed).URL)},
 		"a receiver is away":         {args: hook("http://" + nobody), want: "--webhook, number 1: " + nobody + " does not answer"},
 		"a receiver is not trusted":  {args: hook(secured.URL), want: "is not trusted here"},
@@ -179,7 +179,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: `--peer eu: This Redis belongs to the region "local"`},
 		"no PostgreSQL":              {args: append(stopped, "--postgres=postgres://u@"+nobody+"/d"), want: "--postgres: PostgreSQL does not let the server in"},
 		"newer tables":               {args: append(stopped, "--postgres="+newer), want: "its tables are of version 99"},
-		"PostgreSQL takes nothing":   {args: append(stopped, "--postgres="+readOnly.String()), want: "takes no changes"},
+		"PostgreSQL takes nothing":   {args: append(stopped, "--postgres="+readOnly.String()), want: "accepts no changes"},
 		"a port is taken":            {args: append(stopped[:1:1], "--listen="+taken.Addr().String()), want: "--listen: the server cannot listen"},
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
@@ -200,7 +200,7 @@ func TestCheckFindsFaults(t *testing.T) {
 			r.Out.Header.Del("Upgrade")
 			r.Out.Header.Del("Connection")
 		})), want: "upgrade to WebSockets"},
-		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=3s"), want: "keeps event streams back"},
+		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=3s"), want: "holds event streams back"},
 		"a proxy is not trusted":      {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.SetXForwarded() })), want: "give --trusted-proxies 127.0.0.1"},
 		"paths are decoded":           {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.Out.URL.RawPath = "" })), want: "decodes %2F"},
 		"the server does not run":     {args: append(stopped, "--public-url=http://"+server.public), want: "no server answers at --admin-listen"},

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// checkCertificates looks at the files of --tls-cert, and at what the public address shows its
-// visitors.
+// checkCertificates checks the files of --tls-cert, and the certificates of the public address.
 func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ bool) {
 	host, shown := c.shown(ctx)
 	if c.Config.TLSCert != "" {
@@ -33,7 +32,7 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 		if problem != "" {
 			f.wrongf(thing, "%s", problem)
 			if ours {
-				return // it is the one that the public address shows
+				return // the public address has this certificate, so its problem is reported already
 			}
 		} else {
 			f.finef(thing, "it fits its key, and is good until %s.", day(leaf.NotAfter))
@@ -48,8 +47,8 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 	}
 }
 
-// shown is the host of an https --public-url, and the certificates that it shows its visitors;
-// none when it does not answer.
+// shown returns the host of an https --public-url and the certificates that it presents to
+// visitors; none if it does not answer.
 func (c *checkCommand) shown(ctx context.Context) (host string, chain []*x509.Certificate) {
 	u, err := url.Parse(c.PublicURL)
 	if err != nil || u.Scheme != "https" {
@@ -70,13 +69,13 @@ func (c *checkCommand) shown(ctx context.Context) (host string, chain []*x509.Ce
 	return u.Hostname(), conn.(*tls.Conn).ConnectionState().PeerCertificates
 }
 
-// renewWithin is how long before its end a certificate should have been replaced: this, or a
-// third of its life if that is shorter.
+// renewWithin is how long before its end a certificate should have been renewed, or a third of
+// its lifetime if that is shorter.
 const renewWithin = 14 * 24 * time.Hour
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
-// ageProblem says what is wrong with the time of a certificate, or "".
+// ageProblem returns the problem with a certificate's period of validity, or "".
 func ageProblem(cert *x509.Certificate, now time.Time) string {
 	left := cert.NotAfter.Sub(now)
 	switch {
@@ -85,12 +84,12 @@ func ageProblem(cert *x509.Certificate, now time.Time) string {
 	case now.Before(cert.NotBefore):
 		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.", day(cert.NotBefore))
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
-		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see what keeps it from that.", day(cert.NotAfter))
+		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.", day(cert.NotAfter))
 	}
 	return ""
 }
 
-// nameProblem says that a certificate is not for the host, or "".
+// nameProblem returns the problem if a certificate is not for the host, or "".
 func nameProblem(cert *x509.Certificate, host string) string {
 	if cert.VerifyHostname(host) == nil {
 		return ""
@@ -105,8 +104,8 @@ func nameProblem(cert *x509.Certificate, host string) string {
 	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.", strings.Join(names, ", "), host)
 }
 
-// chainProblem says why visitors do not trust the certificates of a host, or "". roots are whom they
-// trust, nil for those of this system.
+// chainProblem returns why visitors do not trust the certificates of a host, or "". roots are the
+// authorities that they trust; nil: those of this system.
 func chainProblem(chain []*x509.Certificate, host string, roots *x509.CertPool, now time.Time) string {
 	leaf := chain[0]
 	if problem := ageProblem(leaf, now); problem != "" {
@@ -124,7 +123,7 @@ func chainProblem(chain []*x509.Certificate, host string, roots *x509.CertPool, 
 	case err == nil:
 		return ""
 	case errors.As(err, new(x509.UnknownAuthorityError)) && len(chain) == 1:
-		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; give the whole chain, those between it and the authority after it (signed by %q).", leaf.Issuer)
+		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from an authority that browsers know.", chain[len(chain)-1].Issuer)
 	}

@@ -25,23 +25,23 @@ import (
 	"headcount/presence/region"
 )
 
-// Config holds the settings of `headcount serve`; each field is a flag. Package
-// flags fills it in, and Validate checks it before anything is dialled or opened.
+// Config has the settings of `headcount serve`; each field is a flag. Package flags fills
+// it in, and Validate checks it before anything is dialled or opened.
 //
-// The type tag names how a value is read.
+// The type tag names the form of a value.
 type Config struct {
 	Listen        string   `type:"text" placeholder:"ADDR" default:":8080" group:"addresses" help:"The address for visitors: WebSocket, server-sent events, counters and the demo page."`
 	AdminListen   string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" group:"addresses" help:"The address for operators: metrics, health, readiness and profiles. Keep it private."`
 	ClusterListen string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:7946" group:"addresses" help:"The address for other processes of the cluster, TCP and UDP on the same port. It is opened only with --redis."`
 	Advertise     string   `type:"text" placeholder:"ADDR" group:"addresses" help:"The address at which other processes reach this one. The default is --cluster-listen. Required when that is a wildcard."`
-	Roles         []string `type:"list" placeholder:"ROLE,..." default:"gateway,presence,dispatcher" group:"cluster" help:"What this process does. Fewer than all three roles need --redis."`
+	Roles         []string `type:"list" placeholder:"ROLE,..." default:"gateway,presence,dispatcher" group:"cluster" help:"The roles of this process. Fewer than all three need --redis."`
 
-	TLSCert   string   `name:"tls-cert" type:"text" placeholder:"FILE" group:"addresses" help:"The certificate of --listen, as PEM, with those of its authorities. Visitors then speak TLS and HTTP/2. A new file is taken within a second."`
+	TLSCert   string   `name:"tls-cert" type:"text" placeholder:"FILE" group:"addresses" help:"The certificate of --listen, as PEM, with those of its authorities. Visitors then speak TLS and HTTP/2. A new file is loaded within a second."`
 	TLSKey    string   `name:"tls-key" type:"text" placeholder:"FILE" group:"addresses" help:"The key of --tls-cert, as PEM."`
-	Redirect  string   `name:"http-redirect" type:"text" placeholder:"ADDR" group:"addresses" help:"With TLS of its own: an address, such as :80, that sends visitors to https. The authority of --domain may ask there for its proof, too. The default is none."`
+	Redirect  string   `name:"http-redirect" type:"text" placeholder:"ADDR" group:"addresses" help:"With TLS of its own: an address, such as :80, that sends visitors to https. The authority of --domain may check its proof there, too. The default is none."`
 	Domains   []string `name:"domain" type:"list" placeholder:"NAME,..." group:"addresses" help:"Names of this server. It gets its certificates itself, by ACME: port 443 of these names must lead to --listen."`
-	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that gives the certificates of --domain. Its terms are accepted."`
-	ACMEEmail string   `hidden:"" name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
+	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that issues the certificates of --domain. Its terms are accepted."`
+	ACMEEmail string   `hidden:"" name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"The address to which that authority may write."`
 	ACMEDir   string   `name:"acme-dir" type:"text" placeholder:"DIR" group:"addresses" help:"The directory for the certificates of --domain and their keys. The default is acme in --data-dir. Several processes may share one."`
 
 	BasePath string `name:"base-path" type:"text" placeholder:"PATH" group:"addresses" help:"The path below which everything is served, such as /live, for a proxy that shares its host with others and passes paths on as they are."`
@@ -51,14 +51,14 @@ type Config struct {
 	Peers            []string      `name:"peer" type:"each" placeholder:"NAME=URL" group:"cluster" help:"Another region and the URL of its Redis. Repeatable. Every process of a region needs the same --peer flags."`
 	RegionStaleAfter time.Duration `hidden:"" type:"span-or-0" placeholder:"TIME" default:"5m" group:"cluster" help:"How long a region may be silent before totals leave it out. 0 means that they never do."`
 
-	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs what processes send each other. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
+	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs the messages between processes. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
 	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one in front."`
-	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids, and remembers over a restart who is there. Without it all of that ends with the process."`
+	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids, and over a restart the users who are present. Without it all of this data ends with the process."`
 
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
 	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`
 	PersistInterval time.Duration `type:"days" placeholder:"TIME" default:"1s" group:"counters" help:"With --redis and --postgres: how long a change may be in Redis alone."`
-	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody touched for this long leaves Redis. At least --persist-interval."`
+	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that was not used for this long is evicted from Redis. At least --persist-interval."`
 	HotRate         int           `hidden:"" type:"number" placeholder:"N" default:"1000" group:"counters" help:"With --redis: how many writes per second of one sum, by all processes together, spread it over 16 parts."`
 
 	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
@@ -74,12 +74,12 @@ type Config struct {
 	MaxConnections    int           `type:"number" placeholder:"N" group:"limits" help:"How many connections a gateway accepts; further clients get 503. 0 means a number that fits the memory and the open files."`
 	MaxPerAddress     int           `name:"max-connections-per-address" type:"number" placeholder:"N" default:"0" group:"limits" help:"How many connections one address may have, of IPv6 one /64; further clients of it get 503. Clients of --trusted-proxies count by their own address. 0 means any number, since many people share an address."`
 
-	JWTSecret      string   `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that says who they are."`
+	JWTSecret      string   `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that identifies them."`
 	JWKSURL        string   `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
-	JWTIssuers     []string `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"What the iss of a token must be. Repeatable: any of them. Without it tokens of any issuer are taken that the keys have signed."`
-	JWTAudiences   []string `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"What the aud of a token must be, or have. Repeatable: any of them. Without it tokens for any audience are taken."`
-	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. After the name of a site and a colon it holds for that site alone. Repeatable."`
-	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to none are for the first. Without it there is one site, default."`
+	JWTIssuers     []string `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"The iss that tokens must have. Repeatable: any of them. Without it the issuer is not checked."`
+	JWTAudiences   []string `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"An aud that tokens must have. Repeatable: any of them. Without it the audience is not checked."`
+	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. With the name of a site and a colon in front it is for that site alone. Repeatable."`
+	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to no site are for the first. Without it there is one site, default."`
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	Private        []string `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
@@ -88,16 +88,16 @@ type Config struct {
 	CacheReads time.Duration `type:"span-or-0" placeholder:"TIME" default:"0" group:"times" help:"For how many whole seconds proxies may answer GETs of counts, public counters, badges and stats themselves. 0 means that every GET comes here."`
 
 	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; of several regions, one."`
-	WebhookSecrets []string      `name:"webhook-secret" type:"each" placeholder:"SECRET" group:"webhooks" help:"Signs what is sent to --webhook: whsec_ and 24 to 64 bytes as base64. Repeatable: all of them sign, so rotate by adding one. Required with --webhook."`
-	WebhookSettle  time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"webhooks" help:"How long a page must be empty, or a count back at its threshold, before that is told or another rise is, and how long a new peak gathers."`
+	WebhookSecrets []string      `name:"webhook-secret" type:"each" placeholder:"SECRET" group:"webhooks" help:"Signs the messages to --webhook: whsec_ and 24 to 64 bytes as base64. Repeatable: all of them sign, so rotate by adding one. Required with --webhook."`
+	WebhookSettle  time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"webhooks" help:"How long a page must be empty, or a count back at its threshold, before that is reported or another rise is, and how long a new peak may rise further before it is reported."`
 
-	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
+	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to ask its clients to reconnect elsewhere before it ends."`
 	LogLevel        string        `type:"text" placeholder:"LEVEL" default:"info" group:"log" help:"trace, debug, info, warn or error."`
-	OTLP            string        `name:"otlp" type:"text" placeholder:"URL" group:"log" help:"The collector that takes traces, over OTLP/HTTP with JSON, such as http://127.0.0.1:4318. Without it nothing is traced."`
-	TraceEvery      int           `hidden:"" type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced. 0 means every request."`
+	OTLP            string        `name:"otlp" type:"text" placeholder:"URL" group:"log" help:"The collector that receives traces, over OTLP/HTTP with JSON, such as http://127.0.0.1:4318. Without it nothing is traced."`
+	TraceEvery      int           `hidden:"" type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: one of this many requests is traced. 0 means every request."`
 	LogFormat       string        `hidden:"" type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
-	// What Validate has read of the settings above.
+	// The settings above as Validate has parsed them.
 	Rules    *counter.Rules    `flag:"-"` // of Counters, for all sites
 	AllSites *identity.Sites   `flag:"-"` // of Sites
 	Origins  *identity.Origins `flag:"-"` // of AllowOrigins and Sites
@@ -105,7 +105,7 @@ type Config struct {
 	Hooks    []*webhook.Hook   `flag:"-"` // of Webhooks
 	HookKeys [][]byte          `flag:"-"` // of WebhookSecrets
 
-	Strangers []string `flag:"-"` // variables that look like settings and are none
+	Strangers []string `flag:"-"` // environment variables that look like settings but are not
 }
 
 var (
@@ -114,10 +114,10 @@ var (
 	logFormats = []string{"console", "json"}
 )
 
-// HasRole tells whether this process does the role.
+// HasRole reports whether this process has the role.
 func (c *Config) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
 
-// KeptMinutes is how long minutes of pages are kept; 0: not at all.
+// KeptMinutes returns how long the minutes of pages are kept; 0: not at all.
 func (c *Config) KeptMinutes() time.Duration {
 	switch {
 	case c.PageStats != nil:
@@ -128,12 +128,12 @@ func (c *Config) KeptMinutes() time.Duration {
 	return 24 * time.Hour
 }
 
-// AdvertiseAddr is the address other nodes use.
+// AdvertiseAddr returns the address at which other processes reach this one.
 func (c *Config) AdvertiseAddr() string { return cmp.Or(c.Advertise, c.ClusterListen) }
 
-// Validate checks everything that can be checked without dialling or opening
-// anything, and returns the first *setting.Error. The package that uses a value
-// knows what the value means. This method checks what several flags mean together.
+// Validate checks everything that can be checked without dialling or opening anything, and
+// returns the first *setting.Error. Single values are checked by the packages that use
+// them; Validate itself checks flags that depend on each other.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites, c.checkLog, c.checkCounters, c.checkWebhooks, c.checkTLS, c.checkBasePath,
@@ -162,10 +162,10 @@ func (c *Config) checkRoles() error {
 	return nil
 }
 
-// address is one that a process listens on, and its flag.
+// address is an address that a process listens on, with its flag.
 type address struct{ flag, addr string }
 
-// addresses are those that this process listens on.
+// addresses returns the addresses that this process listens on.
 func (c *Config) addresses() []address {
 	all := []address{{"admin-listen", c.AdminListen}}
 	if c.HasRole(presence.RoleGateway) {
@@ -228,8 +228,8 @@ func (c *Config) checkTimes() error {
 	if c.UpdateInterval < 10*time.Millisecond {
 		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
 	}
-	if kept := c.KeptMinutes(); kept != 0 && (kept < time.Minute || kept > 31*24*time.Hour) {
-		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
+	if retention := c.KeptMinutes(); retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
+		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", retention)
 	}
 	if c.CacheReads%time.Second != 0 {
 		return setting.Errorf("cache-reads", "%s is no number of whole seconds; give 1s or more, or 0", c.CacheReads)
@@ -263,7 +263,7 @@ func (c *Config) checkRegions() error {
 	return nil
 }
 
-// checkCounters also reads the rules.
+// checkCounters checks the settings of counters, and reads the rules.
 func (c *Config) checkCounters() error {
 	if c.HotRate == 0 {
 		return setting.Errorf("hot-rate", "0 spreads every sum; give at least 1")
@@ -284,7 +284,7 @@ func (c *Config) checkCounters() error {
 	return nil
 }
 
-// readRules returns the rules of the file of --counters, or without one those that are built in.
+// readRules returns the rules in the file of --counters, or the built-in rules without a file.
 func readRules(path string) (*counter.Rules, error) {
 	if path == "" {
 		return counter.BuiltinRules(), nil
@@ -300,7 +300,7 @@ func readRules(path string) (*counter.Rules, error) {
 	return rules, nil
 }
 
-// peerNames are the names of the other regions.
+// peerNames returns the names of the other regions.
 func (c *Config) peerNames() []string {
 	var names []string
 	for _, peer := range c.Peers {
@@ -343,7 +343,7 @@ func isWebURL(text string) bool {
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != ""
 }
 
-// checkSites also reads the sites, the origins and the proxies.
+// checkSites parses and checks the sites, the origins, the proxies and the API keys.
 func (c *Config) checkSites() (err error) {
 	if c.AllSites, err = identity.NewSites(c.Sites); err != nil {
 		return setting.Errorf("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
@@ -375,10 +375,10 @@ func (c *Config) checkLog() error {
 	return nil
 }
 
-// Warnings are sentences about settings that work but are unsafe.
+// Warnings returns sentences about settings that work but are unsafe.
 func (c *Config) Warnings() []string {
-	const least = 16 // bytes; shorter ones can be guessed from one signature
-	short := func(s string) bool { return s != "" && len(s) < least }
+	const minSecret = 16 // bytes; a shorter secret can be guessed from one signature
+	short := func(s string) bool { return s != "" && len(s) < minSecret }
 	var keys []string
 	for _, key := range c.APIKeys {
 		_, key = c.AllSites.SplitKey(key)
@@ -390,16 +390,16 @@ func (c *Config) Warnings() []string {
 		values []string
 	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys}} {
 		if slices.ContainsFunc(s.values, short) {
-			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random value", s.flag, least))
+			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random value", s.flag, minSecret))
 		}
 	}
 	for _, name := range c.Strangers {
-		out = append(out, name+" is a variable of no setting and is ignored; take it away, or see headcount serve --help")
+		out = append(out, name+" is not the variable of any setting and is ignored; remove it, or see headcount serve --help")
 	}
 	return out
 }
 
-// Open says what of this process is open to everybody who reaches it. That may be meant.
+// Open returns sentences about parts of this process that every client that reaches it may use, which may be intended.
 func (c *Config) Open() (out []string) {
 	if c.HasRole(presence.RoleGateway) && len(c.APIKeys) == 0 && !setting.IsLoopback(c.Listen) {
 		out = append(out, "--api-key is not set and other machines reach --listen: everybody may read the dashboard, and none of your servers may call; give a long random value")
@@ -408,7 +408,7 @@ func (c *Config) Open() (out []string) {
 		out = append(out, "--jwks-url is given without --jwt-issuer and --jwt-audience: a token that its keys have signed for any other application is taken, too; give what yours have")
 	}
 	if !setting.IsLoopback(c.AdminListen) {
-		out = append(out, "--admin-listen can be reached from other machines: whoever does sees metrics and profiles; see to it that only operators do")
+		out = append(out, "--admin-listen can be reached from other machines, with metrics and profiles; make sure that only operators can reach it")
 	}
 	return out
 }

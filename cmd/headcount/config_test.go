@@ -507,7 +507,7 @@ func TestVariablesOfNoSetting(t *testing.T) {
 		t.Errorf("%q, %v", c.Strangers, err)
 	}
 	env["HEADCOUNT_API_KEYS"] = "y"
-	if _, err := read(t, nil, env, ""); err == nil || !strings.HasPrefix(err.Error(), "HEADCOUNT_API_KEYS is the variable of no setting; write HEADCOUNT_API_KEY,") {
+	if _, err := read(t, nil, env, ""); err == nil || !strings.HasPrefix(err.Error(), "HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
 		t.Error(err)
 	}
 	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil || !strings.Contains(err.Error(), "without its leading dashes") {

@@ -2,20 +2,20 @@ package main
 
 import "headcount/internal/machine"
 
-// Open files that are kept for everything other than clients' connections.
+// Open files that are reserved for everything other than clients' connections.
 const (
 	filesOfProcess = 40 // standard streams, listeners, the poller, the data directory, and some connections to the admin address
 	filesOfCluster = 60 // connections to Redis, and between processes
 	filesOfPeer    = 30 // connections to the Redis of one --peer
 )
 
-// shareOfTLS is how many times the memory a connection takes through TLS: with what its
-// handshake leaves behind, 24 KB were measured.
+// shareOfTLS is how many times as much memory a connection takes with TLS: 24 KB were measured,
+// with the memory that its handshake leaves behind.
 const shareOfTLS = 3
 
-// maxConnections is how many connections the gateway holds at once. The number
-// comes from --max-connections or, without that flag, from the memory. It is never
-// more than the open files allow.
+// maxConnections returns how many connections the gateway accepts at once. The number comes
+// from --max-connections or, without that flag, from the memory. It is never more than the
+// limit of open files allows.
 func (s *system) maxConnections() int {
 	n := s.cfg.MaxConnections
 	if n == 0 {
@@ -35,19 +35,19 @@ func (s *system) maxConnections() int {
 	return min(n, fit)
 }
 
-// connectionsByMemory is how many connections of 8 KiB fit into half of the memory,
-// which is given in bytes. It is at least 100. An idle connection was measured at
-// 4.3 KB, without the kernel's part. Beside these connections there may be a
-// tenth as many short ones of 13 KB each.
+// connectionsByMemory returns how many connections of 8 KiB fit into half of the memory,
+// which is in bytes, but at least 100. An idle connection was measured at 4.3 KB, without
+// the kernel's part. In addition there may be a tenth as many short connections of 13 KB
+// each.
 func connectionsByMemory(memory uint64) int {
 	const each = 8 << 10
 	return int(max(memory/2/each, 100))
 }
 
-// connectionsByFiles is how many long connections fit into this many open files.
-// It leaves room for the short connections that the gateway's ConnLimiter lets in: a
-// tenth of the long ones, at least 100, but never more than the long ones. A tenth
-// of the files stays free.
+// connectionsByFiles returns how many long connections fit into this many open files. It
+// leaves room for the short connections that the gateway's ConnLimiter accepts: a tenth of
+// the long ones, at least 100, but never more than the long ones. A tenth of the files
+// stays free.
 func connectionsByFiles(files uint64, cluster bool, peers int) int {
 	reserved := uint64(filesOfProcess)
 	if cluster {

@@ -42,7 +42,7 @@ func noCountersIn(dir string) error {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	if holds {
-		return setting.Errorf("data-dir", "%s has counters, which nobody sees with --postgres; carry them over "+
+		return setting.Errorf("data-dir", "%s has counters, which are not served with --postgres; carry them over "+
 			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, counterfile.File))
 	}
 	return nil

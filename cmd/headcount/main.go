@@ -1,5 +1,6 @@
-// Headcount counts who is here, right now. This program runs it: `headcount
-// serve` is the server, `headcount simulate` a crowd to try it with.
+// Command headcount is a real-time presence counter: it counts the users on each page of a
+// site. `headcount serve` is the server; `headcount simulate` is a simulated crowd to try
+// the server with.
 package main
 
 import (
@@ -31,16 +32,16 @@ import (
 const (
 	exitOK       = 0 // also after SIGTERM or SIGINT
 	exitFailure  = 1
-	exitSettings = 2 // after exactly one line on stderr that names the setting and says what to do
+	exitSettings = 2 // after exactly one line on stderr, with the setting and a remedy
 )
 
 // version is set by the linker: -X main.version=v1.2.3.
 var version string
 
-// commands is the command line, see package flags.
+// commands describes the command line to package flags.
 type commands struct {
 	Serve       serveCommand       `cmd:"" default:"" help:"Run the server (the default). Settings that seldom need a change are in deploy/README.md."`
-	Check       checkCommand       `cmd:"" help:"Try everything that a server with these settings needs, and say what is wrong."`
+	Check       checkCommand       `cmd:"" help:"Check everything that a server with these settings needs, and report problems."`
 	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
 	Export      exportCommand      `cmd:"" help:"Write all counters of a store into a file."`
@@ -54,7 +55,7 @@ type serveCommand struct {
 	Config     Config `embed:""`
 }
 
-// AfterApply is called when the settings are read.
+// AfterApply checks the settings after they have been read.
 func (c *serveCommand) AfterApply() error { return c.Config.Validate() }
 
 type versionCommand struct{}
@@ -75,7 +76,8 @@ func main() {
 	}.run())
 }
 
-// program is one run and everything outside that it touches. Tests replace these.
+// program is one run of the program, with everything outside that it uses. Tests replace
+// these parts.
 type program struct {
 	args           []string
 	environ        []string // as os.Environ has it
@@ -119,14 +121,14 @@ func (p program) run() int {
 	return p.end(err)
 }
 
-// end is the status of a command that ended with err.
+// end returns the exit status of a command that ended with err, and prints the error.
 func (p program) end(err error) int {
 	var refused *setting.Error
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errFaults):
-		return exitFailure // the lines of the check have said what is wrong
+		return exitFailure // the check has printed its findings already
 	case errors.As(err, &refused):
 		return p.fail(exitSettings, refused)
 	case errors.Is(err, top.ErrSettings), errors.Is(err, simulate.ErrSettings):
@@ -166,7 +168,7 @@ func (p program) fail(status int, err error) int {
 }
 
 func (p program) runServe(ctx context.Context, cfg Config) int {
-	signal.Ignore(syscall.SIGPIPE) // a log reader that went away is no reason to stop counting
+	signal.Ignore(syscall.SIGPIPE) // the server keeps running when the reader of its log ends
 	log := p.logger(cfg)
 	for _, warning := range cfg.Warnings() {
 		log.Warn().Msg(warning)
@@ -182,7 +184,8 @@ func (p program) runServe(ctx context.Context, cfg Config) int {
 	return exitOK
 }
 
-// logger writes to stderr. Nothing logs user ids, tokens, secrets or keys.
+// logger returns a logger that writes to stderr. User ids, tokens, secrets and keys are
+// never logged.
 func (p program) logger(cfg Config) zerolog.Logger {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
@@ -192,13 +195,13 @@ func (p program) logger(cfg Config) zerolog.Logger {
 	}
 	level, err := zerolog.ParseLevel(cfg.LogLevel)
 	if err != nil {
-		panic(err) // Validate knows the levels
+		panic(err) // cannot happen: Validate has checked the level
 	}
 	return zerolog.New(out).Level(level).With().Timestamp().Logger()
 }
 
-// interruptible returns a context that the first SIGTERM or SIGINT ends. The
-// second ends the process at once. stop restores what signals did before.
+// interruptible returns a context that the first SIGTERM or SIGINT ends. The second signal
+// ends the process at once. stop restores the former handling of signals.
 func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2) // two count; a third changes nothing
@@ -223,7 +226,7 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	}
 }
 
-// adminURL is how a process of the same machine asks a server at its admin address.
+// adminURL returns the URL by which a process on the same machine reaches an admin address.
 func adminURL(admin string) string {
 	host, port, _ := net.SplitHostPort(admin)
 	if setting.IsWildcard(admin) {
@@ -232,7 +235,7 @@ func adminURL(admin string) string {
 	return "http://" + net.JoinHostPort(host, port)
 }
 
-// healthcheck asks a server on this machine whether it lives.
+// healthcheck checks that a server on this machine is alive.
 func healthcheck(ctx context.Context, admin string) error {
 	if _, _, err := setting.SplitAddress(admin); err != nil {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
@@ -244,8 +247,8 @@ func healthcheck(ctx context.Context, admin string) error {
 	return err
 }
 
-// versionLine is what `headcount version` prints: the version, the revision it
-// was built from and the Go that built it.
+// versionLine returns the output of `headcount version`: the version, the revision that
+// it was built from, and the version of Go.
 func versionLine() string {
 	v, revision, modified := version, "", ""
 	if info, ok := debug.ReadBuildInfo(); ok {

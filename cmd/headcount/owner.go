@@ -10,19 +10,19 @@ import (
 	"headcount/presence/ring"
 )
 
-// owner says which buckets of counters are this process's, among the gateways that live: they
-// alone keep counters. Buckets go to them as buckets of pages go to dispatchers. Its methods
-// may be called from any goroutine.
+// owner decides which buckets of counters this process owns. Only gateways keep counters, so the
+// buckets are distributed among the live gateways in the same way as the buckets of pages among
+// dispatchers. Its methods may be called from any goroutine.
 type owner struct {
 	member *member.Member
 	self   string
 
-	mu    sync.Mutex // guards all below
-	among []string
-	table *ring.Table
+	mu       sync.Mutex // guards all below
+	gateways []string   // the members of table
+	table    *ring.Table
 }
 
-// Owns implements hot.Owner. While no leases are known it is nobody's.
+// Owns implements hot.Owner. While no leases are known, the process owns no bucket.
 func (o *owner) Owns(bucket int) bool {
 	var gateways []string
 	for _, p := range o.member.Members() {
@@ -32,12 +32,12 @@ func (o *owner) Owns(bucket int) bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.table == nil || !slices.Equal(gateways, o.among) {
+	if o.table == nil || !slices.Equal(gateways, o.gateways) {
 		table, err := ring.New(nil, gateways, 1, counterredis.Buckets)
-		if err != nil { // members without a name; the next list has none
+		if err != nil { // a member without a name; the next list has none
 			return false
 		}
-		o.among, o.table = gateways, table
+		o.gateways, o.table = gateways, table
 	}
 	is, ok := o.table.Dispatcher(bucket)
 	return ok && is == o.self

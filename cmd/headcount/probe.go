@@ -12,12 +12,13 @@ import (
 	"headcount/gateway/identity"
 )
 
-// Probes let `headcount check` ask how a request of its own reached this server: its Host and the
-// headers of proxies. The admin address gives out the name of a probe, and whoever asks for that
-// name at the public address, once, is told what came with the request. Nobody else is.
+// probes let `headcount check` find out how a request of its own reaches this server: with which
+// Host and proxy headers. The admin address returns the name of a new probe. The first request for
+// that name at the public address is answered with the request's own headers; any other name is not
+// found.
 type probes struct {
 	proxies *identity.Proxies
-	path    string // of all probes, at the public address
+	path    string // prefix of all probes at the public address
 
 	mu    sync.Mutex // guards open
 	open  map[string]time.Time
@@ -27,18 +28,18 @@ type probes struct {
 const (
 	probePath = "/-/probe/" // below --base-path
 
-	// maxProbes is how many may be open; the oldest is forgotten for a further one.
+	// maxProbes is how many probes may be open; a further one replaces the oldest.
 	maxProbes = 64
-	probeLife = time.Minute
+	probeTTL  = time.Minute
 )
 
-// probed is what a server saw of a request.
+// probed describes a request as the server received it.
 type probed struct {
 	Host         string `json:"host"`
-	ForwardedFor bool   `json:"forwarded_for"` // there was an X-Forwarded-For
-	Peer         string `json:"peer"`          // who connected: the proxy, if there is one
+	ForwardedFor bool   `json:"forwarded_for"` // the request has an X-Forwarded-For
+	Peer         string `json:"peer"`          // address of the peer: the proxy, if there is one
 	Trusted      bool   `json:"trusted"`       // --trusted-proxies names the peer
-	Secure       bool   `json:"secure"`        // the server knows that the client came by TLS
+	Secure       bool   `json:"secure"`        // the server knows that the client used TLS
 }
 
 func newProbes(cfg Config) *probes {
@@ -56,7 +57,7 @@ func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
 	p.open[name] = time.Now()
 	p.order = append(p.order, name)
 	p.mu.Unlock()
-	_, _ = w.Write([]byte(name)) // else the client has gone
+	_, _ = w.Write([]byte(name)) // an error means that the client is gone
 }
 
 // take reports whether the probe is open, and closes it.
@@ -74,10 +75,10 @@ func (p *probes) take(name string) bool {
 			break
 		}
 	}
-	return time.Since(began) < probeLife
+	return time.Since(began) < probeTTL
 }
 
-// before answers probes, and leaves all other requests to next.
+// before returns a handler that answers probes and passes all other requests to next.
 func (p *probes) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, is := strings.CutPrefix(r.URL.Path, p.path)
@@ -98,10 +99,10 @@ func (p *probes) before(next http.Handler) http.Handler {
 	})
 }
 
-// trusts reports whether the settings name the peer as a proxy: then they believe what it says
-// of its client.
+// trusts reports whether the settings name the peer as a proxy: then they accept its
+// X-Forwarded-For.
 func (p *probes) trusts(bare *http.Request, peer netip.Addr) bool {
-	other := netip.MustParseAddr("192.0.2.1") // for documentation; nobody has it
+	other := netip.MustParseAddr("192.0.2.1") // reserved for documentation
 	if peer == other {
 		return false
 	}

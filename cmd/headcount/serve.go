@@ -28,21 +28,21 @@ const (
 	// connection. Bodies are small, and answers are written at once.
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 15 * time.Second
-	answerTimeout = 30 * time.Second // from the end of the head: for the body, the work, and a client that reads slowly
+	answerTimeout = 30 * time.Second // from the end of the head, for the body, the work, and a client that reads slowly
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 16 << 10
-	lastRequests  = time.Second // for requests that are under way when the server ends
+	lastRequests  = time.Second // for requests under way when the server ends
 )
 
-// serveProcess is serve in a process of its own: it also tunes the memory of the whole process.
+// serveProcess calls serve in a process of its own, and tunes the memory of this process.
 func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	machine.LimitMemory()
 	machine.LoadBallast()
 	return serve(ctx, cfg, log)
 }
 
-// serve runs until ctx ends. Then it sends its clients away and returns nil, or an
-// error if that took longer than --shutdown-timeout.
+// serve runs the server until ctx ends. Then it asks its clients to reconnect elsewhere and
+// returns nil, or an error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	open := listeners{}
 	defer open.close()
@@ -55,10 +55,10 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}
 	defer sys.close()
 
-	// The roles outlive ctx: clients are sent away while everything still runs.
+	// The roles outlive ctx, because the shutdown needs them.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRoles()
-	failed := make(chan error, 4) // one place for each goroutine that sends to it
+	failed := make(chan error, 4) // one place for each goroutine that sends
 	running := make(chan error, 1)
 	go func() { // ends with roles
 		err := sys.run(roles)
@@ -76,9 +76,9 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		log.Warn().Msg(warning)
 	}
 	sys.logAddresses(log, open)
-	var told sync.WaitGroup
-	defer told.Wait()
-	told.Go(func() { tellReady(roles, sys, log) })
+	var ready sync.WaitGroup
+	defer ready.Wait()
+	ready.Go(func() { logReady(roles, sys, log) })
 
 	select {
 	case err := <-failed:
@@ -101,10 +101,10 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	return nil
 }
 
-// listeners are the addresses for operators and visitors, by their flags.
+// listeners are the listeners for operators and visitors, by the flags of their addresses.
 type listeners map[string]net.Listener
 
-// listen opens them.
+// listen opens the listeners.
 func (l listeners) listen(ctx context.Context, cfg Config) error {
 	for _, a := range cfg.addresses() {
 		if a.flag == "cluster-listen" { // newSystem opens it, for TCP and UDP
@@ -125,7 +125,8 @@ func (l listeners) close() {
 	}
 }
 
-// drain sends the clients away, and then ends the endpoints.
+// drain closes the connections of clients, hands over the process's roles, and then shuts
+// down the endpoints.
 func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
@@ -139,7 +140,7 @@ func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	return err
 }
 
-// logAddresses logs where this process can be reached, and what it is.
+// logAddresses logs the addresses of this process, its store and its roles.
 func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 	hello := log.Info().Str("admin", open["admin-listen"].Addr().String()).Str("store", s.where).Strs("roles", s.cfg.Roles)
 	if s.counters != nil {
@@ -157,8 +158,8 @@ func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 	hello.Msg("headcount is listening")
 }
 
-// tellReady logs that the server serves, once, when it is ready.
-func tellReady(ctx context.Context, sys *system, log zerolog.Logger) {
+// logReady logs once that the server is ready.
+func logReady(ctx context.Context, sys *system, log zerolog.Logger) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for sys.ready() != nil {
@@ -176,8 +177,8 @@ const (
 	// over HTTP/2.
 	sharedRequests = 100
 
-	// sharedBodies is how many bytes of bodies that nobody has read yet the server keeps of one
-	// connection over HTTP/2. It is the least that is possible; the default is a megabyte.
+	// sharedBodies is how many bytes of request bodies the server buffers for one connection
+	// over HTTP/2. It is the least that is possible; the default is a megabyte.
 	sharedBodies = 64 << 10
 )
 
@@ -194,7 +195,7 @@ func (e endpoint) serve() error {
 	return e.ServeTLS(e.listener, "", "")
 }
 
-// endpoints serve the listeners, in the order in which they end. They drain when ctx ends.
+// endpoints returns the servers of the listeners, in the order in which they are shut down.
 func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
 	probes := newProbes(s.cfg)
 	if l := open["listen"]; l != nil {
@@ -210,14 +211,14 @@ func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint)
 	return append(all, endpoint{httpServer(admin, s.log), open["admin-listen"]})
 }
 
-// visitorEndpoint serves the clients of l, with TLS if there are certificates. A connection over
-// HTTP/2 whose client takes not a byte for --write-timeout is closed.
+// visitorEndpoint returns the server of the clients of l, with TLS if there are certificates. It
+// closes a connection over HTTP/2 whose client reads no byte for --write-timeout.
 func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint {
 	if s.cfg.Redirect != "" {
 		handler = overTLSAlone(handler)
 	}
 	srv := httpServer(handler, s.log)
-	srv.WriteTimeout = answerTimeout // WebSockets and event streams have their own
+	srv.WriteTimeout = answerTimeout // WebSockets and event streams have timeouts of their own
 	limiter := s.gateway.Listener(l)
 	srv.ConnState = limiter.State
 	if s.certs == nil {
@@ -231,8 +232,8 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 	return endpoint{srv, gateway.BelowTLS(limiter)}
 }
 
-// shutdown lets the requests under way finish, which takes seconds at most. It
-// closes every connection without a request, also one that never sent a byte.
+// shutdown waits at most lastRequests for the requests under way. It closes every
+// connection without a request, also one that never sent a byte.
 func shutdown(ctx context.Context, srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, lastRequests)
 	defer cancel()
@@ -265,8 +266,8 @@ func httpServer(h http.Handler, log zerolog.Logger) *http.Server {
 	}
 }
 
-// quiet logs what the HTTP server says about single connections. These messages are
-// about mistakes of clients, so they have a low level.
+// quiet logs the HTTP server's messages about single connections at a low level, because
+// they are about mistakes of clients.
 type quiet struct{ log zerolog.Logger }
 
 func (q quiet) Write(text []byte) (int, error) {
@@ -274,7 +275,8 @@ func (q quiet) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// adminHandler serves operators until ctx ends; then it drains. Only operators may be able to reach its address.
+// adminHandler returns the handler for operators. When ctx ends, /readyz reports that the process is not ready. Only
+// operators must be able to reach its address.
 func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler {
 	var reached atomic.Bool // the process was ready once
 	mux := http.NewServeMux()
@@ -290,8 +292,8 @@ func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler
 		if err == nil {
 			reached.Store(true)
 		}
-		// Without its store a gateway answers what was last known. A load balancer that left out all gateways at once, because
-		// the store that they share is away, would refuse everybody.
+		// Without its store a gateway serves the last known counts. When the store that all gateways share is unavailable, a
+		// load balancer that took all of them out of service would refuse every visitor.
 		if len(exclude) > 0 && reached.Load() && ctx.Err() == nil {
 			err = sys.open()
 		}
@@ -310,8 +312,8 @@ func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler
 	return mux
 }
 
-// ownHost refuses requests to a loopback address under the name of another host. A page in a browser of this machine could send
-// those, once its own name leads to 127.0.0.1.
+// ownHost refuses requests to a loopback address under the name of another host. A page in a browser on this machine could
+// send such requests after its own name was changed to resolve to 127.0.0.1 (DNS rebinding).
 func ownHost(addr string, handler http.Handler) http.Handler {
 	if !setting.IsLoopback(addr) {
 		return handler
@@ -329,7 +331,7 @@ func ownHost(addr string, handler http.Handler) http.Handler {
 	})
 }
 
-// openURL is the address at which a person opens the demo page.
+// openURL returns the URL of the demo page.
 func openURL(addr net.Addr, cfg Config) string {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {

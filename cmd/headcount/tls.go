@@ -23,13 +23,13 @@ import (
 	"headcount/internal/setting"
 )
 
-// lookForCertificate is the time between two looks at the files of the certificate.
-const lookForCertificate = time.Second
+// certificatePoll is the time between two reads of the files of the certificate.
+const certificatePoll = time.Second
 
-// HasTLS tells whether visitors speak TLS to this process.
+// HasTLS reports whether visitors use TLS to this process.
 func (c *Config) HasTLS() bool { return c.TLSCert != "" || len(c.Domains) > 0 }
 
-// acmeDir is where certificates of --domain are kept.
+// acmeDir returns the directory of the certificates of --domain.
 func (c *Config) acmeDir() string {
 	if c.ACMEDir == "" && c.DataDir != "" {
 		return filepath.Join(c.DataDir, "acme")
@@ -61,7 +61,7 @@ func (c *Config) checkTLS() error {
 	return nil
 }
 
-// certificates are what the public listener shows its visitors.
+// certificates are the certificates of the public listener.
 type certificates struct {
 	*tls.Config
 	run      func(context.Context) // keeps them current until ctx ends
@@ -69,12 +69,12 @@ type certificates struct {
 	shown    func() []*tls.Certificate
 }
 
-// overdue reports whether visitors were shown a certificate that nobody renews.
+// overdue reports whether a certificate in use should have been renewed by now.
 func (c *certificates) overdue() bool {
 	return slices.ContainsFunc(c.shown(), func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" })
 }
 
-// openCertificates reads the certificate. It fails if that cannot work.
+// openCertificates opens the certificates of the settings. It fails if the files of a certificate cannot be used.
 func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	if len(cfg.Domains) > 0 {
 		return domainCertificates(cfg, log), nil
@@ -86,7 +86,7 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }}, nil
 }
 
-// hosts are those that have a certificate.
+// hosts is the set of hosts that have a certificate.
 type hosts interface{ has(host string) bool }
 
 func (f *certificateFiles) has(host string) bool {
@@ -97,16 +97,16 @@ type domains []string
 
 func (d domains) has(host string) bool { return slices.Contains(d, strings.ToLower(host)) }
 
-// toHTTPS sends visitors of hosts to port 443 of the same host.
+// toHTTPS redirects visitors of hosts to port 443 of the same host.
 type toHTTPS struct{ hosts }
 
-// redirectKept is how long a browser may remember it: an operator may take it back.
-const redirectKept = "max-age=3600"
+// redirectMaxAge bounds how long a browser may remember the redirect, because an operator may remove it.
+const redirectMaxAge = "max-age=3600"
 
-// overTLSAlone has browsers ask for https by themselves, for as long as they remember the redirect.
+// overTLSAlone makes browsers use https by themselves, for as long as they may remember the redirect.
 func overTLSAlone(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Strict-Transport-Security", redirectKept)
+		w.Header().Set("Strict-Transport-Security", redirectMaxAge)
 		handler.ServeHTTP(w, r)
 	})
 }
@@ -120,12 +120,12 @@ func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this server has no certificate for that host", http.StatusMisdirectedRequest)
 		return
 	}
-	w.Header().Set("Cache-Control", redirectKept)
+	w.Header().Set("Cache-Control", redirectMaxAge)
 	w.Header().Set("Location", "https://"+host+r.URL.RequestURI())
 	w.WriteHeader(http.StatusPermanentRedirect)
 }
 
-// certificateFiles is a certificate in two files, which somebody replaces now and then.
+// certificateFiles is a certificate in two files, which are replaced when it is renewed.
 type certificateFiles struct {
 	cert, key string
 	log       zerolog.Logger
@@ -137,8 +137,8 @@ func (f *certificateFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return f.current.Load(), nil
 }
 
-// load reads the files, and takes them if they differ from those that it saw last. The
-// content tells, not the time: files in a volume of Kubernetes are links to others.
+// load reads the files, and uses the certificate if the content differs from the last one. It does not
+// compare times, because files in a Kubernetes volume are links to other files.
 func (f *certificateFiles) load() (changed bool, err error) {
 	cert, err := os.ReadFile(f.cert)
 	if err != nil {
@@ -161,10 +161,10 @@ func (f *certificateFiles) load() (changed bool, err error) {
 	return true, nil
 }
 
-// run takes new files until ctx ends. While they are no certificate, such as between the
-// replacement of the one and of the other, the last one goes on.
+// run loads new files until ctx ends. While they are not a valid pair, for instance between the replacement
+// of one file and of the other, the last certificate stays in use.
 func (f *certificateFiles) run(ctx context.Context) {
-	look := time.NewTicker(lookForCertificate)
+	look := time.NewTicker(certificatePoll)
 	defer look.Stop()
 	unread := ""
 	for {
@@ -176,7 +176,7 @@ func (f *certificateFiles) run(ctx context.Context) {
 		changed, err := f.load()
 		switch {
 		case err != nil && (changed || err.Error() != unread):
-			f.log.Error().Err(err).Msg("the new certificate cannot be used; the server goes on with the last one")
+			f.log.Error().Err(err).Msg("the new certificate cannot be used; the server keeps using the last one")
 		case err == nil && changed:
 			f.log.Info().Time("until", f.current.Load().Leaf.NotAfter).Msg("the server has a new certificate")
 		}
@@ -186,16 +186,16 @@ func (f *certificateFiles) run(ctx context.Context) {
 	}
 }
 
-// handshakesAtOnce is how many handshakes wait for a certificate at once. Only while the authority
-// has not given the first one do they wait at all, for minutes if it is slow, and also after their
-// clients have gone.
-const handshakesAtOnce = 100
+// maxWaitingHandshakes bounds the handshakes that wait for a certificate. They wait only until the authority
+// has issued a domain's first certificate, which may take minutes, and keep waiting even after their clients
+// have gone.
+const maxWaitingHandshakes = 100
 
 var errManyWait = errors.New("many clients wait for the certificate already")
 
-// waitingAtMost has no more handshakes wait for get at once. The authority's own, which asks for
-// the proof, does not wait.
-func waitingAtMost(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+// boundedWait returns get with a bound of n handshakes that wait for it at once. The authority's own
+// handshake, which checks the proof, is not bounded.
+func boundedWait(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	turns := make(chan struct{}, n)
 	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
@@ -211,10 +211,9 @@ func waitingAtMost(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, erro
 	}
 }
 
-// domainCertificates come from an authority by ACME. It asks for proof on port 443 of the
-// domain (tls-alpn-01), and the listener gives it; or, with --http-redirect, on port 80
-// (http-01). The first visitor of a domain waits for
-// its first certificate; autocert renews it in time.
+// domainCertificates returns certificates that an authority issues by ACME. The authority checks for a
+// proof on port 443 of the domain (tls-alpn-01), which the listener gives, or with --http-redirect on port
+// 80 (http-01). The first visitor of a domain waits for its first certificate; autocert renews it in time.
 func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	manager := &autocert.Manager{
 		Prompt:     autocert.AcceptTOS,
@@ -224,20 +223,20 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		Email:      cfg.ACMEEmail,
 	}
 	var redirect http.Handler
-	if cfg.Redirect != "" { // the manager offers this proof once it is asked for the handler
+	if cfg.Redirect != "" { // the manager offers http-01 only after a call of HTTPHandler
 		redirect = manager.HTTPHandler(toHTTPS{domains(cfg.Domains)})
 	}
 	config := manager.TLSConfig()
-	var told atomic.Int64                                             // the last minute in which something was logged
-	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // what was shown for each
-	get := waitingAtMost(handshakesAtOnce, manager.GetCertificate)
+	var logged atomic.Int64                                           // the last minute in which an error was logged
+	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
+	get := boundedWait(maxWaitingHandshakes, manager.GetCertificate)
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		cert, err := get(hello)
 		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))
 		if err == nil && domain >= 0 && cert.Leaf != nil && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			last[domain].Store(cert)
 		}
-		if minute := time.Now().Unix() / 60; err != nil && domain >= 0 && told.Swap(minute) != minute {
+		if minute := time.Now().Unix() / 60; err != nil && domain >= 0 && logged.Swap(minute) != minute {
 			log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
 		}
 		return cert, err

@@ -333,7 +333,7 @@ func TestBodiesOverHTTP2(t *testing.T) {
 func TestHandshakesThatWaitAreBounded(t *testing.T) {
 	const most = 3
 	began, given := make(chan struct{}, most), make(chan struct{})
-	get := waitingAtMost(most, func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	get := boundedWait(most, func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if hello.SupportedProtos == nil {
 			began <- struct{}{}
 			<-given

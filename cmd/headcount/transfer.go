@@ -28,7 +28,7 @@ import (
 type place struct {
 	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
 	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
-	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if it stands behind. For an import into Redis alone, or with --regions, no server may be running."`
+	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if the server uses it behind Redis. For an import into Redis alone, or with --regions, no server may be running."`
 	Regions  bool   `help:"The Redis is a region's of several: exact counters are in PostgreSQL, which the regions share, and all others in Redis."`
 }
 
@@ -36,24 +36,24 @@ type exportCommand struct {
 	place
 	Site   string `env:"-" type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
 	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
-	Resume bool   `help:"Go on with a file of an export that was broken off."`
+	Resume bool   `help:"Continue the file of an interrupted export."`
 }
 
 type importCommand struct {
 	place
 	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
-	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say which counters are exact, and how long ledgers and steps of time are kept."`
+	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as for serve. They say which counters are exact, and how long ledgers and time buckets are kept."`
 }
 
-// counterStore is a store that counters can be taken from and put into.
+// counterStore is a store whose counters can be exported and imported.
 type counterStore interface {
 	counter.Store
 	counter.Dumper
 	counter.Restorer
 }
 
-// redisStore is one in Redis, which other processes may use.
+// redisStore is a counterStore in Redis, which other processes may be using.
 type redisStore interface {
 	counterStore
 	Leases(context.Context) ([]string, error)
@@ -68,7 +68,7 @@ type connectedStore struct {
 // Close is as counter.Store says.
 func (s *connectedStore) Close() error { return errors.Join(s.redisStore.Close(), s.conn.Close()) }
 
-// open opens the store. fresh says that it may be made; the rules then say which counters are exact.
+// open opens the store. fresh permits that the store is created; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
 		return nil, setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
@@ -101,7 +101,7 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 	return nil, setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
 }
 
-// openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
+// openRedis opens a store in Redis, alone or with PostgreSQL.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if problem := redisconn.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
@@ -153,7 +153,7 @@ func leases(ctx context.Context, store redisStore) (running []string, err error)
 // dialled is how long it may take until Redis answers.
 const dialled = 3 * time.Second
 
-// refusedPostgres makes of an error about the database one about the setting.
+// refusedPostgres turns an error about the configuration of the database into an error about --postgres.
 func refusedPostgres(err error) error {
 	if errors.Is(err, counterpg.ErrConfig) {
 		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
@@ -162,8 +162,8 @@ func refusedPostgres(err error) error {
 	return err
 }
 
-// told writes how far a transfer is, at most once a second and at the end.
-type told struct {
+// progress writes the progress of a transfer, at most once a second and at the end.
+type progress struct {
 	to       io.Writer
 	verb     string // "exported"
 	restores bool
@@ -174,20 +174,20 @@ type told struct {
 }
 
 // Transferred implements transfer.Progress.
-func (t *told) Transferred(counters, restored int, bytes int64) {
+func (t *progress) Transferred(counters, restored int, bytes int64) {
 	t.counters, t.restored, t.bytes = counters, restored, bytes
 	if now := time.Now(); now.Sub(t.last) >= time.Second {
 		t.last = now
-		t.say("so far")
+		t.print("so far")
 	}
 }
 
 // Skipped implements transfer.Progress.
-func (t *told) Skipped(identities int) {
-	fmt.Fprintf(t.to, "headcount: skipped the %d idempotency keys of this older file: a call of before the export that is repeated counts again\n", identities)
+func (t *progress) Skipped(identities int) {
+	fmt.Fprintf(t.to, "headcount: skipped the %d idempotency keys of this older file: a call from before the export counts again if it is repeated\n", identities)
 }
 
-func (t *told) say(how string) {
+func (t *progress) print(how string) {
 	line := fmt.Sprintf("headcount: %d counters %s %s, %.1f MB", t.counters, t.verb, how, float64(t.bytes)/1e6)
 	if t.restored < t.counters && t.restores {
 		line += fmt.Sprintf("; %d were there already", t.counters-t.restored)
@@ -198,7 +198,7 @@ func (t *told) say(how string) {
 // run writes the export.
 func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if c.Resume && c.File == "" {
-		return setting.Errorf("resume", "there is no file to go on with; give --file")
+		return setting.Errorf("resume", "there is no file to continue; give --file")
 	}
 	var from presence.Site
 	if c.Site != "" {
@@ -228,8 +228,8 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 		}
 		out = file
 	}
-	progress := &told{to: stderr, verb: "exported", last: time.Now()}
-	if err := transfer.Export(ctx, out, counters, position, progress); err != nil {
+	report := &progress{to: stderr, verb: "exported", last: time.Now()}
+	if err := transfer.Export(ctx, out, counters, position, report); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
 	if file, ok := out.(*os.File); ok && c.File != "" {
@@ -237,16 +237,16 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 			return fmt.Errorf("export: %w", err)
 		}
 	}
-	progress.say("in all")
+	report.print("in all")
 	return nil
 }
 
-// openFile opens the file behind what it has.
+// openFile creates the file or, with --resume, opens it at the end of its complete part.
 func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err error) {
 	if !c.Resume {
 		file, err = os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if errors.Is(err, os.ErrExist) {
-			err = fmt.Errorf("--file: %s is there already; go on with it (--resume), or name another one", c.File)
+			err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
 		}
 		return file, at, err
 	}
@@ -293,10 +293,10 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return err
 	}
 	defer store.Close()
-	progress := &told{to: stderr, verb: "imported", restores: true, last: time.Now()}
-	if err := transfer.Import(ctx, in, store, rules, into, progress); err != nil {
+	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
+	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
-	progress.say("in all")
+	report.print("in all")
 	return nil
 }

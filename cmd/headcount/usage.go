@@ -22,8 +22,8 @@ func usage() (s presence.ProcessStats) {
 	return s
 }
 
-// residentMemory returns bytes. Only Linux reports them in a file; elsewhere it is
-// the memory that Go has from the system and has not given back.
+// residentMemory returns the resident memory in bytes. Only Linux reports it in a file;
+// elsewhere it is the memory that Go has obtained from the system and not returned.
 func residentMemory() int64 {
 	if text, err := os.ReadFile("/proc/self/statm"); err == nil { // size resident shared …, in pages
 		if fields := strings.Fields(string(text)); len(fields) > 1 {

@@ -12,7 +12,7 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// checkWebhooks also reads the webhooks.
+// checkWebhooks parses and checks the webhooks.
 func (c *Config) checkWebhooks() error {
 	var err error
 	if c.Hooks, err = webhook.Parse(c.Webhooks, c.AllSites.Names()); err != nil {
@@ -27,13 +27,13 @@ func (c *Config) checkWebhooks() error {
 		c.HookKeys = append(c.HookKeys, key)
 	}
 	if len(c.Hooks) > 0 && len(c.HookKeys) == 0 {
-		return setting.Errorf("webhook-secret", "it is required with --webhook, whose receivers verify by it who sends; make one by: echo whsec_$(openssl rand -base64 32)")
+		return setting.Errorf("webhook-secret", "it is required with --webhook: receivers verify by it that this server sent a message; make one by: echo whsec_$(openssl rand -base64 32)")
 	}
 	return nil
 }
 
-// facts are what the processes of the region must agree on. Who has no webhooks does not care what
-// others keep of theirs.
+// facts returns the facts that the processes of the region must agree on. A process without webhooks
+// leaves out the format of their data.
 func (c *Config) facts() presenceredis.Facts {
 	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
 	if c.HasRole(presence.RoleGateway) {
@@ -52,7 +52,7 @@ func (c *Config) facts() presenceredis.Facts {
 	return f
 }
 
-// openWebhooks opens the webhooks of this process, if there are any, and has them told by its counters.
+// openWebhooks opens the webhooks of this process, if there are any, and connects them to its counters.
 func (s *system) openWebhooks() error {
 	cfg := s.cfg
 	if len(cfg.Hooks) == 0 {
@@ -76,7 +76,7 @@ func (s *system) openWebhooks() error {
 	config := webhook.Config{
 		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
 	}
-	if s.counters != nil { // only a gateway has some
+	if s.counters != nil { // only a gateway has counters
 		config.Counters = s.counters
 	}
 	s.webhooks = webhook.New(config)

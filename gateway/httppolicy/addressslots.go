@@ -27,8 +27,9 @@ func NewAddressSlots(max int) *AddressSlots {
 	return &AddressSlots{max: max, slots: map[netip.Addr]*AddressSlot{}}
 }
 
-// Enter adds a connection of addr, or returns false if there are too many. At its
-// end the connection must call Leave of the AddressSlot, which is nil if there is no bound.
+// Enter adds a connection of addr, or returns false if there are too many. At the end of
+// the connection the caller must call Leave of the AddressSlot, which is nil if there is no
+// bound.
 func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 	if s.max == 0 {
 		return nil, true

@@ -16,7 +16,7 @@ func Get(e *gin.Engine, path string, h gin.HandlerFunc) {
 	e.HEAD(path, h)
 }
 
-// Values of headers that are the same in all answers. Nobody changes them in place.
+// Values of headers that are the same in all answers. They must not be changed in place.
 var (
 	noStore    = []string{"no-store"}
 	noSniff    = []string{"nosniff"}
@@ -47,7 +47,7 @@ func NotModified(c *gin.Context, etag string) bool {
 	return false
 }
 
-// Answer answers 200 with a body that no cache may keep, unless Cacheable was called.
+// Answer writes an answer with status 200 and a body that no cache may keep, unless Cacheable was called.
 func Answer(w http.ResponseWriter, contentType string, body []byte) {
 	AnswerWith(w, http.StatusOK, contentType, body)
 }

@@ -14,37 +14,37 @@ import (
 	"time"
 )
 
-// Times after which a short connection may be closed when others wait for its place.
+// Times after which a short connection may be closed when other clients wait for its place.
 const (
 	progressTimeout = time.Second           // without progress: a whole request, or an answer that was sent
 	silenceTimeout  = 50 * time.Millisecond // without any data: an honest client sends its request at once
 )
 
 // Over TLS a client is in its handshake until its first request is whole. At most
-// handshakesPerCore may be under way for each core; beyond that the oldest is closed. One
-// address may have half as many; beyond that its oldest is closed, or, while that is
-// younger than progressTimeout, the new one. Each handshake takes some 0.3 ms of computing as
-// soon as it begins, so this also bounds what one address can have the server compute.
+// handshakesPerCore may be under way for each core; beyond the bound the oldest is closed. One
+// address may have half as many; beyond this bound the address's oldest handshake is closed or,
+// while that is younger than progressTimeout, the new one. Each handshake takes some 0.3 ms of
+// computing as soon as it begins, so this also bounds the computing that one address can cause.
 const (
 	handshakesPerCore = 512
-	handshakeTimeout  = 3 * time.Second // of one handshake, when others come
+	handshakeTimeout  = 3 * time.Second // of one handshake, when others begin
 )
 
-// maxShort is how many short connections may exist, where this many long ones may: a
-// tenth of them, at least 100, and never more than there may be long ones.
+// maxShort returns how many short connections there may be for a given maximum of long ones:
+// a tenth of it, at least 100, and never more than the maximum itself.
 func maxShort(long int) int { return max(long/10, min(long, 100)) }
 
-// ConnLimiter accepts clients, and bounds the short connections: those that are not, or not
-// yet, a WebSocket or an event stream. They are handshakes under way, requests, and connections
+// ConnLimiter accepts clients and bounds the short connections, which are all connections that are
+// not (or not yet) a WebSocket or an event stream: handshakes under way, requests, and connections
 // kept for the next request.
 //
-// At the bound the ConnLimiter closes one short connection for each new one. It first closes
-// the one that has been silent the longest, after silenceTimeout. If none is silent, it closes
-// the one without progress for the longest time, after progressTimeout. A connection stays if
-// the server has yet to read what it sent. Until a place is free the ConnLimiter accepts no
-// client, and clients wait in the system's queue. So silent connections and half handshakes
-// only displace each other: a client that sends a whole request as soon as it is accepted is
-// served.
+// At the bound the ConnLimiter closes one short connection for each new one: first the connection
+// that has been silent for the longest time, after silenceTimeout; if none is silent, the
+// connection without progress for the longest time, after progressTimeout. It does not close a
+// connection whose data the server has not read yet. Until a place is free the ConnLimiter accepts
+// no client, and clients wait in the system's queue. So silent connections and incomplete
+// handshakes only displace each other: a client that sends a whole request as soon as it is
+// accepted is served.
 type ConnLimiter struct {
 	net.Listener
 	silence time.Duration // how long a client may leave sent data unacknowledged
@@ -74,7 +74,7 @@ type shortConn struct {
 
 // handshakes are the short connections in their TLS handshake.
 type handshakes struct {
-	max   int                // that may be under way; 0: the clients do not speak TLS
+	max   int                // how many may be under way; 0: the clients do not use TLS
 	conns list.List          // of each *shortConn, the oldest first
 	from  map[netip.Addr]int // how many of conns each address has; an IPv6 /64 is one address
 }
@@ -84,11 +84,11 @@ type Counter interface{ Inc() }
 
 // NewConnLimiter prepares l's connections for the HTTP server, whose ConnState must be the
 // limiter's State. Requests that the HTTP server refuses before any handler runs, such
-// as a badly percent-encoded path, are answered with a Problem. A client that
-// acknowledges nothing of what it was sent for silence is closed; a client that only
-// listens can be found dead in no other way. long is how many long connections there
-// may be. failing is called once when too many open files keep clients out, and once
-// with nil when that is over.
+// as a badly percent-encoded path, are answered with a Problem. A connection whose client
+// acknowledges no sent data for silence is closed, because there is no other way to notice
+// that a client that only receives is dead. long is the maximum of long connections. failing is
+// called once when clients cannot be accepted because of too many open files, and once with nil
+// when they can be again.
 func NewConnLimiter(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *ConnLimiter {
 	return &ConnLimiter{
 		Listener: l, silence: silence, max: maxShort(long), failing: failing, evicted: evicted,
@@ -98,13 +98,13 @@ func NewConnLimiter(l net.Listener, silence time.Duration, long int, failing fun
 	}
 }
 
-// SpeakTLS bounds the handshakes under way, for a limiter whose clients speak TLS. It is called
-// before Accept.
+// SpeakTLS makes the limiter bound the handshakes under way, because its clients use TLS. It must
+// be called before Accept.
 func (cl *ConnLimiter) SpeakTLS() {
 	cl.handshakes.max = max(min(handshakesPerCore*runtime.GOMAXPROCS(0), cl.max/2), 2)
 }
 
-// Accept waits for a client, and for room for it.
+// Accept waits for a client and for a free place.
 func (cl *ConnLimiter) Accept() (net.Conn, error) {
 	c, err := cl.accept()
 	for err == nil && cl.handshakes.max > 0 && !cl.admitHandshake(addressOf(c)) {
@@ -216,8 +216,8 @@ func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 
 func shortOf(e *list.Element) *shortConn { return e.Value.(*shortConn) }
 
-// timeLeft returns how long e's connection may still stay, if timeout after its progress it must
-// go. Without an element nothing has to go before the timeout.
+// timeLeft returns how long e's connection may still stay, if it must be closed timeout after its
+// last progress. Without an element it returns timeout.
 func timeLeft(e *list.Element, timeout time.Duration, now time.Time) time.Duration {
 	if e == nil {
 		return timeout
@@ -225,8 +225,8 @@ func timeLeft(e *list.Element, timeout time.Duration, now time.Time) time.Durati
 	return timeout - now.Sub(shortOf(e).progress)
 }
 
-// advance notes that e's connection made progress at this time. Every request is two steps of
-// progress, so only the first one of a connection makes an element. The caller holds mu.
+// advance records that e's connection made progress at this time. A request makes progress twice,
+// so only the first progress of a connection allocates an element. The caller holds mu.
 func (cl *ConnLimiter) advance(e *list.Element, at time.Time) {
 	s := shortOf(e)
 	if s.in != &cl.active {
@@ -270,7 +270,7 @@ func (cl *ConnLimiter) evict(e *list.Element) {
 	cl.evicted.Inc()
 }
 
-// makeRoom forgets that c is short, and wakes Accept. The caller holds mu.
+// makeRoom removes c from the short connections, and wakes Accept. The caller holds mu.
 func (cl *ConnLimiter) makeRoom(c net.Conn) {
 	e := cl.short[c]
 	if e == nil {
@@ -284,7 +284,7 @@ func (cl *ConnLimiter) makeRoom(c net.Conn) {
 	}
 }
 
-// State notes the progress or the end of a client. The HTTP server calls it.
+// State records the progress or the end of a connection. It is the HTTP server's ConnState.
 func (cl *ConnLimiter) State(c net.Conn, state http.ConnState) {
 	c = accepted(c)
 	cl.mu.Lock()
@@ -299,13 +299,13 @@ func (cl *ConnLimiter) State(c net.Conn, state http.ConnState) {
 	}
 }
 
-// forget forgets a connection that is closed or no longer the server's. The caller holds mu.
+// forget removes a connection that is closed or no longer the server's. The caller holds mu.
 func (cl *ConnLimiter) forget(c net.Conn) {
 	cl.shared.forget(c)
 	cl.makeRoom(c)
 }
 
-// accepted returns the connection that Accept returned, of one that may wrap it, as TLS does.
+// accepted returns the connection that Accept returned; c may be a wrapper of it, such as TLS.
 func accepted(c net.Conn) net.Conn {
 	for {
 		over, ok := c.(interface{ NetConn() net.Conn })
@@ -316,8 +316,8 @@ func accepted(c net.Conn) net.Conn {
 	}
 }
 
-// Context tells the requests of c which connection is theirs. The HTTP server calls it,
-// as its ConnContext.
+// Context adds the connection c to the context of its requests. It is the HTTP server's
+// ConnContext.
 func (cl *ConnLimiter) Context(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, visitKey{}, visit{cl, accepted(c)})
 }

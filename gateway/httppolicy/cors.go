@@ -8,8 +8,8 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// What a browser may do across origins. These are lists, since "*" is not valid for
-// requests with credentials.
+// Values of the CORS headers. They are lists, since "*" is not valid for requests with
+// credentials.
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
 	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, " +
@@ -18,23 +18,23 @@ const (
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )
 
-// Origins decides which pages' scripts may use the server.
+// Origins decides from which origins scripts may use the server.
 type Origins interface {
 	// Allowed reports whether r may write or keep a connection open. secure says
 	// whether the client speaks TLS.
 	Allowed(r *http.Request, secure bool) bool
-	// Refusal says why Allowed has refused the request.
+	// Refusal returns why Allowed has refused the request.
 	Refusal(r *http.Request) string
 }
 
-// Proxies knows what stands between a client and the server.
+// Proxies interprets the headers of proxies between a client and the server.
 type Proxies interface {
-	Secure(*http.Request) bool // whether the client speaks TLS
+	Secure(*http.Request) bool // reports whether the client uses TLS
 }
 
 // CORS returns a handler that sets the CORS headers for allowed origins, on answers
 // and errors alike, and answers their preflights. Requests from other origins get
-// 403, except those that only read: the browser keeps that answer from the page.
+// 403, except requests that only read: the browser hides their answer from the page.
 func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		r, h := c.Request, c.Writer.Header()

@@ -17,12 +17,12 @@ const (
 )
 
 // IdentityLimiter bounds how many different identities each address uses. An identity that
-// the address used lately costs nothing; any other one costs one of the address's rate.
+// the address has used lately is free; any other identity is charged to the address's rate.
 //
 // The limiter remembers maxKnown identities of an address, and maxKnownInAll of all addresses.
-// At these bounds it remembers no further one, which then costs one each time it is used: to
-// forget another one instead would make everybody pay who shares a large address. It is safe
-// for use by many goroutines.
+// At these bounds it remembers no further identity, which is then charged at each use. If it
+// forgot an older identity instead, all users of a large shared address would be charged. It is
+// safe for use by many goroutines.
 type IdentityLimiter struct {
 	Rate      limit.Rate // of new identities of each address; it never changes
 	addresses *RateLimiter
@@ -40,7 +40,7 @@ type usedIdentity struct {
 }
 
 // NewIdentityLimiter returns an IdentityLimiter that allows each address this rate of new
-// identities. One used again within memory costs nothing.
+// identities. An identity used again within memory is free.
 func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter {
 	l := &IdentityLimiter{
 		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
@@ -53,10 +53,10 @@ func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter 
 	return l
 }
 
-// Allow reports whether addr may use the identity who. If not, retryAfter is how long
-// until addr may use a new identity.
-func (l *IdentityLimiter) Allow(addr netip.Addr, who uint64, now time.Time) (ok bool, retryAfter time.Duration) {
-	id := usedIdentity{limitKey(addr), who}
+// Allow reports whether addr may use an identity. If not, retryAfter is how long until
+// addr may use a new identity.
+func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time) (ok bool, retryAfter time.Duration) {
+	id := usedIdentity{limitKey(addr), identity}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// Each call forgets at most two identities, so that none takes long.

@@ -20,11 +20,11 @@ import (
 // a client sent. A longer detail is cut and ends in an ellipsis.
 const maxDetail = 512
 
-// RequestIDHeader is the header of an answer with the id under which the log knows the request.
+// RequestIDHeader is the header of an answer with the request's id, which is also in the log.
 const RequestIDHeader = "X-Request-Id"
 
-// RequestID returns the id of the request that is answered with these headers. Only a request that
-// somebody may ask about, a refused or a traced one, has an id.
+// RequestID returns the id of the request that is answered with these headers. Only refused and
+// traced requests have an id.
 func RequestID(h http.Header) string {
 	id := h.Get(RequestIDHeader)
 	if id == "" {
@@ -37,13 +37,14 @@ func RequestID(h http.Header) string {
 // An Option changes the answer of Problem.
 type Option func(http.Header)
 
-// RetryAfter tells the client to try again after d, which is rounded up to whole
-// seconds and is at least 1 s.
+// RetryAfter asks the client to try again after d, rounded up to whole seconds and at
+// least 1 s.
 func RetryAfter(d time.Duration) Option {
 	return func(h http.Header) { h.Set("Retry-After", retrySeconds(d)) }
 }
 
-// Limited tells the client that it has used up its rate, and gets one back after wait.
+// Limited sets the headers for a client that has used up its rate and may make the next call
+// after wait.
 func Limited(rate limit.Rate, wait time.Duration) Option {
 	return func(h http.Header) {
 		SetRateLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
@@ -51,8 +52,8 @@ func Limited(rate limit.Rate, wait time.Duration) Option {
 	}
 }
 
-// SetRateLimit sets the headers that an answer has whether the limit lets the call pass or not: how
-// many may pass in a window, how many are left, and when that changes. A refusal adds RetryAfter.
+// SetRateLimit sets the headers about a limit, which allowed and refused calls have: how many calls
+// may pass in a window, how many are left, and when this number changes. A refusal adds RetryAfter.
 func SetRateLimit(h http.Header, limit int64, window time.Duration, left int64, reset time.Duration) {
 	// Set would write Ratelimit.
 	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)}
@@ -72,7 +73,8 @@ func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	writeProblem(w, problem{Status: status, Detail: detail}, opts...)
 }
 
-// Conflict answers 409 with a problem that also has the counter at fault, and its value.
+// Conflict writes an answer with status 409 and a problem that also has the counter at fault and
+// its value.
 func Conflict(w http.ResponseWriter, detail, key string, value int64) {
 	writeProblem(w, problem{Status: http.StatusConflict, Detail: detail, Key: &key, Value: &value})
 }
@@ -87,16 +89,16 @@ type problem struct {
 	ID     string  `json:"request_id"`
 }
 
-// Reasons of refusals whose status does not say enough. Each is a label of a metric.
+// Reasons of refusals, where the status is not specific enough. Each is a label of a metric.
 const (
-	ReasonAPIKey      = "api_key"     // it is missing or wrong
-	ReasonNoToken     = "no_token"    // the request needs one
-	ReasonBadToken    = "bad_token"   // or an expired one
-	ReasonOrigin      = "origin"      // it is not allowed
-	ReasonSite        = "site"        // the API key, or the page that asks, belongs to another one
-	ReasonConnections = "connections" // the server has its maximum
-	ReasonAddress     = "address"     // it has its maximum of connections
-	ReasonMemory      = "memory"      // the process has little left
+	ReasonAPIKey      = "api_key"     // the API key is missing or wrong
+	ReasonNoToken     = "no_token"    // the request needs a token
+	ReasonBadToken    = "bad_token"   // the token is invalid or expired
+	ReasonOrigin      = "origin"      // the origin is not allowed
+	ReasonSite        = "site"        // the API key, or the calling page, belongs to another site
+	ReasonConnections = "connections" // the server has its maximum of connections
+	ReasonAddress     = "address"     // the address has its maximum of connections
+	ReasonMemory      = "memory"      // the process has little memory left
 )
 
 // statusReasons are the reasons of all other refusals.
@@ -117,20 +119,20 @@ var statusReasons = map[int]string{
 
 const otherReason = "other"
 
-// Reasons returns all that Refusal may return.
+// Reasons returns all reasons that Refusal may return.
 func Reasons() []string {
 	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
 		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
 }
 
-// Fields for the log in the header of an answer. They are set after the header was sent, so no
-// client gets them.
+// Header fields that carry data for the log. They are set after the header was sent, so they do
+// not reach the client.
 const (
 	reasonKey = "Reason"
 	detailKey = "Detail"
 )
 
-// Because names the reason of a refusal.
+// Because sets the reason of a refusal.
 func Because(reason string) Option { return func(h http.Header) { h.Set(reasonKey, reason) } }
 
 // Refusal returns why Problem refused the request that was answered with this header: a reason for
@@ -141,8 +143,8 @@ func Refusal(h http.Header) (reason, detail string) {
 
 var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*(?:"|$)`)
 
-// Unquoted returns a detail for the log, without users, pages and keys: a detail quotes whatever a
-// client sent.
+// Unquoted returns a detail for the log, without users, pages and keys: it removes all quoted text,
+// since a detail quotes everything that a client sent.
 func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, `"…"`) }
 
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
@@ -174,7 +176,7 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h.Set(detailKey, p.Detail)
 }
 
-// shorten cuts s to at most n bytes, and never in the middle of a character.
+// shorten cuts s to at most n bytes, but not within a character.
 func shorten(s string, n int) string {
 	const ellipsis = "…"
 	if len(s) <= n {
@@ -187,16 +189,16 @@ func shorten(s string, n int) string {
 	return s[:end] + ellipsis
 }
 
-// bodyTimeout is how long a client whose body is not wanted may go on sending,
-// before the connection is reset.
+// bodyTimeout is how long a client may continue to send a refused body before the connection
+// is reset.
 const bodyTimeout = time.Second
 
-// TooLarge answers 413 as RefuseBody does.
+// TooLarge refuses a body with status 413, see RefuseBody.
 func TooLarge(w http.ResponseWriter, detail string) {
 	RefuseBody(w, http.StatusRequestEntityTooLarge, detail)
 }
 
-// RefuseBody answers a request whose body is not wanted, and ends the connection. net/http would
+// RefuseBody answers a request without reading its body, and ends the connection. net/http would
 // first read the rest of a body that is not much too large, for as long as the client takes to
 // send it.
 func RefuseBody(w http.ResponseWriter, status int, detail string, opts ...Option) {

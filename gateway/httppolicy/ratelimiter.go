@@ -13,25 +13,25 @@ import (
 // maxCallers is how many callers a RateLimiter remembers.
 const maxCallers = 1 << 16
 
-// RateLimiter bounds how often each caller may call: it keeps a token bucket for each. It
-// remembers maxCallers; beyond that it forgets the one that has not called for the longest
-// time, which then has a whole burst again. It is safe for use by many goroutines.
+// RateLimiter bounds how often each caller may call, by a token bucket for each. It remembers
+// maxCallers; beyond the bound it forgets the caller that has not called for the longest time,
+// which then has a whole burst again. It is safe for use by many goroutines.
 type RateLimiter struct {
 	Rate  limit.Rate // of each caller; it never changes
 	began time.Time  // the times of callers count from then
 
 	mu      sync.Mutex
-	callers *simplelru.LRU[Caller, time.Duration] // when all of the caller's limit is back; guarded by mu
+	callers *simplelru.LRU[Caller, time.Duration] // when the caller's whole burst is available again; guarded by mu
 }
 
 // Caller is a user, or, when User is empty, an address.
 type Caller struct {
 	User string
-	Addr netip.Addr // an IPv6 /64, the least that one customer gets, is one address
+	Addr netip.Addr // an IPv6 /64, the smallest network of a customer, counts as one address
 }
 
-// NewRateLimiter returns a RateLimiter that allows each caller that many calls a second, burst
-// of them at once.
+// NewRateLimiter returns a RateLimiter that allows each caller perSecond calls a second, and
+// burst calls at once.
 func NewRateLimiter(perSecond, burst int) *RateLimiter {
 	return newRateLimiter(limit.PerSecond(perSecond, burst), maxCallers)
 }
@@ -40,7 +40,7 @@ func newRateLimiter(rate limit.Rate, callers int) *RateLimiter {
 	return &RateLimiter{Rate: rate, began: time.Now(), callers: newLRU[Caller, time.Duration](callers, nil)}
 }
 
-// newLRU returns a map that forgets what was used longest ago.
+// newLRU returns a map that forgets the least recently used entry.
 func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, V] {
 	lru, err := simplelru.NewLRU(size, forget)
 	if err != nil { // a size under 1
@@ -55,7 +55,7 @@ func (r *RateLimiter) Allow(c Caller, now time.Time) (ok bool, retryAfter time.D
 	return r.AllowN(c, 1, now)
 }
 
-// AllowN is Allow for n calls at once. If not all of them are allowed, none is taken.
+// AllowN is Allow for n calls at once. If not all of them are allowed, none is charged.
 func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
 	if c.User != "" {
 		c.Addr = netip.Addr{}
@@ -73,8 +73,8 @@ func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfte
 	if wait == 0 {
 		r.callers.Add(c, after)
 	}
-	// Each call forgets at most two callers whose limit is all back: the map shrinks again
-	// after a flood, and no call takes long.
+	// Each call forgets at most two callers whose whole burst is available again, so that the
+	// map shrinks after a flood and no call takes long.
 	for range 2 {
 		if _, back, ok := r.callers.GetOldest(); !ok || back > at {
 			break

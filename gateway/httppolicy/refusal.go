@@ -23,7 +23,7 @@ func (c clientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// said reports whether the client has sent anything, even if it is not read yet.
+// said reports whether the client has sent anything, even if the server has not read it yet.
 func said(c net.Conn) bool {
 	client, ok := c.(clientConn)
 	return ok && client.spoke.Load() || unreadBytes(c)
@@ -56,7 +56,7 @@ func (c clientConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// unreadable says why the HTTP server itself refused a request with this status.
+// unreadable returns why the HTTP server itself refused a request with this status.
 func unreadable(status int) string {
 	switch status {
 	case http.StatusRequestHeaderFieldsTooLarge:

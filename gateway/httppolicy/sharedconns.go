@@ -10,8 +10,8 @@ import (
 // sharedConns are the connections that carry several requests at a time, as HTTP/2 does. The
 // limiter's mu guards them.
 type sharedConns struct {
-	long  map[net.Conn]int // requests that last, of each connection that has any; such a connection is not short
-	calls map[net.Conn]int // other requests, likewise
+	long  map[net.Conn]int // number of long requests, such as event streams, by connection; a connection here is not short
+	calls map[net.Conn]int // number of other requests, by connection
 	total int              // the sum of calls
 }
 
@@ -23,10 +23,10 @@ type visit struct {
 	conn    net.Conn // as Accept returned it
 }
 
-// Shared bounds the calls under way over connections that carry several, as HTTP/2 does:
-// all of them together are no more than the short connections that there may be. Beyond that
-// the connection with the most calls is closed, unless it has only one. So a client that begins
-// many calls and takes no answer gives up its place first.
+// Shared bounds the calls under way over connections that carry several, as HTTP/2 does: all of
+// them together are bounded by the maximum of short connections. Beyond the bound the connection
+// with the most calls is closed, unless it has only one call. So a client that begins many calls
+// and reads no answers loses its connection first.
 func Shared(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		of, ok := r.Context().Value(visitKey{}).(visit)
@@ -36,13 +36,13 @@ func Shared(next http.Handler) http.Handler {
 		}
 		defer of.limiter.call(of.conn)()
 		next.ServeHTTP(w, r)
-		// The call lasts until the client has taken the answer, or until the server's timeout.
+		// The call lasts until the client has read the answer, or until the server's timeout.
 		_ = http.NewResponseController(w).Flush()
 	})
 }
 
-// call notes that c has a call under way until over is called. The beginning of a call is
-// progress of its client.
+// call records that c has a call under way until over is called. The beginning of a call counts
+// as progress.
 func (cl *ConnLimiter) call(c net.Conn) (over func()) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -74,10 +74,10 @@ func (cl *ConnLimiter) count(c net.Conn, n int) {
 	}
 }
 
-// busiest returns the connection with the most calls if all together are more than limit and it
-// has more than one, else nil.
+// busiest returns the connection with the most calls, if there are more than limit calls in all
+// and the connection has more than one; otherwise nil.
 func (s *sharedConns) busiest(limit int) net.Conn {
-	if s.total <= limit || s.total <= len(s.calls) { // without looking: no connection has more than one
+	if s.total <= limit || s.total <= len(s.calls) { // with as many connections as calls, none has more than one
 		return nil
 	}
 	var busiest net.Conn
@@ -95,9 +95,9 @@ func (s *sharedConns) forget(c net.Conn) {
 	delete(s.long, c)
 }
 
-// Stay says that this request, which came through Shared, lasts and lets others use its
-// connection meanwhile: until over is called the connection is a long one, and the request is
-// none of its calls.
+// Stay marks a request, which must have passed through Shared, as a long one, such as an event
+// stream: until over is called its connection is a long one, and the request is not counted as a
+// call.
 func Stay(ctx context.Context) (over func()) {
 	if of, ok := ctx.Value(visitKey{}).(visit); ok {
 		return of.limiter.stay(of.conn)
@@ -109,7 +109,7 @@ func (cl *ConnLimiter) stay(c net.Conn) (over func()) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	long := cl.shared.long
-	if long[c] == 0 && cl.short[c] == nil { // it is closed already, and nobody would forget it
+	if long[c] == 0 && cl.short[c] == nil { // c is closed already, so forget would never be called for it
 		return func() {}
 	}
 	if long[c]++; long[c] == 1 {
@@ -124,7 +124,7 @@ func (cl *ConnLimiter) stay(c net.Conn) (over func()) {
 			return
 		}
 		if long[c]--; long[c] == 0 {
-			// The connection exists anyway, so it comes back beyond the bound, too; the next one waits.
+			// The connection exists anyway, so it becomes short again even beyond the bound; the next client waits.
 			delete(long, c)
 			cl.short[c] = cl.active.PushBack(&shortConn{conn: c, progress: time.Now(), in: &cl.active})
 		}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitSilence has the system close c when sent data is not acknowledged for d.
+// limitSilence makes the system close c when sent data is not acknowledged for d.
 func limitSilence(c *net.TCPConn, d time.Duration) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -21,7 +21,7 @@ func limitSilence(c *net.TCPConn, d time.Duration) {
 	})
 }
 
-// unreadBytes reports whether c has sent something that the server has not read.
+// unreadBytes reports whether c has data that the server has not read.
 func unreadBytes(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

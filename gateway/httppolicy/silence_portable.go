@@ -10,5 +10,5 @@ import (
 // limitSilence does nothing here: the system's keep-alive ends a dead connection.
 func limitSilence(*net.TCPConn, time.Duration) {}
 
-// unreadBytes reports false: not every system can tell.
+// unreadBytes returns false, because not every system reports unread data.
 func unreadBytes(net.Conn) bool { return false }

@@ -10,18 +10,18 @@ import (
 	"headcount/presence"
 )
 
-// SiteKeys are the API keys of servers. Each holds for all sites or for one.
+// SiteKeys are the API keys of servers. Each key is valid for all sites or for one.
 type SiteKeys []siteKey
 
 // siteKey is hashed, so comparing it takes the same time for every presented key.
 type siteKey struct {
 	hash [sha256.Size]byte
-	all  bool          // it holds for all sites
-	site presence.Site // else for this one
+	all  bool          // valid for all sites
+	site presence.Site // otherwise the site for which it is valid
 }
 
-// NewSiteKeys reads keys. One that begins with the name of a site and a colon holds for that
-// site, and the key is what follows.
+// NewSiteKeys parses keys. A key with the name of a site and a colon before it is valid for that
+// site only.
 func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 	var keys SiteKeys
 	for _, text := range written {
@@ -38,7 +38,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 	return keys, nil
 }
 
-// SplitKey returns the site that a key holds for, nil for all of them, and the key itself.
+// SplitKey returns the site for which a key is valid, or nil for all sites, and the key itself.
 func (s *Sites) SplitKey(written string) (of *Site, key string) {
 	name, key, ok := strings.Cut(written, ":")
 	for i := range s.list {
@@ -49,19 +49,19 @@ func (s *Sites) SplitKey(written string) (of *Site, key string) {
 	return nil, written
 }
 
-// Has reports whether key is one of these.
+// Has reports whether key is one of k.
 func (k SiteKeys) Has(key string) bool {
 	all, sites := k.Sites(key)
 	return all || len(sites) > 0
 }
 
-// Holds reports whether key is one of these and holds for the site.
+// Holds reports whether key is one of k and valid for the site.
 func (k SiteKeys) Holds(key string, site presence.Site) bool {
 	all, sites := k.Sites(key)
 	return all || slices.Contains(sites, site)
 }
 
-// Sites returns the sites that a key holds for: all of them, or these.
+// Sites returns the sites for which a key is valid: all of them, or a list.
 func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
 	sum := sha256.Sum256([]byte(key))
 	for _, one := range k {
@@ -76,7 +76,7 @@ func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
 	return all, sites
 }
 
-// Bound reports whether any key holds for one site alone.
+// Bound reports whether any key is valid for one site only.
 func (k SiteKeys) Bound() bool {
 	return slices.ContainsFunc(k, func(one siteKey) bool { return !one.all })
 }

@@ -1,5 +1,5 @@
-// Package identity finds out who sent a request: by a signed anonymous id, by a
-// token or by an API key. It also checks the request's origin and its proxies.
+// Package identity identifies the sender of a request by a signed anonymous id, a token
+// or an API key. It also checks the request's origin and its proxies.
 package identity
 
 import (
@@ -24,15 +24,15 @@ import (
 	"headcount/presence"
 )
 
-// Where an anonymous id travels: the cookie for pages on the server's own origin, the
-// header and the query parameter "id" for pages on another one. Cookie is that of the
-// default site; cookieOf names those of other sites.
+// Names by which a request carries an anonymous id: the cookie from pages on the server's own
+// origin, the header or the query parameter "id" from pages on another origin. Cookie is the
+// cookie of the default site; cookieOf returns the names for other sites.
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
 )
 
-// Bounds of what a request may present. A token beyond maxToken or maxUser is bad.
+// Bounds of the credentials in a request. A token beyond maxToken or maxUser is bad.
 // Only the first maxIDs ids of the right shape are verified, so a request full of
 // forged ids costs no more than a few hashes.
 const (
@@ -49,19 +49,19 @@ const (
 	signedLen = idLen + 1 + idLen
 )
 
-// Each use of a secret puts its own prefix in front of the hashed text, so that no
-// use yields a value of another.
+// Each use of a secret has its own prefix of the hashed text, so that no use yields a
+// value of another use.
 const (
 	domainID      = "headcount id v1\x00"
 	domainHash    = "headcount user 64 v1\x00"
 	domainHash128 = "headcount user 128 v1\x00"
 )
 
-// Config says how users prove who they are. JWTSecret and JWKSURL may both be set; without
+// Config configures how users are identified. JWTSecret and JWKSURL may both be set; without
 // either, users are anonymous.
 type Config struct {
 	IDSecrets [][]byte         // the first signs ids, all verify; at least one, none empty
-	HashKey   []byte           // keys the user hashes; empty: SetHashKey gives it before anybody is served
+	HashKey   []byte           // key of the user hashes; empty: SetHashKey sets it before the first request
 	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
 	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
@@ -72,20 +72,20 @@ type Config struct {
 	KeysError func(error)
 }
 
-// Identity is one user as a request shows it.
+// Identity is the user of a request.
 type Identity struct {
 	User    string        // the token's sub, or the anonymous id without its signature
 	Signed  string        // the anonymous id with its signature, for cookie and welcome; empty with a token
 	Fresh   bool          // this call issued the anonymous id, since the request carried no valid one
 	Void    bool          // the request carried anonymous ids, and none was valid
-	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
+	Linked  bool          // the anonymous id was in the URL, which somebody else may have written
 	Hash    presence.User // identifies the user in presence
 	Site    presence.Site // of which this is a user
 	Expires time.Time     // when the token expires; zero: never
 	Pages   []string      // private pages that the token opens: pages, or prefixes and *
 }
 
-// Identities finds out who sent a request. It is safe for use by many goroutines at
+// Identities identifies the senders of requests. It is safe for use by many goroutines at
 // once.
 type Identities struct {
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
@@ -152,10 +152,10 @@ func (ids *Identities) Close() {
 // anonymous.
 func (ids *Identities) tokensRequired() bool { return len(ids.methods) > 0 }
 
-// Identify finds out who sent r to a site. query says whether the URL's parameters id
-// and token count; they do for WebSocket and SSE. An error wraps ErrNoToken,
-// ErrBadToken or ErrKeysAway. Without JWT settings there is never an error.
-// Identify may wait for a fetch of keys, no longer than r's context lasts.
+// Identify returns the user who sent r to a site. query permits the URL's parameters id
+// and token, which WebSocket and SSE use. An error wraps ErrNoToken, ErrBadToken or
+// ErrKeysAway. Without JWT settings there is never an error. Identify may wait for a fetch
+// of keys, but no longer than r's context lasts.
 //
 // The same person is a different user on each site. An anonymous id belongs to one site: it is
 // signed for that site and has a cookie of its own. So the pages of a site, which learn the ids
@@ -207,7 +207,7 @@ func cookieOf(site presence.Site) string {
 	return Cookie + "_" + site.String()
 }
 
-// SetHashKey sets the key of the user hashes. It is called before anybody is served.
+// SetHashKey sets the key of the user hashes. It must be called before the first request.
 func (ids *Identities) SetHashKey(key []byte) { ids.hash.Store(newMAC(key)) }
 
 // Hash identifies user in presence: it is the first 64 bits of a keyed hash. For users of
@@ -288,8 +288,8 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 	return id
 }
 
-// unstored reports whether the URL says storage=none: the page wants a cookie neither
-// read nor set. A script has no other way to say so for a WebSocket.
+// unstored reports whether the URL has storage=none: then no cookie is read or set. A script
+// has no other way to ask for that for a WebSocket.
 func unstored(r *http.Request) bool {
 	for v := range queryValues(r.URL.RawQuery, "storage") {
 		if v == "none" {
@@ -419,7 +419,7 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 	s.hash.Write(s.in)
 	s.hash.Sum(s.out[:0])
 	out := s.out
-	if cap(s.in) <= 1024 { // the pool must not keep the buffer of one long text
+	if cap(s.in) <= 1024 { // the pool must not keep a large buffer
 		m.pool.Put(s)
 	}
 	return out

@@ -31,7 +31,7 @@ var keyMethods = []string{
 
 // Bounds and times of the key source.
 const (
-	keysFresh   = 5 * time.Minute // older keys are fetched again; they serve until the new ones have come
+	keysFresh   = 5 * time.Minute // older keys are fetched again, and used until the new ones have arrived
 	keysTimeout = 5 * time.Second // longest duration of one whole fetch
 	KeysEvery   = 5 * time.Second // average time between two fetches; anyone can name unknown keys and so cause fetches
 	keysBurst   = 4               // fetches that may follow each other at once, so that a rotation is seen at once

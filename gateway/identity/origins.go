@@ -118,8 +118,7 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 	return o.has(from)
 }
 
-// Refusal says why Allowed has refused r. If an operator can correct the cause, it
-// says how.
+// Refusal returns why Allowed has refused r and, if an operator can correct the cause, how.
 func (o *Origins) Refusal(r *http.Request) string {
 	from := r.Header.Get("Origin")
 	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
@@ -239,8 +238,8 @@ func (o *Origins) patterns() []originGlob {
 	return all
 }
 
-// shares reports whether there is an origin that both allow, and names the pattern of o that
-// allows it.
+// shares reports whether there is an origin that both allow, and returns the pattern of o
+// that allows it.
 func (o *Origins) shares(other *Origins) (pattern string, both bool) {
 	switch {
 	case o.everyone:

@@ -13,12 +13,12 @@ import (
 // the client's address is the last entry read, which is a trusted proxy.
 const maxHops = 32
 
-// Proxies knows which peers are trusted proxies. Only their X-Forwarded-For and
-// X-Forwarded-Proto count. It never changes, so any goroutine may use it.
+// Proxies is the set of trusted proxies. Only X-Forwarded-For and X-Forwarded-Proto from
+// trusted proxies are used. It never changes, so any goroutine may use it.
 type Proxies struct{ trusted []netip.Prefix }
 
-// NewProxies reads CIDRs such as 10.0.0.0/8, and single addresses. Without any, no
-// forwarding header counts.
+// NewProxies parses CIDRs such as 10.0.0.0/8, and single addresses. Without any, no
+// forwarding header is used.
 func NewProxies(cidrs []string) (*Proxies, error) {
 	p := &Proxies{}
 	for _, s := range cidrs {
@@ -43,10 +43,10 @@ func NewProxies(cidrs []string) (*Proxies, error) {
 	return p, nil
 }
 
-// Addr returns the address that r came from. That is the peer's address; if the peer
-// is a trusted proxy, it is the nearest address in X-Forwarded-For that is not one.
-// At an entry that is no address, Addr returns the address read before it. The
-// result is invalid if the peer has no address, as on a Unix socket.
+// Addr returns the client's address. That is the peer's address or, if the peer is a trusted
+// proxy, the nearest address in X-Forwarded-For that is not a trusted proxy. At an entry that
+// is not an address, Addr returns the address read before it. The result is invalid if the
+// peer has no address, as on a Unix socket.
 func (p *Proxies) Addr(r *http.Request) netip.Addr {
 	addr, _ := parseHop(r.RemoteAddr)
 	lines := r.Header["X-Forwarded-For"]
@@ -77,9 +77,9 @@ func (p *Proxies) Addr(r *http.Request) netip.Addr {
 	return addr
 }
 
-// Secure reports whether the client speaks TLS to this server, or to a trusted proxy
-// that says so. Of several values the first counts: it is from the proxy nearest to
-// the client. Some proxies say wss for a WebSocket.
+// Secure reports whether the client uses TLS to this server, or to a trusted proxy according
+// to its X-Forwarded-Proto. The first of several values counts, because it is from the proxy
+// nearest to the client. Some proxies send wss for a WebSocket.
 func (p *Proxies) Secure(r *http.Request) bool {
 	if r.TLS != nil {
 		return true

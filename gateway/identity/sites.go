@@ -17,13 +17,13 @@ const SiteHeader = "Headcount-Site"
 
 const siteParameter = "site"
 
-// The header and its value that a browser sends when a page calls its own origin.
+// The header and value that a browser sends when a page calls its own origin.
 const (
 	fetchSite  = "Sec-Fetch-Site"
 	sameOrigin = "same-origin"
 )
 
-// errSite is in every error about a request that names no site of the server.
+// errSite is wrapped by every error about a request that names a site unknown to the server.
 var errSite = errors.New("unknown site")
 
 // Sites are the sites of one server. They never change, so any goroutine may use them.
@@ -37,8 +37,8 @@ type Site struct {
 	origins *Origins
 }
 
-// NewSites reads sites of the form name=origin,origin. An origin is a pattern as in
-// NewOrigins. No origin may belong to two sites. An empty list means the default site alone,
+// NewSites parses sites of the form name=origin,origin. An origin is a pattern as in
+// NewOrigins. No origin may belong to two sites. An empty list means only the default site,
 // without origins of its own.
 func NewSites(written []string) (*Sites, error) {
 	if len(written) == 0 {
@@ -89,8 +89,8 @@ func (s *Sites) add(text string) error {
 	return nil
 }
 
-// All returns the sites in the order in which they were written; the caller must not change
-// them. A call that names no site is for the first.
+// All returns the sites in the order of the settings; the caller must not change them. A call
+// that names no site is for the first one.
 func (s *Sites) All() []Site { return s.list }
 
 // Names returns the names of the sites.
@@ -111,10 +111,10 @@ func (s *Sites) Origins() []string {
 	return all
 }
 
-// Of returns the site of a request: the one that has the request's Origin; else the one that
-// the request names; else, if a page of the server's own origin sent it, the one that has this
-// origin; else the first. (A browser sends no Origin when a page reads from its own.) secure
-// says whether the client speaks TLS. The error wraps errSite.
+// Of returns the site of a request: the site with the request's Origin; else the site that the
+// request names; else, if a page on the server's own origin sent it, the site with this origin;
+// else the first. (A browser sends no Origin when a page reads from its own origin.) secure says
+// whether the client uses TLS. The error wraps errSite.
 func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	named, err := s.named(r)
 	if err != nil {
@@ -139,8 +139,8 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	return s.list[0].Site, nil
 }
 
-// Own returns the site that has the server's own origin, as r names the server, else the
-// first.
+// Own returns the site with the server's own origin, according to r's Host, or else the first
+// site.
 func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	if site := s.with(ownOrigin(r.Host, secure)); site != nil {
 		return site.Site
@@ -148,14 +148,14 @@ func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	return s.list[0].Site
 }
 
-// Elsewhere reports whether a page of another site sent r to this site. Only a page of the
-// server's own origin can: of any other page the Origin decides in Of. Such a page may read
-// what is public on all sites, but must not act as its visitor on another one.
+// Elsewhere reports whether a page of another site sent r to this site. Only a page on the
+// server's own origin can do so, because for any other page the Origin decides in Of. Such a page
+// may read public data of all sites, but must not act as its visitor on another site.
 func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Site) bool {
 	return len(s.list) > 1 && r.Header.Get(fetchSite) == sameOrigin && s.Others(r, secure, site)
 }
 
-// Others reports whether the server's own origin, as r names the server, belongs to another
+// Others reports whether the server's own origin, according to r's Host, belongs to another
 // site than this one.
 func (s *Sites) Others(r *http.Request, secure bool, site presence.Site) bool {
 	own := s.with(ownOrigin(r.Host, secure))

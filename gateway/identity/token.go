@@ -172,8 +172,8 @@ func numericDate(v any) (time.Time, bool) {
 	if !ok {
 		return time.Time{}, false
 	}
-	const far = 1 << 40
-	seconds, fraction := math.Modf(max(-far, min(far, f)))
+	const limit = 1 << 40
+	seconds, fraction := math.Modf(max(-limit, min(limit, f)))
 	return time.Unix(int64(seconds), int64(fraction*1e9)), true
 }
 

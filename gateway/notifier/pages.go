@@ -13,12 +13,12 @@ type page struct {
 	level   unread.Level // applied to all follows
 	follows []*follow
 	newest  unread.Level // received; applied once its authors were read
-	authors int64        // every follow's own is right up to this Level.By
-	lowest  int64        // the lowest authors of a follow that came since the authors were last read
+	authors int64        // the own changes of every follow are complete up to this Level.By
+	lowest  int64        // the lowest such Level.By of a follow that was added since the authors were last read
 }
 
 // Update implements fanout.Watcher, for the levels of pages and the records of users.
-// Updates may come in any order, repeated or not.
+// Updates may arrive in any order, and repeatedly.
 func (s *Sums) Update(u presence.Update) {
 	switch u.Kind {
 	case unread.KindLevel:
@@ -47,9 +47,9 @@ func (s *Sums) updateRecord(u presence.Update) {
 	}
 }
 
-// level handles a level of a page that was received, or read together with a follow whose
-// own is right up to Level.By ownUpTo; math.MaxInt64 means that there is no such follow.
-// The caller holds mu.
+// level handles a level of a page that was received, or that was read together with a follow
+// whose own changes are complete up to Level.By ownUpTo; math.MaxInt64 means that there is no
+// such follow. The caller holds mu.
 func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 	p.lowest = min(p.lowest, ownUpTo)
 	if l.Incarnation <= p.level.Incarnation { // otherwise own belongs to the level that is applied below
@@ -76,7 +76,7 @@ func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 }
 
 // apply makes l the page's level, and sends the new sum to the connections of each user
-// whose sum changes. owns has what users changed themselves. The caller holds mu.
+// whose sum changes. owns has the users' own changes. The caller holds mu.
 func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 	p.level = l
 	for _, fo := range p.follows {

@@ -6,12 +6,11 @@ import (
 	"time"
 )
 
-// reset is what connections of one user have asked for by read messages since the last
-// reset began.
+// reset has the read messages of one user's connections since the last reset began.
 type reset struct {
 	waiting []Conn   // each once
 	all     bool     // reset all pages
-	pages   []string // otherwise these, each once, at most maxPages; the count shows that further ones are not reset
+	pages   []string // pages to reset unless all, each once, at most maxPages; further pages stay unread
 }
 
 const maxPages = 100

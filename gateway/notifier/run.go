@@ -9,7 +9,7 @@ import (
 	"headcount/unread"
 )
 
-// Run reads what is stale, until ctx ends.
+// Run reads stale users and pages again, until ctx ends.
 func (s *Sums) Run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
@@ -32,7 +32,8 @@ func (s *Sums) Run(ctx context.Context) {
 	}
 }
 
-// catchUp reads everything that is stale. What fails stays stale for the next call.
+// catchUp reads all stale users and pages. A user or page that cannot be read stays stale for
+// the next call.
 func (s *Sums) catchUp(ctx context.Context) error {
 	for {
 		users, pages := s.todo()
@@ -50,7 +51,7 @@ func (s *Sums) catchUp(ctx context.Context) error {
 	}
 }
 
-// todo returns some of what is stale: at most readUsers users, and all pages.
+// todo returns stale users, at most readUsers, and all stale pages.
 func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +133,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	return nil
 }
 
-// StoreBack makes Run read every user again, after the store was away or lost data.
+// StoreBack makes Run read every user again, after an outage or a loss of data of the store.
 func (s *Sums) StoreBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

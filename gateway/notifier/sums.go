@@ -1,5 +1,5 @@
 // Package notifier keeps the unread counts of the users who are connected to this gateway.
-// It reads what they follow, and receives the changes. It does not know sockets.
+// It reads their follows, and receives changes as updates. It is independent of sockets.
 package notifier
 
 import (
@@ -47,10 +47,10 @@ type Config struct {
 }
 
 // Sums keeps the unread counts of the connected users. The levels of the pages that they
-// follow, and the versions of their records, arrive like counts. Sums computes the sums
-// itself, so a change of a page costs the store no read.
+// follow, and the versions of their records, arrive as updates, like counts. Sums adds up the
+// counts itself, so a change of a page costs no read of the store.
 //
-// Only the goroutine of Run reads what is stale; new connections and resets read for
+// Only the goroutine of Run reads stale data again; new connections and resets read for
 // themselves. Any goroutine may call the methods.
 type Sums struct {
 	born          time.Time // for times on the monotonic clock
@@ -70,12 +70,12 @@ type Sums struct {
 	reading    bool               // a read of new users is in flight
 }
 
-// Sum is what one user follows, and how many changes of it are unread.
+// Sum has the follows of one user, and the number of unread changes.
 type Sum struct {
 	user     unread.User
 	refs     int32 // connections, and requests that may become connections
 	known    bool  // the fields below were read
-	adopting bool  // adopt is replacing the fields below, and sum is not right yet
+	adopting bool  // adopt is replacing the fields below, and sum is not valid yet
 	conns    []Conn
 	version  presence.Version
 	follows  map[string]*follow // by page; nil: the user follows nothing
@@ -111,8 +111,7 @@ func New(cfg Config) *Sums {
 	return s
 }
 
-// Follows returns the service that reads and changes what users follow. Its changes arrive
-// as updates.
+// Follows returns the service that reads and changes follows. Its changes arrive as updates.
 func (s *Sums) Follows() *unread.FollowService { return s.followService }
 
 func (s *Sums) wakeUp() {
@@ -122,8 +121,8 @@ func (s *Sums) wakeUp() {
 	}
 }
 
-// Enter prepares a connection of the user. It reads what the user follows, and waits at
-// most enterTimeout for that. The caller must call Leave once for each Enter.
+// Enter prepares a connection of the user. It reads the user's follows, and waits at most
+// enterTimeout for them. The caller must call Leave once for each Enter.
 func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	s.mu.Lock()
 	f := s.users[user]
@@ -165,8 +164,8 @@ type gathering struct {
 	err     error
 }
 
-// record reads what the user follows. While a read is in flight, the users of later calls
-// gather for the next read.
+// record reads the user's record. While a read is in flight, the users of later calls are
+// collected for the next read.
 func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, error) {
 	s.mu.Lock()
 	g := s.entering
@@ -192,8 +191,8 @@ func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, err
 	return g.records[i], nil
 }
 
-// readEntering reads the records of the users who gathered. If more have gathered
-// meanwhile, another goroutine goes on.
+// readEntering reads the records of the collected users. If more users were collected
+// meanwhile, another goroutine reads their records.
 func (s *Sums) readEntering() {
 	s.mu.Lock()
 	g := s.entering
@@ -274,7 +273,7 @@ func (s *Sums) drop(fo *follow) {
 	delete(fo.user.follows, p.page)
 }
 
-// adopt replaces what the user follows with what was read, unless it is outdated.
+// adopt replaces the user's follows with a state that was read, unless the state is outdated.
 func (s *Sums) adopt(f *Sum, state unread.State) {
 	old := f.version
 	if f.known && state.Version.Incarnation == old.Incarnation && state.Version.Sequence < old.Sequence ||
@@ -333,16 +332,15 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	return fo
 }
 
-// sum adds up a user's counts. If the sum has changed, it sends the sum to the user's
-// connections.
+// sum adds up a user's counts. If the sum has changed, it is sent to the user's connections.
 func (s *Sums) sum(f *Sum) {
 	sum := int64(0)
 	for _, fo := range f.follows {
 		sum += fo.count
 	}
-	news := !f.known || sum != f.sum
+	changed := !f.known || sum != f.sum
 	f.sum, f.known, f.adopting = sum, true, false
-	if news {
+	if changed {
 		for _, c := range f.conns {
 			c.SendUnread(sum, false)
 		}

@@ -51,8 +51,8 @@ func (l Listener) Accept() (net.Conn, error) {
 	return &lowerConn{Conn: c}, nil
 }
 
-// unseal takes the connection below TLS over, if calls that do not wait are possible
-// there. Otherwise the Wire treats c as it treats any connection without such calls.
+// unseal takes over the connection below TLS, if calls that do not wait are possible
+// there. Otherwise the Wire treats c like any connection without such calls.
 func (w *Wire) unseal(c *tls.Conn) {
 	lower, ok := c.NetConn().(*lowerConn)
 	if !ok {
@@ -63,7 +63,7 @@ func (w *Wire) unseal(c *tls.Conn) {
 	}
 }
 
-// open reads once through TLS. The caller holds mu. n is 0 if nothing whole has come.
+// open reads once through TLS. The caller holds mu. n is 0 if no complete record has arrived.
 // TLS may have kept more than it returned, so n > 0 means that there may be more.
 func (w *Wire) open(p []byte) (n int, err error) {
 	n, err = w.tls.Read(p)

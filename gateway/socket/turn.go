@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// patience is how many times in a row one client is read while others wait. A client
-// that has even more to read gets a goroutine of its own for it.
-const patience = 4
+// maxReads is how many times in a row one client is read while others wait. A client with
+// more to read gets a goroutine of its own.
+const maxReads = 4
 
-// turn decides who serves a wire.
+// turn decides which goroutine serves a wire.
 type turn struct {
 	// turns counts the occasions to serve the wire; 0 means that no goroutine serves it.
 	// The goroutine that counts the first occasion has the turn. It gives the turn back
@@ -48,8 +48,8 @@ func (w *Wire) Serve() { w.serve() }
 // goroutine with the turn may call it.
 func (w *Wire) Polled() bool { return w.slot != 0 }
 
-// occasion serves the wire. If another goroutine has the turn, that one serves it
-// once more.
+// occasion serves the wire. If another goroutine has the turn, it makes that goroutine serve
+// the wire once more.
 func (w *Wire) occasion() {
 	if w.turns.Add(1) == 1 {
 		w.serve()
@@ -61,7 +61,7 @@ func (w *Wire) occasion() {
 func (w *Wire) serve() {
 	in := inputs.Get().(*Input)
 	defer inputs.Put(in)
-	for range patience {
+	for range maxReads {
 		turns := w.turns.Load()
 		switch more, err := w.owner.Look(in); {
 		case err != nil:

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// ErrBusy says that the client has not taken the last write yet.
+// ErrBusy means that the client has not taken the last write yet.
 var ErrBusy = errors.New("the client has not taken what was sent")
 
 // Wire is a client's connection below the protocol. All bytes to the client go
@@ -32,7 +32,7 @@ type Wire struct {
 	closed atomic.Bool // set under mu
 	mu     sync.Mutex  // guards what follows, up to late, and that the descriptor stays open
 	fd     descriptor  // for calls that do not wait; noDescriptor: such calls are impossible
-	ending bool        // no more frames: the last one has been written
+	ending bool        // the last frame has been written, so no more frames follow
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
 	conn   net.Conn
@@ -123,7 +123,7 @@ func (w *Wire) put(p []byte, last bool) error {
 	return w.write(p)
 }
 
-// write writes p, after what the client has not taken yet. The caller holds mu.
+// write writes p, after the bytes that the client has not taken yet. The caller holds mu.
 func (w *Wire) write(p []byte) error {
 	if w.tls != nil {
 		_, err := w.tls.Write(p) // which calls emit
@@ -133,7 +133,7 @@ func (w *Wire) write(p []byte) error {
 }
 
 // emit sends the bytes p as they are, and keeps those that the socket does not take. The
-// caller holds mu. What TLS says at the close of a wire is not kept.
+// caller holds mu. TLS's last record, at the close of a wire, is not kept.
 func (w *Wire) emit(p []byte) error {
 	over := w.closed.Load()
 	if w.late != nil {
@@ -155,7 +155,7 @@ func (w *Wire) emit(p []byte) error {
 	return nil
 }
 
-// stalled is how long a write takes, at least, that had to wait for the client.
+// stalled is the shortest duration of a write that counts as having waited for the client.
 const stalled = 100 * time.Millisecond
 
 // finish writes the rest and frees the wire, or closes it.
@@ -210,8 +210,8 @@ func (w *Wire) Wait() {
 // Read reads once. more says that there may be more to read; if it is false, n may be
 // 0. Read waits only if the wire is not polled. Only Look may call it.
 //
-// A busy wire over TLS reads nothing: TLS answers by itself to what a client may send as often
-// as it likes, such as requests for new keys, and the answers would have to be kept. When
+// A busy wire over TLS reads nothing. TLS by itself answers messages, such as requests for new
+// keys, that a client may send as often as it likes, and the answers would have to be kept. When
 // the wire is free, Look is called again.
 func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	if len(p) == 0 {
@@ -252,7 +252,7 @@ func (w *Wire) Close() error {
 	w.closed.Store(true)
 	var err error
 	if w.tls != nil {
-		err = w.tls.Close() // says goodbye first, which ends an event stream as it should
+		err = w.tls.Close() // sends close_notify first, which ends an event stream properly
 	} else {
 		err = w.conn.Close()
 	}

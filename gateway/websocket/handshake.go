@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The headers of a handshake as net/http spells them. For another spelling it would
-// make a new string at each look.
+// The headers of a handshake in net/http's spelling. Any other spelling would cost a new
+// string at each call.
 const (
 	headerAccept   = "Sec-Websocket-Accept"
 	headerKey      = "Sec-Websocket-Key"
@@ -17,8 +17,8 @@ const (
 )
 
 // CheckUpgrade checks that r is a handshake that offers this subprotocol or none. For
-// a valid handshake the status is 0. Otherwise detail says what is wrong, and status
-// is the one to refuse r with.
+// a valid handshake the status is 0. Otherwise detail describes the problem, and status
+// is the status of the refusal.
 func CheckUpgrade(r *http.Request, subprotocol string) (detail string, status int) {
 	if !r.ProtoAtLeast(1, 1) || !hasToken(r.Header, "Connection", "upgrade") || !hasToken(r.Header, "Upgrade", "websocket") {
 		return "This is a WebSocket endpoint: send an upgrade, with the subprotocol " + subprotocol + ".", http.StatusUpgradeRequired

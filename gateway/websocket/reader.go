@@ -52,7 +52,7 @@ func (f *Frame) Release() {
 // fragmented message.
 type Reader struct {
 	parts *parts // the fragments so far; nil between two messages
-	skip  uint64 // bytes of a payload that Skip has still to skip
+	skip  uint64 // remaining bytes of a payload that Skip skips
 }
 
 // parts holds the fragments of a message until it is whole.
@@ -158,7 +158,7 @@ func (r *Reader) check(first, second byte) *Error {
 	return nil
 }
 
-// take makes a frame of its first byte and its payload.
+// take returns the frame with the given first byte and payload.
 func (r *Reader) take(first byte, payload []byte) (Frame, *Error) {
 	final := first&0x80 != 0
 	switch {
@@ -229,7 +229,7 @@ func (r *Reader) End() {
 }
 
 // Skip skips frames of any kind, up to the client's close frame; closed says that the
-// close frame has come. Skip is for a connection on which the server has sent its
+// close frame has arrived. Skip is for a connection on which the server has sent its
 // close frame. n is how many bytes were skipped; they may end inside a frame.
 func (r *Reader) Skip(data []byte) (n int, closed bool) {
 	if r.skip > 0 {

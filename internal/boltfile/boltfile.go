@@ -1,5 +1,6 @@
-// Package boltfile opens the bbolt files of a data directory: by one process at a time, of one
-// format each, and with an error where bbolt would end the program over a damaged file.
+// Package boltfile opens the bbolt files of a data directory. It permits one process at a time,
+// checks the format of each file, and returns an error for a damaged file, where bbolt itself
+// would end the program.
 package boltfile
 
 import (
@@ -23,19 +24,20 @@ var (
 	FormatKey = []byte("format")
 )
 
-const lockWait = time.Second // for another process to let go of the file
+const lockWait = time.Second // how long to wait for another process to close the file
 
-// ErrInUse says that another process has the file.
+// ErrInUse means that another process has the file open.
 var ErrInUse = errors.New("it is in use by another process; end that one, or give each its own directory")
 
-// Opener opens the file for bbolt; nil: os.OpenFile. Tests have one that fails.
+// Opener opens the file for bbolt; nil: os.OpenFile. Tests use an Opener that fails.
 type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 
-// Open opens the file at path, makes it when there is none, and makes the buckets that it lacks, Meta
-// among them. Then it calls load. It waits for a second while another process has the file. Errors
-// name the path, and say what to do where that is known; after one the file is closed.
+// Open opens the file at path, creates it if it is missing, and creates missing buckets, including
+// Meta. Then it calls load. It waits for a second while another process has the file open. Errors name
+// the path and, if possible, a remedy; after an error the file is closed.
 //
-// Every page is read before bbolt opens the file to write: it would end the program over a damaged one.
+// Open reads every page before bbolt opens the file for writing, because bbolt would end the program
+// at a damaged page.
 func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
 	if err := Check(path, open); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -70,14 +72,14 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	return db, nil
 }
 
-// Check reads the file at path through, and changes nothing. Its error names the path, and says what to do; it is
-// ErrInUse while another process has the file.
+// Check reads the whole file at path, and changes nothing. Its error names the path and a remedy; it is ErrInUse while
+// another process has the file open.
 func Check(path string, open Opener) error {
 	is, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	if is.Size() == 0 { // bbolt would take it for a new one
+	if is.Size() == 0 { // bbolt would treat it as a new file
 		return fmt.Errorf("%s is empty; put a copy of it in its place, or remove it to begin anew", path)
 	}
 	db, err := openFile(path, &bbolt.Options{ReadOnly: true, Timeout: lockWait, OpenFile: open})
@@ -117,8 +119,8 @@ func damaged(how any) error {
 	return fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", how)
 }
 
-// guarded runs step. It returns as an error what bbolt panics with at a damaged page,
-// and the fault of reading beyond the end of a truncated file.
+// guarded runs step. It turns into an error a panic of bbolt at a damaged page, and the fault
+// of a read beyond the end of a truncated file.
 func guarded(step func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -129,7 +131,7 @@ func guarded(step func() error) (err error) {
 	return step()
 }
 
-// prepare refuses a file of another format or program, and makes what a new or an older one lacks.
+// prepare refuses a file of another format or program, and creates the buckets that a new or older file lacks.
 func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 	whole := false
 	err := db.View(func(tx *bbolt.Tx) error {

@@ -1,23 +1,23 @@
-// Package dashboard gathers what an operator wants to see at a glance: the pages
-// that most people are on, the processes and their load, and the other regions.
+// Package dashboard collects the data of the operator's dashboard: the pages with the
+// most users, the processes and their load, the other regions, and recent events.
 //
-// A dispatcher receives every count of its buckets, so it knows which of their pages
-// are viewed most. It knows pages that changed since it serves the bucket, and pages
-// that had subscribers before. A page that has only old holds may be missing until it
-// changes. Every process reports its statistics, and a dispatcher also reports these
-// pages. The gateway that serves the dashboard asks all processes by a signed call, 16
-// at a time and within 1.5 s for all. It gives the same answer for one second, to any
-// number of viewers. A process that does not answer is shown as such. The answers of
-// processes are not signed: only people read them. The dashboard page draws the lines
-// of the last two minutes from the moment it is opened, and those of days from what pages
-// remember. Every process notes for itself what happens to it and to the processes and
-// regions around it.
+// A dispatcher receives every count of its buckets, so it knows the pages with the most
+// users there: pages that had subscribers when it began to serve the bucket, and pages
+// that changed since. A page that has only old holds may be missing until it changes.
+// Every process reports its statistics, and a dispatcher also reports these pages. The
+// gateway that serves the dashboard asks all processes by signed calls, 16 at a time and
+// within 1.5 s in all. It caches the data for almost a second, for any number of viewers.
+// A process that does not answer is shown without load. The answers of processes are not
+// signed, because they are only shown to people. The dashboard page draws the last two
+// minutes from data that it collects while it is open, and days from the statistics of
+// pages. Every process records events of its own and of the processes and regions that
+// it sees.
 //
-// Names of pages may be private. So with API keys both the page and its data need
-// a key. A browser cannot send a key with an address, so it gets the page with a 401.
-// The page itself holds no data. It asks for the key and keeps the key as long as the
-// tab lives. The demo page needs the same key to show the most viewed pages and the
-// button that modifies a page.
+// Names of pages may be private. So with API keys both the dashboard page and its data
+// need a key. A browser cannot send a key when it opens an address, so it gets the page
+// with status 401. The page itself has no data. It asks for the key and keeps the key
+// until the tab is closed. The demo page needs the same key to show the pages with the
+// most users and the button that modifies a page.
 package dashboard
 
 import (
@@ -34,14 +34,14 @@ import (
 )
 
 const (
-	// fresh is how long an answer is given again. In this time this process asks each
-	// other process at most once, for any number of viewers.
-	fresh    = 800 * time.Millisecond
-	patience = 1500 * time.Millisecond // for all answers together; a process without an answer by then is shown without load
-	atOnce   = 16                      // processes asked at the same time
+	// cacheTime is how long the collected data is used. In this time this process asks
+	// each other process at most once, for any number of viewers.
+	cacheTime = 800 * time.Millisecond
+	timeout   = 1500 * time.Millisecond // for all answers together; a process without an answer by then is shown without load
+	parallel  = 16                      // processes asked at the same time
 )
 
-// Members knows the processes.
+// Members lists the processes.
 type Members interface{ Members() []presence.Process }
 
 // Reporter reports the statistics of this process.
@@ -60,26 +60,26 @@ type Config struct {
 	Report  Reporter          // reports for this process
 	Others  Others            // reports for the other processes; nil: there are none
 	Counts  presence.Counters // reads counts from the store
-	Ready   func() error      // why this process cannot do its roles now; nil: it can
+	Ready   func() error      // returns why this process cannot serve its roles now, or nil
 	Region  string
-	Sites   []presence.Site // those of the server; nil: the default one
+	Sites   []presence.Site // of the server; nil: only the default site
 	Log     zerolog.Logger
 }
 
-// Board gathers the dashboard's data. Any goroutine may use it.
+// Board collects the dashboard's data. Any goroutine may use it.
 type Board struct {
 	cfg Config
 
-	turn    chan struct{} // holds one: the goroutine that put it there owns the fields below, for little more than patience
+	turn    chan struct{} // a lock of the fields below, held for little more than timeout; a caller whose context ends stops waiting
 	members []presence.Process
 	reports []*presence.Report // of members; nil for a process that did not answer
-	at      time.Time          // of both
-	bodies  map[view][]byte    // made of them; at most two for each site
+	at      time.Time          // when members and reports were collected
+	bodies  map[view][]byte    // made from members and reports; at most two for each site
 
 	events events
 }
 
-// view is what a viewer may see: a site, and, unless alone, what is of all sites.
+// view is the data that a viewer may see: a site and, unless alone, the data of all sites.
 type view struct {
 	site  presence.Site
 	alone bool
@@ -96,12 +96,13 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 //	 "regions":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}],
 //	 "events":[{"at":unix ms,"text":"The store is away."}]}
 //
-// Where a viewer may choose among several sites, the first members are
+// If a viewer may choose among several sites, the first members are
 // "sites":["shop","blog"],"shown":"shop".
 //
-// Load is null for a process that did not answer. Processes and events are of all sites, so
-// alone leaves them out, and the sentence names none. Pages are the TopPages pages with the most users. The only error is
-// ctx's, if it ends while another call gathers.
+// Load is null for a process that did not answer. Pages are the TopPages pages with the most
+// users. Processes and events belong to all sites, so alone leaves them out, and the text of
+// the state does not mention them. The only error is ctx's, if it ends while another call
+// collects data.
 func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error) {
 	v := view{site, alone}
 	select {
@@ -110,10 +111,10 @@ func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) ([]byt
 		return nil, ctx.Err()
 	}
 	defer func() { <-b.turn }()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
-	if b.bodies == nil || time.Since(b.at) >= fresh {
-		b.gather(ctx)
+	if b.bodies == nil || time.Since(b.at) >= cacheTime {
+		b.collect(ctx)
 		b.at, b.bodies = time.Now(), map[view][]byte{}
 	}
 	if b.bodies[v] == nil {
@@ -148,17 +149,17 @@ type (
 	region struct {
 		Name    string  `json:"name"`
 		Lag     float64 `json:"lag"`   // seconds that the oldest change has waited to reach the region
-		Heard   float64 `json:"heard"` // seconds since the region was last heard
+		Heard   float64 `json:"heard"` // seconds since the region's last greeting
 		LeftOut bool    `json:"left_out"`
 	}
 )
 
-// gather asks all processes.
-func (b *Board) gather(ctx context.Context) {
+// collect asks all processes for their reports.
+func (b *Board) collect(ctx context.Context) {
 	members := b.cfg.Members.Members()
 	reports := make([]*presence.Report, len(members))
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(parallel)
 	for i, m := range members {
 		if m.Name == b.cfg.Self {
 			own := b.cfg.Report.Report()
@@ -179,7 +180,7 @@ func (b *Board) gather(ctx context.Context) {
 	b.members, b.reports = members, reports
 }
 
-// body is what a viewer gets of what was gathered.
+// body returns the collected data as a viewer may see it.
 func (b *Board) body(ctx context.Context, v view) []byte {
 	out := answer{At: b.at.UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
 	for i, m := range b.members {
@@ -208,8 +209,8 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 	return append(body, '\n')
 }
 
-// topPages merges the pages of a site that dispatchers report. While a bucket moves, two
-// dispatchers may report the same page; either count will do, and the larger is taken.
+// topPages merges the pages of a site that dispatchers report. While a bucket changes its
+// owner, two dispatchers may report the same page; topPages takes the larger count.
 func topPages(reports []*presence.Report, of presence.Site) []page {
 	users := map[string]int64{}
 	for _, r := range reports {
@@ -231,8 +232,8 @@ func topPages(reports []*presence.Report, of presence.Site) []page {
 	return pages
 }
 
-// regions merges what processes report of the other regions. For each region it takes
-// the worst values.
+// regions merges the figures that processes report about the other regions. For each
+// region it takes the worst values.
 func regions(reports []*presence.Report) []region {
 	peers := map[string]*region{}
 	for _, r := range reports {
@@ -243,7 +244,7 @@ func regions(reports []*presence.Report) []region {
 				peers[p.Name] = of
 			}
 			of.Lag = max(of.Lag, p.Lag.Seconds())
-			of.Heard = max(of.Heard, p.Heard.Seconds())
+			of.Heard = max(of.Heard, p.Silence.Seconds())
 			of.LeftOut = of.LeftOut || p.LeftOut
 		}
 	}

@@ -31,7 +31,7 @@ func cluster(asked *atomic.Int64) Config {
 				Stats: presence.Stats{
 					Process: presence.ProcessStats{Memory: 1 << 20, CPU: 2 * time.Second},
 					Gateway: &presence.GatewayStats{Connections: 5, Watched: 4, Deliveries: 3, Messages: 2},
-					Peers:   []presence.PeerStats{{Name: "eu", Lag: 500 * time.Millisecond, Heard: 2 * time.Second}},
+					Peers:   []presence.PeerStats{{Name: "eu", Lag: 500 * time.Millisecond, Silence: 2 * time.Second}},
 				},
 				Top: []presence.PageUsers{{Page: "x", Users: 2}, {Page: "both", Users: 3}},
 			}
@@ -45,7 +45,7 @@ func cluster(asked *atomic.Int64) Config {
 			return presence.Report{
 				Stats: presence.Stats{
 					Node:  &presence.NodeStats{Users: 7, Partitions: 8, Changes: 9},
-					Peers: []presence.PeerStats{{Name: "eu", Lag: 1500 * time.Millisecond, Heard: time.Second}, {Name: "asia", LeftOut: true}},
+					Peers: []presence.PeerStats{{Name: "eu", Lag: 1500 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
 				},
 				Top: []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}},
 			}, nil
@@ -73,7 +73,7 @@ func TestJSON(t *testing.T) {
 		if err := json.Unmarshal(look(t, b), &got); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took != patience {
+		if took := time.Since(began); took != timeout {
 			t.Errorf("a process that does not answer was waited for %s", took)
 		}
 		if at := got["at"]; at != float64(time.Now().UnixMilli()) {
@@ -158,7 +158,7 @@ func TestFrequentReadsAskOnceASecond(t *testing.T) {
 		for range 20 {
 			go look(t, b)
 		}
-		time.Sleep(patience + fresh - time.Millisecond)
+		time.Sleep(timeout + cacheTime - time.Millisecond)
 		look(t, b)
 		if n := asked.Load(); n != 2 {
 			t.Errorf("%d were asked, want 2", n)

@@ -14,16 +14,16 @@ import (
 
 const (
 	watchEvery = time.Second
-	maxEvents  = 100 // beyond, the oldest is forgotten
+	maxEvents  = 100 // beyond the bound the oldest is forgotten
 )
 
-// event is something that happened, as this process saw it.
+// event is an event that this process has seen.
 type event struct {
 	At   int64  `json:"at"` // unix ms
 	Text string `json:"text"`
 }
 
-// events are the last that happened. Watch adds to them, any goroutine reads them.
+// events are the last events. Watch adds to them; any goroutine may read them.
 type events struct {
 	mu  sync.Mutex
 	all []event // the oldest first
@@ -46,31 +46,32 @@ func (e *events) newest() []event {
 	return append([]event{}, newest...) // not null
 }
 
-// around is what one look at this process and those around it sees.
+// around is the state of this process, of the other processes and of the regions at one moment.
 type around struct {
 	trouble   string            // why this process is not ready; "": it is
-	processes map[string]string // life -> its name and roles
-	regions   map[string]string // the others -> what is wrong; "": nothing
+	processes map[string]string // incarnation -> name and roles of the process
+	regions   map[string]string // other region -> what is wrong; "": nothing
 }
 
-// look looks again after was. A process that leaves has no roles any more, and keeps its text.
+// look returns the present state; was is the last one. A leaving process has no roles any more, so
+// look keeps its former text.
 func (b *Board) look(was around) around {
 	now := around{processes: map[string]string{}, regions: map[string]string{}}
 	if err := b.cfg.Ready(); err != nil {
 		now.trouble = err.Error()
 	}
 	for _, p := range b.cfg.Members.Members() {
-		life := presence.IncarnationName(p.Name, p.Incarnation)
-		if now.processes[life] = was.processes[life]; len(p.Roles) > 0 {
-			now.processes[life] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
+		incarnation := presence.IncarnationName(p.Name, p.Incarnation)
+		if now.processes[incarnation] = was.processes[incarnation]; len(p.Roles) > 0 {
+			now.processes[incarnation] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
 		}
 	}
 	for _, p := range b.cfg.Report.Report().Peers {
 		switch {
 		case p.LeftOut:
 			now.regions[p.Name] = "is silent, and totals leave it out"
-		case max(p.Heard, p.Lag).Seconds() > silence:
-			now.regions[p.Name] = "is not heard any more"
+		case max(p.Silence, p.Lag).Seconds() > silence:
+			now.regions[p.Name] = "is silent"
 		default:
 			now.regions[p.Name] = ""
 		}
@@ -78,13 +79,13 @@ func (b *Board) look(was around) around {
 	return now
 }
 
-// Watch notes what happens, for the dashboard, until ctx ends. It asks no other process.
+// Watch records events until ctx ends. It asks no other process.
 func (b *Board) Watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	b.events.add(fmt.Sprintf("This process, %s, has started.", b.cfg.Self))
 	was := b.look(around{})
-	began := false // who is there when the first look finds this process ready did not come then
+	began := false // no events before this process is ready: the processes that it finds then joined earlier
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,7 +100,7 @@ func (b *Board) Watch(ctx context.Context) {
 	}
 }
 
-// compare notes what is different.
+// compare adds an event for each difference between two states.
 func (b *Board) compare(was, is around) {
 	switch {
 	case is.trouble == was.trouble:
@@ -108,14 +109,14 @@ func (b *Board) compare(was, is around) {
 	default:
 		b.events.add(fmt.Sprintf("This process is not ready: %s.", is.trouble))
 	}
-	for _, life := range slices.Sorted(maps.Keys(was.processes)) {
-		if _, stays := is.processes[life]; !stays {
-			b.events.add("A process went: " + was.processes[life] + ".")
+	for _, incarnation := range slices.Sorted(maps.Keys(was.processes)) {
+		if _, stays := is.processes[incarnation]; !stays {
+			b.events.add("A process left: " + was.processes[incarnation] + ".")
 		}
 	}
-	for _, life := range slices.Sorted(maps.Keys(is.processes)) {
-		if _, was := was.processes[life]; !was {
-			b.events.add("A process came: " + is.processes[life] + ".")
+	for _, incarnation := range slices.Sorted(maps.Keys(is.processes)) {
+		if _, was := was.processes[incarnation]; !was {
+			b.events.add("A process joined: " + is.processes[incarnation] + ".")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.regions)) {

@@ -2,9 +2,9 @@ package dashboard
 
 import "headcount/presence"
 
-// load is a process's statistics as the page reads them. The statistics of a role that
-// the process does not have are left out, and so is memory if the system does not
-// report it.
+// load has a process's statistics in the form that the dashboard page reads. The statistics
+// of a role that the process does not have are left out, and so is memory if the system does
+// not report it.
 type load struct {
 	*gatewayLoad
 	*nodeLoad
@@ -25,7 +25,7 @@ type nodeLoad struct {
 	Changes    int64 `json:"headcount_store_changes_total"`
 }
 
-// loadOf returns nil for a process that did not answer.
+// loadOf returns the load in a report, or nil for a process that did not answer.
 func loadOf(r *presence.Report) *load {
 	if r == nil {
 		return nil

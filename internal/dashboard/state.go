@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// silence is how long a region may not be heard before the dashboard says so.
+// silence is how long a region may be silent before the dashboard shows a warning.
 const silence = 5 // seconds
 
-// state says in a sentence or some how everything is, the worst first.
+// state is the overall state, as a level and sentences, the worst first.
 type state struct {
-	Level string `json:"level"` // good, warn: counts may lag or lack something, or bad: what is shown is old
+	Level string `json:"level"` // good; warn: counts may lag or lack users; or bad: the counts shown may be old
 	Text  string `json:"text"`
 }
 
-// alone are the sentences for who may know nothing of processes and of what they say.
+// alone has the texts for viewers who may not see processes and regions, by level.
 var alone = map[string]string{"good": "All is well.", "warn": "Counts may lag, or lack something.", "bad": "Counts may be the last that were known."}
 
 func (b *Board) state(is *answer) state {

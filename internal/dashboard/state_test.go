@@ -59,7 +59,7 @@ func TestEvents(t *testing.T) {
 			Report: report(func() presence.Report {
 				mu.Lock()
 				defer mu.Unlock()
-				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard}}}}
+				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Silence: heard}}}}
 			}),
 		})
 		ctx, stop := context.WithCancel(t.Context())
@@ -87,8 +87,8 @@ func TestEvents(t *testing.T) {
 		}
 		slices.Reverse(got)
 		want := []string{
-			"This process, a, has started.", "A process went: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
-			"The region eu is not heard any more.", "The region eu is heard again.", "A process came: b (presence).",
+			"This process, a, has started.", "A process left: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
+			"The region eu is silent.", "The region eu is heard again.", "A process joined: b (presence).",
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%q\nwant %q", got, want)

@@ -2,18 +2,18 @@ package machine
 
 import "os"
 
-// ballast counts as memory in use, but nobody touches it, so the system gives no pages for it.
+// ballast counts as memory in use, but is never touched, so the system allocates no pages for it.
 var ballast []byte
 
-// mostBallast is half of what is allocated, at least, from one collection of garbage to the next.
-const mostBallast = 8 << 20
+// maxBallast is half of the memory that is allocated between two garbage collections, at least.
+const maxBallast = 8 << 20
 
-// LoadBallast has Go collect garbage less often while little memory is in use. Go collects when the heap has doubled,
-// and that of a server with few clients is a few MB: a busy one would spend a tenth of its time on
-// collections. So the heap begins at twice the ballast: 16 MB, or a 16th of Memory if that is less. What it
-// takes more under load ReturnMemory gives back afterwards. If GOGC is set, LoadBallast does nothing.
+// LoadBallast makes Go collect garbage less often while little memory is in use. Go collects when the heap
+// has doubled. The heap of a server with few clients is a few MB, so a busy server would spend a tenth of
+// its time on collections. With the ballast the first collection is at 16 MB, or at a 16th of Memory if that
+// is less. ReturnMemory returns memory that load has added. If GOGC is set, LoadBallast does nothing.
 func LoadBallast() {
 	if os.Getenv("GOGC") == "" {
-		ballast = make([]byte, min(mostBallast, Memory()/32))
+		ballast = make([]byte, min(maxBallast, Memory()/32))
 	}
 }

@@ -11,7 +11,7 @@ func TestBallast(t *testing.T) {
 	t.Setenv("GOGC", "")
 	before := usedMemory()
 	LoadBallast()
-	if n := uint64(len(ballast)); n == 0 || n > mostBallast || n > Memory()/32 {
+	if n := uint64(len(ballast)); n == 0 || n > maxBallast || n > Memory()/32 {
 		t.Errorf("%d bytes of %d", n, Memory())
 	}
 	if after := usedMemory(); after > before+before/2 {

@@ -4,7 +4,7 @@ package machine
 
 import "syscall"
 
-// OpenFiles is how many files and sockets this process may have open. ok is false
+// OpenFiles returns how many files and sockets this process may have open. ok is false
 // if the system has no such limit, or does not report it.
 func OpenFiles() (limit uint64, ok bool) {
 	var files syscall.Rlimit

@@ -1,5 +1,5 @@
-// Package machine says how much memory and how many open files this process
-// may use. Every function may be called from any goroutine.
+// Package machine reports how much memory and how many open files this process may use,
+// and tunes Go's use of memory. Every function may be called from any goroutine.
 package machine
 
 import (
@@ -10,8 +10,8 @@ import (
 // unknown is the size in bytes that Memory assumes if the system does not report one.
 const unknown = 1 << 30
 
-// Memory is the memory in bytes that this process may use: the limit of its
-// cgroup or the size of the machine, whichever is smaller. It is 1 GiB if the system
+// Memory returns the bytes of memory that this process may use: the limit of its cgroup
+// or the memory of the machine, whichever is smaller. It returns 1 GiB if the system
 // reports neither.
 func Memory() uint64 {
 	total := memory.TotalMemory()

@@ -11,8 +11,8 @@ import (
 const (
 	sampleEvery = 100 * time.Millisecond
 
-	// Pressure begins and ends at these parts of the limit. The memory above them is for
-	// short-lived objects and for the garbage collector.
+	// Pressure begins and ends at these fractions of the limit. The memory above them is
+	// for short-lived objects and for the garbage collector.
 	pressureFrom = 0.75
 	pressureTo   = 0.70
 )
@@ -37,8 +37,8 @@ func LimitMemory() {
 	}
 }
 
-// NewPressure measures this process against Go's memory limit (GOMEMLIMIT) or Memory,
-// whichever is smaller.
+// NewPressure returns a Pressure that compares this process with Go's memory limit
+// (GOMEMLIMIT) or Memory, whichever is smaller.
 func NewPressure() *Pressure {
 	limit := Memory()
 	if given := debug.SetMemoryLimit(-1); given < math.MaxInt64 {
@@ -51,8 +51,8 @@ func newPressure(limit uint64, used func() uint64) *Pressure {
 	return &Pressure{limit: limit, used: used}
 }
 
-// High reports whether too much memory is in use. It measures at most every 100 ms.
-// It begins at 75 % of the limit and ends below 70 %.
+// High reports whether too much memory is in use: from 75 % of the limit until the use is
+// below 70 %. It measures at most every 100 ms.
 func (p *Pressure) High() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

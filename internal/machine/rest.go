@@ -10,26 +10,26 @@ import (
 const (
 	restEvery = 10 * time.Second
 
-	// spareMemory is what a process at rest may keep, at least, beside the memory that
-	// it uses; a quarter of that is nothing to speak of either.
+	// spareMemory, or a quarter of the memory in use if that is more, is kept by a process
+	// at rest in addition to the memory in use.
 	spareMemory = 8 << 20
 )
 
-// ReturnMemory gives memory back to the system when the process comes to rest, until
-// ctx ends. Go collects garbage when the heap has doubled, or after two minutes, and
-// then keeps some memory for the next time. So what a crowd of arrivals has left
-// behind would stay for minutes.
+// ReturnMemory returns memory to the system when the process comes to rest, until ctx
+// ends. Go collects garbage when the heap has doubled, or after two minutes, and then keeps
+// some memory for later. So without ReturnMemory, garbage from a peak of load would take
+// memory for minutes.
 func ReturnMemory(ctx context.Context) { returnMemory(ctx, readHeap, debug.FreeOSMemory) }
 
-// heap is what Go says of it, in bytes.
+// heap has figures of Go's heap, in bytes.
 type heap struct {
 	allocated uint64 // since the start of the process
 	objects   uint64 // in use, or garbage
-	live      uint64 // what the last collection found in use, with the ballast
+	live      uint64 // in use at the last collection, with the ballast
 	free      uint64 // neither used nor returned
 }
 
-// spare is what the system would get back, at least.
+// spare returns how much memory could be returned to the system, at least.
 func (h heap) spare() uint64 { return h.free + max(h.objects, h.live) - h.live }
 
 func returnMemory(ctx context.Context, read func() heap, free func()) {
@@ -49,9 +49,9 @@ func returnMemory(ctx context.Context, read func() heap, free func()) {
 	}
 }
 
-// worthwhile reports whether memory is to be returned: there is enough, and at the rate
-// of the last look it takes more than two minutes until there is as much garbage again.
-// So this collects no more often than Go does by itself.
+// worthwhile reports whether memory is to be returned: there is enough to return, and at
+// the present rate of allocation it takes more than two minutes until there is as much
+// garbage again. So ReturnMemory collects no more often than Go does by itself.
 func worthwhile(before, now heap) bool {
 	spare := now.spare()
 	return spare > max(spareMemory, now.live/4) && (now.allocated-before.allocated)*uint64(2*time.Minute/restEvery) < spare

@@ -8,21 +8,21 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// When a Breaker has calls fail without trying.
+// Bounds of a Breaker, which makes calls fail without trying while it is open.
 const (
-	TripAfter  = 3                      // failures in a row until they do
-	ProbeEvery = 500 * time.Millisecond // between two calls that it lets through while they do
+	TripAfter  = 3                      // failures in a row that open it
+	ProbeEvery = 500 * time.Millisecond // between two calls that it lets through while it is open
 )
 
-// ErrNotItsFault marks a failure that says nothing about the server: the caller left.
+// ErrNotItsFault marks a failure that is no sign of a failing server: the caller left.
 var ErrNotItsFault = errors.New("the caller left")
 
-// Breaker has calls to a server fail at once while the server does not answer. After TripAfter
-// failures in a row it lets one call through each ProbeEvery; the first one that succeeds ends
-// that, whoever makes it. Its methods may be called from any goroutine.
+// Breaker makes calls to a server fail at once while the server does not answer. After
+// TripAfter failures in a row it opens and lets only one call through each ProbeEvery; the
+// first call that succeeds closes it. Its methods may be called from any goroutine.
 type Breaker struct {
-	// Allow reports an error while calls fail without trying. Else the caller gives done what
-	// became of the call.
+	// Allow returns an error if the call must not be made. Otherwise the caller passes the
+	// outcome of the call to done.
 	*gobreaker.TwoStepCircuitBreaker[struct{}]
 
 	Changed chan struct{} // holds one: the state may have changed
@@ -43,10 +43,10 @@ func NewBreaker(name string) *Breaker {
 	return b
 }
 
-// Closed reports whether calls go through.
+// Closed reports whether the Breaker lets all calls through.
 func (b *Breaker) Closed() bool { return b.State() == gobreaker.StateClosed }
 
-// Signal has the reader of Changed look at the state.
+// Signal makes the reader of Changed check the state.
 func (b *Breaker) Signal() {
 	select {
 	case b.Changed <- struct{}{}:
@@ -54,10 +54,10 @@ func (b *Breaker) Signal() {
 	}
 }
 
-// Failed notes why the server could not be used.
+// Failed records why the server could not be used.
 func (b *Breaker) Failed(why error) { b.cause.Store(&why) }
 
-// LastFailure returns why the server could last not be used; nil: it always could.
+// LastFailure returns the reason of the last failure; nil: there was none.
 func (b *Breaker) LastFailure() error {
 	if why := b.cause.Load(); why != nil {
 		return *why

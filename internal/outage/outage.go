@@ -1,5 +1,5 @@
-// Package outage says what a process does while something it needs is away. Log tells operators: once, with the cause and
-// what to do, again each minute, and when it is over. Pause says when to try again.
+// Package outage handles outages of a service that a process needs. Log logs an outage once, with the cause and a remedy,
+// again each minute, and at its end. Pause returns when to try again.
 package outage
 
 import (
@@ -11,16 +11,16 @@ import (
 // every is the time between two lines about one outage.
 const every = time.Minute
 
-// Log is what is said of one thing. One goroutine uses it.
+// Log logs the outages of one service. One goroutine at a time may use it.
 type Log struct {
 	Log  zerolog.Logger
-	What string // what is away, such as redis
-	Mend string // what to do about it
+	What string // name of the service, such as redis
+	Mend string // the remedy
 
-	since, told time.Time // of the outage; since is zero when there is none
+	since, logged time.Time // of the outage; since is zero when there is none
 }
 
-// Note takes what became of an attempt to use it; nil: it works.
+// Note records the outcome of an attempt to use the service; nil: the attempt succeeded.
 func (l *Log) Note(err error) {
 	now := time.Now()
 	lasts := now.Sub(l.since).Round(time.Second)
@@ -30,15 +30,15 @@ func (l *Log) Note(err error) {
 		l.since = time.Time{}
 		l.Log.Info().Stringer("after", lasts).Msg(l.What + " works again")
 	case l.since.IsZero():
-		l.since, l.told = now, now
+		l.since, l.logged = now, now
 		l.Log.Warn().Err(err).Msg(l.What + " cannot be used; " + l.Mend)
-	case now.Sub(l.told) >= every:
-		l.told = now
+	case now.Sub(l.logged) >= every:
+		l.logged = now
 		l.Log.Warn().Err(err).Stringer("for", lasts).Msg(l.What + " still cannot be used; " + l.Mend)
 	}
 }
 
-// Level is that of a line about a failure. When that comes of what is away, the lines about the outage say enough.
+// Level returns the level of a log line about a failure. away says that the cause is an outage, which is logged already.
 func Level(away bool) zerolog.Level {
 	if away {
 		return zerolog.DebugLevel

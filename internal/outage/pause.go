@@ -12,17 +12,17 @@ const (
 	MaxPause   = 2 * time.Second
 )
 
-// Pause returns how long to wait after so many failures in a row, of which there is at
-// least one: 100 ms, doubled after each further failure up to MaxPause, with Jitter.
+// Pause returns how long to wait after that many failures in a row, at least one: 100 ms,
+// doubled after each further failure up to MaxPause, with Jitter.
 func Pause(failures int) time.Duration {
 	return Jitter(min(firstPause<<min(failures-1, 10), MaxPause))
 }
 
-// Jitter returns a random time from half of d to d, so that all who failed at one moment do
-// not try again at one moment.
+// Jitter returns a random time from half of d to d, so that processes that failed at the
+// same moment do not all try again at the same moment.
 func Jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
-// Sleep waits for d, or until ctx ends. It reports whether ctx goes on.
+// Sleep waits for d, or until ctx ends. It reports whether ctx has not ended.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

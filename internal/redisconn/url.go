@@ -10,9 +10,9 @@ import (
 	"headcount/internal/setting"
 )
 
-// CheckURL says what is wrong with a Redis URL and what to do about it, or returns an
-// empty string. It dials nothing. It repeats only names of options: a URL that does not
-// parse may have a password anywhere.
+// CheckURL returns the problem with a Redis URL and its remedy, or an empty string. It does
+// not dial. It repeats only names of options, because a URL that cannot be parsed may have a
+// password anywhere.
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {

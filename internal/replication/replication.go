@@ -6,10 +6,10 @@
 // sends them; its merges must be idempotent, because a Link repeats every batch whose acknowledgement it did not receive.
 //
 // The first change after a pause is sent at once. After that a round sends all dirty buckets every Config.Every, or at
-// once while a round leaves something. A goroutine of its own greets the peer twice in each Config.CompareEvery, so that no
-// change waits for the reply. Every other greeting also reads the peer's positions and has all buckets looked at. It repairs
-// everything that a Link may have wrong: a lost notification, a batch that the peer lost after it had acknowledged it, a
-// peer that came back empty or with an older memory, and a bucket that another process has sent meanwhile.
+// once while a round leaves changes unsent. A separate goroutine greets the peer twice in each Config.CompareEvery, so that
+// no change waits for the reply. Every second greeting also reads the peer's positions and marks all buckets. This comparison
+// corrects every wrong state of a Link: a lost notification, a batch that the peer lost after its acknowledgement, a peer
+// that was emptied or restored from older data, and a bucket that another process has sent meanwhile.
 //
 // # Faults
 //
@@ -19,8 +19,8 @@
 //   - The peer does not answer: nothing is sent until a greeting succeeds, at most half a second after it can be reached. The
 //     bound of a round is halved, down to 256 items.
 //   - The peer is refused: nothing is sent, and it is greeted again each Config.CompareEvery.
-//   - The peer cannot take a bucket: the others go on, and that one is tried again after 200 ms.
-//   - This process loses or gets a bucket: what it knew of the bucket is dropped, or read from the peer.
+//   - The peer cannot accept a bucket: the other buckets are sent, and this one is tried again after 200 ms.
+//   - This process loses a bucket: the bucket's entry is dropped. It gets a bucket: the position is read from the peer.
 //
 // # Bounds
 //
@@ -40,7 +40,7 @@ import (
 
 const (
 	retryAfter = 500 * time.Millisecond // longest pause after a failure
-	laterAfter = 200 * time.Millisecond // pause after a bucket that the peer could not take yet
+	laterAfter = 200 * time.Millisecond // pause after a bucket that the peer could not accept yet
 	minItems   = 256                    // least bound of the items in a round
 )
 
@@ -54,7 +54,7 @@ type At[P any] struct {
 	Position P
 }
 
-// Outcome is what became of a bucket in a round.
+// Outcome is the result of a round for one bucket.
 type Outcome int
 
 // The outcomes.
@@ -62,7 +62,7 @@ const (
 	Unchanged Outcome = iota // nothing was sent: the next change or comparison marks the bucket again
 	Sent                     // the peer has everything
 	More                     // another round has to follow at once
-	Later                    // the peer could not take the bucket; it is tried again after a pause
+	Later                    // the peer could not accept the bucket; it is sent again after a pause
 )
 
 // Result is the outcome of a bucket, and the peer's position after it.
@@ -75,15 +75,15 @@ type Result[P any] struct {
 type Protocol[P any] interface {
 	// Owned returns the buckets that this process replicates. Two processes may own a bucket at the same time.
 	Owned() []int
-	// Greet tells the peer that this region is there, and reports ErrRefused if nothing may be sent to it.
+	// Greet reports to the peer that this region is alive, and returns ErrRefused if nothing may be sent to the peer.
 	Greet(ctx context.Context) error
 	// Positions returns the peer's position in each bucket. It gets the positions that the Link believes in, which are
 	// zero at first.
 	Positions(ctx context.Context, believed []At[P]) ([]P, error)
-	// Send sends what follows the positions, about limit items at most, and returns a Result for each. After an error all
-	// of it is sent again.
+	// Send sends the changes after the positions, about limit items at most, and returns a Result for each position. After
+	// an error all of them are sent again.
 	Send(ctx context.Context, from []At[P], limit int) ([]Result[P], error)
-	// Failed is told why a greeting, a comparison or a round failed, except ErrRefused. Both goroutines call it.
+	// Failed receives the error of a failed greeting, comparison or round, except ErrRefused. Both goroutines call it.
 	Failed(err error)
 }
 
@@ -99,8 +99,8 @@ type entry[P any] struct {
 	at     P
 	known  bool // at was read from the peer, or acknowledged
 	dirty  bool // there may be changes after at
-	rounds int  // that have ended: a position that was being read meanwhile is outdated
-	// since and sending are when the oldest known change was made that waits, or is in flight; zero: none is known.
+	rounds int  // number of ended rounds: a position that was read during a round is outdated
+	// since is the time of the oldest known change that waits, and sending of the oldest in flight; zero: none is known.
 	since, sending time.Time
 }
 
@@ -150,7 +150,7 @@ func (l *Link[P]) Changed(bucket int) {
 	}
 }
 
-// Look has the peer greeted now. It follows a change of what Owned returns.
+// Look makes the Link greet the peer now. It is called after the result of Owned has changed.
 func (l *Link[P]) Look() { signal(l.look) }
 
 // Lag returns the age of the oldest known change that the peer does not have, or 0.
@@ -322,7 +322,7 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 		if err == nil {
 			greatest = max(greatest, results[i].Outcome)
 			left = results[i].Outcome > Sent
-			if results[i].Outcome != Unchanged { // else a comparison may know better by now
+			if results[i].Outcome != Unchanged { // otherwise a comparison may have a newer position by now
 				e.at = results[i].Position
 			}
 			if left {

@@ -16,7 +16,7 @@ import (
 // a URL, since a URL may contain a password.
 type Error struct {
 	Name    string // the flag's name without dashes, such as leave-grace
-	Problem string // what is wrong; after a semicolon, what to do about it
+	Problem string // the problem and, after a semicolon, a remedy
 }
 
 func (e *Error) Error() string { return "--" + e.Name + ": " + e.Problem }

@@ -1,6 +1,6 @@
-// Package tracing begins spans below a request that is traced, and costs nothing below one that is
-// not. Names of spans and attributes are fixed words: never a page, a user, a token, a key or an
-// address.
+// Package tracing starts spans below the span of a traced request. It costs nothing in a request that
+// is not traced. Names of spans and attributes are fixed words: never a page, a user, a token, a key
+// or an address.
 package tracing
 
 import (
@@ -9,13 +9,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Scope names who makes the spans.
+// Scope is the name of the instrumentation scope of all spans.
 const Scope = "headcount"
 
 // none is a span that is not recorded.
 var none = trace.SpanFromContext(context.Background())
 
-// Start begins a span below that of ctx, if that one is recorded. The caller ends it.
+// Start starts a span below the span of ctx, if the latter is recorded. The caller must end it.
 func Start(ctx context.Context, name string) (context.Context, trace.Span) {
 	above := trace.SpanFromContext(ctx)
 	if !above.IsRecording() {

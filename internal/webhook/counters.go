@@ -12,53 +12,53 @@ import (
 	"headcount/presence"
 )
 
-// maxCounters bounds the counters that wait to be looked at. Beyond it a counter is left out until
+// maxCounters bounds the counters that wait to be judged. Beyond the bound a counter is left out until
 // its next change.
 const maxCounters = 100_000
 
-// counters tells of counters over thresholds. Every process looks at those that it changed, so a
-// change is looked at by somebody, unless its process is killed within the moment; then the
-// counter's next change is.
+// counters reports counters over thresholds. Every process judges the counters that it has changed itself,
+// so every change is judged, unless its process is killed before it has done so; then the counter's next
+// change is.
 type counters struct {
 	service *Service
 	hooks   []*Hook
-	wake    chan struct{} // holds one: news has something
+	wake    chan struct{} // holds one: changed is not empty
 
-	mu   sync.Mutex
-	news map[string]counter.Counter // the newest by name; at most maxCounters
+	mu      sync.Mutex
+	changed map[string]counter.Counter // the newest by name; at most maxCounters
 
-	// The run goroutine alone uses these. low has counters that are not over a threshold, and when
-	// to find out whether something else was told of them; at most maxCounters.
-	low   map[string]time.Time
+	// Only the run goroutine uses these. below has counters that are not over a threshold, with the time
+	// at which to check whether they are still reported as over; at most maxCounters.
+	below map[string]time.Time
 	store failing
 }
 
 func newCounters(s *Service, hooks []*Hook) *counters {
-	return &counters{service: s, hooks: hooks, wake: make(chan struct{}, 1), news: map[string]counter.Counter{}, low: map[string]time.Time{}}
+	return &counters{service: s, hooks: hooks, wake: make(chan struct{}, 1), changed: map[string]counter.Counter{}, below: map[string]time.Time{}}
 }
 
-// note takes what a write has made of counters. It does not block.
-func (c *counters) note(results []counter.Result) {
-	news := false
+// receive queues the counters that a write has changed. It does not block.
+func (c *counters) receive(results []counter.Result) {
+	changed := false
 	for i := range results {
 		for _, one := range results[i].Counters {
 			if results[i].Err != nil || !slices.ContainsFunc(c.hooks, func(h *Hook) bool { return h.matches(one.Key) }) {
 				continue
 			}
-			one.Key = strings.Clone(one.Key) // it may be a part of a request, which must not stay
+			one.Key = strings.Clone(one.Key) // it may be part of a request, which would stay in memory
 			c.mu.Lock()
-			old, known := c.news[one.Key]
+			old, known := c.changed[one.Key]
 			switch {
 			case known && one.Touched() && old.Version.Compare(one.Version) > 0:
-			case !known && len(c.news) >= maxCounters:
+			case !known && len(c.changed) >= maxCounters:
 				c.service.metrics.left.WithLabelValues("counter").Inc()
 			default:
-				c.news[one.Key], news = one, true
+				c.changed[one.Key], changed = one, true
 			}
 			c.mu.Unlock()
 		}
 	}
-	if news {
+	if changed {
 		select {
 		case c.wake <- struct{}{}:
 		default:
@@ -66,40 +66,40 @@ func (c *counters) note(results []counter.Result) {
 	}
 }
 
-// run compares counters that changed with what was told, until ctx ends. A counter that changes all
-// the time is compared once in a round.
+// run judges the counters that changed, in rounds, until ctx ends. A counter that changes often is judged
+// once in a round.
 func (c *counters) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := time.Hour
-		for _, at := range c.low {
+		for _, at := range c.below {
 			wait = min(wait, max(time.Until(at), 0))
 		}
 		sleep(ctx, wait, c.wake)
 		c.mu.Lock()
-		news := c.news
-		c.news = map[string]counter.Counter{}
+		changed := c.changed
+		c.changed = map[string]counter.Counter{}
 		c.mu.Unlock()
-		err := c.round(ctx, news)
+		err := c.round(ctx, changed)
 		c.store.note(ctx, c.service.cfg.Log, err)
 		pause := roundEvery
 		if err != nil {
-			c.back(news)
-			pause = outage.Jitter(lookAgain)
+			c.restore(changed)
+			pause = outage.Jitter(retryAfter)
 		}
 		sleep(ctx, pause, nil)
 	}
 }
 
-// back puts back what could not be looked at, unless it is known better.
-func (c *counters) back(news map[string]counter.Counter) {
+// restore queues counters again that could not be judged, except where a newer value is queued.
+func (c *counters) restore(changed map[string]counter.Counter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, one := range news {
-		if _, newer := c.news[name]; !newer && len(c.news) < maxCounters {
-			c.news[name] = one
+	for name, one := range changed {
+		if _, newer := c.changed[name]; !newer && len(c.changed) < maxCounters {
+			c.changed[name] = one
 		}
 	}
-	if len(c.news) > 0 {
+	if len(c.changed) > 0 {
 		select {
 		case c.wake <- struct{}{}:
 		default:
@@ -107,25 +107,25 @@ func (c *counters) back(news map[string]counter.Counter) {
 	}
 }
 
-// round tells of counters that are over, and that those are not any more which were told as over and
-// were not for Settle.
-func (c *counters) round(ctx context.Context, news map[string]counter.Counter) error {
+// round reports counters that are over their threshold, and resets the reported state of counters that were
+// reported as over and have been below for Settle.
+func (c *counters) round(ctx context.Context, changed map[string]counter.Counter) error {
 	now := time.Now()
 	var changes []Change
-	for name, one := range news {
+	for name, one := range changed {
 		for _, h := range c.hooks {
 			if !h.matches(name) {
 				continue
 			}
 			if one.Value > h.limit {
 				changes = append(changes, over(h, one, now))
-			} else if _, waits := c.low[name]; !waits && len(c.low) < maxCounters {
-				c.low[name] = now.Add(c.service.cfg.Settle)
+			} else if _, waits := c.below[name]; !waits && len(c.below) < maxCounters {
+				c.below[name] = now.Add(c.service.cfg.Settle)
 			}
 		}
 	}
 	var due []string
-	for name, at := range c.low {
+	for name, at := range c.below {
 		if !at.After(now) {
 			due = append(due, name)
 		}
@@ -136,19 +136,19 @@ func (c *counters) round(ctx context.Context, news map[string]counter.Counter) e
 	}
 	changes = append(changes, falls...)
 	if len(changes) > 0 {
-		if _, err := c.service.tell(ctx, changes); err != nil {
+		if _, err := c.service.report(ctx, changes); err != nil {
 			return err
 		}
 	}
 	for _, name := range due {
-		delete(c.low, name)
+		delete(c.below, name)
 	}
 	return nil
 }
 
-// falls are the changes for counters that were told as over and are not.
+// falls returns the changes that reset counters which are reported as over and are not over any more.
 func (c *counters) falls(ctx context.Context, names []string) (falls []Change, err error) {
-	var ask []Change // they change nothing
+	var ask []Change // Was equals Is, so they only read the reported state
 	for _, name := range names {
 		for _, h := range c.hooks {
 			if h.matches(name) {
@@ -156,13 +156,13 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 			}
 		}
 	}
-	told, _, err := tell(ctx, c.service.cfg.Store, ask)
+	reported, _, err := report(ctx, c.service.cfg.Store, ask)
 	if err != nil {
 		return nil, err
 	}
 	values := map[string]int64{}
 	var read []string
-	for i, last := range told {
+	for i, last := range reported {
 		if name := ask[i].Subject; last != "" && !slices.Contains(read, name) {
 			read = append(read, name)
 		}
@@ -176,7 +176,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 			values[chunk[i]] = readings[i].Value
 		}
 	}
-	for i, last := range told {
+	for i, last := range reported {
 		h := c.hooks[slices.IndexFunc(c.hooks, func(h *Hook) bool { return h.ID == ask[i].Hook })]
 		if last != "" && values[ask[i].Subject] <= h.limit {
 			falls = append(falls, Change{Hook: h.ID, Subject: ask[i].Subject, Was: last})
@@ -185,7 +185,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 	return falls, nil
 }
 
-// over says that a counter is over the threshold.
+// over returns the change that reports a counter as over the threshold.
 func over(h *Hook, c counter.Counter, now time.Time) Change {
 	e := newEvent(CounterOver, c.Key, now)
 	e.Counter, e.Value, e.Threshold, e.Version = presence.KeyOf(c.Key), &c.Value, &h.limit, c.Version.String()

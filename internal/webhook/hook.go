@@ -15,45 +15,45 @@ import (
 	"headcount/presence"
 )
 
-// What a hook is told of.
-type what uint8
+// condition is the kind of changes that a hook reports.
+type condition uint8
 
 const (
-	occupation  what = iota // of pages
-	threshold               // of pages
-	peak                    // of pages
-	overCounter             // over a threshold
+	occupation  condition = iota // a page becomes occupied or vacated
+	threshold                    // the count of a page passes a threshold
+	peak                         // a page has its greatest count of the day
+	overCounter                  // a counter passes a threshold
 )
 
-// Hook is one webhook. Nobody changes it.
+// Hook is one webhook. It does not change.
 type Hook struct {
-	ID     string // of its state and outbox: a hash, which does not reveal the URL
-	URL    string
-	Host   string // of the URL, for logs and metrics
-	what   what
-	match  string         // a pattern of keys; empty: the whole site
-	limit  int64          // the threshold
-	site   *presence.Site // nil: all sites
-	bucket int            // whose owner sends
+	ID        string // of its state and outbox: a hash, which does not reveal the URL
+	URL       string
+	Host      string // of the URL, for logs and metrics
+	condition condition
+	match     string         // a pattern of keys; empty: the total of a site
+	limit     int64          // the threshold
+	site      *presence.Site // nil: all sites
+	bucket    int            // the owner of this bucket sends the events
 }
 
-// matches reports whether the hook is told of what has this name.
+// matches reports whether the hook covers the page or counter with this name.
 func (h *Hook) matches(name string) bool {
 	site, key := presence.SplitName(name)
 	if h.site != nil && *h.site != site {
 		return false
 	}
-	if h.match == "" || key == presence.AllPages && h.what != overCounter {
-		return h.match == "" && key == presence.AllPages // which is no page of a pattern
+	if h.match == "" || key == presence.AllPages && h.condition != overCounter {
+		return h.match == "" && key == presence.AllPages // a pattern never matches AllPages
 	}
 	return counter.Matches(h.match, key)
 }
 
-// usage is how a webhook is written.
+// usage describes the form of a webhook.
 const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, or site in place of page:PATTERN for a whole site`
 
-// Parse reads webhooks as --webhook has them: what is told, an equals sign, and the URL. Sites are
-// those that there are. An error is one line, and does not repeat a URL, which may hold a secret.
+// Parse parses webhooks in the form of --webhook: the condition, an equals sign, and the URL. sites are
+// the sites of the server. An error is one line and has no URL, because a URL may hold a secret.
 func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 	if len(texts) > MaxHooks {
 		return nil, fmt.Errorf("there are more than %d; a pattern with * covers many pages", MaxHooks)
@@ -65,7 +65,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 			return nil, fmt.Errorf("number %d: %w", i+1, err)
 		}
 		if slices.ContainsFunc(hooks, func(o *Hook) bool { return o.ID == hook.ID }) {
-			return nil, fmt.Errorf("number %d stands twice; name it once", i+1)
+			return nil, fmt.Errorf("number %d is a duplicate; remove it", i+1)
 		}
 		hooks = append(hooks, hook)
 	}
@@ -107,17 +107,17 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		}
 		h.match = pattern
 	default:
-		return nil, fmt.Errorf("%q is nothing that is told; %s", presence.Excerpt(subject), usage)
+		return nil, fmt.Errorf("%q is not a valid condition; %s", presence.Excerpt(subject), usage)
 	}
 	switch {
 	case kind == "counter" && !limited, kind == "counter" && limit == "peak":
 		return nil, fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", presence.Excerpt(subject))
 	case kind == "counter":
-		h.what = overCounter
+		h.condition = overCounter
 	case limit == "peak":
-		h.what = peak
+		h.condition = peak
 	case limited:
-		h.what = threshold
+		h.condition = threshold
 	}
 	if limited && limit != "peak" {
 		if h.limit, err = strconv.ParseInt(limit, 10, 64); err != nil || h.limit < 1 {
@@ -130,12 +130,12 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	return h, nil
 }
 
-// isLimit reports whether what follows a > is a threshold: pages may have a > in their names.
+// isLimit reports whether the text after a > is a threshold. A page may have a > in its name.
 func isLimit(s string) bool {
 	return s == "peak" || s != "" && strings.Trim(s, "0123456789") == ""
 }
 
-// ParseSecret reads a key as Standard Webhooks write it.
+// ParseSecret parses a key in the form of Standard Webhooks.
 func ParseSecret(text string) ([]byte, error) {
 	encoded, ok := strings.CutPrefix(text, "whsec_")
 	key, err := base64.StdEncoding.DecodeString(encoded)

@@ -12,7 +12,7 @@ var shop = presence.SiteOf("shop")
 
 func TestParse(t *testing.T) {
 	sites := []presence.Site{presence.DefaultSite, shop}
-	for text, names := range map[string]struct{ told, not []string }{
+	for text, names := range map[string]struct{ matched, not []string }{
 		"page:news/*=http://r.test/x":         {[]string{"news/1", shop.Qualify("news/1"), "news/"}, []string{"new", "*", shop.Qualify("*")}},
 		"page:*=https://r.test/?a=b>100":      {[]string{"news/1", "p"}, []string{"*"}},
 		"page:p=https://r.test":               {[]string{"p"}, []string{"p2", "*"}},
@@ -28,9 +28,9 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
-		for _, name := range slices.Concat(names.told, names.not) {
-			if is := hooks[0].matches(name); is != slices.Contains(names.told, name) {
-				t.Errorf("%q is told of %q: %t", text, name, is)
+		for _, name := range slices.Concat(names.matched, names.not) {
+			if is := hooks[0].matches(name); is != slices.Contains(names.matched, name) {
+				t.Errorf("%q matches %q: %t", text, name, is)
 			}
 		}
 	}
@@ -39,9 +39,9 @@ func TestParse(t *testing.T) {
 		"page:p":                              "no http or https URL",
 		"page:p=ftp://r.test":                 "no http or https URL",
 		"page:p=http:///path":                 "is no http or https URL",
-		"p=http://r.test":                     `"p" is nothing that is told`,
-		"page=http://r.test":                  `"page" is nothing that is told`,
-		"site:p=http://r.test":                `"site:p" is nothing that is told`,
+		"p=http://r.test":                     `"p" is not a valid condition`,
+		"page=http://r.test":                  `"page" is not a valid condition`,
+		"site:p=http://r.test":                `"site:p" is not a valid condition`,
 		"page:a*b=http://r.test":              "a * stands only at the end",
 		"page:=http://r.test":                 "page:",
 		"page@none:p=http://r.test":           `no site "none"`,
@@ -56,7 +56,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	one := "page:p=http://r.test"
-	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "stands twice") {
+	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "is a duplicate") {
 		t.Errorf("twice: %v", err)
 	}
 	if _, err := Parse(make([]string, MaxHooks+1), sites); err == nil || !strings.Contains(err.Error(), "more than 32") {

@@ -2,7 +2,7 @@ package webhook
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are those of a process. Hooks have no names: hosts of URLs are their labels.
+// metrics are the metrics of a process. Hooks have no names, so their labels are the hosts of their URLs.
 type metrics struct {
 	events, sent, failed, dropped, left *prometheus.CounterVec
 	waiting                             *prometheus.GaugeVec
@@ -10,9 +10,9 @@ type metrics struct {
 
 // Reasons why events are dropped.
 const (
-	dropFull    = "full"    // the outbox had MaxQueue
-	dropOld     = "old"     // nobody took them for MaxAge
-	dropRefused = "refused" // the receiver does not want them
+	dropFull    = "full"    // the outbox had MaxQueue events
+	dropOld     = "old"     // the receiver did not accept them for MaxAge
+	dropRefused = "refused" // the receiver refused them
 )
 
 func newMetrics(reg prometheus.Registerer) metrics {
@@ -21,14 +21,14 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	}
 	m := metrics{
 		events:  counter("headcount_webhook_events_total", "Events put into an outbox by this process, by type.", "type"),
-		sent:    counter("headcount_webhook_messages_total", "Messages that the receiver took, by host.", "host"),
-		failed:  counter("headcount_webhook_failures_total", "Messages that the receiver did not take; they are sent again, but those that it refuses.", "host"),
-		dropped: counter("headcount_webhook_dropped_total", "Events that were dropped: the outbox was full, they were too old, or the receiver refused them.", "reason"),
-		left:    counter("headcount_webhook_left_out_total", "Changes of pages or counters that were not looked at, because too many changed at once; the next change of each is.", "kind"),
+		sent:    counter("headcount_webhook_messages_total", "Messages that the receiver accepted, by host.", "host"),
+		failed:  counter("headcount_webhook_failures_total", "Messages that the receiver did not accept, by host; they are sent again, unless the receiver refused them.", "host"),
+		dropped: counter("headcount_webhook_dropped_total", "Events dropped, by reason: full (outbox), old (not accepted for a day), refused (by the receiver).", "reason"),
+		left:    counter("headcount_webhook_left_out_total", "Changes of pages or counters left out because too many changed at once; the next change of each is not.", "kind"),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headcount_webhook_waiting", Help: "Events in the outboxes that this process sends, by host."}, []string{"host"}),
 	}
 	for _, why := range []string{dropFull, dropOld, dropRefused} {
-		m.dropped.WithLabelValues(why) // from 0 on: of a series that begins with 1 Prometheus sees no increase
+		m.dropped.WithLabelValues(why) // exported from 0 on: Prometheus sees no increase in a series that begins with 1
 	}
 	if reg != nil {
 		reg.MustRegister(m.events, m.sent, m.failed, m.dropped, m.left, m.waiting)

@@ -14,60 +14,61 @@ import (
 )
 
 const (
-	// maxPages bounds the pages whose counts wait to be looked at, and those of which something
-	// is known. Beyond it a page is left out until its next change.
+	// maxPages bounds the pages with changed counts, and the pages with a state of each hook. Beyond
+	// the bound a page is left out until its next change.
 	maxPages = 100_000
 
-	roundEvery = 100 * time.Millisecond // least time between two looks at what changed
-	lookAgain  = time.Second            // after a failure, or a count that was stale
-	readAtOnce = 256                    // counts in one read
+	roundEvery = 100 * time.Millisecond // least time between two rounds
+	retryAfter = time.Second            // after a failure, or a stale count
+	readBatch  = 256                    // counts in one read
 	dayLayout  = time.DateOnly
 
-	// All pages are looked through scanAfter after a bucket is served anew. When changes may have been
-	// missed they are, too, but at most once in scanEvery.
+	// All pages of the store are scanned scanAfter after this process begins to serve a bucket. They are
+	// also scanned when changes may have been missed, but at most once in scanEvery.
 	scanAfter = time.Second
 	scanEvery = time.Minute
 )
 
-// pages tells of pages. Its run goroutine alone uses what it knows of them.
+// pages reports changes of pages. It compares the counts that it receives with the state last reported,
+// and makes a Change where they differ. The fields after mu's are used by its run goroutine only.
 type pages struct {
 	service *Service
 	hooks   []*Hook
-	wake    chan struct{} // holds one: news has something, or served has changed
+	wake    chan struct{} // holds one: changed is not empty, or reload is set
 
-	mu     sync.Mutex
-	news   map[string]presence.Count // the newest by page; at most maxPages
-	served map[int]bool              // buckets
-	moved  bool                      // served has changed, or something was missed
-	fresh  bool                      // served has new buckets
+	mu         sync.Mutex
+	changed    map[string]presence.Count // newest counts by page, for the next round; at most maxPages
+	served     map[int]bool              // buckets
+	reload     bool                      // served has changed, or updates may have been missed
+	newBuckets bool                      // served has new buckets
 
-	known map[subject]*told // where something was told, or is due; at most maxPages for each hook
-	due   map[subject]*told // those of known that have a time
-	day   string            // of the last round
-	scan  time.Time         // when to look through all pages; zero: that is not needed
-	since time.Time         // the last time
-	store failing
+	known    map[subject]*state // subjects with a reported state, or that are due; at most maxPages for each hook
+	due      map[subject]*state // the elements of known whose dueAt is set
+	day      string             // of the last round
+	nextScan time.Time          // when to scan all pages; zero: not scheduled
+	lastScan time.Time
+	store    failing
 }
 
-// subject is what a hook is told of: a page.
+// subject is a page as one hook sees it.
 type subject struct {
 	hook *Hook
 	name string
 }
 
-// told is what is known of a subject.
-type told struct {
-	last string    // what was told last
-	low  time.Time // since when it is lower than what was told; zero: it is not
-	high int64     // a peak that gathers; 0: none
-	day  string    // of high
-	at   time.Time // when to read the count and judge again; zero: at the next change
+// state is the state of a subject.
+type state struct {
+	reported   string    // the state last reported, see Change.Is
+	belowSince time.Time // since when the count is lower than the reported state; zero: it is not
+	peak       int64     // a new peak that is not reported yet; 0: none
+	peakDay    string    // the day of peak
+	dueAt      time.Time // when to read the count and judge it again; zero: at the next change
 }
 
 func newPages(s *Service, hooks []*Hook) *pages {
 	return &pages{
 		service: s, hooks: hooks, wake: make(chan struct{}, 1),
-		news: map[string]presence.Count{}, served: map[int]bool{}, known: map[subject]*told{}, due: map[subject]*told{},
+		changed: map[string]presence.Count{}, served: map[int]bool{}, known: map[subject]*state{}, due: map[subject]*state{},
 	}
 }
 
@@ -76,15 +77,15 @@ func (p *pages) serve(buckets []int) {
 	served := map[int]bool{}
 	for _, b := range buckets {
 		served[b] = true
-		p.fresh = p.fresh || !p.served[b]
+		p.newBuckets = p.newBuckets || !p.served[b]
 	}
-	p.served, p.moved = served, true
+	p.served, p.reload = served, true
 	p.mu.Unlock()
 	p.signal()
 }
 
-func (p *pages) heard(updates []presence.Update) {
-	news := false
+func (p *pages) receive(updates []presence.Update) {
+	changed := false
 	p.mu.Lock()
 	for _, u := range updates {
 		if u.Kind != presence.KindCount {
@@ -95,25 +96,25 @@ func (p *pages) heard(updates []presence.Update) {
 			continue
 		}
 		c, ok := presence.CountOf(u)
-		old, known := p.news[name]
+		old, known := p.changed[name]
 		switch {
 		case !ok || known && old.Newer(c):
-		case !known && len(p.news) >= maxPages:
+		case !known && len(p.changed) >= maxPages:
 			p.service.metrics.left.WithLabelValues("page").Inc()
 		default:
-			p.news[name], news = c, true
+			p.changed[name], changed = c, true
 		}
 	}
 	p.mu.Unlock()
-	if news {
+	if changed {
 		p.signal()
 	}
 }
 
-// lost has what was told read again, and the counts of it: changes may have been missed.
+// lost schedules a reload of the reported states and their counts, because updates may have been missed.
 func (p *pages) lost() {
 	p.mu.Lock()
-	p.moved = true
+	p.reload = true
 	p.mu.Unlock()
 	p.signal()
 }
@@ -125,18 +126,18 @@ func (p *pages) signal() {
 	}
 }
 
-// run looks at what changed, and at what is due, until ctx ends.
+// run judges the counts that changed or are due, in rounds, until ctx ends.
 func (p *pages) run(ctx context.Context) {
 	load := false
 	for ctx.Err() == nil {
 		p.mu.Lock()
-		news, served := p.news, p.served
-		p.news = map[string]presence.Count{}
-		load = load || p.moved
-		if p.fresh {
-			p.since = time.Time{}
+		changed, served := p.changed, p.served
+		p.changed = map[string]presence.Count{}
+		load = load || p.reload
+		if p.newBuckets {
+			p.lastScan = time.Time{}
 		}
-		p.moved, p.fresh = false, false
+		p.reload, p.newBuckets = false, false
 		p.mu.Unlock()
 		now := time.Now()
 		if load {
@@ -144,19 +145,19 @@ func (p *pages) run(ctx context.Context) {
 			p.store.note(ctx, p.service.cfg.Log, err)
 			load = err != nil
 			at := now.Add(scanAfter)
-			if next := p.since.Add(scanEvery); next.After(at) {
+			if next := p.lastScan.Add(scanEvery); next.After(at) {
 				at = next
 			}
-			if p.scan.IsZero() || at.Before(p.scan) {
-				p.scan = at
+			if p.nextScan.IsZero() || at.Before(p.nextScan) {
+				p.nextScan = at
 			}
 		}
-		if !p.scan.IsZero() && !now.Before(p.scan) {
-			p.look(ctx, served, now)
+		if !p.nextScan.IsZero() && !now.Before(p.nextScan) {
+			p.scan(ctx, served, now)
 		}
-		p.turn(now)
+		p.startDay(now)
 		r := round{pages: p, now: now}
-		for name, c := range news {
+		for name, c := range changed {
 			for _, h := range p.hooks {
 				if served[presence.Bucket(name, presence.DefaultBuckets)] && h.matches(name) {
 					r.judge(subject{h, name}, c, false)
@@ -164,7 +165,7 @@ func (p *pages) run(ctx context.Context) {
 			}
 		}
 		p.readDue(ctx, &r)
-		r.tell(ctx)
+		r.report(ctx)
 		if !sleep(ctx, roundEvery, nil) {
 			return
 		}
@@ -172,41 +173,42 @@ func (p *pages) run(ctx context.Context) {
 	}
 }
 
-// turn has all peaks judged when a day has begun: each count is the first peak of its day.
-func (p *pages) turn(now time.Time) {
+// startDay makes all subjects of peaks due when a day has begun: the count at that moment is the first peak
+// of the day.
+func (p *pages) startDay(now time.Time) {
 	today := now.UTC().Format(dayLayout)
 	if today == p.day {
 		return
 	}
 	p.day = today
 	for s, t := range p.known {
-		if s.hook.what == peak && t.at.IsZero() {
+		if s.hook.condition == peak && t.dueAt.IsZero() {
 			p.set(s, t, now)
 		}
 	}
 }
 
-// next is the time until something is due, or the day ends.
+// next returns the time until a subject is due, a scan or reload is, or the day ends.
 func (p *pages) next(load bool) time.Duration {
 	wait := time.Until(time.Now().Truncate(24 * time.Hour).Add(24 * time.Hour))
 	if load {
-		wait = lookAgain
+		wait = retryAfter
 	}
-	if !p.scan.IsZero() {
-		wait = min(wait, time.Until(p.scan))
+	if !p.nextScan.IsZero() {
+		wait = min(wait, time.Until(p.nextScan))
 	}
 	for _, t := range p.due {
-		wait = min(wait, time.Until(t.at))
+		wait = min(wait, time.Until(t.dueAt))
 	}
 	return max(wait, 0)
 }
 
-// load reads what was told of the pages of the buckets that are served, and has their counts read.
-// It forgets the pages of others.
+// load reads the reported states of the pages in the served buckets, and makes these pages due. It forgets
+// the pages of other buckets.
 func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) error {
-	known := map[subject]*told{}
+	known := map[subject]*state{}
 	for _, h := range p.hooks {
-		last, err := p.service.cfg.Store.Told(ctx, h.ID)
+		last, err := p.service.cfg.Store.Reported(ctx, h.ID)
 		if err != nil {
 			return err
 		}
@@ -216,15 +218,15 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 			}
 			t := p.known[subject{h, name}]
 			if t == nil {
-				t = &told{}
+				t = &state{}
 			}
-			t.last, t.at = what, now
+			t.reported, t.dueAt = what, now
 			known[subject{h, name}] = t
 		}
 	}
-	for s, t := range p.known { // what is about to be told, or was before the store lost it
+	for s, t := range p.known { // not reported yet, or reported and lost by the store
 		if known[s] == nil && served[presence.Bucket(s.name, presence.DefaultBuckets)] {
-			t.last, t.at = "", now
+			t.reported, t.dueAt = "", now
 			known[s] = t
 		}
 	}
@@ -232,8 +234,8 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 	return nil
 }
 
-// look has the counts of all pages read that hooks are told of, and of which nothing was told.
-func (p *pages) look(ctx context.Context, served map[int]bool, now time.Time) {
+// scan makes all pages due that match a hook and have no state: their first report may have been missed.
+func (p *pages) scan(ctx context.Context, served map[int]bool, now time.Time) {
 	err := p.service.cfg.Pages.Pages(ctx, func(names []string) {
 		for _, name := range names {
 			for _, h := range p.hooks {
@@ -242,37 +244,37 @@ func (p *pages) look(ctx context.Context, served map[int]bool, now time.Time) {
 				case len(p.known) >= maxPages*len(p.hooks):
 					p.service.metrics.left.WithLabelValues("page").Inc()
 				default:
-					p.set(s, &told{}, now)
+					p.set(s, &state{}, now)
 				}
 			}
 		}
 	})
 	p.store.note(ctx, p.service.cfg.Log, err)
 	if err != nil {
-		p.scan = now.Add(outage.Jitter(lookAgain))
+		p.nextScan = now.Add(outage.Jitter(retryAfter))
 		return
 	}
-	p.scan, p.since = time.Time{}, now
+	p.nextScan, p.lastScan = time.Time{}, now
 }
 
-// readDue reads the counts of what is due, and judges it.
+// readDue reads the counts of the subjects that are due, and judges them.
 func (p *pages) readDue(ctx context.Context, r *round) {
 	of := map[string][]subject{}
 	var names []string
 	for s, t := range p.due {
-		if !t.at.After(r.now) {
+		if !t.dueAt.After(r.now) {
 			if of[s.name] == nil {
 				names = append(names, s.name)
 			}
 			of[s.name] = append(of[s.name], s)
 		}
 	}
-	for chunk := range slices.Chunk(names, readAtOnce) {
+	for chunk := range slices.Chunk(names, readBatch) {
 		counts, err := p.service.cfg.Pages.Counts(ctx, chunk)
 		for i, name := range chunk {
 			for _, s := range of[name] {
 				if err != nil {
-					p.set(s, p.known[s], r.now.Add(outage.Jitter(lookAgain)))
+					p.set(s, p.known[s], r.now.Add(outage.Jitter(retryAfter)))
 					continue
 				}
 				r.judge(s, counts[i], true)
@@ -281,13 +283,13 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 	}
 }
 
-// set sets when a subject is due; zero: at its next change. A subject of which nothing was told, and
-// which is not due, is forgotten.
-func (p *pages) set(s subject, t *told, at time.Time) {
-	switch t.at = at; {
+// set sets when a subject is due; zero: at its next change. It forgets a subject that is not due and has no
+// reported state.
+func (p *pages) set(s subject, t *state, at time.Time) {
+	switch t.dueAt = at; {
 	case !at.IsZero():
 		p.known[s], p.due[s] = t, t
-	case t.last == "":
+	case t.reported == "":
 		delete(p.due, s)
 		delete(p.known, s)
 	default:
@@ -296,7 +298,7 @@ func (p *pages) set(s subject, t *told, at time.Time) {
 	}
 }
 
-// round gathers what is to be told.
+// round collects the changes of one round.
 type round struct {
 	pages    *pages
 	now      time.Time
@@ -304,7 +306,8 @@ type round struct {
 	changes  []Change
 }
 
-// judge compares a count with what was told. read says that the count was read just now.
+// judge compares a count with the reported state. A rise is reported at once. A fall is reported only when
+// the count has been low for Settle and was then read from the store; read says that it was read just now.
 func (r *round) judge(s subject, c presence.Count, read bool) {
 	p := r.pages
 	t := p.known[s]
@@ -313,13 +316,13 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 			p.service.metrics.left.WithLabelValues("page").Inc()
 			return
 		}
-		t = &told{}
+		t = &state{}
 	}
 	if c.Stale { // it may lack users
-		p.set(s, t, r.now.Add(outage.Jitter(lookAgain)))
+		p.set(s, t, r.now.Add(outage.Jitter(retryAfter)))
 		return
 	}
-	if s.hook.what == peak {
+	if s.hook.condition == peak {
 		r.judgePeak(s, t, c)
 		return
 	}
@@ -328,48 +331,48 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 		is = "1"
 	}
 	switch {
-	case is == t.last:
-		t.low = time.Time{}
+	case is == t.reported:
+		t.belowSince = time.Time{}
 		p.set(s, t, time.Time{})
 	case is != "":
-		t.low = time.Time{}
+		t.belowSince = time.Time{}
 		r.change(s, t, c, is)
-	case t.low.IsZero():
-		t.low = r.now
+	case t.belowSince.IsZero():
+		t.belowSince = r.now
 		p.set(s, t, r.now.Add(p.service.cfg.Settle))
-	case read && r.now.Sub(t.low) >= p.service.cfg.Settle:
+	case read && r.now.Sub(t.belowSince) >= p.service.cfg.Settle:
 		r.change(s, t, c, is)
 	default:
-		p.set(s, t, t.low.Add(p.service.cfg.Settle))
+		p.set(s, t, t.belowSince.Add(p.service.cfg.Settle))
 	}
 }
 
-// judgePeak gathers a new peak, and tells it when it is due.
-func (r *round) judgePeak(s subject, t *told, c presence.Count) {
+// judgePeak keeps a new peak for Settle, while it may rise further, and then reports it.
+func (r *round) judgePeak(s subject, t *state, c presence.Count) {
 	today := r.now.UTC().Format(dayLayout)
-	day, greatest := parsePeak(t.last)
-	if t.day == day && t.high <= greatest { // another process has told it
-		t.high = 0
+	day, greatest := parsePeak(t.reported)
+	if t.peakDay == day && t.peak <= greatest { // another process has reported it
+		t.peak = 0
 	}
-	if t.high > 0 && t.day < today {
-		r.change(s, t, c, peakOf(t.day, t.high))
+	if t.peak > 0 && t.peakDay < today {
+		r.change(s, t, c, peakOf(t.peakDay, t.peak))
 		return
 	}
 	if day != today {
 		greatest = 0
 	}
-	if c.Users > max(greatest, t.high) {
-		if t.high == 0 {
-			t.at = r.now.Add(r.pages.service.cfg.Settle)
+	if c.Users > max(greatest, t.peak) {
+		if t.peak == 0 {
+			t.dueAt = r.now.Add(r.pages.service.cfg.Settle)
 		}
-		t.high, t.day = c.Users, today
+		t.peak, t.peakDay = c.Users, today
 	}
 	switch {
-	case t.high > 0 && !t.at.After(r.now):
-		r.change(s, t, c, peakOf(t.day, t.high))
-	case t.high > 0:
-		r.pages.set(s, t, t.at)
-	case t.last != "" && day != today && c.Users == 0: // nothing is left to compare with
+	case t.peak > 0 && !t.dueAt.After(r.now):
+		r.change(s, t, c, peakOf(t.peakDay, t.peak))
+	case t.peak > 0:
+		r.pages.set(s, t, t.dueAt)
+	case t.reported != "" && day != today && c.Users == 0: // a state of an earlier day is no longer needed
 		r.change(s, t, c, "")
 	default:
 		r.pages.set(s, t, time.Time{})
@@ -384,26 +387,26 @@ func parsePeak(s string) (day string, greatest int64) {
 	return day, greatest
 }
 
-// change has it told that a subject is now so.
-func (r *round) change(s subject, t *told, c presence.Count, is string) {
+// change adds a change of the subject's reported state to is.
+func (r *round) change(s subject, t *state, c presence.Count, is string) {
 	kind, count := "", c.Users
 	switch {
-	case s.hook.what == peak && is != "":
-		kind, count = Peak, t.high
-	case s.hook.what == threshold && is != "":
+	case s.hook.condition == peak && is != "":
+		kind, count = Peak, t.peak
+	case s.hook.condition == threshold && is != "":
 		kind = Over
-	case s.hook.what == occupation && is != "":
+	case s.hook.condition == occupation && is != "":
 		kind = Occupied
-	case s.hook.what == occupation:
+	case s.hook.condition == occupation:
 		kind = Vacated
 	}
-	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.last, Is: is, kind: kind}
+	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.reported, Is: is, kind: kind}
 	if kind != "" {
 		e := newEvent(kind, s.name, r.now)
 		e.Page, e.Count = presence.KeyOf(s.name), &count
 		switch kind {
 		case Peak:
-			e.Day = t.day
+			e.Day = t.peakDay
 		case Over:
 			e.Threshold = &s.hook.limit
 			fallthrough
@@ -412,31 +415,31 @@ func (r *round) change(s subject, t *told, c presence.Count, is string) {
 		}
 		change.Event = e.encode()
 	}
-	r.pages.set(s, t, r.now.Add(outage.Jitter(lookAgain))) // unless it is told
+	r.pages.set(s, t, r.now.Add(outage.Jitter(retryAfter))) // in case the report fails
 	r.subjects, r.changes = append(r.subjects, s), append(r.changes, change)
 }
 
-// tell tells what was gathered. What could not be told is due again.
-func (r *round) tell(ctx context.Context) {
+// report reports the collected changes. Subjects whose change could not be reported stay due.
+func (r *round) report(ctx context.Context) {
 	if len(r.changes) == 0 {
 		return
 	}
 	p := r.pages
-	now, err := p.service.tell(ctx, r.changes)
+	now, err := p.service.report(ctx, r.changes)
 	p.store.note(ctx, p.service.cfg.Log, err)
 	if err != nil {
-		p.lost() // what was told is unknown
+		p.lost() // the store may have made some of the changes
 	}
 	for i, last := range now {
 		s := r.subjects[i]
 		t := p.known[s]
-		if t.last = last; last != r.changes[i].Is {
-			continue // somebody else told something: it is read and judged again
+		if t.reported = last; last != r.changes[i].Is {
+			continue // another process reported a change: the subject is due and is judged again
 		}
-		t.low, t.high, t.day = time.Time{}, 0, ""
+		t.belowSince, t.peak, t.peakDay = time.Time{}, 0, ""
 		at := time.Time{}
-		if day, _ := parsePeak(last); s.hook.what == peak && day != "" && day != r.now.UTC().Format(dayLayout) {
-			at = r.now // the count of now belongs to the next day
+		if day, _ := parsePeak(last); s.hook.condition == peak && day != "" && day != r.now.UTC().Format(dayLayout) {
+			at = r.now // the present count belongs to the next day
 		}
 		p.set(s, t, at)
 	}

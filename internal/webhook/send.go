@@ -23,21 +23,21 @@ import (
 
 const (
 	attemptTime = 10 * time.Second // for one message, with its answer
-	maxAnswer   = 4 << 10          // bytes of an answer that are read; nobody looks at them
+	maxAnswer   = 4 << 10          // bytes of an answer that are read, and ignored
 	firstPause  = time.Second      // after a failure; doubled after each further one
 	maxPause    = 5 * time.Minute
-	looksEvery  = time.Second // at an outbox into which other processes put events
+	pollEvery   = time.Second // between two reads of an empty outbox, into which other processes put events
 )
 
-// refusals are answers that say that the receiver does not want this message, now or later.
+// refusals are the statuses by which a receiver refuses a message for good.
 var refusals = []int{http.StatusBadRequest, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
 
-// sender sends the outbox of one hook, while its bucket is this process's.
+// sender sends the events in the outbox of one hook, while this process owns the hook's bucket.
 type sender struct {
 	service *Service
 	hook    *Hook
 	owned   atomic.Bool
-	wake    chan struct{} // holds one: the outbox may have something, or owned has changed
+	wake    chan struct{} // holds one: the outbox may have events, or owned has changed
 }
 
 func (o *sender) signal() {
@@ -47,8 +47,8 @@ func (o *sender) signal() {
 	}
 }
 
-// run sends until ctx ends. A failure is followed by a pause that doubles; what ends a pause early
-// is only the end of ctx.
+// run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure. Only
+// the end of ctx ends a pause early.
 func (o *sender) run(ctx context.Context) {
 	s := o.service
 	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
@@ -65,14 +65,14 @@ func (o *sender) run(ctx context.Context) {
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
 		if store.note(ctx, log, err); err != nil || len(events) == 0 {
 			waiting.Set(0)
-			sleep(ctx, outage.Jitter(2*looksEvery), o.wake)
+			sleep(ctx, outage.Jitter(2*pollEvery), o.wake)
 			continue
 		}
 		waiting.Set(float64(left))
 		m, err := newMessage(events)
 		if err == nil && time.Since(m.oldest) > MaxAge {
 			o.drop(ctx, events, dropOld)
-			log.Warn().Int("events", len(events)).Msg("a webhook has taken nothing for a day, and its oldest events were dropped")
+			log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
 			continue
 		}
 		status, again := 0, time.Duration(0)
@@ -83,7 +83,7 @@ func (o *sender) run(ctx context.Context) {
 		case ctx.Err() != nil:
 		case err == nil && status/100 == 2:
 			if failed > 0 {
-				log.Info().Int("attempts", failed+1).Msg("a webhook takes events again")
+				log.Info().Int("attempts", failed+1).Msg("a webhook accepts events again")
 			}
 			failed = 0
 			s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
@@ -91,12 +91,12 @@ func (o *sender) run(ctx context.Context) {
 		case err == nil && slices.Contains(refusals, status):
 			failed = 0
 			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
-			log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refuses events, and they were dropped")
+			log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
 			o.drop(ctx, events, dropRefused)
 		default:
 			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
 			if failed++; failed == 1 {
-				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not take events; trying again")
+				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
 			}
 			pause := outage.Jitter(min(firstPause<<min(failed-1, 10), maxPause))
 			sleep(ctx, max(pause, again), nil)
@@ -104,9 +104,9 @@ func (o *sender) run(ctx context.Context) {
 	}
 }
 
-// done removes events that were taken. When that fails, they are sent again under the same id.
+// done removes a batch from the outbox. If that fails, the batch is sent again with the same id.
 func (o *sender) done(ctx context.Context, events []string) {
-	if err := o.service.cfg.Store.Done(ctx, o.hook.ID, events[0]); err != nil {
+	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0]); err != nil {
 		sleep(ctx, outage.Jitter(firstPause), nil)
 	}
 }
@@ -116,8 +116,8 @@ func (o *sender) drop(ctx context.Context, events []string, why string) {
 	o.done(ctx, events)
 }
 
-// message is a batch as it is sent. It is made of its events alone: each attempt has the same id and
-// body.
+// message is a batch in the form in which it is sent. It depends on its events only, so each attempt has the
+// same id and body.
 type message struct {
 	id     string
 	body   []byte
@@ -150,7 +150,7 @@ func Sign(keys [][]byte, id string, at int64, body []byte) string {
 	return strings.Join(all, " ")
 }
 
-// attempt sends a message once. again is how long the receiver asks to be left alone.
+// attempt sends a message once. again is the pause that the receiver asks for by Retry-After.
 func (o *sender) attempt(ctx context.Context, m message) (status int, again time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.hook.URL, bytes.NewReader(m.body))
 	if err != nil {
@@ -167,15 +167,15 @@ func (o *sender) attempt(ctx context.Context, m message) (status int, again time
 		return 0, 0, err
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be used again
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be reused
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		again = min(time.Duration(seconds)*time.Second, maxPause)
 	}
 	return resp.StatusCode, again, nil
 }
 
-// Reach asks the receiver of a hook for nothing, by HEAD on the way that messages take. It returns
-// the status of the answer.
+// Reach checks that the receiver of a hook can be reached: it sends a HEAD request in the way that messages
+// are sent, and returns the status of the answer.
 func Reach(ctx context.Context, h *Hook) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, h.URL, nil)
 	if err != nil {
@@ -191,7 +191,7 @@ func Reach(ctx context.Context, h *Hook) (status int, err error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// cause is err without the URL, which may hold a secret.
+// cause returns err without the URL, which may hold a secret.
 func cause(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		return u.Err

@@ -15,13 +15,13 @@ import (
 	"headcount/presence"
 )
 
-// Pages reads the counts of pages; a presence store does.
+// Pages reads the counts of pages. A presence store implements it.
 type Pages interface {
 	presence.Counters
 	presence.Lister
 }
 
-// Counters reads counters; a counter.Store does.
+// Counters reads counters. A counter.Store implements it.
 type Counters interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
 }
@@ -32,22 +32,23 @@ type Config struct {
 	Keys  [][]byte // each signs every message; required
 	Store Store    // required
 	Pages Pages    // required with hooks of pages
-	// Counters are those of this process; nil: it has none, and leaves hooks of counters to others.
+	// Counters are the counters that this process changes; nil: none, so hooks of counters are left to
+	// other processes.
 	Counters   Counters
-	Settle     time.Duration         // see the package; required
-	Transport  http.RoundTripper     // to receivers; default one like http.DefaultTransport
+	Settle     time.Duration         // how long a fall or a peak must last, see the package; required
+	Transport  http.RoundTripper     // to receivers; default: like http.DefaultTransport
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
 }
 
 // Service is the webhooks of one process. Its methods may be called from any goroutine.
 type Service struct {
-	cfg     Config
-	metrics metrics
-	pages   *pages    // nil: no hook is told of pages
-	changed *counters // nil: none is told of counters, or they are not here
-	senders []*sender // one for each hook
-	client  *http.Client
+	cfg      Config
+	metrics  metrics
+	pages    *pages    // nil: no hook reports pages
+	counters *counters // nil: no hook reports counters, or this process changes none
+	senders  []*sender // one for each hook
+	client   *http.Client
 }
 
 // New returns a Service that does nothing until Run.
@@ -55,7 +56,7 @@ func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, metrics: newMetrics(cfg.Registerer), client: newClient(cfg.Transport)}
 	ofPages, ofCounters := []*Hook{}, []*Hook{}
 	for _, h := range cfg.Hooks {
-		if h.what == overCounter {
+		if h.condition == overCounter {
 			ofCounters = append(ofCounters, h)
 		} else {
 			ofPages = append(ofPages, h)
@@ -66,19 +67,19 @@ func New(cfg Config) *Service {
 		s.pages = newPages(s, ofPages)
 	}
 	if len(ofCounters) > 0 && cfg.Counters != nil {
-		s.changed = newCounters(s, ofCounters)
+		s.counters = newCounters(s, ofCounters)
 	}
 	return s
 }
 
-// Run owns the goroutines of the service until ctx ends.
+// Run runs the goroutines of the service until ctx ends.
 func (s *Service) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	if s.pages != nil {
 		wg.Go(func() { s.pages.run(ctx) })
 	}
-	if s.changed != nil {
-		wg.Go(func() { s.changed.run(ctx) })
+	if s.counters != nil {
+		wg.Go(func() { s.counters.run(ctx) })
 	}
 	for _, o := range s.senders {
 		wg.Go(func() { o.run(ctx) })
@@ -87,7 +88,8 @@ func (s *Service) Run(ctx context.Context) {
 	s.client.CloseIdleConnections()
 }
 
-// Serve sets the buckets whose counts are heard from now on, and the outboxes that are sent.
+// Serve sets the buckets whose counts are received from now on. The buckets also decide which outboxes this
+// process sends.
 func (s *Service) Serve(buckets []int) {
 	for _, o := range s.senders {
 		o.owned.Store(slices.Contains(buckets, o.hook.bucket))
@@ -98,58 +100,61 @@ func (s *Service) Serve(buckets []int) {
 	}
 }
 
-// Received takes updates of the buckets that are served. It does not block.
+// Received queues updates of the served buckets for the next round. It does not block.
 func (s *Service) Received(updates []presence.Update) {
 	if s.pages != nil {
-		s.pages.heard(updates)
+		s.pages.receive(updates)
 	}
 }
 
-// Lost has what was told compared with what is: updates may have been missed.
+// Lost makes the service compare all reported states with the present counts, because updates may have been
+// missed.
 func (s *Service) Lost() {
 	if s.pages != nil {
 		s.pages.lost()
 	}
 }
 
-// Changed takes what this process has made of counters, before it answers. It does not block.
+// Changed queues counters that this process has changed for the next round. The caller calls it before it
+// answers the request. It does not block.
 func (s *Service) Changed(results []counter.Result) {
-	if s.changed != nil {
-		s.changed.note(results)
+	if s.counters != nil {
+		s.counters.receive(results)
 	}
 }
 
-// tell makes changes, and returns what is told then; only of the first ones with an error.
-func (s *Service) tell(ctx context.Context, changes []Change) ([]string, error) {
-	told, dropped, err := tell(ctx, s.cfg.Store, changes)
-	for i, now := range told {
+// report makes changes, and returns the reported states after them. With an error it returns the states of the
+// first changes only.
+func (s *Service) report(ctx context.Context, changes []Change) ([]string, error) {
+	reported, dropped, err := report(ctx, s.cfg.Store, changes)
+	for i, now := range reported {
 		if now == changes[i].Is && changes[i].Event != "" {
 			s.metrics.events.WithLabelValues(changes[i].kind).Inc()
 		}
 	}
 	if dropped > 0 {
 		s.metrics.dropped.WithLabelValues(dropFull).Add(float64(dropped))
-		s.cfg.Log.Warn().Int("events", dropped).Msg("an outbox of webhooks is full, and its oldest events were dropped")
+		s.cfg.Log.Warn().Int("events", dropped).Msg("the outbox of a webhook is full; its oldest events were dropped")
 	}
 	for _, o := range s.senders {
 		if slices.ContainsFunc(changes, func(c Change) bool { return c.Hook == o.hook.ID && c.Event != "" }) {
 			o.signal()
 		}
 	}
-	return told, err
+	return reported, err
 }
 
-// failing logs the first of failures in a row.
+// failing logs the first of several failures in a row.
 type failing struct{ is bool }
 
 func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 	if err != nil && !f.is && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
-		log.Warn().Err(err).Msg("webhooks wait for a store that cannot be reached")
+		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
 	}
 	f.is = err != nil
 }
 
-// sleep waits for d, until ctx ends or wake has something. It reports whether ctx goes on.
+// sleep waits for d, for a signal of wake, or for the end of ctx. It reports whether ctx has not ended.
 func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

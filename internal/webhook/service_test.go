@@ -198,7 +198,7 @@ func (w *world) start() (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// set sets a count, and waits until what is told at once is told.
+// set sets a count, and waits until events that are due at once are sent.
 func (w *world) set(page string, users int64) {
 	w.service.Received(w.put(page, users, false))
 	time.Sleep(3 * time.Second)
@@ -236,19 +236,19 @@ func TestPages(t *testing.T) {
 		w.set("p/1", 9)
 		w.want("page.over p/1 3")
 
-		// Who comes back in time was not away.
+		// A user who returns within Settle causes no event.
 		w.set("p/1", 0)
 		w.set("p/1", 9)
 		time.Sleep(2 * settle)
 		w.want()
-		// A count that is stale says nothing, until it is not any more.
+		// A stale count is ignored until it is not stale any more.
 		w.service.Received(w.put("p/1", 0, true))
 		time.Sleep(2 * settle)
 		w.want()
-		w.put("p/1", 0, false) // which nobody hears
+		w.put("p/1", 0, false) // without a publication
 		time.Sleep(2 * settle)
 		w.want("page.vacated p/1 0")
-		// A threshold is told again after the count was back for a while.
+		// A threshold is reported again after the count was below it for Settle.
 		w.set("p/1", 3)
 		w.want("page.occupied p/1 3", "page.over p/1 3")
 		w.set("p/1", 2)
@@ -278,7 +278,7 @@ func TestPeaks(t *testing.T) {
 		time.Sleep(time.Second)
 		w.put("q", 0, false)
 		stop()
-		stop = w.start() // what gathered is gathered again, if it lasts
+		stop = w.start() // peaks that were not reported yet are found again, if they last
 		time.Sleep(2 * settle)
 		w.set("p", 3)
 		w.want("page.peak p 5")
@@ -289,13 +289,13 @@ func TestPeaks(t *testing.T) {
 		// Each day begins with the count of its first moment.
 		time.Sleep(24 * time.Hour)
 		w.want("page.peak p 3")
-		if told, err := w.store.Told(t.Context(), w.hooks[0].ID); err != nil || len(told) != 1 {
-			t.Errorf("what is empty is remembered: %v, %v", told, err)
+		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 1 {
+			t.Errorf("an empty page is remembered: %v, %v", reported, err)
 		}
 	})
 }
 
-// A process that takes over tells what changed while nobody looked, and nothing that was told.
+// A process that takes over reports changes that no process saw, and does not repeat others.
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -311,7 +311,7 @@ func TestTakeover(t *testing.T) {
 		w.service.Received(w.put("stays", 2, false))
 		time.Sleep(2 * settle)
 		w.want("page.occupied came 1", "page.vacated goes 0")
-		// What a gap in the publications hid is found.
+		// Changes in a gap of the publications are found.
 		w.put("came", 0, false)
 		w.put("late", 1, false)
 		w.service.Lost()
@@ -320,25 +320,25 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// unsure is a store that makes changes, and whose answers are lost.
+// unsure is a store that makes changes, but whose first answers are lost.
 type unsure struct {
 	webhook.Store
 	mu   sync.Mutex
 	lose int
 }
 
-func (u *unsure) Tell(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
-	told, dropped, err := u.Store.Tell(ctx, changes)
+func (u *unsure) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
+	reported, dropped, err := u.Store.Report(ctx, changes)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.lose > 0 {
 		u.lose--
 		return nil, 0, webhook.ErrUnavailable
 	}
-	return told, dropped, err
+	return reported, dropped, err
 }
 
-// A step whose answer is lost is made once, and what comes after it is told.
+// A step whose answer is lost is made once, and later changes are reported.
 func TestLostAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -372,14 +372,14 @@ func TestReceivers(t *testing.T) {
 		}
 		w.answers(200)
 		stop()
-		stop = w.start() // whoever sends it
+		stop = w.start() // another process sends the same batch
 		time.Sleep(time.Minute)
 		w.want("page.occupied a 1", "page.occupied b0 1", "page.occupied b1 1", "page.occupied b2 1", "page.occupied b3 1")
 		if messages, _ := w.tried(); messages != 2 {
 			t.Errorf("%d messages, want that of the first event, and one with the others", messages)
 		}
 
-		// Who says that a message is bad gets no more of it.
+		// A message that the receiver refuses is not sent again.
 		w.answers(http.StatusGone)
 		w.set("c", 1)
 		w.answers(200)
@@ -389,7 +389,7 @@ func TestReceivers(t *testing.T) {
 			t.Errorf("%v are counted as refused, want 1", n)
 		}
 
-		// Pauses grow to minutes, and what is too old goes.
+		// Pauses grow to minutes, and events that are too old are dropped.
 		w.answers(503)
 		w.set("d", 1)
 		_, before := w.tried()
@@ -409,7 +409,7 @@ func TestReceivers(t *testing.T) {
 	})
 }
 
-// An outbox has a bound; beyond it the oldest go, and are counted.
+// Beyond the bound of an outbox the oldest events are dropped and counted.
 func TestOutboxIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
@@ -466,7 +466,7 @@ func TestCounters(t *testing.T) {
 		add("likes:1", 900)
 		add(presence.SiteOf("shop").Qualify("likes:1"), 101)
 		w.want("counter.over likes:1 1002", "shop counter.over likes:1 101")
-		// It is told again after it was back for a while, by whichever process.
+		// It is reported again after it was below the threshold for Settle, by any process.
 		add("likes:1", -2)
 		add("likes:1", 2)
 		time.Sleep(2 * settle)

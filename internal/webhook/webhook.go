@@ -1,32 +1,33 @@
-// Package webhook tells servers of the operator what happens on pages and with counters: it
-// sends signed, batched events to URLs.
+// Package webhook reports changes of pages and counters to servers of the operator: it sends
+// signed events to URLs, in batches.
 //
 // # From a count to an event
 //
-// Of every hook and page (or counter) a [Store] keeps what was last told: that it is occupied,
-// that it is over the threshold, or the greatest count of the day. [Pages] hears the counts of
-// the buckets that its dispatcher serves, compares them with what was told, and where they differ
-// makes a [Change]: in one step the store replaces what was told and puts the event into the
-// hook's outbox. The step is refused when something else was told meanwhile. So of two processes
-// that see the same change, or of one that repeats a step of which it heard no answer, only one
-// step makes an event. A process that begins to serve a bucket reads what was told, and the counts
-// of now, and tells what changed while nobody looked.
+// For every hook and page (or counter) a [Store] keeps the state last reported: that it is occupied,
+// that it is over the threshold, or the greatest count of the day. The dispatcher of a bucket passes
+// the bucket's counts to [Service.Received], which compares them with the reported states. A
+// difference becomes a [Change]: in one step the store replaces the reported state and puts the event
+// into the hook's outbox. It refuses the step if the reported state is not Change.Was any more. So if
+// two processes see the same change, or one process repeats a step because it received no answer,
+// there is only one event. A process that begins to serve a bucket reads the reported states and the
+// present counts, and reports the changes that no process saw.
 //
-// [Counters] does the same for counters: each process looks at those that it has changed itself.
+// Counters are handled in the same way, except that each process judges the counters that it has
+// changed itself ([Service.Changed]).
 //
-// What goes up is told at once. What goes down has to stay down for Settle, and is read from the
-// store again then: an empty page, and a count that is back at the threshold. A new peak gathers
-// for as long.
+// A rise is reported at once. A fall (an empty page, or a count back at the threshold) must last for
+// Settle, and the count is then read from the store before it is reported. A new peak is reported
+// after Settle, too, because it may rise further.
 //
 // # From an event to a receiver
 //
-// One process at a time has the outbox of a hook: the dispatcher that owns the hook's bucket. Its
-// sender takes the oldest events as a batch. The store seals the batch: until it is done, every
-// take returns the same events, to whichever process. So a batch that is sent again, by whoever,
-// has the same webhook-id and the same body.
+// One process at a time sends the outbox of a hook: the dispatcher that owns the hook's bucket. Its
+// sender takes the oldest events as a batch. The store seals the batch: until it is acknowledged,
+// every Take returns the same events, in every process. So a batch that is sent again, even by
+// another process, has the same webhook-id and the same body.
 //
-// The messages are those of "Standard Webhooks": an id, a time, and an HMAC-SHA256 over both and
-// the body.
+// Messages have the form of "Standard Webhooks": an id, a time, and an HMAC-SHA256 over both and the
+// body.
 package webhook
 
 import (
@@ -40,34 +41,34 @@ import (
 	"headcount/presence"
 )
 
-// ErrUnavailable says that the store cannot be reached now. A call may or may not have taken
-// effect, and is safe to repeat.
+// ErrUnavailable means that the store cannot be reached now. The call may have taken effect or
+// not, and is safe to repeat.
 var ErrUnavailable = errors.New("the store of webhooks is unavailable")
 
 // Bounds.
 const (
-	MaxHooks  = 32                 // of one server
-	MaxQueue  = 10_000             // events in one outbox; beyond it the oldest are dropped
+	MaxHooks  = 32                 // hooks of one server
+	MaxQueue  = 10_000             // events in one outbox; beyond the bound the oldest are dropped
 	MaxBatch  = 100                // events in one message
-	MaxAge    = 24 * time.Hour     // of an event that no receiver took; older ones are dropped
-	KeptFor   = 7 * 24 * time.Hour // what is kept of a hook that no process serves
-	maxChange = 256                // changes in one call of a store
+	MaxAge    = 24 * time.Hour     // of an event that the receiver does not accept; older ones are dropped
+	KeptFor   = 7 * 24 * time.Hour // how long a store keeps the data of a hook that no process serves
+	maxChange = 256                // changes in one call to a store
 )
 
 // Types of events.
 const (
-	Occupied    = "page.occupied" // somebody came to an empty page
-	Vacated     = "page.vacated"  // nobody is on the page any more
+	Occupied    = "page.occupied" // a page has its first user
+	Vacated     = "page.vacated"  // a page has no users any more
 	Over        = "page.over"     // the count passed the threshold
 	Peak        = "page.peak"     // the greatest count of the day so far
 	CounterOver = "counter.over"  // the value passed the threshold
 )
 
-// Event is what a receiver is told. ID is the first field in JSON.
+// Event is one event in a message. ID is the first field in JSON.
 type Event struct {
 	ID        string    `json:"id"`
 	Type      string    `json:"type"`
-	Timestamp time.Time `json:"timestamp"` // when it was noticed, in UTC, whole milliseconds
+	Timestamp time.Time `json:"timestamp"` // when the change was noticed, in UTC, whole milliseconds
 	Site      string    `json:"site"`
 	Page      string    `json:"page,omitempty"`
 	Count     *int64    `json:"count,omitempty"` // of the page
@@ -87,46 +88,47 @@ func newEvent(kind, name string, now time.Time) Event {
 func (e Event) encode() string {
 	text, err := json.Marshal(e)
 	if err != nil {
-		panic(err) // it has texts and numbers alone
+		panic(err) // cannot happen: all fields are plain
 	}
 	return string(text)
 }
 
-// Change replaces what was told of a subject, and puts an event into the outbox of its hook, in
-// one step, if Was is what was told last.
+// Change replaces the reported state of a subject and puts an event into the outbox of its hook, in
+// one step, if Was is the reported state. With Was equal to Is it only reads the state.
 type Change struct {
 	Hook    string // Hook.ID
 	Subject string // the name of a page or counter
-	Was, Is string // empty: nothing was told, or what was told is over
-	Event   string // as JSON; empty: nobody is told
-	kind    string // of the event, for metrics; no store keeps it
+	Was, Is string // reported states; empty: none, or reset
+	Event   string // as JSON; empty: the change has no event
+	kind    string // type of the event, for metrics; stores do not keep it
 }
 
-// Store keeps what was told, and the outboxes. Its methods may be called from any goroutine. Their
-// errors are ErrUnavailable.
+// Store keeps the reported states and the outboxes. Its methods may be called from any goroutine.
+// Their errors are ErrUnavailable.
 type Store interface {
-	// Tell makes changes, each in one step, and returns what is told of their subjects now, in
-	// the order of changes, which is Change.Is where the change was made before or by this call.
-	// Dropped is how many of the oldest events an outbox lost, because it had MaxQueue.
-	Tell(ctx context.Context, changes []Change) (told []string, dropped int, err error)
-	// Told returns what was told of all subjects of a hook.
-	Told(ctx context.Context, hook string) (map[string]string, error)
-	// Take returns the oldest events of an outbox, MaxBatch at most, and seals them: until Done,
-	// every Take returns the same ones. None: the outbox is empty. Waiting is how many there are.
+	// Report makes changes, each in one step, and returns the reported states of their subjects,
+	// in the order of changes: Change.Is, if the change was made by this call or before. dropped
+	// is the number of oldest events that were dropped because an outbox had MaxQueue events.
+	Report(ctx context.Context, changes []Change) (reported []string, dropped int, err error)
+	// Reported returns the reported states of a hook, by subject.
+	Reported(ctx context.Context, hook string) (map[string]string, error)
+	// Take returns the oldest events of an outbox, at most MaxBatch, and seals them: until
+	// Acknowledge, every Take returns the same events. It returns none if the outbox is empty.
+	// waiting is the number of all events in the outbox.
 	Take(ctx context.Context, hook string) (events []string, waiting int, err error)
-	// Done removes the sealed events from the outbox, if first is still the first of them.
-	Done(ctx context.Context, hook, first string) error
+	// Acknowledge removes the sealed events from the outbox, if first is still the first of them.
+	Acknowledge(ctx context.Context, hook, first string) error
 }
 
-// tell makes changes by as many calls as they need.
-func tell(ctx context.Context, s Store, changes []Change) (told []string, dropped int, err error) {
+// report makes changes by as many calls of the store as they need.
+func report(ctx context.Context, s Store, changes []Change) (reported []string, dropped int, err error) {
 	for chunk := range slices.Chunk(changes, maxChange) {
-		some, n, err := s.Tell(ctx, chunk)
+		some, n, err := s.Report(ctx, chunk)
 		dropped += n
 		if err != nil {
-			return told, dropped, err
+			return reported, dropped, err
 		}
-		told = append(told, some...)
+		reported = append(reported, some...)
 	}
-	return told, dropped, nil
+	return reported, dropped, nil
 }

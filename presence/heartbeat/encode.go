@@ -14,8 +14,8 @@ import (
 
 var le = binary.LittleEndian
 
-// ErrPageTooLong says that a page id does not fit into a datagram. It is a defect, since
-// CheckPage refuses such a page.
+// ErrPageTooLong means that a page id does not fit into a datagram. It indicates a defect,
+// since CheckPage refuses such a page.
 var ErrPageTooLong = errors.New("heartbeat: page id is too long")
 
 // Encoder packs messages for one receiver into datagrams, as few as possible.

@@ -8,12 +8,12 @@
 // to it are in the store. The gateway repeats ops that are not acknowledged. A node
 // that does not know a stream, because it took the partition over or forgot a gateway
 // that was silent for long, asks for a new stream, which begins at 1 again. The heartbeat
-// proper is the list of live users. It is not acknowledged; a node that does not know a
+// itself is the list of live users. It is not acknowledged; a node that does not know a
 // listed user asks for the user's joins.
 //
-// A stream begins with the joins of all users that the gateway has, and says where these
-// joins end. So a node that took over a partition without its users finds out when it
-// knows all of them. A gateway without users in the partition says so too.
+// A stream begins with the joins of all users that the gateway has, and states where these
+// joins end. So a node that took over a partition without its users can tell when it knows
+// all of them. A gateway without users in the partition sends such a stream, too.
 package heartbeat
 
 import (

@@ -17,10 +17,10 @@ import (
 	"headcount/presence/seal"
 )
 
-// Beats takes the beats for the nodes of this process.
+// Beats receives the beats for the node of this process.
 type Beats interface{ ReceiveBeat(b *Beat) }
 
-// Replies takes the answers for the gateway of this process.
+// Replies receives the replies for the gateway of this process.
 type Replies interface{ ReceiveReply(r *Reply) }
 
 // Tables receives the ring hashes of other processes.
@@ -28,7 +28,7 @@ type Tables interface {
 	Disagree(from string, hash uint64)
 }
 
-// Probes takes probes, and answers to them.
+// Probes receives probes and answers to probes.
 type Probes interface {
 	ReceiveProbe(from string, answer bool, number uint64)
 }
@@ -143,13 +143,13 @@ func New(cfg Config) (*Transport, error) {
 		keys: keys,
 		to:   map[string]*destination{},
 		datagrams: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_datagrams_total", Help: "Datagrams between processes, by direction; those dropped are not among them.",
+			Name: "headcount_datagrams_total", Help: "Datagrams between processes, by direction, without dropped ones.",
 		}, []string{"direction"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_datagram_bytes_total", Help: "Bytes of datagrams between processes, by direction.",
 		}, []string{"direction"}),
 		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_datagrams_dropped_total", Help: "What was not received (in: datagrams) or not sent (out: messages, datagrams), by direction and reason.",
+			Name: "headcount_datagrams_dropped_total", Help: "Datagrams not received (in), and messages or datagrams not sent (out), by direction and reason.",
 		}, []string{"direction", "reason"}),
 	}
 	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
@@ -277,7 +277,7 @@ func (t *Transport) dropped(direction, reason string) {
 	t.drops.WithLabelValues(direction, reason).Inc()
 }
 
-// Run owns the transport's goroutines: one that reads, and one for each destination that
+// Run runs the transport's goroutines: one that reads, and one for each destination that
 // writes. It returns when ctx has ended, the queued messages have been sent (for at most
 // drainTimeout) and all goroutines have returned.
 func (t *Transport) Run(ctx context.Context) error {
@@ -313,7 +313,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	return err
 }
 
-// read takes datagrams until ctx ends or the connection breaks.
+// read receives datagrams until ctx ends or the connection breaks.
 func (t *Transport) read(ctx context.Context) error {
 	buf := make([]byte, MaxDatagram+1) // one more byte shows that a datagram is too long
 	receive := func() (int, error) {
@@ -335,7 +335,7 @@ func (t *Transport) read(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("heartbeat: read: %w", err)
-		default: // for instance the report that an earlier datagram could not be sent
+		default: // for instance the system's report that an earlier datagram could not be sent
 			t.dropped("in", "error")
 			select {
 			case <-ctx.Done():
@@ -346,9 +346,9 @@ func (t *Transport) read(ctx context.Context) error {
 		if err := t.decoder.Decode(buf[:n]); err != nil {
 			t.dropped("in", seal.ReasonOf(err))
 			if errors.Is(err, ErrVersion) && !warned {
-				warned = true // log once: it goes on until one of the processes is replaced
+				warned = true // log once: such datagrams continue until one of the processes is replaced
 				t.cfg.Log.Error().Uint8("format", buf[2]).Uint8("ours", version).
-					Msg("a process of another version sends heartbeats in a format that this one does not know; run the same version everywhere")
+					Msg("a process of another version sends heartbeats in an unknown format; run the same version everywhere")
 			}
 			continue
 		}
@@ -379,7 +379,7 @@ func (d *destination) run(ctx context.Context) {
 	}
 }
 
-// retire forgets the destination unless something is queued.
+// retire forgets the destination, unless messages are queued, and reports whether it did.
 func (d *destination) retire() bool {
 	t := d.t
 	t.mu.Lock()

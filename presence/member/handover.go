@@ -7,12 +7,12 @@ import (
 	"headcount/presence/ring"
 )
 
-// handOverTime is how long a leaving process goes on working, so that the others can
-// take over its partitions and buckets first.
+// handOverTime is how long a leaving process keeps working, so that the others can take
+// over its partitions and buckets first.
 const handOverTime = 2*renewEvery + 500*time.Millisecond
 
-// Leave hands over what the process owns and ends its lease. Run must go on
-// until Leave returns.
+// Leave hands over the process's partitions and buckets, and ends its lease. Run must not
+// end before Leave returns.
 func (m *Member) Leave(ctx context.Context) {
 	m.leaving.Store(true)
 	if t := m.table.Load(); !m.alone && (t == nil || !m.last(t)) {
@@ -25,7 +25,7 @@ func (m *Member) Leave(ctx context.Context) {
 	m.end(ctx)
 }
 
-// last reports whether there is no other process that could take over.
+// last reports whether no other process could take over.
 func (m *Member) last(t *ring.Table) bool {
 	return len(t.PartitionsOf(m.self.Name)) == m.partitions && len(t.BucketsOf(m.self.Name)) == m.buckets ||
 		m.parts.Node == nil && m.parts.Dispatcher == nil

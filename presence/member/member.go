@@ -70,25 +70,25 @@ type Calls interface {
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 }
 
-// Config says who a member is. A zero field takes its default.
+// Config describes a member. A zero field takes its default.
 type Config struct {
 	Self       presence.Process // required
 	Partitions int              // P; default presence.DefaultPartitions
 	Buckets    int              // B; default presence.DefaultBuckets
-	// Loopback says that nothing is signed, so only processes of this machine count as
-	// members.
+	// Loopback says that messages are not signed, so only processes on this machine count
+	// as members.
 	Loopback   bool
 	Tick       func()                // called before every check for a suspension; may be nil
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
 
-// Parts are what a member connects. The part of a role that the process does not have
-// is nil.
+// Parts are the components that a member connects. The part of a role that the process
+// does not have is nil.
 type Parts struct {
 	Store Store
 	// Datagrams and Calls reach the other processes. Both are nil when the store belongs
-	// to this process alone, and so is always available.
+	// to this process alone; such a store is always available.
 	Datagrams Datagrams
 	Calls     Calls
 
@@ -108,7 +108,7 @@ type Member struct {
 	tick       func()
 	log        zerolog.Logger
 	parts      Parts
-	alone      bool // there can be no other processes
+	alone      bool // a cluster of one: there can be no other processes
 
 	table        atomic.Pointer[ring.Table]
 	members      atomic.Pointer[[]presence.Process] // the live processes, sorted by name
@@ -126,8 +126,8 @@ type Member struct {
 	lease      lease // only membership's goroutine uses it
 }
 
-// New returns a member without its parts. The parts need the member to reach each
-// other, so the member comes first.
+// New returns a member without its parts, which Join adds: the parts reach each other
+// through the member, so it has to exist first.
 func New(cfg Config) *Member {
 	if cfg.Partitions == 0 {
 		cfg.Partitions = presence.DefaultPartitions
@@ -142,10 +142,10 @@ func New(cfg Config) *Member {
 		renewSoon:    make(chan struct{}, 1),
 		lease:        lease{members: map[string]*sighting{}},
 		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_ring_changes_total", Help: "Times the owners of partitions or buckets changed.",
+			Name: "headcount_ring_changes_total", Help: "Changes of the table of owners of partitions and buckets.",
 		}),
 		disagreements: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_ring_disagreements_total", Help: "Datagrams from processes that saw other owners at that moment.",
+			Name: "headcount_ring_disagreements_total", Help: "Datagrams from processes that had another table of owners at that moment.",
 		}),
 	}
 	if cfg.Registerer != nil {
@@ -165,8 +165,8 @@ func (m *Member) Join(parts Parts) {
 	}
 }
 
-// Run owns the goroutines of the member and its parts until ctx ends. It returns an
-// error when the process cannot take part in the cluster.
+// Run runs the goroutines of the member and its parts until ctx ends. It returns an error
+// when the process cannot take part in the cluster.
 func (m *Member) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -21,14 +21,14 @@ const (
 	// absentFor is how long a process must be missing, while the store answered all the
 	// time, before it counts as gone.
 	absentFor = 1500 * time.Millisecond
-	// settling is how long a starting process only watches, so that it does not take
-	// what others own: after an outage of the store or a loss of data they need this
-	// time to renew their leases.
+	// settling is how long a starting process only watches. After an outage or a loss of
+	// data the owners need this time to renew their leases; a process that takes part
+	// earlier would claim their partitions.
 	settling = 2*renewEvery - 100*time.Millisecond
 	// factsPoll is how often a starting process looks for the cluster facts.
 	factsPoll = 200 * time.Millisecond
-	// factsSettling is how long a starting process has its lease before it takes part:
-	// by then all processes that waited for the same facts have theirs.
+	// factsSettling is how long a starting process has its lease before it takes part. By
+	// then all processes that waited for the same facts have their leases.
 	factsSettling = 2 * factsPoll
 	// nameWait is how long a restarted process waits for its own former lease to end.
 	nameWait = leaseTTL + 2*time.Second
@@ -36,9 +36,9 @@ const (
 	// the endpoints.
 	generationEvery = 2 * renewEvery
 
-	// A presence node proves all its claims checkAfter after the owners changed or its
-	// lease was late: by then new owners have made their claims. With every renewal it
-	// also proves one of checkRounds parts, for a few commands a second.
+	// A presence node checks all its claims checkAfter after the owners changed or its
+	// lease was late; by then new owners have made their claims. With every renewal it
+	// also checks one of checkRounds parts, which costs a few commands a second.
 	checkAfter  = 3 * time.Second
 	checkRounds = int(5 * time.Minute / renewEvery)
 )
@@ -49,23 +49,23 @@ type lease struct {
 	members            map[string]*sighting
 	renewed            time.Time // last renewal that succeeded
 	missed             bool      // the last renewal failed
-	since              time.Time // since when the store has answered every call
+	since              time.Time // the store has answered every call since then
 	leased             time.Time // first renewal that succeeded
 	waiting            bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
-	restarted          bool      // the process waited for the lease of its former run to end
-	newborn            bool      // the process waited for facts or that lease, and no call has failed since
+	restarted          bool      // the process waited for the end of its former run's lease
+	newborn            bool      // the process waited for facts or that end, and no call has failed since
 	settled            bool      // the process takes part
 	nodes, dispatchers []string  // the members of the table
-	check              time.Time // when the node must prove all its claims; zero: not scheduled
-	round              int       // of proving a part of the claims
+	check              time.Time // when the node must check all its claims; zero: not scheduled
+	round              int       // number of the renewal; selects the part of the claims to check
 	attach             time.Time // when the gateway must attach its topics again; zero: not scheduled
 }
 
-// sighting is a process as its lease last showed it.
+// sighting is a process as described by its lease when it was last read.
 type sighting struct {
 	presence.Process
 	at     time.Time
-	joined bool // its lease has had roles, which a starting process adds when it takes part
+	joined bool // the lease has had roles, which a starting process adds when it takes part
 }
 
 // membership renews the lease and follows the leases of the other processes, until ctx
@@ -74,7 +74,7 @@ func (m *Member) membership(ctx context.Context) error {
 	begun := time.Now()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
-	soon := time.NewTimer(time.Hour) // while the process starts: before the next tick
+	soon := time.NewTimer(time.Hour) // renewals before the next tick, while the process starts
 	soon.Stop()
 	defer soon.Stop()
 	hurry := m.renewSoon // nil after one early renewal, until the next tick: disagreeing datagrams may be many
@@ -123,10 +123,11 @@ func (m *Member) renew(ctx context.Context) error {
 	self, l := m.self, &m.lease
 	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
 	if m.leaving.Load() && !m.alone || !l.settled && !l.newborn {
-		// A starting or leaving process has a lease but owns nothing. In a new cluster
-		// (newborn) all processes announce their roles at once, so that their first tables
-		// are the same. So does a process that is back before its former lease ended:
-		// nobody else takes its partitions, so they change hands only once.
+		// A starting or leaving process has a lease without roles, so it owns nothing. The
+		// exception is newborn: in a new cluster all processes announce their roles at
+		// once, so that their first tables are the same; and a process that restarted
+		// before its former lease ended takes its partitions back before another process
+		// claims them.
 		self.Roles = nil
 	}
 	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
@@ -148,7 +149,9 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	lapsed := now.Sub(l.renewed) > leaseTTL
 	if again := !l.attach.IsZero() && now.After(l.attach); m.parts.Gateway != nil && (again || lapsed && !l.renewed.IsZero()) {
-		// The dispatchers may have dropped this gateway's endpoints, or be about to.
+		// The dispatchers saw no lease of this gateway, so they may have dropped its
+		// endpoints or be about to drop them. The gateway attaches its topics again, and
+		// once more after renewLimit.
 		m.parts.Gateway.StoreBack()
 		l.attach = time.Time{}
 		if lapsed {
@@ -157,7 +160,7 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
-	if late && !(l.newborn && l.leased.IsZero()) { // a process that waited for the facts has watched since then
+	if late && !(l.newborn && l.leased.IsZero()) { // a newborn process has watched since it began to wait
 		l.since = now
 	}
 	if l.leased.IsZero() {
@@ -172,11 +175,11 @@ func (m *Member) renew(ctx context.Context) error {
 	if !l.settled {
 		return nil
 	}
-	m.proveClaims(now, late)
+	m.checkClaims(now, late)
 	return m.adopt(now)
 }
 
-// settles returns when this process, which has its lease, takes part.
+// settles returns the time from which this process, which has its lease, takes part.
 func (l *lease) settles() time.Time {
 	at := l.since.Add(settling)
 	if company := l.leased.Add(factsSettling); company.After(at) {
@@ -185,9 +188,9 @@ func (l *lease) settles() time.Time {
 	return at
 }
 
-// proveClaims makes the node prove some of its claims, or all of them when the lease
-// was late or l.check has come.
-func (m *Member) proveClaims(now time.Time, late bool) {
+// checkClaims makes the node check some of its claims, or all of them when the lease was
+// late or the time l.check has come.
+func (m *Member) checkClaims(now time.Time, late bool) {
 	if m.parts.Node == nil {
 		return
 	}
@@ -205,8 +208,8 @@ func (m *Member) proveClaims(now time.Time, late bool) {
 	}
 }
 
-// sight records which processes have leases. After a gap in the store's answers no
-// process counts as missing at once.
+// sight records which processes have leases. After a gap in the store's answers the time
+// for which a process has been missing begins again.
 func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 	seen := m.lease.members
 	if gap {
@@ -229,14 +232,14 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 	}
 }
 
-// view says which incarnations of processes had leases at a time.
+// view is the set of incarnations of processes that had leases at a time.
 type view struct {
 	incarnations map[string]bool
 	at           time.Time
 }
 
-// adopt derives the table from the processes that are live now. It makes no slow call,
-// so that it judges all processes at the same moment.
+// adopt derives the table from the processes that are live now. It makes no slow call, so
+// that one moment applies to all processes.
 func (m *Member) adopt(now time.Time) error {
 	l := &m.lease
 	var nodes, dispatchers []string
@@ -287,7 +290,7 @@ func (m *Member) adopt(now time.Time) error {
 	return nil
 }
 
-// gone handles that a process has left or died. The dispatchers drop its endpoints by
+// gone handles a process that has left or died. The dispatchers drop its endpoints
 // themselves, see Ended.
 func (m *Member) gone(dead *sighting) {
 	switch {
@@ -307,8 +310,8 @@ func (m *Member) died(dead *sighting) {
 }
 
 // followGeneration makes the gateway attach its topics again when the store lost data,
-// until ctx ends. It has its own goroutine, so that a slow store does not delay the
-// lease.
+// until ctx ends. It runs in a goroutine of its own, so that a slow answer does not delay
+// the lease.
 func (m *Member) followGeneration(ctx context.Context) error {
 	var known uint64 // 0: no generation was read yet
 	look := func() {
@@ -345,8 +348,8 @@ func (m *Member) publishMembers() {
 	m.members.Store(&members)
 }
 
-// Members returns the live processes that have joined, sorted by name. A process without
-// roles is leaving. This process is among them once it takes part. Callers must not
+// Members returns the live processes that have joined, sorted by name, and this process
+// among them once it takes part. A process without roles is leaving. Callers must not
 // change the slice.
 func (m *Member) Members() []presence.Process {
 	if members := m.members.Load(); members != nil {
@@ -355,9 +358,9 @@ func (m *Member) Members() []presence.Process {
 	return nil
 }
 
-// Ended reports whether an incarnation of a gateway seems to be over: it has no lease,
-// and the leases were read less than two renewals ago. A gateway that could not renew
-// its lease in time may still run; it attaches its topics again, see renew.
+// Ended reports whether an incarnation of a gateway seems to have ended: it has no lease,
+// and the leases were read less than two renewals ago. A gateway that could not renew its
+// lease in time may still run; in that case it attaches its topics again, see renew.
 func (m *Member) Ended(incarnation string) bool {
 	v := m.view.Load()
 	return v != nil && !v.incarnations[incarnation] && time.Since(v.at) < 2*renewEvery

@@ -18,7 +18,7 @@ const (
 	maxLookPause = 200 * time.Millisecond
 )
 
-// Ready says why the process cannot do its roles now, or returns nil.
+// Ready returns nil if the process can serve its roles now, or else the reason.
 func (m *Member) Ready() error {
 	t := m.table.Load()
 	switch {
@@ -51,7 +51,7 @@ func (m *Member) Ready() error {
 	return nil
 }
 
-// StoreState tells the member whether the store is available. It does not block.
+// StoreState sets whether the store is available. It does not block.
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
@@ -60,7 +60,7 @@ func (m *Member) StoreState(up bool) {
 	signal(m.storeChanged)
 }
 
-// followStore tells the gateway when the store's availability changes, until ctx ends.
+// followStore notifies the gateway when the store's availability changes, until ctx ends.
 func (m *Member) followStore(ctx context.Context) error {
 	for {
 		select {

@@ -13,8 +13,8 @@ import (
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
 
-// applyTable makes t the table. It tells the parts what they own now, and the gateway
-// which partitions have moved.
+// applyTable makes t the table. It passes the parts their partitions and buckets, and the
+// gateway the partitions that have moved.
 func (m *Member) applyTable(old, t *ring.Table) {
 	m.table.Store(t)
 	m.tableChanges.Inc()
@@ -90,15 +90,15 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 	}
 }
 
-// Disagree handles that another process has another table: it renews the lease soon.
-// Usually one of the two does not know yet that a process has joined or left.
+// Disagree renews the lease soon, because another process has another table. Usually one
+// of the two does not know yet that a process has joined or left.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
 	signal(m.renewSoon)
 }
 
-// PushUpdates sends updates to an incarnation of a gateway. If that one has ended, the
-// next incarnation of the same process may get the updates, which does no harm.
+// PushUpdates sends updates to an incarnation of a gateway. If that incarnation has ended,
+// the next one of the same process may receive the updates, which does no harm.
 func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []presence.Update) error {
 	switch to := presence.ProcessOf(incarnation); {
 	case to == m.self.Name && m.parts.Gateway != nil:
@@ -121,9 +121,9 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
 // errResumed refuses a hold after a suspension, see suspensionWatch.
 var errResumed = fmt.Errorf("hold: %w: the process was suspended a moment ago", presence.ErrUnavailable)
 
-// Hold asks the owner of the user's partition to take or end a hold. It asks again
-// until ctx ends while the partition changes its owner. It refuses a hold when the
-// process was suspended a moment ago.
+// Hold asks the owner of the user's partition to take or end a hold. While the partition
+// changes its owner, Hold asks again until ctx ends. It refuses a hold when the process
+// was suspended a moment ago.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	if m.suspension.resumed() {
 		return errResumed
@@ -155,7 +155,7 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 }
 
 // ReceiveHold takes or ends a hold for another process, which waits no longer than
-// presence.HoldTimeout. It refuses when this process was suspended a moment ago.
+// presence.HoldTimeout. It refuses a hold when this process was suspended a moment ago.
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
 	switch {
 	case m.parts.Node == nil:

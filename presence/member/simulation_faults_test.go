@@ -16,23 +16,23 @@ type fault struct {
 	heal  func()
 }
 
-// A faultKind says what a fault destroys of what is known about users.
+// A faultKind says which knowledge about users a fault destroys.
 type faultKind int
 
 const (
 	harmless faultKind = iota
-	takeover           // partitions get other owners, who know what the store does
-	emptied            // the store knows nothing but what owners write
+	takeover           // partitions get other owners, which have only the store's data
+	emptied            // the store has only data that owners write afterwards
 	stormy             // datagrams are lost
-	outage             // the store is away
+	outage             // the store is unavailable
 )
 
-// shadow is how long a fault still counts for the faults after it. By then all
-// partitions have their owners, and the store has its data.
+// shadow is how long a fault affects the faults after it. After that time all partitions
+// have their owners, and the store has its data.
 const shadow = 12 * time.Second
 
-// add notes a fault that has begun. Only the owner and the store know a hold that was
-// taken by PUT. When both forget it, nobody can be held to it.
+// add records a fault that has begun. Only the owner and the store know a hold that was
+// taken by PUT. When both lose it, the simulation does not expect the hold any more.
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
 	for _, f := range s.history {
@@ -50,8 +50,9 @@ func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal 
 	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
 }
 
-// excuse is for users of whom nobody could know that they stayed. It does nothing when
-// no user would be left, and reports whether any is.
+// excuse excludes users from the check that users who stay are counted, because no process
+// could know that they stayed. It does nothing if no user would be left for the check, and
+// reports whether any is.
 func (s *simulation) excuse(users []*user) bool {
 	if !s.crowd.spares(users) {
 		return false
@@ -148,8 +149,8 @@ func (s *simulation) takeForDead(m *member) {
 	s.add(harmless, 3*time.Second, "endpoints of "+m.name+" are lost", func() {})
 }
 
-// failAlone breaks the only process. Nobody stays while it is away, and its next life
-// knows nothing of them.
+// failAlone breaks the only process. No user stays present meanwhile, and the next run of
+// the process does not know them.
 func (s *simulation) failAlone(m *member) {
 	if m.running == nil || m.leaving || m.frozen {
 		return
@@ -189,10 +190,10 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	})
 }
 
-// scatter excuses the users who have to leave m's gateway while another gateway stands
-// still: a user who tries that one first may be too late elsewhere. It also excuses
-// users whose return nobody may hear of. It reports whether any user is left who is not
-// excused.
+// scatter excuses the users who have to leave m's gateway while another gateway is
+// suspended: a user who tries the suspended gateway first may be too late elsewhere. It also
+// excuses users whose return the owner may not receive. It reports whether any user is left
+// who is not excused.
 func (s *simulation) scatter(m *member) bool {
 	if s.unheard() || slices.ContainsFunc(s.members, func(o *member) bool {
 		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
@@ -202,16 +203,16 @@ func (s *simulation) scatter(m *member) bool {
 	return true
 }
 
-// unheard reports whether the owner may not hear in time of a user who returns
-// through another gateway. That one may be parted from the owner; and while datagrams
-// are lost, of six in a row all may be. Then the grace is over. The faults that change
-// no count of users who stay are "a page reload, a reconnect within `leave-grace`, a
-// rolling restart of any role (with at least two of the role), the loss of a presence
-// node, and a Redis that comes back empty" (the design): a lost link is not among
-// them, and without it the owner cannot tell such a user from one who left.
+// unheard reports whether the owner may not learn in time of a user who returns through
+// another gateway. The two may be partitioned; and while datagrams are lost, six in a row
+// may be, and the grace ends. The faults that change no count of users who stay are "a page
+// reload, a reconnect within `leave-grace`, a rolling restart of any role (with at least two
+// of the role), the loss of a presence node, and a Redis that comes back empty" (the
+// design): a lost link is not among them, and without the link the owner cannot distinguish
+// such a user from one who left.
 func (s *simulation) unheard() bool { return s.parted() || s.net.weather.Load().lost > 0 }
 
-// moving lists the users who are on the way to a gateway, or have to leave one.
+// moving returns the users who are connecting to a gateway, or have to leave one.
 func (s *simulation) moving() (users []*user) {
 	for _, u := range s.crowd.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
@@ -226,8 +227,8 @@ func (s *simulation) moving() (users []*user) {
 	return users
 }
 
-// straying lists the users who are moving, and those who may soon be because their
-// gateway stands still.
+// straying returns the users who are moving, and the users who may soon move because their
+// gateway is suspended.
 func (s *simulation) straying() []*user {
 	users := s.moving()
 	for _, m := range s.members {
@@ -266,7 +267,8 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 	})
 }
 
-// cut parts two processes. Both still have the store, so nobody else takes over.
+// cut cuts the link between two processes. Both still reach the store, so no other process
+// takes over.
 func (s *simulation) cut(a, b *member) {
 	lasts := s.between(200*time.Millisecond, time.Second)
 	if s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name), s.straying())) {

@@ -10,10 +10,9 @@ import (
 	"headcount/presence"
 )
 
-// TestALateReturnDuringAHandover: users return at the end of their grace, while the
-// node that knows of the grace hands over. Some gateways know the next owner sooner
-// than the owner itself does, so nobody hears of the return for a while; and yet no
-// count falls.
+// TestALateReturnDuringAHandover: users return at the end of their grace, while the node that
+// knows the grace hands over. Some gateways know the next owner earlier than that owner itself
+// does, so no node receives the return for a while. Still no count may fall.
 func TestALateReturnDuringAHandover(t *testing.T) {
 	for moment := range moments(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -27,8 +26,8 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 					others = append(others, m)
 				}
 			}
-			// The gateways hear at once of the first node's lease, and late of the
-			// others'.
+			// The gateways learn of the first node's lease at once, and of the others'
+			// leases late.
 			s.start(nodes[0])
 			time.Sleep(renewEvery / 9)
 			for _, m := range others {

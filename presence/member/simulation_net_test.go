@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// errDead is what every call of a killed process gets from then on. So its goroutines
-// end, and nobody hears of it.
+// errDead is the error of every call of a killed process. So its goroutines end, without any
+// effect outside.
 var errDead = errors.New("the process is dead")
 
 // network connects the processes and clients of one simulation. Its time is the bubble's
@@ -93,7 +93,7 @@ func (n *network) cut(from, to string) bool {
 }
 
 // kill ends the life at once. If the machine still works, it ends the connections, and
-// so the clients notice; otherwise they hear nothing any more.
+// so the clients notice; otherwise they receive nothing any more.
 func (l *life) kill(noticed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -364,8 +364,8 @@ type pipeEnd struct {
 	muted bool
 }
 
-// mute makes this side fall silent: it neither sends nor takes anything any
-// more, and the other side is not told.
+// mute makes this side silent: it neither sends nor receives anything any more, and the other
+// side does not notice.
 func (e *pipeEnd) mute() {
 	if e.l != nil {
 		e.l.mu.Lock()

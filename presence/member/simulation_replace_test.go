@@ -9,8 +9,8 @@ import (
 )
 
 // TestLeaversAreGoneInTimeWhileAProcessIsReplaced: a process with all roles is told to leave
-// and is back within seconds, so its partitions change hands twice. Who leaves meanwhile, at
-// whatever moment, is soon gone from the counts.
+// and is back within seconds, so its partitions change their owner twice. A user who leaves
+// meanwhile, at any moment, is soon gone from the counts.
 func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	const limit = simGrace + 3*time.Second
 	worst := time.Duration(0)
@@ -59,7 +59,7 @@ func replace(killed bool, pause, moment time.Duration) (longest time.Duration, w
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)
 		where := s.where
-		if killed { // who is there is not gone before the gateway is missed
+		if killed { // users of a killed gateway stay until its death is noticed
 			where = where[1:]
 		}
 		s.newTab(u, where[i%len(where)], nil, u.name)
@@ -117,8 +117,8 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 	return longest, whose
 }
 
-// TestEverybodySoonKnowsWhoLeaves: a process that leaves says so at once, and whoever hears from a
-// process with another table looks at the leases at once.
+// TestEverybodySoonKnowsWhoLeaves: a process that leaves changes its lease at once, and a process
+// that receives a datagram of a process with another table reads the leases at once.
 func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 	for moment := range moments(6) {
 		synctest.Test(t, func(t *testing.T) {

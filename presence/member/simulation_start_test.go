@@ -49,7 +49,7 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 }
 
 // TestRunningProcessesWinAfterALoss: a process with other settings starts at the moment
-// in which the store loses everything. It is refused, and the others go on.
+// in which the store loses everything. It is refused, and the running processes continue.
 func TestRunningProcessesWinAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)

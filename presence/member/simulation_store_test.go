@@ -18,24 +18,24 @@ import (
 // through a handle.
 type sharedStore struct {
 	partitions, buckets int
-	broken              func(format string, args ...any) // told when an invariant is
+	broken              func(format string, args ...any) // called when an invariant is broken
 	log                 func(format string, args ...any)
 
 	mu         sync.Mutex // guards all below, and every call of inner
 	inner      *presencemem.Store
 	generation uint64
-	void       uint64 // of pages without data, once a loss was made good; else 0
+	void       uint64 // incarnation of pages without data, after a loss was repaired; otherwise 0
 	away       bool
-	silent     bool          // while it is away it does not even refuse
-	slow       time.Duration // of calls that are not about leases
+	silent     bool          // while the store is away, calls get no answer instead of an error
+	slow       time.Duration // duration of calls that are not about leases
 	changed    chan struct{}
 	lostAt     time.Time
 	leases     map[string]simLease
-	facts      string               // what all processes agree on; empty: nobody has written it
-	epochs     uint64               // highest given out before this generation
-	highest    uint64               // highest given out
-	owners     map[writeRight]*life // who made the claim
-	tried      map[writeRight]try   // the last write under it
+	facts      string               // the cluster facts; empty: not written yet
+	epochs     uint64               // highest epoch assigned before this generation
+	highest    uint64               // highest epoch assigned
+	owners     map[writeRight]*life // the process that made the claim
+	tried      map[writeRight]try   // the last write under the claim
 }
 
 type simLease struct {
@@ -49,7 +49,7 @@ type writeRight struct {
 	epoch     uint64
 }
 
-// try is a write that a node tried, and the reason why it was told to stop.
+// try is a write that a node tried, and the error that refused it, if any.
 type try struct {
 	sequence uint64
 	refused  error
@@ -105,8 +105,8 @@ type handle struct {
 	facts string // that this process was started with
 
 	mu    sync.Mutex
-	down  bool // known to be away: calls fail without trying
-	known bool // the last state that was told
+	down  bool // the store is known to be away: calls fail without trying
+	known bool // the last state that was reported to the process
 
 	accepted  bool      // under the store's lock, as below
 	factsFrom time.Time // since when there are none
@@ -155,7 +155,7 @@ func (o *ownStore) Renew(ctx context.Context, p presence.Process, ttl time.Durat
 
 const (
 	storeLooks   = 250 * time.Millisecond // from one look whether the store answers to the next
-	storeTimeout = 3 * time.Second        // of a call that nobody answers
+	storeTimeout = 3 * time.Second        // of a call without an answer
 	simFactsWait = 1600 * time.Millisecond
 	lostAnswers  = 0.02 // part of the calls that take effect and fail
 )
@@ -211,7 +211,7 @@ func (h *handle) slowness() time.Duration {
 	return h.slow
 }
 
-// run tells the process whether the store answers, until ctx ends.
+// run reports to the process whether the store answers, until ctx ends.
 func (h *handle) run(ctx context.Context) {
 	for ctx.Err() == nil && h.l.pass() == nil {
 		h.sharedStore.mu.Lock()
@@ -414,8 +414,8 @@ func (h *handle) Missing(ctx context.Context, gateway string, topics []presence.
 }
 
 // Watch implements presence.Feed. When the store goes away the subscription ends; a new
-// one begins with the notice to read everything. When the store is emptied the
-// subscription goes on, and a bucket's next publication shows the gap.
+// subscription begins with a Lost of every bucket. When the store is emptied the subscription
+// continues, and a bucket's next publication shows the gap.
 func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
 	gap := map[int]bool{}
 	for first := true; ; {

@@ -13,8 +13,8 @@ import (
 	"headcount/presence"
 )
 
-// TestStillness: a process is waking for a second after it stood still for longer than
-// anybody waits for a hold, whoever asks first.
+// TestStillness: resumed is true for a second after the process was suspended for longer than
+// any caller waits for a hold, whether run or resumed reads the clock first.
 func TestStillness(t *testing.T) {
 	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldTimeout - suspensionCheck: false, presence.HoldTimeout + suspensionCheck: true, time.Hour: true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -52,8 +52,8 @@ func TestStillness(t *testing.T) {
 	}
 }
 
-// TestNobodyIsHeldAfterGivingUp: a gateway stands still while users ask it for holds. They
-// give up and take the holds back. Wherever they do that, nobody is there afterwards.
+// TestNobodyIsHeldAfterGivingUp: a gateway is suspended while users ask it for holds. The
+// users give up and end the holds, at any gateway. No user may be present afterwards.
 func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 	alone := uint64(1)
 	for !newSimulation(alone, false).alone {

@@ -153,18 +153,17 @@ type simulation struct {
 	crowd   *crowd
 	pages   []string
 	where   []string // names of the gateways
-	alone   bool     // one process over a store of its own: it has no network, and what it knows ends with it
+	alone   bool     // one process over a store of its own: it has no network, and its data ends with the process
 
 	members  []*member
-	watchers []*user  // one tab at each gateway, which hears all counts
+	watchers []*user  // one tab at each gateway, which receives all counts
 	faults   []*fault // by their ends
 	history  []*fault
-	// zombies says that a former owner may have overwritten what the next one had. Holds
-	// that were ended may then be back, and run out by themselves.
+	// zombies says that a former owner may have overwritten the next owner's data. Holds
+	// that were ended may then exist again, until they expire.
 	zombies bool
-	// apart says, by gateway, until when an owner may not have heard of the gateway's
-	// users, because the two are parted. The gateway tells its users the known count all
-	// the same.
+	// apart says, by gateway, until when an owner may not know the gateway's users because
+	// the two are partitioned. The gateway still delivers the known count to its users.
 	apart   map[string]time.Time
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
@@ -191,9 +190,9 @@ type running struct {
 	node    *node.Node       // nil without the role
 	stop    func()           // ends all its goroutines and waits
 	served  bool             // it has been ready once
-	leaving bool             // it was told to leave
-	left    chan struct{}    // closed when it has
-	refused chan error       // why one with other settings ended
+	leaving bool             // the process was asked to leave
+	left    chan struct{}    // closed when it has left
+	refused chan error       // why a process with other settings ended
 	frozen  bool
 }
 
@@ -253,7 +252,7 @@ func (s *simulation) log(format string, args ...any) {
 	s.lines = append(s.lines, fmt.Sprintf("%9.3f ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// detail logs what only a person who replays a seed wants to see.
+// detail logs details that are useful only when a seed is replayed.
 func (s *simulation) detail(format string, args ...any) {
 	if s.replay {
 		s.log("  "+format, args...)
@@ -500,7 +499,7 @@ func (s *simulation) explain() {
 	}
 }
 
-// end stops everything: what is left running then fails the test.
+// end stops everything. A goroutine that still runs afterwards fails the test.
 func (s *simulation) end() {
 	for _, f := range s.faults {
 		f.heal()
@@ -522,7 +521,7 @@ func (s *simulation) end() {
 	s.clients.Wait()
 }
 
-// newUser makes a user who is nowhere.
+// newUser returns a user who is on no page.
 func newUser(name string) *user {
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{"sub": name}).SignedString([]byte(simSecret))
 	if err != nil {
@@ -615,8 +614,8 @@ func (s *simulation) userActs(u *user) {
 	}
 }
 
-// settled reports whether the tab has been told the counts of its pages, so
-// that its user is known to be there.
+// settled reports whether the tab has received the counts of its pages, so that its user is
+// known to be present.
 func (t *tab) settled() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,24 +20,24 @@ import (
 )
 
 // This is the clients' side of a simulation: users with tabs and holds, and the model
-// that knows who is where.
+// that knows the present users of each page.
 
 const (
 	simPing   = 3 * time.Second // of the gateways
 	simPong   = 2 * time.Second
-	handshake = time.Second // a client's patience with a gateway
+	handshake = time.Second // how long a client waits for a gateway
 )
 
-// user is one person. What its tabs and holds want is the truth.
+// user is one person. Its tabs and holds define where it is present.
 type user struct {
 	name, token string
 	tabs        []*tab
 	holds       map[string]*hold
 	stays       map[string]bool // pages it does not leave in this round; under crowd.mu
-	excused     bool            // of staying, in this round
+	excused     bool            // not expected to stay in this round, see excuse
 }
 
-// crowd is all users, and the counts that they may be told now.
+// crowd is all users, and the bounds of the counts that they may receive now.
 type crowd struct {
 	s     *simulation
 	users []*user
@@ -47,7 +47,7 @@ type crowd struct {
 	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
 }
 
-// told checks a count that somebody was told.
+// told checks a count that was delivered to a user.
 func (c *crowd) told(by, page string, users int64, stale bool) {
 	c.mu.Lock()
 	least, most := int64(c.floor[page]), int64(len(c.ceiling[page]))
@@ -74,7 +74,7 @@ func (c *crowd) arrives(u *user, pages ...string) {
 	}
 }
 
-// truth is who is present, by page.
+// truth returns the users who are present, by page.
 func (c *crowd) truth() map[string]map[string]struct{} {
 	there := map[string]map[string]struct{}{presence.AllPages: {}}
 	for _, page := range c.s.pages {
@@ -103,7 +103,7 @@ func (u *user) pages() (pages []string) {
 	return slices.Compact(pages)
 }
 
-// begin starts a round with the given users as those who stay.
+// begin starts a round in which the given users stay.
 func (c *crowd) begin(stayers []*user) {
 	there := c.truth()
 	c.mu.Lock()
@@ -124,8 +124,8 @@ func (c *crowd) begin(stayers []*user) {
 	}
 }
 
-// excuse says that the user cannot be held to be present all the time: nobody
-// could have known.
+// excuse stops the check that the user is counted all the time, because no process could have
+// known that the user stayed.
 func (c *crowd) excuse(u *user) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,7 @@ func (c *crowd) excuse(u *user) {
 	c.s.detail("%s is not held to stay any more", u.name)
 }
 
-// spares reports whether a user is held to stay, by a tab, who is not among these.
+// spares reports whether the check applies to any user, with a tab, who is not one of these.
 func (c *crowd) spares(these []*user) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +151,7 @@ func (c *crowd) spares(these []*user) bool {
 	})
 }
 
-// forgetHolds holds nobody to a page on which only a hold keeps the user.
+// forgetHolds stops the check for pages on which only a hold keeps the user present.
 func (c *crowd) forgetHolds() {
 	for _, u := range c.users {
 		var joined []string
@@ -190,7 +190,7 @@ func (c *crowd) held() (held, meant int) {
 	return held, meant
 }
 
-// at lists the users who have a tab at the gateway.
+// at returns the users who have a tab at the gateway.
 func (c *crowd) at(gateway string) (users []*user) {
 	for _, u := range c.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return t.gateway() == gateway }) {
@@ -215,7 +215,7 @@ type tab struct {
 	watches []string
 	gone    bool // has been closed, or has vanished
 	link    *link
-	last    map[string]seenCount // what it was told on this connection
+	last    map[string]seenCount // the counts received on this connection
 	moved   chan struct{}        // holds one: at or gone has changed
 	pause   time.Duration        // before it connects again
 }
@@ -435,7 +435,7 @@ func (l *link) write() {
 	}
 }
 
-// read takes frames until the connection ends, or nothing was heard for too long.
+// read reads frames until the connection ends, or no data arrives for too long.
 func (t *tab) read(l *link, r *bufio.Reader) error {
 	for {
 		_ = l.end.SetReadDeadline(time.Now().Add(simPing + simPong))
@@ -607,8 +607,8 @@ func (h *hold) end() {
 	h.signal()
 }
 
-// lapse notes that the hold was not renewed for as long as holds last, because the store
-// was away or gateways stood still. So nobody has to count the user for it.
+// lapse records that the hold was not renewed for as long as holds last, because the store
+// was away or gateways were suspended. So the hold does not have to be counted any more.
 func (h *hold) lapse() {
 	h.mu.Lock()
 	on := h.on && !h.gone

@@ -10,23 +10,23 @@ import (
 
 const (
 	suspensionCheck = 250 * time.Millisecond // between two readings of the clock
-	// resumePeriod is how long after a standstill the process may still find what came
-	// meanwhile.
+	// resumePeriod is how long after a suspension the process may still receive requests
+	// that were sent before or during it.
 	resumePeriod = time.Second
 )
 
 // suspensionWatch notices that the process was suspended, by a signal or with its
-// machine, for longer than anybody waits for a hold. The first requests after that may
-// have waited in the system's buffers for any time. Their clients may have given up,
-// and asked for the opposite elsewhere. Any goroutine may call resumed.
+// machine, for longer than any caller waits for a hold. The first requests after that may
+// have waited in the system's buffers for any time; their clients may have given up and
+// asked for the opposite elsewhere. Any goroutine may call resumed.
 type suspensionWatch struct {
 	looked    atomic.Int64 // when run last read the clock, unix nanoseconds; 0: not yet
 	resumedAt atomic.Int64 // when run last found that the process had been suspended
 }
 
 // resumed reports whether the process was suspended until a moment ago, even before run
-// has found out. It compares wall clock times, since the monotonic clock may stop while
-// a machine sleeps; setting the clock at worst looks like a suspension.
+// has noticed the suspension. It compares wall clock times, since the monotonic clock may
+// stop while a machine sleeps; at worst, setting the clock looks like a suspension.
 func (s *suspensionWatch) resumed() bool {
 	now := time.Now().UnixNano()
 	if s.suspended(now) {

@@ -2,8 +2,8 @@
 // each page and minute the greatest count, the number of arrivals, and a HyperLogLog of
 // the users who arrived.
 //
-// A store keeps only minutes in which something changed. The others follow from the last
-// count of the minute before them. So a page where nothing happens costs nothing, however
+// A store keeps only minutes in which the count changed or users arrived. The other minutes
+// follow from the last count before them. So a page without changes costs nothing, however
 // many users it has.
 package minutes
 
@@ -19,7 +19,7 @@ import (
 	"headcount/presence"
 )
 
-// ErrTime is in every error about times that cannot be asked for.
+// ErrTime is wrapped by every error about an invalid question.
 var ErrTime = errors.New("bad time")
 
 // MaxPoints bounds the points of one Answer.
@@ -55,7 +55,7 @@ type Visits struct {
 	pending   []string // users that are not in registers yet; at most maxPending
 }
 
-// maxPending users are added to the registers together: one alone takes as long.
+// maxPending users are added to the registers together, which takes as long as adding one.
 const maxPending = 64
 
 // Add counts an arrival.

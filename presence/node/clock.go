@@ -8,19 +8,19 @@ import (
 
 const (
 	clockTick = 50 * time.Millisecond
-	// clockStep is how far the clock advances without a tick. It leaves out the rest of
-	// a longer suspension, in which the node could receive nothing, so no deadline may
-	// pass. Thus a suspension takes at most clockStep from a session, whatever goroutine
-	// runs first when the process resumes.
+	// clockStep is the most that the clock advances between two ticks. While the process
+	// is suspended, the node receives no heartbeats, so no deadline may pass. The bound
+	// applies to reads too, so a suspension costs a session at most clockStep, whichever
+	// goroutine runs first when the process resumes.
 	clockStep = 4 * clockTick
 )
 
-// takeoverPossible is how long a suspension must last before another node may have
-// claimed partitions of this one. Noticing a death takes longer.
+// takeoverPossible is shorter than other processes take to notice a death. Only during a
+// longer suspension can another node have claimed partitions of this one.
 const takeoverPossible = 2 * time.Second
 
 // clock is the node's time, which stops while the process is suspended. Any goroutine
-// may read the clock; only run moves it.
+// may read it; only run moves it.
 type clock struct{ last atomic.Pointer[clockReading] }
 
 // clockReading is what the clock showed at a tick.
@@ -34,12 +34,12 @@ func (c *clock) now() time.Duration {
 	return l.at + min(time.Since(l.real), clockStep)
 }
 
-// behind returns how long ago the last tick was. After a suspension it is long until
-// run ticks.
+// behind returns the time since the last tick. After a suspension, a large value shows
+// that run has not noticed the suspension yet.
 func (c *clock) behind() time.Duration { return time.Since(c.last.Load().real) }
 
-// run ticks until ctx ends. It calls ticked, unless nil, at every tick, and suspended
-// with the time that it left out.
+// run ticks until ctx ends. It calls ticked, unless nil, at every tick. After a
+// suspension it calls suspended with the time that the clock left out.
 func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// leaseGap is how long the leases may go unread before the node can no longer
-	// assume that the gateways could reach it all the time.
+	// leaseGap is the longest time between two reads of the leases after which the node
+	// still assumes that the gateways could reach it all the time.
 	leaseGap = 3 * time.Second
-	// lastRenewal is the longest time for which a gateway kept its lease after it was
-	// last seen with one.
+	// lastRenewal is about the shortest time between the death of a gateway and the last
+	// sight of its lease, which outlives the gateway (see package member).
 	lastRenewal = time.Second
 )
 
-// gatewayList knows which gateways may have users of a partition. Writers of known
+// gatewayList lists the gateways that may have users of a partition. Writers of known
 // hold mu; the actors only load it.
 type gatewayList struct {
 	mu    sync.Mutex
@@ -36,17 +36,17 @@ type gatewayView struct {
 // gateway is one incarnation of a gateway.
 type gateway struct {
 	heartbeat.Source
-	since  time.Duration // of a live one: since when it could reach this node
-	until  time.Duration // of a dead one: when its users time out
+	since  time.Duration // if live: since when it could reach this node
+	until  time.Duration // if dead: when its users time out
 	logged atomic.Bool   // its silence was logged
 }
 
 // Gateways sets the gateways that have a lease. Until all of them have reported their
 // users, the node completes no partition of which the store lacked users, and removes
 // no user that an earlier owner stored. It stops waiting for a gateway that has sent
-// nothing for a presence timeout. Gateways is called before the first Own and after
-// every renewal of the lease; while the leases were not read, a gateway does not count
-// as silent.
+// nothing for a presence timeout. The caller calls Gateways before the first Own and
+// after every renewal of its lease. While it cannot read the leases, no gateway becomes
+// silent, and after more than leaseGap every gateway's silence is counted anew.
 func (n *Node) Gateways(live []heartbeat.Source) {
 	w := &n.gateways
 	w.mu.Lock()
@@ -72,10 +72,10 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 	w.known.Store(next)
 }
 
-// Died says that a process that was last seen at the given time ended without leaving
-// the cluster, or is suspended. The users of a gateway that died stay until the
-// presence timeout, since it may come back. A store that lost data has forgotten them;
-// so until then the node completes no partition of which the store lacked users.
+// Died reports that a process, last seen at the given time, ended without leaving the
+// cluster, or is suspended. The users of a dead gateway stay until the presence timeout,
+// because the gateway may come back. A store that lost data lacks these users, so until
+// then the node completes no partition of which the store lacked users.
 func (n *Node) Died(p presence.Process, seen time.Time) {
 	now := n.clock.now()
 	n.death.Store(max(int64(now), 1))
@@ -100,6 +100,6 @@ func (n *Node) Died(p presence.Process, seen time.Time) {
 func (n *Node) logSilent(g *gateway) {
 	if g.logged.CompareAndSwap(false, true) {
 		n.cfg.Log.Warn().Str("gateway", g.Gateway).
-			Msg("a gateway has a lease but does not tell this node of its users; going on without them. Do UDP datagrams pass both ways?")
+			Msg("a gateway has a lease but has not reported its users to this node; continuing without them. Do UDP datagrams pass both ways?")
 	}
 }

@@ -13,10 +13,10 @@ import (
 const (
 	// claimGroup is how many partitions are claimed and loaded in one step.
 	claimGroup = 16
-	// generationPoll is how often the node looks for a loss of data that no write has
-	// found.
+	// generationPoll is how often the node asks for the store's generation, which shows
+	// a loss of data before any write does.
 	generationPoll = 2 * time.Second
-	// fencedPause keeps two nodes that both believe they own a partition from taking it
+	// fencedPause keeps two nodes that both believe they own a partition from claiming it
 	// from each other in a loop: after the pause both see the same members.
 	fencedPause = time.Second
 )
@@ -32,7 +32,7 @@ type manager struct {
 	retryIn    time.Duration // when the wanted partitions that were left out can be claimed; 0: there are none
 }
 
-// fence says when a partition was last lost, and until when the node does not claim it.
+// fence records when a partition was last lost, and until when the node does not claim it.
 type fence struct{ at, until time.Time }
 
 // fence records that the partition was lost. After the first loss the pause is short:
@@ -62,7 +62,7 @@ func (m *manager) stopAll() {
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	if n.clock.behind() > takeoverPossible {
-		return nil // the clock is about to notice the suspension, and alerts the manager
+		return nil // the clock is about to notice the suspension, and then alerts the manager
 	}
 	if n.wasSuspended.Swap(false) {
 		m.releaseAll()
@@ -71,7 +71,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 	for _, id := range m.want {
 		wanted[id] = true
 	}
-	taken := 0 // partitions wanted here that another node has claimed
+	taken := 0 // wanted partitions that another node has claimed
 	for id, o := range m.owned {
 		fenced := n.actors[id].Load() != o.p
 		if fenced {
@@ -87,7 +87,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 		}
 	}
 	if taken > 0 {
-		n.cfg.Log.Warn().Int("partitions", taken).Msg("another node has claimed partitions of this one; giving them up until the owners are agreed")
+		n.cfg.Log.Warn().Int("partitions", taken).Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
 	}
 	if len(m.want) == 0 {
 		return nil
@@ -106,7 +106,8 @@ func (m *manager) reconcile(ctx context.Context) error {
 }
 
 // releaseAll stops all actors after a suspension. Another node may have owned their
-// partitions meanwhile, and actors that claimed again would overwrite what it wrote.
+// partitions meanwhile; actors that claimed again with their old users would overwrite
+// the newer node's changes.
 func (m *manager) releaseAll() {
 	for id, o := range m.owned {
 		m.n.actors[id].CompareAndSwap(o.p, nil)
@@ -115,8 +116,8 @@ func (m *manager) releaseAll() {
 	}
 }
 
-// reclaim claims the partitions again whose claim is of another generation. Their
-// actors then write everything.
+// reclaim claims again the partitions whose claims are of another generation, after
+// which their actors write everything.
 func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	var ids []int
 	for id, o := range m.owned {
@@ -127,7 +128,7 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all of presence again, whatever it kept")
+	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all presence data again")
 	for group := range slices.Chunk(ids, claimGroup) {
 		if err := m.reclaimGroup(ctx, group); err != nil {
 			return err
@@ -148,8 +149,8 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 		}
 		return c.Epoch == 0
 	})
-	// Usually the store is empty. One that was restored from an old copy has pages that
-	// the actors do not know.
+	// Usually the store is empty. A store restored from an old copy has pages that the
+	// actors do not know and must set to 0.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
@@ -243,7 +244,7 @@ func (m *manager) checkComplete(ctx context.Context) error {
 			missing[id] = true
 			select {
 			case m.owned[id].p.mail <- &incomplete{}:
-			default: // the actor is busy: the next check finds the partition again
+			default: // the mailbox is full: the next check finds the partition again
 			}
 		}
 		return missing, nil

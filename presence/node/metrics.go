@@ -6,7 +6,7 @@ import (
 	"headcount/presence"
 )
 
-// Stats returns the node's figures. Any goroutine may call it.
+// Stats returns the node's figures.
 func (n *Node) Stats() presence.NodeStats {
 	return presence.NodeStats{Users: n.users.Load(), Partitions: n.owned(), Changes: n.written.Load()}
 }
@@ -34,14 +34,14 @@ func (n *Node) collectors() []prometheus.Collector {
 		gauge("headcount_users", "Users present on any page, of the partitions owned here.", n.users.Load),
 		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", n.owned),
 		counter("headcount_beats_dropped_total", "Beats dropped because a mailbox was full; their senders repeat them.", n.dropped.Load),
-		counter("headcount_suspensions_total", "Times the process stood still for so long that sessions were given the time back.", n.suspensions.Load),
+		counter("headcount_suspensions_total", "Suspensions of the process, by which session deadlines were extended.", n.suspensions.Load),
 		counter("headcount_store_changes_total", "Partition changes written to the store.", n.written.Load),
-		counter("headcount_counts_published_total", "Counts of pages that the store took from here, and published where the total changed.", n.counts.Load),
-		counter("headcount_takeovers_total", "Partitions that this node took over, those of its start among them.", n.claimed.Load),
-		counter("headcount_fenced_writes_total", "Partition changes that the store refused since another node owns the partition.", n.fenced.Load),
+		counter("headcount_counts_published_total", "Counts of pages written to the store, which publishes those whose total changed.", n.counts.Load),
+		counter("headcount_takeovers_total", "Partitions that this node took over, including those at its start.", n.claimed.Load),
+		counter("headcount_fenced_writes_total", "Partition changes refused by the store because another node owns the partition.", n.fenced.Load),
 		counter("headcount_heartbeats_missing_total", "Questions to gateways about users whose heartbeats were missing.", n.asked.Load),
-		counter("headcount_sessions_silent_total", "Sessions that ended because no heartbeat came, and no leave.", n.endedSilent.Load),
-		counter("headcount_store_failures_total", "Partition changes that could not be written at once.", n.failures.Load),
+		counter("headcount_sessions_silent_total", "Sessions that ended because neither a heartbeat nor a leave arrived.", n.endedSilent.Load),
+		counter("headcount_store_failures_total", "Partition changes that were not written at the first attempt.", n.failures.Load),
 	}
 }
 

@@ -1,14 +1,15 @@
-// Package node is a presence node: it counts the users of the partitions that it owns.
+// Package node implements a presence node, which counts the users of the partitions that
+// it owns.
 //
 //	partition.go  the actor of a partition: mailbox, timer, replies
 //	streams.go    joins, leaves and heartbeats from gateways, and holds
 //	sessions.go   users, sessions and pages, and how they expire (wheel.go)
-//	takeover.go   how a new owner gets to know all users
-//	outbox.go     what the store must still get; writer.go writes it
+//	takeover.go   how a new owner learns of all users
+//	outbox.go     changes that the store does not have yet; writer.go writes them
 //	manager.go    claims partitions, starts and stops their actors
 //
-// Only a partition's actor knows who is present. A failing store never stops an actor:
-// the changes wait in the outbox, where newer values replace older ones.
+// Only a partition's actor knows which users are present. A failing store never stops an
+// actor: its changes wait in the outbox, where newer values replace older ones.
 package node
 
 import (
@@ -29,9 +30,9 @@ import (
 )
 
 var (
-	// ErrConfig is in every error about settings that cannot work.
+	// ErrConfig is wrapped by every error about settings that cannot work.
 	ErrConfig = errors.New("bad setting")
-	// ErrTooManyHolds says that the user already holds presence.MaxPages pages.
+	// ErrTooManyHolds means that the user already holds presence.MaxPages pages.
 	ErrTooManyHolds = fmt.Errorf("%w holds: a user can hold at most %d pages", presence.ErrTooMany, presence.MaxPages)
 )
 
@@ -46,10 +47,10 @@ type Config struct {
 	Partitions      int           // P; default presence.DefaultPartitions
 	PresenceTimeout time.Duration // silence before a user is gone; required
 	// Reply sends replies to gateways. The actors call it, so it must not block. A reply
-	// may be lost: the gateway repeats what it asked.
+	// may be lost, because gateways repeat their requests.
 	Reply      Replies
 	Arrivals   bool                  // report arrivals to the store
-	Tick       func()                // called at every tick of the node's clock, which stops meanwhile; may be nil
+	Tick       func()                // called at every tick of the node's clock, which waits for it; may be nil
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -72,10 +73,10 @@ type Node struct {
 
 	users       atomic.Int64 // present on any page
 	suspensions atomic.Int64 // suspensions noticed
-	dropped     atomic.Int64 // beats that found a full mailbox
+	dropped     atomic.Int64 // beats dropped because a mailbox was full
 	written     atomic.Int64 // changes in the store
 	failures    atomic.Int64 // changes that had to be repeated
-	fenced      atomic.Int64 // changes that a newer owner's claim refused
+	fenced      atomic.Int64 // changes refused because of a newer owner's claim
 	claimed     atomic.Int64 // partitions taken over
 	counts      atomic.Int64 // counts in the store
 	asked       atomic.Int64 // questions to gateways about users without heartbeats
@@ -88,13 +89,13 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	switch {
 	case cfg.Name == "":
-		return nil, fmt.Errorf("node: %w: it has no name", ErrConfig)
+		return nil, fmt.Errorf("node: %w: no name", ErrConfig)
 	case cfg.Partitions < 1:
 		return nil, fmt.Errorf("node: %w: %d partitions", ErrConfig, cfg.Partitions)
 	case cfg.PresenceTimeout <= 0:
 		return nil, fmt.Errorf("node: %w: presence timeout %s", ErrConfig, cfg.PresenceTimeout)
 	case cfg.Reply == nil:
-		return nil, fmt.Errorf("node: %w: nobody to reply to", ErrConfig)
+		return nil, fmt.Errorf("node: %w: no Reply", ErrConfig)
 	}
 	n := &Node{
 		cfg:     cfg,
@@ -128,18 +129,18 @@ func (n *Node) Own(partitions []int) {
 	}
 }
 
-// HandOver says that other nodes are about to take over all partitions. From then on no
-// session expires here: the user's return may be on its way to the next owner, which
-// puts every session on trial anyway. The node claims no partition any more.
+// HandOver prepares the node for other nodes to take over all its partitions. From then
+// on the node claims no partition and no session expires: a returning user's join may
+// already go to the next owner, which puts every session on trial anyway.
 func (n *Node) HandOver() { n.handingOver.Store(true) }
 
 // Owns reports whether the partition's actor runs here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
 
-// Check proves claims to the store by a write, which may be empty: those of every
-// partition whose number is share modulo shares. A node thus finds out that a
-// partition has a newer owner, even if no user comes or goes there. A caller that may
-// have missed a change of owners must check all partitions: Check(0, 1).
+// Check makes every owned partition whose number is share modulo shares write to the
+// store, even if it has no changes. A refused write shows that the partition has a newer
+// owner, even where no user joins or leaves. A caller that may have missed a change of
+// owners must check all partitions: Check(0, 1).
 func (n *Node) Check(share, shares int) {
 	for i := share; i < len(n.actors); i += shares {
 		if p := n.actors[i].Load(); p != nil {
@@ -152,8 +153,8 @@ func (n *Node) Check(share, shares int) {
 }
 
 // Deliver hands a beat to its partition's actor, which owns the beat from then on.
-// It never blocks: it drops the beat and returns false when the node does not own the
-// partition or the mailbox is full. The sender repeats what matters.
+// It never blocks: when the node does not own the partition or the mailbox is full, it
+// drops the beat and returns false. The gateway repeats the ops and heartbeats in it.
 func (n *Node) Deliver(b *heartbeat.Beat) bool {
 	if b.Partition < 0 || b.Partition >= len(n.actors) {
 		return false
@@ -172,10 +173,11 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 }
 
 // Hold takes or renews the user's hold on the page, which lasts three presence
-// timeouts; unless on, it ends the hold. It returns when the store has the change, or
-// with presence.ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
-// may still be made, but never one that had not begun when ctx ended: the caller may
-// have asked for the opposite since, and the process may have been suspended.
+// timeouts; if on is false, it ends the hold. It returns when the store has the change,
+// or with presence.ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
+// may still take effect, but only if the actor had begun it before ctx ended. A later
+// start, for instance after a suspension of the process, could undo a newer request of
+// the caller.
 func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	p := n.actors[u.Partition(len(n.actors))].Load()
 	if p == nil {
@@ -208,7 +210,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
-	n.clock.last.Store(&clockReading{time.Now(), n.clock.now()}) // since New the process opened its stores: it was not suspended
+	n.clock.last.Store(&clockReading{time.Now(), n.clock.now()}) // the time since New was startup, not a suspension
 	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
@@ -236,7 +238,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			failed++
 			pause := outage.Pause(failed)
-			n.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or looked after")
+			n.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or checked")
 			retry.Reset(pause)
 		} else {
 			failed = 0
@@ -262,6 +264,6 @@ func (n *Node) suspended(d time.Duration) {
 		n.alert()
 	}
 	if n.suspensions.Add(1) == 1 {
-		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended: sessions are given that time back")
+		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended; session deadlines move by that time")
 	}
 }

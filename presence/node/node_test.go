@@ -212,7 +212,7 @@ func TestTotalsOfSites(t *testing.T) {
 		r, _ = start(t, "m", store)
 		r.want(all, 2)
 		r.want(presence.AllPages, 1)
-		// The gateway has lost 4 meanwhile; it tells of the others.
+		// The gateway has lost 4 meanwhile; it reports the others.
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
 		for range 6 {
@@ -419,7 +419,7 @@ func TestTakeover(t *testing.T) {
 		}
 		next.want("p", 3)
 		old.node.Own(nil) // it has learned of next
-		// A user whom the gateway confirms stays; every other user gets one full
+		// A user that the gateway confirms stays; every other user stays for one full
 		// timeout.
 		next.alive(gw("a"), 1)
 		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
@@ -438,8 +438,8 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// What a gateway told another owner meanwhile is not known here. In its new stream the
-// gateway tells of everything again; what it leaves out ends.
+// This owner has not received the ops that a gateway sent to another owner meanwhile. In a new
+// stream the gateway reports all its users again, and the presences missing there end.
 func TestNewStreamIsDoubted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -483,8 +483,8 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	})
 }
 
-// The next owner knows who is there by a hold alone: such a user is gone when the hold ends, and
-// does not wait for gateways. A connection stays, whether it came before or after the hold.
+// The next owner knows which users are present by a hold alone: such a user is gone when the hold
+// ends, and does not wait for gateways. A user with a connection stays, whichever came first.
 func TestEndOfAHoldAfterATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -519,7 +519,7 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
 		}
-		r.want("p", 2) // nobody has confirmed 3
+		r.want("p", 2) // no gateway has confirmed 3
 		for range 14 {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
@@ -546,8 +546,8 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
-// A node that has lost a partition gives it up when it has to prove its claims, even
-// when nobody comes or goes there. (Invariant 4.)
+// A node that has lost a partition gives it up when it checks its claims, even if no user
+// joins or leaves there. (Invariant 4.)
 func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -599,7 +599,7 @@ func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 		first.op(gw("a"), join(1, "p"))
 		s.set(func() { s.away = true }) // first does not see what happens
 		emptied := &shaky{Store: newStore(), generation: 1}
-		_, stop := start(t, "before", emptied) // epochs go on growing in a store that was emptied
+		_, stop := start(t, "before", emptied) // epochs keep growing in a store that was emptied
 		stop()
 		between, stop := start(t, "between", emptied)
 		between.op(gw("b"), join(4, "p")) // of the same partition
@@ -629,8 +629,8 @@ func (r *rig) wantStale(want bool) {
 	}
 }
 
-// The owner of partitions of which nobody knows anything declares them complete when
-// every living gateway has told it of all its users.
+// The owner of partitions that the store knows nothing about declares them complete when
+// every live gateway has reported all its users.
 func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a"), gw("b")})
@@ -653,7 +653,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
 		}
 		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(7, "p")}, Whole: 3})
-		r.wantStale(true) // a part of what it has
+		r.wantStale(true) // only a part of the gateway's users
 		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(10, "p")}, Whole: 3})
 		r.wantStale(false)
 		r.want("p", 4)
@@ -731,9 +731,9 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	})
 }
 
-// A gateway that has a lease and tells nothing is waited for only as long as its users
-// would be counted. What it tells counts for as long as it goes on telling. Time in
-// which nobody could have learned who owns what does not count against it.
+// The node waits for a gateway that has a lease and reports nothing only for a presence timeout.
+// It waits longer while the gateway makes progress. Time in which the gateway could not learn of
+// the owners does not count.
 func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	live := []heartbeat.Source{gw("a"), gw("b")}
 	renew := func(r *rig, d time.Duration) {
@@ -759,7 +759,7 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 			t.Errorf("the log names the gateway %d times: %s", n, log.String())
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // it tells of 30 users, one a second
+	synctest.Test(t, func(t *testing.T) { // the gateway reports 30 users, one a second
 		var log strings.Builder
 		r := begin(t, &log)
 		for _, id := range []int{0, 2} {
@@ -779,7 +779,7 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 			t.Error(log.String())
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // nothing is heard of the leases for long
+	synctest.Test(t, func(t *testing.T) { // the leases are not read for a long time
 		var log strings.Builder
 		r := begin(t, &log)
 		renew(r, timeout-time.Second)
@@ -793,9 +793,9 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Members that an earlier owner left stay while a living gateway may have them and has
-// told nothing, since it may not know who owns the partition. After that they end; after
-// a death soon, when the rest of the timeout has passed.
+// Members loaded from an earlier owner stay while a live gateway that has not reported may have
+// them, since it may not know the partition's owner yet. After that they end; after a death,
+// when the rest of the timeout has passed.
 func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	for name, tc := range map[string]struct {
 		died bool
@@ -966,7 +966,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	})
 }
 
-// A store that comes back with data of long ago is told who is no longer there.
+// A store that comes back with old data is corrected: users who have left are removed.
 func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		past := &shaky{Store: newStore(), generation: 1}
@@ -1066,8 +1066,8 @@ func TestALongStartIsNoSuspension(t *testing.T) {
 	})
 }
 
-// A node that hands over ends nobody's presence: a user who returns may tell the next
-// owner.
+// A node that hands over ends no presence: the next owner may already have received the
+// return of a user.
 func TestHandingOverEndsNoPresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -1089,14 +1089,14 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 	})
 }
 
-// A partition that changes hands twice in a row has one trial, not two. A user who is on the
-// way to another gateway has a third of the timeout in any case.
+// A partition that changes its owner twice in a row has one trial, not two. A user who is
+// reconnecting through another gateway has a third of the timeout in any case.
 func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 	const trial, least = timeout * 2 / 3, timeout / 3
 	for held, left := range map[time.Duration]time.Duration{
 		time.Second:         trial - time.Second,
 		trial - time.Second: least,
-		trial:               trial, // the members are those whom a gateway confirmed
+		trial:               trial, // all members have been confirmed by a gateway since
 	} {
 		t.Run(held.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1104,8 +1104,8 @@ func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 				r, stop := start(t, "first", store)
 				r.op(gw("a"), join(1, "p"))
 				stop()
-				time.Sleep(time.Minute)                                                // the process ended, and nobody missed it
-				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")}) // not told: nobody ends
+				time.Sleep(time.Minute)                                                // the process ended, and its end was not reported as a death
+				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")}) // without Died, no user ends early
 				time.Sleep(held)
 				stop()
 				r, _ = start(t, "third", store)
@@ -1160,7 +1160,7 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 }
 
 // TestAnyHistory plays random joins, leaves, heartbeats, repetitions and silences of
-// several gateways against a model that knows who is where.
+// several gateways against a model that knows the present users of each page.
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) { history(t, rt) })
@@ -1194,7 +1194,7 @@ func history(t *testing.T, rt *rapid.T) {
 		case 3:
 			time.Sleep(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
 		}
-		for k := range there { // the living are heard often enough
+		for k := range there { // live users send heartbeats often enough
 			r.alive(k.source, k.user)
 		}
 	}
@@ -1282,7 +1282,7 @@ type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
 
-// arriving notes the arrivals that a store is told.
+// arriving records the arrivals that are reported to a store.
 type arriving struct {
 	presence.Store
 	mu  sync.Mutex
@@ -1309,8 +1309,8 @@ func (s *arriving) take() string {
 	return told
 }
 
-// Who was there already, or comes back within a grace, does not arrive. Nor does anybody
-// of whom a gateway reports to the next owner.
+// A user who is present already, or returns within a grace, does not arrive. Nor does a user
+// that a gateway reports to the next owner.
 func TestArrivals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &arriving{Store: newStore()}

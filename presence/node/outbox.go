@@ -11,10 +11,10 @@ type memberKey struct {
 	page string
 }
 
-// outbox collects the changes that the store must get, in numbered batches. A newer
-// value of a key replaces the older one, so a slow or absent store delays changes, but
-// costs at most one entry per member and page. The actor fills the outbox and the
-// writer empties it; mu guards it.
+// outbox collects the changes for the store, in numbered batches. A newer value of a key
+// replaces the older one, so a slow or unavailable store delays changes but costs at most
+// one entry per member and page. The actor fills the outbox and the writer empties it; mu
+// guards it.
 type outbox struct {
 	mu      sync.Mutex
 	claim   presence.Claim // of the next change
@@ -28,9 +28,9 @@ type outbox struct {
 	check           bool   // the next change is written even if it is empty, to prove the claim
 	batch           uint64 // number of the batch that is being collected
 	state           writeState
-	blocked         bool // the claim is invalid: nothing is written until the actor has a new one
-	// next is the newest claim in the mailbox. While blocked, an epoch of 0 says that
-	// the manager is about to make one, which fences all earlier claims.
+	blocked         bool // the claim is invalid: nothing is written until the actor has a new claim
+	// next is the newest claim in the mailbox. While blocked, an epoch of 0 means that
+	// the manager is about to make a claim, which fences all earlier ones.
 	next presence.Claim
 }
 
@@ -39,7 +39,7 @@ type writeState uint8
 
 const (
 	idle     writeState = iota
-	queued              // the outbox is in Node.ready, or the writer is about to put it there
+	queued              // the partition is in Node.ready, or the writer is about to put it there
 	inFlight            // the batch before the current one is being written
 )
 
@@ -107,7 +107,8 @@ func (o *outbox) written() uint64 {
 	return o.batch - 1
 }
 
-// superseded reports whether it was this node's own newer claim that fenced c.
+// superseded reports whether a newer claim of this node, rather than another node's,
+// fenced c.
 func (o *outbox) superseded(c presence.Change) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -115,9 +116,10 @@ func (o *outbox) superseded(c presence.Change) bool {
 }
 
 // restore puts back a change that was not written, except where the outbox has newer
-// values. If the partition was claimed again meanwhile, the outbox has every member
-// already, and those in the change alone have left since. invalid says that the store
-// refused the claim; otherwise the writer queues the outbox again.
+// values. If the partition was claimed again meanwhile, only the arrivals are put back:
+// rewrite has put every member into the outbox, and a member missing there has left since.
+// invalid says that the store refused the claim; otherwise the writer queues the outbox
+// again.
 func (o *outbox) restore(c presence.Change, invalid bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -80,7 +80,7 @@ type interleaving struct {
 	joined  presence.User // users from 1 on
 	left    presence.User // of these
 
-	// what is under way, from the store's answer until the writer takes it
+	// the batch under way, from the store's answer until the writer handles it
 	batch    []*partition
 	changes  []presence.Change
 	outcomes []presence.Outcome
@@ -116,7 +116,7 @@ func (h *interleaving) step(name byte) bool {
 		src := &source{Source: heartbeat.Source{Gateway: "g"}}
 		h.actor.arrive(src, h.joined, h.actor.page("p"))
 		h.actor.flush()
-	case 'l': // the actor applies the leave of the first who joined
+	case 'l': // the actor applies the leave of the first user who joined
 		if h.joined == 0 || h.left > 0 {
 			return false
 		}
@@ -130,7 +130,7 @@ func (h *interleaving) step(name byte) bool {
 		h.actor.handle(<-h.actor.mail)
 		h.actor.checkReports()
 		h.actor.flush()
-	case 'w', 'u': // the writer takes what is ready, and the store does it; u: it does not answer
+	case 'w', 'u': // the writer takes the ready outboxes, and the store writes them; u: the answer is lost
 		if h.batch != nil || len(h.node.ready) == 0 {
 			return false
 		}
@@ -193,8 +193,8 @@ func (h *interleaving) settle() bool {
 
 // TestOutboxIsAlwaysWritten takes the actor, the writer, the manager and a store
 // that is emptied or does not answer through every order of up to seven steps. Whatever the
-// order, when nobody has anything left to do the store has all of it: the counts,
-// the members, and that the partition is complete. (Invariants 1 and 6.)
+// order, when no step is left the store has everything: the counts, the members, and the
+// record that the partition is complete. (Invariants 1 and 6.)
 func TestOutboxIsAlwaysWritten(t *testing.T) {
 	depth := 7
 	if testing.Short() {

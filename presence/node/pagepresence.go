@@ -5,10 +5,10 @@ import "slices"
 // pagePresence is a session's presence on one page.
 type pagePresence struct {
 	page  *page
-	until int64 // the end of a grace or a hold; 0: open-ended, it lasts as long as the session
+	until int64 // the end of a grace or a hold; 0: open-ended, as long as the session
 }
 
-// maxUnindexed is how many page presences are searched one by one; more have an index.
+// maxUnindexed is the longest list that is searched one by one; a longer one has an index.
 const maxUnindexed = 16
 
 // pagePresences are the page presences of one session. Every operation takes constant
@@ -17,8 +17,8 @@ type pagePresences struct {
 	list      []pagePresence
 	index     map[*page]int // into list; nil for a short list
 	openEnded int           // elements with until 0
-	// earliestEnd is a lower bound of the ends in list; 0: all are open-ended. It may be
-	// too early after an element was moved or removed, until expire computes it again.
+	// earliestEnd is a lower bound of the ends in list; 0: all are open-ended. After an
+	// element was changed or removed it may be too early until expire computes it again.
 	earliestEnd int64
 }
 
@@ -70,7 +70,7 @@ func (s *pagePresences) add(pg *page, until int64) {
 	}
 }
 
-// set moves the end of a presence.
+// set changes the end of a presence.
 func (s *pagePresences) set(pp *pagePresence, until int64) {
 	if pp.until == 0 {
 		s.openEnded--
@@ -102,6 +102,6 @@ func (s *pagePresences) remove(pp *pagePresence) {
 	}
 	s.list[last] = pagePresence{}
 	if s.list = s.list[:last]; s.index != nil && last <= maxUnindexed/2 {
-		s.list, s.index = slices.Clone(s.list), nil // frees the array of what may have been thousands
+		s.list, s.index = slices.Clone(s.list), nil // the old array may have had room for thousands
 	}
 }

@@ -54,7 +54,7 @@ func TestPagePresencesAreAMap(t *testing.T) {
 	})
 }
 
-// A user who was on thousands of pages and is on a few takes no more memory than others.
+// A user who was on thousands of pages and now is on a few takes no more memory than other users.
 func TestFewPagePresencesTakeLittle(t *testing.T) {
 	var s pagePresences
 	for range 1000 {

@@ -8,9 +8,9 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// mailboxSize bounds the mail that waits for one actor. Beats beyond the bound are
-// dropped: the gateway repeats its ops, and its next heartbeat lists the live users
-// again. Calls beyond the bound block their caller.
+// mailboxSize bounds the mail that waits for one actor. When the mailbox is full, beats
+// are dropped, because the gateway repeats its ops and its next heartbeat lists the live
+// users again; calls block their caller.
 const mailboxSize = 256
 
 // mail is a *heartbeat.Beat, a *holdCall, a *usersCall, a *stored, a *refused, a *reclaimed or
@@ -24,19 +24,19 @@ type stored struct {
 	counts []presence.Count
 }
 
-// refused says that the store refused a change because its claim was not valid. The
-// actor may have got a new claim while that change was in flight, when it could not
-// queue the outbox; so it must look at the outbox again.
+// refused says that the store refused a change because its claim was not valid. If the
+// actor received a new claim while the change was in flight, it could not queue the
+// outbox then; refused makes it try again.
 type refused struct{}
 
 // reclaimed says that the store lost data and that the partition was claimed again.
-// found is what the store still had.
+// found is the partition's data that the store still had.
 type reclaimed struct {
 	claim presence.Claim
 	found presence.Snapshot
 }
 
-// incomplete says that the store does not count the partition as complete.
+// incomplete says that the store has not recorded the partition as complete.
 type incomplete struct{}
 
 // partition is the actor of one partition. Other goroutines use only mail, ended and
@@ -61,7 +61,7 @@ type partition struct {
 
 	takeover takeover
 	start    time.Duration // the node's clock at the claim
-	alarm    int64         // when run's timer fires; 0: it is stopped
+	alarm    int64         // when run's timer fires; 0: the timer is stopped
 }
 
 func newPartition(n *Node, claim presence.Claim) *partition {
@@ -92,8 +92,8 @@ func (p *partition) now() int64 { return (p.node.clock.now() - p.start).Millisec
 
 func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
 
-// run is the actor's loop. It returns when ctx ends; the writer still writes what is
-// in the outbox then.
+// run is the actor's loop. It returns when ctx ends; the writer still writes an outbox
+// that is queued by then.
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
 	defer func() { p.node.users.Add(-int64(len(p.users))) }()
@@ -108,7 +108,7 @@ func (p *partition) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			p.alarm = 0 // so that arm sets the timer again, even if the clock lags behind it
+			p.alarm = 0 // so that arm resets the timer even if the clock has not reached the alarm
 			p.checkReports()
 			p.wheel.due(p.now(), p.expire)
 			p.askGateways()
@@ -148,8 +148,8 @@ func (p *partition) post(m mail) {
 	}
 }
 
-// arm sets the timer to the next deadline: of the wheel, or of the next question to
-// the gateways.
+// arm sets the timer to the wheel's next deadline or to the time of the next question to
+// the gateways, whichever is earlier.
 func (p *partition) arm(timer *time.Timer) {
 	at, ok := p.wheel.next()
 	if !ok {
@@ -195,8 +195,8 @@ type pendingReply struct {
 	done chan<- error // nil for an acknowledgement
 }
 
-// queueReply sends r once everything applied so far is in the store. An empty outbox
-// does not mean that it is: the changes may be in flight.
+// queueReply arranges for r to be sent once every change applied so far is in the store.
+// An empty outbox alone does not mean that: the changes may be in flight.
 func (p *partition) queueReply(r pendingReply) {
 	p.out.mu.Lock()
 	r.batch = p.out.batch
@@ -214,7 +214,7 @@ func (p *partition) queueReply(r pendingReply) {
 // sendDue sends the replies that wait for no write.
 func (p *partition) sendDue() { p.sendReplies(0) }
 
-// sendReplies sends the replies that wait for batch or an earlier one.
+// sendReplies sends the replies that wait for batch or an earlier batch.
 func (p *partition) sendReplies(batch uint64) {
 	rest := p.pending[:0]
 	for _, r := range p.pending {
@@ -234,8 +234,8 @@ func (p *partition) sendReplies(batch uint64) {
 	p.pending = rest
 }
 
-// stored notes the counts of a batch that is in the store, and sends the replies
-// that waited for it.
+// stored records the counts of a batch that is in the store, and sends the replies that
+// waited for the batch.
 func (p *partition) stored(st *stored) {
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && !pg.latest.Newer(c) {
@@ -243,7 +243,7 @@ func (p *partition) stored(st *stored) {
 		}
 	}
 	p.sendReplies(st.batch)
-	// Forget empty pages, once the store has their 0.
+	// The store has the 0 of these empty pages, unless the outbox has a newer count.
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {
 			p.out.mu.Lock()

@@ -12,12 +12,12 @@ import (
 // acknowledged; so lost datagrams remove no user.
 const askInterval = 300
 
-// session is what one source says of one user. The sessions of a user form a chain.
+// session is one source's report of one user. The sessions of a user form a chain.
 type session struct {
 	user     presence.User
 	from     *source
 	next     *session // the same user, from another source
-	deadline int64    // each heartbeat moves it; open-ended page presences end here
+	deadline int64    // the end of open-ended page presences; each heartbeat moves it
 	pagePresences
 
 	slotNext, slotPrev *session // neighbours in the wheel's slot
@@ -32,7 +32,7 @@ type page struct {
 	latest presence.Count // the total after this partition's last write of the page
 }
 
-// page returns the page of that name. It creates a missing one.
+// page returns the page with the name, and creates it if it is missing.
 func (p *partition) page(name string) *page {
 	pg := p.pages[name]
 	if pg == nil {
@@ -52,8 +52,8 @@ func (p *partition) total(pg *page) *page {
 	return p.page(name)
 }
 
-// session returns the user's session of a source. It creates a missing one, for a
-// user who is about to be present on pg.
+// session returns the user's session of a source. It creates a missing session, for a
+// user who is about to join pg.
 func (p *partition) session(u presence.User, from *source, pg *page) *session {
 	if s := p.lookup(u, from); s != nil {
 		return s
@@ -139,8 +139,8 @@ func (p *partition) leave(s *session, pg *page) {
 	}
 }
 
-// removeSession unlinks a session. pg is any page of the user, and says which site's
-// total the user leaves with the last session.
+// removeSession unlinks a session. pg is any page of the user: with the last session, the
+// total of pg's site loses the user.
 func (p *partition) removeSession(s *session, pg *page) {
 	p.wheel.drop(s)
 	s.from.sessions--
@@ -161,13 +161,13 @@ func (p *partition) removeSession(s *session, pg *page) {
 	}
 }
 
-// schedule puts s into the wheel at the earliest time at which something of it may
-// end, or at which the actor has to ask about it.
+// schedule puts s into the wheel at the earliest time at which one of its page presences
+// may end, or at which the actor has to ask the gateway about the user.
 func (p *partition) schedule(s *session) {
 	at := s.earliestEnd
 	if s.live() {
-		// Long before the deadline, come back when the questions begin; after that, come
-		// back for every question.
+		// Long before the deadline, the next look is due when the questions begin;
+		// after that, at every question.
 		end := s.deadline
 		if left := end - p.now(); left > p.askBefore() {
 			end -= p.askBefore()
@@ -187,8 +187,8 @@ func (p *partition) schedule(s *session) {
 // expire ends the page presences of s whose time has come.
 func (p *partition) expire(s *session) {
 	now := p.now()
-	// A gateway that has the user may not know yet that this node is the owner, or may
-	// report to the next owner already.
+	// The user's gateway may not have reported to this new owner yet, or may already
+	// report to the next one.
 	if s.from == p.loaded && p.awaitsLive() || p.node.handingOver.Load() {
 		p.wheel.put(s, now+askInterval)
 		return
@@ -199,7 +199,7 @@ func (p *partition) expire(s *session) {
 	for _, pp := range s.list {
 		if end := pp.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, pp.page)
-			// The gateway may still have a user whose heartbeats did not arrive.
+			// The heartbeats may be lost and the gateway may still have the user.
 			s.from.mustReset = s.from.mustReset || end == 0
 			silent = silent || end == 0
 		} else {
@@ -235,8 +235,8 @@ func (p *partition) askGateways() {
 }
 
 // noteArrival records that the user is about to arrive on the page, unless the user is
-// present. While the partition is not complete nobody arrives: the gateways report
-// users who were present before.
+// present already. It records none while the partition is not complete, because the
+// gateways then report users who were present before.
 func (p *partition) noteArrival(u presence.User, pg *page) {
 	if !p.node.cfg.Arrivals || !p.complete() || p.present(u, pg) {
 		return
@@ -264,7 +264,7 @@ func (p *partition) noteMember(u presence.User, pg *page) {
 	p.out.mu.Unlock()
 }
 
-// memberChange returns the user's presence on the page, as the store keeps it.
+// memberChange returns the user's presence on the page in the form that the store keeps.
 func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChange {
 	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}}
 	connected := false

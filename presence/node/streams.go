@@ -11,7 +11,7 @@ import (
 
 const (
 	// gapTimeout is how long, in milliseconds, ops may be missing before the actor asks
-	// for a new stream. A needless new stream costs one repetition.
+	// for a new stream. A needless request costs one repetition of the gateway's users.
 	gapTimeout = 500
 	// confirmTimeout is how long, in milliseconds, the user's other gateways have to
 	// confirm a loaded page presence after one gateway has confirmed it.
@@ -26,8 +26,9 @@ type source struct {
 	applied  uint64 // ops of the stream up to this one are applied
 	acked    uint64 // ops of the stream up to this one are in the store
 	gapSince int64  // when an op beyond the next one arrived, without progress since; 0: no gap
-	// mustReset says that the actor removed users whom the gateway may still have. The
-	// stream no longer describes all its users, so the actor asks for a new one.
+	// mustReset says that the actor removed users that the gateway may still have. The
+	// actor then asks for a new stream, because the ops that follow in this one do not
+	// report these users again.
 	mustReset    bool
 	snapshotEnd  uint64 // 1 + the last op of the gateway's initial users; 0: not announced yet
 	lastBeat     int64  // when the last beat arrived
@@ -41,7 +42,7 @@ func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
-// holdCall takes or renews a hold, or ends it unless on.
+// holdCall takes or renews a hold; if on is false, it ends the hold.
 type holdCall struct {
 	ctx  context.Context // the caller's
 	user presence.User
@@ -66,7 +67,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			s.deadline = now + p.timeout() // the wheel finds out when the old deadline comes up
+			s.deadline = now + p.timeout() // expire files s under the new deadline when the old one passes
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
@@ -86,12 +87,13 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		src.lastProgress = p.now()
 		src.stream, src.applied, src.acked, src.gapSince, src.mustReset, src.snapshotEnd = b.Stream, 0, 0, 0, false, 0
 	case b.Stream != src.stream || src.mustReset:
-		// An older stream is a late message. Of a newer one this owner missed the beginning.
+		// Messages of an older stream are late and are ignored. A newer stream must begin
+		// again, because this owner missed its beginning.
 		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
 		// Usually the missing ops are on their way. If they never arrive, an earlier
-		// owner has acknowledged them, and this owner got to know the stream by a late
+		// owner has acknowledged them, and this owner learned of the stream from a late
 		// copy of its beginning.
 		if src.gapSince == 0 {
 			src.gapSince = p.now()
@@ -137,9 +139,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 	}
 }
 
-// arrive applies a join. It ends the user's graces on the page: the user has returned.
-// It also confirms a loaded page presence, which then lasts only until the user's
-// other gateways have had time to confirm it too.
+// arrive applies a join. It ends the user's graces on the page, because the user has
+// returned. It also confirms a loaded page presence: the loaded copy then lasts only until
+// the user's other gateways have had time to report the user too.
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	p.noteArrival(u, pg)
 	s := p.session(u, src, pg)
@@ -169,7 +171,7 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 	if s != nil && pg != nil {
 		pp = s.find(pg)
 	}
-	if pp == nil { // an earlier owner received the join
+	if pp == nil { // an earlier owner applied the join
 		p.departUnknown(src, u, name, grace)
 		return
 	}
@@ -181,9 +183,9 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 	p.schedule(s)
 }
 
-// departUnknown applies a leave whose join an earlier owner received. The loaded page
-// presence ends with the grace, unless another gateway confirms it. If the store lost
-// the user, only this leave says that the user is in a grace.
+// departUnknown applies a leave whose join an earlier owner applied. The loaded page
+// presence ends with the grace, unless another gateway confirms it. If the store lost the
+// user, only this leave shows that the user is in a grace, so it creates the presence.
 func (p *partition) departUnknown(src *source, u presence.User, name string, grace time.Duration) {
 	pg := p.pages[name]
 	if !p.complete() && grace > 0 && (pg == nil || !p.present(u, pg)) {
@@ -220,11 +222,11 @@ func (p *partition) hold(c *holdCall) {
 		p.noteArrival(c.user, pg)
 		s = p.session(c.user, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.noteMember(c.user, pg) // join does not, if only the end of the hold moved
+		p.noteMember(c.user, pg) // join does not note a member if only the end of the hold moved
 		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
-	default: // a newer owner may have the hold: reply once the store has confirmed this node's claim
+	default: // a newer owner may have the hold, so reply only after the store has accepted this node's claim
 		p.out.mu.Lock()
 		p.out.check = true
 		p.out.mu.Unlock()
@@ -232,8 +234,8 @@ func (p *partition) hold(c *holdCall) {
 	p.queueReply(pendingReply{done: c.done})
 }
 
-// expired returns ctx.Err, but compares the deadline with the clock: when a suspended
-// process resumes, goroutines may run before its timers fire.
+// expired returns ctx's error. It also compares the deadline with the clock, because
+// after a suspension goroutines may run before the context's timer fires.
 func expired(ctx context.Context) error {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		return context.DeadlineExceeded
@@ -241,7 +243,7 @@ func expired(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// sweep forgets gateways without sessions that have been silent for two timeouts.
+// sweep deletes sources without sessions that have been silent for two timeouts.
 func (p *partition) sweep(now int64) {
 	for key, src := range p.sources {
 		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {

@@ -12,16 +12,15 @@ const (
 	// deathDetection is how long, in milliseconds, it takes to notice that a process
 	// died, give or take a second (see package member).
 	deathDetection = 3500
-	// recentDeath is how long after a death the partitions of the dead process change
-	// hands.
+	// recentDeath is how long after a death a takeover is attributed to that death.
 	recentDeath = 5 * time.Second
 )
 
-// takeover is what an actor has to find out after it claimed its partition, or
-// claimed it again after the store lost data.
+// takeover is an actor's progress in learning of all users after its partition was
+// claimed, or claimed again because the store lost data.
 type takeover struct {
 	state   takeoverState
-	since   int64 // when the state last began to depend on the gateways
+	since   int64 // when the actor began to wait for the gateways' reports
 	nextAsk int64 // when the actor asks the gateways again
 }
 
@@ -33,11 +32,11 @@ const (
 	// collecting: the store lacked users, and some live gateway has not reported all
 	// of its users yet.
 	collecting takeoverState = iota
-	// awaitingDead: the store lacked users. All live gateways have reported theirs,
-	// but a gateway that died may still come back with its users.
+	// awaitingDead: the store lacked users. All live gateways have reported their users,
+	// but a gateway that died may still come back with more.
 	awaitingDead
 	// confirming: all users are known, but some live gateway has not reported yet, so
-	// a loaded user whom nobody confirms may still be connected to that gateway.
+	// a loaded user without confirmation may still be connected to that gateway.
 	confirming
 	// settled: all users are known, and all live gateways have reported.
 	settled
@@ -46,7 +45,7 @@ const (
 // complete reports whether no user of the partition is missing.
 func (p *partition) complete() bool { return p.takeover.state >= confirming }
 
-// needsReports reports whether it still matters what the gateways have reported.
+// needsReports reports whether the actor still depends on the gateways' reports.
 func (p *partition) needsReports() bool { return !p.complete() || p.loaded.sessions > 0 }
 
 // awaitsLive reports whether some live gateway has not reported all its users.
@@ -54,7 +53,7 @@ func (p *partition) awaitsLive() bool {
 	return p.takeover.state == collecting || p.takeover.state == confirming
 }
 
-// setReported notes whether all live gateways have reported.
+// setReported updates the state; all says whether all live gateways have reported.
 func (p *partition) setReported(all bool) {
 	switch complete := p.complete(); {
 	case complete && all:
@@ -68,15 +67,16 @@ func (p *partition) setReported(all bool) {
 	}
 }
 
-// adopt takes over what the last owner stored: it counts every page anew, and puts
-// every member on trial until a gateway confirms it. If the store may lack members,
-// the partition becomes complete only when the gateways have reported all their users.
+// adopt takes over the snapshot that the last owner stored. It counts every page anew,
+// and puts every member on trial until a gateway confirms it. If the store may lack
+// members, the partition becomes complete only when the gateways have reported all their
+// users.
 func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
 	p.load(snap.Members)
-	clear(p.out.members) // the store has them: only the counts are new
+	clear(p.out.members) // they come from the store; only the counts are new
 	p.out.counts[presence.AllPages] = p.site.users
 	if p.out.claim.Whole {
 		p.takeover.state, p.out.complete = confirming, true
@@ -85,13 +85,13 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	p.flush()
 }
 
-// load puts the members that another owner stored on trial. Those who are present by
-// a hold alone stay until the hold ends.
+// load puts the members that another owner stored on trial. Members that are present by
+// a hold alone stay until the hold ends instead.
 //
-// If the former owner had the partition for less than a trial, its trial of these
-// members goes on, so that two takeovers in a row keep nobody for twice as long. At
-// least a third of the timeout is left, for users whose gateway that owner knew and
-// who are now moving to another gateway.
+// If the former owner had the partition for less than a trial, the members' trial has
+// already begun, and load shortens it by that time, so that two takeovers in a row do not
+// double it. At least a third of the timeout is left, for users whose gateway had
+// reported them to that owner and who are now reconnecting through another gateway.
 func (p *partition) load(members []presence.Member) {
 	now, trial := p.now(), p.trialPeriod()
 	if held := p.out.claim.Held.Milliseconds(); held < trial {
@@ -108,17 +108,17 @@ func (p *partition) load(members []presence.Member) {
 		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
 		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
-			p.join(h, pg, now+max(left, 1)) // a hold that is over already ends at the next tick
+			p.join(h, pg, now+max(left, 1)) // a hold that has ended already is removed at the next tick
 			p.schedule(h)
 		}
 	}
 }
 
-// trialPeriod returns how long, in milliseconds, a user stays whom no gateway
-// confirms: long enough for a grace that an earlier owner granted, and for a user who
-// lost a gateway to come back through another one. After a death the trial is shorter:
-// the graces ended while the death went unnoticed, and a user who left must be gone
-// 3 s after the timeout, counted from the death.
+// trialPeriod returns how long, in milliseconds, a user without confirmation by a gateway
+// stays. It is long enough for a grace that an earlier owner granted, and for a user of a
+// lost gateway to reconnect through another one. After a death the trial is shorter: the
+// graces passed while the death was not noticed yet, and a user who left must be gone 3 s
+// after the timeout, counted from the death.
 func (p *partition) trialPeriod() int64 {
 	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < recentDeath {
 		return max(p.timeout()-deathDetection, p.timeout()/6)
@@ -126,9 +126,9 @@ func (p *partition) trialPeriod() int64 {
 	return p.timeout() * 2 / 3
 }
 
-// putOnTrial moves all sessions of the source to loaded, because the source is about
-// to report all its users again. A session that it does not report has ended: another
-// owner received the leave, or the leave was lost.
+// putOnTrial moves all sessions of the source to loaded, because the gateway is about to
+// report all its users again. A session that it does not report has ended: another owner
+// received the leave, or the leave was lost.
 func (p *partition) putOnTrial(src *source) {
 	if src.sessions == 0 {
 		return
@@ -155,9 +155,9 @@ func (p *partition) putOnTrial(src *source) {
 	}
 }
 
-// checkReports finds out whether every live gateway has reported all its users, and
-// asks those that have not. When all have reported, and no dead gateway can come back
-// in time, the partition is complete.
+// checkReports checks whether every live gateway has reported all its users, and asks the
+// gateways that have not. When all have reported, and no dead gateway can come back before
+// its users time out, the partition is complete.
 func (p *partition) checkReports() {
 	if !p.needsReports() {
 		return
@@ -203,9 +203,9 @@ func (p *partition) checkReports() {
 	p.out.mu.Unlock()
 }
 
-// silent reports whether a live gateway had sent nothing new for a timeout when its
-// lease was last seen, at. A gateway that waits for an acknowledgement is not silent:
-// it waits for the store.
+// silent reports whether a live gateway had sent nothing new for a presence timeout at
+// the given time, when its lease was last read. A gateway that waits for an
+// acknowledgement is not silent: the acknowledgement waits for the store.
 func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 	last := p.takeover.since
 	if src != nil {
@@ -218,8 +218,8 @@ func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 	return at-since > p.node.cfg.PresenceTimeout
 }
 
-// repeatComplete tells the store again that the partition is complete, unless a
-// change is in flight: that one may say so.
+// repeatComplete makes the next change say again that the partition is complete, unless
+// a change is in flight, which may say so already.
 func (p *partition) repeatComplete() {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
@@ -228,10 +228,10 @@ func (p *partition) repeatComplete() {
 	}
 }
 
-// rewrite puts everything into the outbox, for a store that lost data. Another node
-// may have owned the partition meanwhile, with users whom this node does not know,
-// and the store may have lost every trace of that. Unless the store still has the
-// whole partition, the actor therefore asks all gateways to report again.
+// rewrite puts everything into the outbox, for a store that lost data. Another node may
+// have owned the partition meanwhile, with users that this node does not know, and the
+// store may have lost every trace of that ownership. Unless the store still has the whole
+// partition, the actor therefore asks all gateways to report again.
 func (p *partition) rewrite(r *reclaimed) {
 	p.takeover.state = confirming
 	if !r.claim.Whole {

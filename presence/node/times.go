@@ -6,9 +6,9 @@ import (
 	"headcount/internal/setting"
 )
 
-// CheckTimes refuses times that would remove a user who is still there. The
-// presence timeout must last for three heartbeats of a gateway, since datagrams get
-// lost, and longer than a connection's grace. The error is a *setting.Error.
+// CheckTimes refuses times with which a user could be removed while still connected. The
+// presence timeout must last for three heartbeats of a gateway, since datagrams get lost,
+// and must be longer than a connection's grace. The error is a *setting.Error.
 func CheckTimes(timeout, heartbeat, grace time.Duration) error {
 	switch {
 	case timeout/3 < heartbeat: // the product might overflow
@@ -21,5 +21,5 @@ func CheckTimes(timeout, heartbeat, grace time.Duration) error {
 
 const holdTimeouts = 3 // presence timeouts that a hold lasts
 
-// HoldTime is how long a user's hold on a page lasts unless it is renewed.
+// HoldTime returns how long a user's hold on a page lasts unless it is renewed.
 func HoldTime(timeout time.Duration) time.Duration { return holdTimeouts * timeout }

@@ -6,38 +6,37 @@ import (
 )
 
 const (
-	// wheelTick is the wheel's precision: it meets a deadline never early and at most
+	// wheelTick is the wheel's precision: a deadline is found never early and at most
 	// this late.
 	wheelTick  = 100 * time.Millisecond
-	wheelSlots = 256 // 25.6 s ahead; sessions with a later deadline are looked at once a turn
+	wheelSlots = 256 // 25.6 s ahead; sessions with a later deadline are examined once a turn
 )
 
-// wheel holds a partition's sessions by deadline: a hashed timing wheel
-// (Varghese and Lauck, 1987) with one level. A heartbeat moves only the session's
-// own deadline; when the old deadline comes up, the session is filed under the new
-// one. So a heartbeat costs no timer and no wheel operation. The partition's actor
-// owns the wheel.
+// wheel holds a partition's sessions by deadline: a hashed timing wheel (Varghese and
+// Lauck, 1987) with one level. A heartbeat changes only the deadline in the session, so it
+// costs no timer and no wheel operation; when the old deadline passes, the session is
+// filed under the new one. The partition's actor owns the wheel.
 type wheel struct {
-	pos      int64 // all ticks up to this one are done
+	pos      int64 // ticks up to this one are processed
 	slots    [wheelSlots]*session
 	occupied [wheelSlots / 64]uint64 // one bit per slot that has a session
 }
 
-// tickOf is the first tick at which a deadline, in milliseconds, has passed.
+// tickOf returns the first tick at which a deadline, in milliseconds, has passed.
 func tickOf(ms int64) int64 {
 	const g = int64(wheelTick / time.Millisecond)
 	return (ms + g - 1) / g
 }
 
-// idle moves an empty wheel to the present: it has no session to look at before.
+// idle moves an empty wheel to the present time, so that due has no past ticks to visit.
 func (w *wheel) idle(ms int64) {
 	if w.occupied == [len(w.occupied)]uint64{} {
 		w.pos = ms / int64(wheelTick/time.Millisecond)
 	}
 }
 
-// put files s so that due looks at it when ms has passed. It first takes s from
-// its former slot.
+// put files s so that due visits it when ms has passed. It first removes s from its
+// former slot.
 func (w *wheel) put(s *session, ms int64) {
 	w.drop(s)
 	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
@@ -51,7 +50,7 @@ func (w *wheel) put(s *session, ms int64) {
 	w.occupied[i/64] |= 1 << (i % 64)
 }
 
-// drop takes s out of the wheel; it may be out already.
+// drop removes s from the wheel, if it is in the wheel.
 func (w *wheel) drop(s *session) {
 	if s.slot < 0 {
 		return
@@ -70,7 +69,7 @@ func (w *wheel) drop(s *session) {
 	s.slotNext, s.slotPrev, s.slot = nil, nil, -1
 }
 
-// next is the time, in milliseconds, at which due has something to look at.
+// next returns the time, in milliseconds, of the first tick that has a session.
 func (w *wheel) next() (ms int64, ok bool) {
 	start := (w.pos + 1) % wheelSlots
 	for n := int64(0); n < wheelSlots; {
@@ -84,8 +83,8 @@ func (w *wheel) next() (ms int64, ok bool) {
 	return 0, false
 }
 
-// due takes every session out of the wheel whose filed time has passed at ms, and
-// calls look with it. look puts the session back if the wheel still needs it.
+// due removes every session from the wheel whose filed time has passed at ms, and calls
+// look with it. look puts a session back that is still needed.
 func (w *wheel) due(ms int64, look func(*session)) {
 	now := ms / int64(wheelTick/time.Millisecond)
 	for w.pos < now {
@@ -99,7 +98,7 @@ func (w *wheel) due(ms int64, look func(*session)) {
 		for i := t % wheelSlots; w.slots[i] != nil; {
 			s := w.slots[i]
 			w.drop(s)
-			look(s) // puts it at pos+1 or later, hence never back into this slot
+			look(s) // may put s back, at pos+1 or later and hence never into this slot
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever is filed, dropped and filed again, a session is looked at no
-// earlier than its time and at most one tick late, when somebody looks often.
+// In any order of put and drop, due visits a session no earlier than its time and, if it
+// is called often, at most one tick late.
 func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const tick = int64(wheelTick / time.Millisecond)

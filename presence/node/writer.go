@@ -8,8 +8,8 @@ import (
 	"headcount/presence"
 )
 
-// writeBatch bounds the members and counts in one call to the store, so that one
-// busy partition does not make all others wait for long.
+// writeBatch bounds the members and counts in one call to the store, so that one busy
+// partition does not delay all others for long. The last outbox may exceed it.
 const writeBatch = 16384
 
 // write is the node's only writer. While a call to the store is in flight, changes
@@ -45,8 +45,8 @@ func (n *Node) write(ctx context.Context) {
 	}
 }
 
-// collect takes the outboxes of p and of all other ready partitions, up to
-// writeBatch. It numbers the changes on from seq.
+// collect takes the outboxes of p and of all other ready partitions, up to writeBatch. It
+// numbers the changes, continuing from seq.
 func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes []presence.Change) {
 	for size := 0; p != nil; {
 		*seq++
@@ -65,8 +65,8 @@ func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes [
 	return batch, changes
 }
 
-// outcomes reports the outcomes to the actors, and returns the partitions whose change
-// must be repeated.
+// outcomes reports the outcomes of changes to the actors, and returns the partitions whose
+// changes must be repeated.
 func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
 	for i, o := range outcomes {
 		p := batch[i]

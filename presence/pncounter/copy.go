@@ -8,14 +8,14 @@ type PagePair struct {
 	Pair
 }
 
-// ErrRefused is in every error about a peer with which this region must not share
-// counts. The text says why.
+// ErrRefused is wrapped by every error about a peer with which this region must not share
+// counts. The text gives the reason.
 var ErrRefused = errors.New("the peer is refused")
 
 // Regions is what a region knows about itself and the other regions.
 type Regions struct {
 	Identity string            // of this region; empty: it has none yet
-	Heard    map[string]string // the last word of each region, which changes with every greeting
+	Words    map[string]string // the last word of each region, which changes with every greeting
 	Out      []string          // the regions that totals leave out
 }
 

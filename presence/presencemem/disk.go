@@ -24,7 +24,7 @@ import (
 	"headcount/unread"
 )
 
-// What a data directory holds: one file of these buckets.
+// A data directory has one file with these buckets:
 //
 //	meta     format -> 1; id-secret -> the secret of anonymous ids; hash-key -> see HashKey;
 //	         probe -> see probe
@@ -33,8 +33,8 @@ import (
 //	owns     page, a zero byte, 16 bytes of user -> "changes last before"
 //	records  16 bytes of user -> "incarnation sequence updated"
 //	follows  16 bytes of user, page -> see unread.Follow
-//	keys     16 bytes of hash -> 8 bytes: unix seconds when it is forgotten
-//	minutes  what pages remember, see minutes.go
+//	keys     16 bytes of hash -> 8 bytes: unix seconds when the key is forgotten
+//	minutes  minutes of pages, see minutes.go
 const dataFile = "headcount.db"
 
 var (
@@ -72,7 +72,7 @@ type disk struct {
 	waiting chan *op
 	closing chan struct{}         // closed by close
 	ended   chan struct{}         // closed when run has returned
-	failure atomic.Pointer[error] // why the file cannot be written; nil: it can
+	failure atomic.Pointer[error] // why the file cannot be written; nil: it can be
 
 	// undo are entries that the next probe also writes, so that the file matches the
 	// memory again. Only the writer uses it.
@@ -146,7 +146,7 @@ type loader struct {
 	now      time.Time
 	puts     []put
 	repaired int    // inconsistent entries
-	first    string // what was wrong with the first of them
+	first    string // what was wrong with the first inconsistent entry
 }
 
 func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
@@ -208,8 +208,8 @@ func (l *loader) own(k, v []byte) {
 	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
 }
 
-// repairLevels counts own changes that a page's level lacks: they were written, and
-// their level was not.
+// repairLevels raises levels that lack own changes, because an own change was written and
+// its level was not.
 func (l *loader) repairLevels() {
 	for page, p := range l.unread.pages {
 		by, last := int64(0), int64(0)
@@ -353,7 +353,7 @@ func (d *transaction) puts() []put {
 	for user, r := range d.records {
 		value := recordValue(*r)
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
-			value = nil // an empty record: only its version is lost, and the next process gives greater ones
+			value = nil // an empty record: only its version is lost, and the next process assigns greater ones
 		}
 		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
@@ -417,8 +417,8 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 
 var errClosed = refused(errors.New("the data directory is closed"))
 
-// writable says why the file cannot be written, or returns nil. A nil disk is always
-// writable.
+// writable returns nil if the file can be written, or else the reason why not. A nil disk
+// is always writable.
 func (d *disk) writable() error {
 	if d == nil {
 		return nil
@@ -429,7 +429,7 @@ func (d *disk) writable() error {
 	return nil
 }
 
-// run is the writer. It ends with close, after the operations that wait by then.
+// run is the writer. It ends with close, after it has carried out the waiting operations.
 func (d *disk) run(commit func([]*op)) {
 	defer close(d.ended)
 	for {

@@ -23,9 +23,9 @@ const (
 	minuteBatch = 4096 // entries in one transaction of the data directory
 )
 
-// pageHistory keeps the minutes of pages. Store.mu guards it. Its size is bounded: beyond
-// maxBytes it forgets the page that has not changed for the longest time. (The registers
-// of the running minute do not count.)
+// pageHistory keeps the minutes of pages. Store.mu guards it. Beyond the bound maxBytes it
+// forgets the page that has not changed for the longest time. (The registers of the running
+// minute do not count towards the bound.)
 type pageHistory struct {
 	retention int64 // minutes; 0: nothing is kept
 	maxBytes  int
@@ -34,8 +34,8 @@ type pageHistory struct {
 	order     *list.List // of *pageMinutes; the least recently changed comes first
 	disk      bool       // there is a data directory
 
-	// With a data directory: the pages with minutes that it lacks, and the keys that it
-	// must still delete. They are bounded like the pages and their minutes.
+	// With a data directory: the pages with minutes that are not written yet, and the keys
+	// that are not deleted yet. They are bounded like the pages and their minutes.
 	dirty  map[*pageMinutes]struct{}
 	erased [][]byte
 }
@@ -76,7 +76,7 @@ func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.A
 
 func (r *pageMinutes) last() *minutes.Minute { return &r.minutes[len(r.minutes)-1] }
 
-// minute returns the minutes of a page, and begins the running minute if necessary.
+// minute returns the minutes of a page, and adds the running minute if it is missing.
 func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	r := b.pages[page]
 	if r == nil {
@@ -86,7 +86,7 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	b.markDirty(r)
 	users := int64(0)
 	if len(r.minutes) > 0 {
-		if r.last().At >= at { // greater if the clock was set back
+		if r.last().At >= at { // later if the clock was set back
 			return r
 		}
 		b.addBytes(r, r.close())
@@ -140,8 +140,8 @@ func (r *pageMinutes) visitors() hyperloglog.Registers {
 	return all
 }
 
-// trim forgets the minutes before oldest, except the last of them: its final count
-// holds until the next minute that was kept.
+// trim forgets the minutes before oldest, except the last of them, whose final count is
+// valid until the next minute that is kept.
 func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 	n := 0
 	for n+1 < len(r.minutes) && r.minutes[n+1].At <= oldest {
@@ -250,8 +250,8 @@ func (l *loader) minute(k, v []byte) {
 	r.written = m.At
 }
 
-// endOfRun completes the minutes of an earlier process: its users are gone since
-// until, the last minute that it wrote.
+// endOfRun ends the minutes of an earlier process: its users have been gone since until, the
+// last minute that it wrote.
 func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	b.disk = true
 	at := minutes.Of(now)
@@ -336,7 +336,7 @@ func (s *Store) writeMinutes(end bool) {
 	s.mu.Unlock()
 	for part := range slices.Chunk(puts, minuteBatch) {
 		if err := s.unread.disk.update(part, nil); err != nil {
-			s.cfg.Log.Warn().Err(err).Msg("what pages remember could not be written to the data directory; trying again with the next minute")
+			s.cfg.Log.Warn().Err(err).Msg("minutes of pages could not be written to the data directory; trying again with the next minute")
 			return
 		}
 	}

@@ -1,7 +1,7 @@
 // Package presencemem is the embedded store, which is the default: presence.Store and
-// unread.Store in the memory of one process. It keeps every promise of the contracts
-// except durability. With a data directory, changes and follows (unread.Store) are
-// durable, and the users who are present survive a restart.
+// unread.Store in the memory of one process. It fulfils the contracts except for
+// durability. With a data directory, changes and follows (unread.Store) are durable, and
+// present users survive a restart.
 package presencemem
 
 import (
@@ -24,9 +24,9 @@ type Config struct {
 	Buckets    int    // B; default presence.DefaultBuckets
 	Region     string // this region's name, for Parts
 	// The store keeps a page without users, with the time of its last change, for
-	// RememberFor (default 24h). It keeps at most Remember such pages (default 100,000)
-	// and forgets those first that have been empty longest. A forgotten page looks like
-	// one that nobody ever joined, and comes back under a new incarnation.
+	// RememberFor (default 24h). It keeps at most Remember such pages (default 100,000),
+	// and forgets the pages first that have been empty longest. A forgotten page looks like
+	// a page that never had a user, and gets a new incarnation when it is used again.
 	RememberFor time.Duration
 	Remember    int
 	// PageStats is how long minutes of pages are kept; 0: not at all. They take at most
@@ -35,7 +35,7 @@ type Config struct {
 	PageStats      time.Duration
 	PageStatsBytes int
 	// Backlog bounds the publications that wait for one watcher (default 4,096). Further
-	// ones are dropped, and the watcher gets a Lost.
+	// publications are dropped, and the watcher gets a Lost.
 	Backlog int
 	// PresenceTimeout is how long a data directory keeps the users who are present over
 	// a restart; 0: not at all.
@@ -51,7 +51,7 @@ type Store struct {
 
 	mu          sync.Mutex // guards all below
 	epoch       uint64
-	incarnation uint64 // highest given to a page
+	incarnation uint64 // highest incarnation assigned to a page
 	incomplete  int    // partitions that their owner has not written completely
 	partitions  []partition
 	pages       map[string]*page
@@ -72,7 +72,7 @@ type Store struct {
 type partition struct {
 	owner    string
 	epoch    uint64
-	claimed  time.Time // when epoch was given out; zero: by an earlier process, or never
+	claimed  time.Time // when epoch was assigned; zero: by an earlier process, or never
 	sequence uint64
 	complete bool
 	// members has the end of each member's hold in unix milliseconds, or 0. It is negative
@@ -148,17 +148,17 @@ func Open(dir string, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Writable says why changes and follows cannot be written to the data directory
-// now, or returns nil. Without a directory it returns nil.
+// Writable returns nil if changes and follows can be written to the data directory now, or
+// else the reason why not. Without a directory it returns nil.
 func (s *Store) Writable() error { return s.unread.disk.writable() }
 
 // Secret returns a random text that lasts as long as the data directory. Without a
 // directory it is empty.
 func (s *Store) Secret() string { return s.secret }
 
-// HashKey returns the key of user hashes, which is made when the data directory is used
-// for the first time. In a directory of an older version, which kept no key, it is
-// former, with which the users there were hashed. Without a directory it is random.
+// HashKey returns the key of user hashes, which is created when the data directory is used
+// for the first time. In a directory of an older version, which kept no key, it is former,
+// with which the users there were hashed. Without a directory it is random.
 func (s *Store) HashKey(former []byte) ([]byte, error) {
 	if s.unread.disk == nil {
 		return hashkey.New(), nil
@@ -240,7 +240,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 			continue
 		}
 		if c.Sequence <= p.sequence {
-			continue // a repetition: the change was applied, or a newer one was
+			continue // a repetition: this change or a newer one has been applied
 		}
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)

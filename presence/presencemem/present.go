@@ -14,17 +14,17 @@ import (
 	"headcount/presence"
 )
 
-// A data directory also keeps who is on which page, in one file that is replaced as a
-// whole. So the counts of a restarted process are right from the start; users who do
-// not come back are removed after the presence timeout, as at any takeover. The file is
-// not synced to the disk: it is of use only for a presence timeout, and its checksum
-// detects a file torn by a power failure.
+// A data directory also keeps the present users of each page, in one file that is replaced
+// as a whole. So the counts of a restarted process are right from the start; users who do
+// not return are removed after the presence timeout, as at any takeover. The file is not
+// synced to the disk, because it is used only for a presence timeout, and a checksum detects
+// a file torn by a power failure.
 const (
 	presentFile  = "present"
 	presentMagic = "headcount present 1\n"
-	// The file is written when a member has come or gone, at most once per presentEvery,
+	// The file is written when a member was added or removed, at most once per presentEvery,
 	// and so rarely that writing takes at most 1/presentShare of the time. Otherwise only
-	// its modification time is renewed: it says until when the file was right.
+	// its modification time is renewed, which says until when the file was right.
 	presentEvery = time.Second
 	presentShare = 20
 	presentHold  = 3 // presence timeouts that a hold lasts at most
@@ -45,9 +45,9 @@ func (s *Store) keepPresent() {
 		began := time.Now()
 		switch err := s.writePresent(began); {
 		case err != nil && !failing:
-			s.cfg.Log.Warn().Err(err).Msg("who is present cannot be written to the data directory; after a restart counts would begin at zero")
+			s.cfg.Log.Warn().Err(err).Msg("present users cannot be written to the data directory; after a restart counts would begin at zero")
 		case err == nil && failing:
-			s.cfg.Log.Info().Msg("who is present can be written to the data directory again")
+			s.cfg.Log.Info().Msg("present users can be written to the data directory again")
 			fallthrough
 		default:
 			failing = err != nil
@@ -73,7 +73,7 @@ func (s *Store) writePresent(now time.Time) error {
 	b = binary.AppendVarint(b, now.UnixMilli())
 	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
 	s.mu.Lock()
-	s.membersChanged = false // a member that changes from now on is written again
+	s.membersChanged = false // a later change of a member makes the file be written again
 	s.mu.Unlock()
 	for id := range s.partitions {
 		s.mu.Lock() // for one partition at a time, so that joins do not wait for the whole file
@@ -132,7 +132,7 @@ func (s *Store) loadPresent(now time.Time) {
 		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))
 	}
 	if err != nil {
-		s.cfg.Log.Warn().Err(err).Msg("who was present cannot be read from the data directory; counts begin at zero")
+		s.cfg.Log.Warn().Err(err).Msg("present users cannot be read from the data directory; counts begin at zero")
 		return
 	}
 	// After the clock was set back, the file seems to come from the future, and holds seem

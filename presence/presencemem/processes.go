@@ -51,8 +51,8 @@ func (s *Store) Leave(_ context.Context, p presence.Process) error {
 	return nil
 }
 
-// Parts returns a page's count and each region's share of it. An embedded store
-// has no peers, so its region has all of it.
+// Parts returns a page's count and each region's part of it. An embedded store has no
+// peers, so its region has all users.
 func (s *Store) Parts(_ context.Context, page string) (presence.Count, []presence.Part, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

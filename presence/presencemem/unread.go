@@ -10,8 +10,8 @@ import (
 	"headcount/unread"
 )
 
-// maxKeys bounds the idempotency keys. Beyond it, the oldest is forgotten before its day
-// is over. A key takes 24 bytes, and as much again in the map: 50 MB in all.
+// maxKeys bounds the idempotency keys. Beyond the bound, the oldest key is forgotten before
+// unread.KeyFor has passed. A key takes 24 bytes, and as much again in the map: 50 MB in all.
 const maxKeys = 1_000_000
 
 // unreadState has all changes and follows: unread.Store in memory. The memory follows
@@ -22,7 +22,7 @@ const maxKeys = 1_000_000
 // There is one writer at a time: the goroutine of disk, or without a disk the goroutine
 // that holds turn.
 type unreadState struct {
-	disk *disk      // nil: nothing survives
+	disk *disk      // nil: all data ends with the process
 	turn sync.Mutex // for writers without a disk
 
 	// mu guards all below. The writer holds it to install a transaction, and other
@@ -32,7 +32,7 @@ type unreadState struct {
 	records     map[unread.User]*unread.Record // replaced, never written to
 	keys        map[[16]byte]struct{}
 	oldest      []idempotencyKey // the keys, in the order in which they are forgotten
-	incarnation uint64           // highest given to anything
+	incarnation uint64           // highest incarnation assigned to a level or record
 }
 
 // changedPage is a page that has changed, with the own changes of its authors.
@@ -57,7 +57,7 @@ func newUnreadState() unreadState {
 	}
 }
 
-// transaction is what a group of operations changes in base. The writer owns it.
+// transaction has the changes that a group of operations makes to base. The writer owns it.
 type transaction struct {
 	base        *unreadState
 	now         time.Time
@@ -73,7 +73,7 @@ type transactionPage struct {
 	level   unread.Level
 	owns    map[unread.User]unread.Own // of the authors whose own changes change
 	authors int                        // number of all authors, including those in base
-	note    unread.Note                // zero: it does not change
+	note    unread.Note                // zero: unchanged
 }
 
 func newTransaction(was *unreadState, now time.Time) *transaction {
@@ -218,7 +218,7 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 	return all
 }
 
-// op is one operation that changes something.
+// op is one write operation.
 type op struct {
 	do    func(*transaction) error // leaves the transaction unchanged when it fails
 	taken atomic.Bool              // by the writer, which carries it out, or by the caller, who gives up

@@ -17,20 +17,20 @@ import (
 
 // Checked is what Check found.
 type Checked struct {
-	Problems  []string           // a sentence each, which says how to solve it
-	Processes []presence.Process // those with a lease
-	Region    string             // the region of this Redis; empty: none has used it yet
+	Problems  []string           // a sentence each, with a remedy
+	Processes []presence.Process // the processes that have a lease
+	Region    string             // the region of this Redis; empty: no region has used it yet
 }
 
-// ClockTolerance is how much the clocks of a server and of this machine may differ: the
-// ends of holds and leases are times of day.
+// ClockTolerance is how much the clocks of a server and of this machine may differ. They
+// must not differ much, because the ends of holds and leases are wall clock times.
 const ClockTolerance = 2 * time.Second
 
 // checkKey is the key on which Check tries commands. Nothing else uses it.
 const checkKey = prefix + "{check}:0"
 
-// tried are the commands that the program sends, also in scripts. Their arguments change
-// nothing but checkKey, and show whether Redis permits the command.
+// tried are the commands that the program sends, also in scripts, with arguments that
+// change only checkKey.
 var tried = [][]any{
 	{"set", checkKey, "1"}, {"expire", checkKey, "60"},
 	{"eval", "return 1", "1", checkKey}, {"evalsha", strings.Repeat("0", 40), "1", checkKey}, {"script", "load", "return 1"},
@@ -164,7 +164,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 		k.problem("%s.", postgresMend(f, ours.Postgres))
 	}
 	if f := facts["webhooks"]; f != "" && ours.Webhooks != 0 && f != strconv.Itoa(ours.Webhooks) {
-		k.problem("What this Redis keeps of webhooks is of format %s, and this version knows %d; %s.", f, ours.Webhooks, webhooksMend)
+		k.problem("The data of webhooks in this Redis is of format %s, and this version knows %d; %s.", f, ours.Webhooks, webhooksMend)
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
-// What deniedCommands returns instead of commands.
+// Results of deniedCommands that are not commands.
 const (
 	keysDenied     = "keys"
 	channelsDenied = "channels"

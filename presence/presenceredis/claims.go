@@ -19,15 +19,15 @@ import (
 	"headcount/scripts"
 )
 
-// fences is what the store knows of a bucket's fences. Store.mu guards it. The seal
-// changes with every claim; while it does not, epochs found valid under it stay valid.
+// fences is a copy of a bucket's fences. Store.mu guards it. The seal changes with every
+// claim; while it stays the same, epochs found valid under it stay valid.
 type fences struct {
 	run   uint64   // number of the last run of counts.lua
 	seal  string   // as of the last reply
 	valid []uint64 // by partition: the epoch that was valid under seal
 }
 
-// Generation implements presence.Partitions. It is a hash over what changes when a
+// Generation implements presence.Partitions. It is a hash over data that changes when a
 // master restarts, is replaced or is emptied.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
@@ -108,7 +108,7 @@ func (s *Store) tokens(c *client) int {
 	return 1
 }
 
-// readTokens returns the tokens. A missing one is empty: the server was emptied.
+// readTokens returns the tokens. A missing token is empty: the server was emptied.
 func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 	pipe := c.Pipeline()
 	got := make([]*redis.StringCmd, s.tokens(c))

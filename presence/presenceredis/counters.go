@@ -52,7 +52,8 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 	return updates, nil
 }
 
-// batch is what the topics of one call have in common.
+// batch is the bucket, and when reading also the site and kind, that the topics of one call
+// have in common.
 type batch struct {
 	bucket int
 	site   presence.Site // when read
@@ -131,8 +132,8 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	return u
 }
 
-// Parts returns the count of a page and what each region contributes: this region first,
-// the others by name, without those that are left out.
+// Parts returns the count of a page and the part of each region: this region first, then the
+// others by name, without regions that are left out.
 func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
 	topic := presence.CountTopic(page)
 	c, err := s.conn.Known(ctx)
@@ -154,7 +155,7 @@ func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []prese
 	return count, s.parts(reply[3].(string)), nil
 }
 
-// parts parses what read.lua says of the regions: "users name=users …".
+// parts parses the regions' parts in the reply of read.lua: "users name=users …".
 func (s *Store) parts(text string) []presence.Part {
 	fields := strings.Fields(text)
 	if len(fields) == 0 {

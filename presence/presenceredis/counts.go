@@ -71,7 +71,7 @@ func (cc *countsCall) pack(changes []presence.Change) {
 }
 
 // writeCounts runs counts.lua for the changes whose members are written: one call per
-// bucket for all partitions together, unless there are many counts.
+// bucket for all partitions together, or several if there are many counts.
 func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
@@ -234,11 +234,11 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 // of turn and must run again, if mayAgain.
 func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool) (again bool) {
 	reply, ok := cc.Reply.([]any)
-	if cc.Err == nil && (!ok || len(reply) == 1) { // a later call came first, or an earlier one is missing
+	if cc.Err == nil && (!ok || len(reply) == 1) { // "late" or "gap": a later call was carried out, or an earlier one is missing
 		if mayAgain {
 			return true
 		}
-		for _, g := range cc.groups { // an error that is there already caused the gap
+		for _, g := range cc.groups { // an existing error is the cause of the gap, and stays
 			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
 		}
 		return false

@@ -42,7 +42,7 @@ func (k *generationCache) set(generation, runs uint64) {
 	}
 }
 
-// current returns the generation of Redis, which it reads only if it is not known.
+// current returns the generation of Redis. It reads the generation only if it is not known.
 func (s *Store) current(ctx context.Context) (uint64, error) {
 	if generation, _ := s.generations.get(); generation != 0 {
 		return generation, nil
@@ -78,6 +78,6 @@ func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error)
 	return is, nil
 }
 
-// errRestored says that Redis is back, but that some bucket may still give versions again
-// that Redis has lost.
-var errRestored = fmt.Errorf("%w: Redis is back, and presence nodes have not written its buckets yet", presence.ErrUnavailable)
+// errRestored means that Redis is available again, but that a bucket may still assign
+// versions that Redis has lost to other contents.
+var errRestored = fmt.Errorf("%w: Redis is back, but presence nodes have not written its buckets yet", presence.ErrUnavailable)

@@ -21,18 +21,18 @@ import (
 //	hc:{b5}:e        set: endpoints (read.lua)
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
 //	hc:{b5}:c:PAGE   string: counts of a page (page.lua)
-//	hc:{b5}:z        zset: pages nobody is on, since when (page.lua)
+//	hc:{b5}:z        zset: pages without users, since when (page.lua)
 //	hc:{b5}:x:PAGE   string: minutes of a page (remember.lua)
 //	hc:{b5}:y:7:PAGE hash: arrivals on a page in an hour since the Unix epoch
 //	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
 //	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted
-//	hc:{b5}:u:USER   hash: what a user follows (save.lua)
+//	hc:{b5}:u:USER   hash: the follows of a user (save.lua)
 //	hc:{b5}:t        string: random, part of the generation
 //	hc:{b5}:n/0      channel of the bucket, with the number of the database
-//	hc:{c}:facts     hash: what all processes must agree on (renew.lua)
+//	hc:{c}:facts     hash: the facts that all processes must agree on (renew.lua)
 //	hc:{c}:leases    hash: processes
 //	hc:{c}:mark:ID   string: a process's newest number (mark.lua); on a Cluster also hc:{b5}: and hc:{n5}:
-//	hc:{c}:regions   hash: when other regions were heard (hello.lua)
+//	hc:{c}:regions   hash: greetings of other regions (hello.lua)
 const prefix = "hc:"
 
 const (
@@ -58,7 +58,7 @@ func dirtyKey(p int) string { return partitionKey(p) + "d" }
 
 func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
-// shardOf returns which of n shards has the user, as shares.lua does. From n to n+1
+// shardOf returns which of n shards has the user, as shards.lua does. From n to n+1
 // shards only users of one shard move, and only to the new one (linear hashing).
 func shardOf(u presence.User, n int) int {
 	size := 1
@@ -106,12 +106,12 @@ func recordKey(b int, user string) string  { return bucketKey(b) + "u:" + user }
 // Fields that Go reads; scripts/README.md has all.
 const (
 	levelField  = "level"  // of historyKey
-	beforeField = "before" // … how many of them came before its incarnation
-	noteField   = "note"   // … and what the newest change said
-	byField     = "by:"    // … and a user
-	newestField = "new"    // … and a number
+	beforeField = "before" // of historyKey: unread.Level.Before
+	noteField   = "note"   // of historyKey: the unread.Note
+	byField     = "by:"    // of historyKey, followed by a user
+	newestField = "new"    // of historyKey, followed by a number
 	recordField = ""       // of recordKey: the record's version
-	peerField   = "peer:"  // of stateKey, and a region
+	peerField   = "peer:"  // of stateKey, followed by a region
 )
 
 // channel returns the bucket's channel. Its name has the number of the database, because

@@ -14,7 +14,7 @@ type reading struct {
 	gateway string
 	topics  []presence.Topic
 	at      []int // indexes into topics
-	parts   bool  // for counts: also read what each region contributes
+	parts   bool  // for counts: also read the part of each region
 }
 
 // kinds has, for each kind of topic, the call that reads its updates. The reply is a

@@ -10,18 +10,18 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// lookEvery is how often the store looks for a loss of data.
+// lookEvery is how often the store checks for a loss of data.
 const lookEvery = time.Second
 
 // The values of the metric's label.
 const (
-	lostWrites     = "writes" // the last ones
+	lostWrites     = "writes" // the last writes
 	lostEverything = "everything"
 )
 
 func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 	losses := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_store_losses_total", Help: "Times Redis had lost what it acknowledged to this process: its last writes, or everything.",
+		Name: "headcount_store_losses_total", Help: "Losses of data that Redis had acknowledged to this process, by extent: the last writes, or everything.",
 	}, []string{"lost"})
 	for _, what := range []string{lostWrites, lostEverything} {
 		losses.WithLabelValues(what) // so that the first loss is an increase
@@ -32,8 +32,9 @@ func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 	return losses
 }
 
-// watchLosses logs and counts what Redis loses, once this process takes part, until ctx
-// ends. Nothing depends on it: presence nodes write everything again in any case.
+// watchLosses logs and counts losses of data in Redis, from the time when this process takes
+// part until ctx ends. It only informs operators: presence nodes write everything again in
+// any case.
 func (s *Store) watchLosses(ctx context.Context) {
 	defer close(s.lossesEnded)
 	tick := time.NewTicker(lookEvery)

@@ -12,8 +12,9 @@ import (
 	"headcount/scripts"
 )
 
-// member parses what memberField and members.lua wrote. now is the time of Redis. It
-// drops a hold that is over, unless the user is present by the hold alone.
+// member parses a field written by memberField and its value written by members.lua. now is
+// the time of Redis. It drops a hold that has ended, unless the user is present by the hold
+// alone.
 func member(field, value string, now int64) (presence.Member, error) {
 	if len(field) < 9 {
 		return presence.Member{}, fmt.Errorf("%w: a member of %d bytes", ErrForeign, len(field))
@@ -107,7 +108,7 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 			if st := byte('0' + reply[0].(int64)); status == statusWritten {
 				status = st
 			}
-		case int64: // of resize.lua; the next call says the same
+		case int64: // reply of resize.lua; the next call has the same status
 		default:
 			if err == nil {
 				err = cl.Err
@@ -211,7 +212,7 @@ func memberCalls(c presence.Change, list pageList, shards, members int) []*call 
 	return calls
 }
 
-// splitByShard appends the keys of the members' shards, and what changes in each. The
+// splitByShard appends the keys of the members' shards, and the changes in each shard. The
 // last change of a member wins.
 func splitByShard(keys []string, args []any, partition int, members []presence.MemberChange, shards int) ([]string, []any) {
 	type part struct{ set, gone []presence.Member }

@@ -25,8 +25,8 @@ const (
 )
 
 // minuteWriter writes minutes of pages. Scripts that change counts keep the greatest
-// count of the running minute beside the count, and report a minute that has ended; the
-// process that gets the report writes that minute. Arrivals are collected here, and
+// count of the running minute with the count, and report a minute that has ended; the
+// process that receives the report writes that minute. Arrivals are collected here, and
 // written once a minute for each page, as absolute numbers of this process.
 type minuteWriter struct {
 	store     *Store
@@ -88,7 +88,7 @@ func (m *minuteWriter) run(ctx context.Context) {
 	}
 }
 
-// countsEnded takes the minutes that have ended according to a run of counts.lua.
+// countsEnded queues the minutes that a run of counts.lua reports as ended.
 func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
 	if text == "" || m.retention == 0 {
 		return
@@ -102,7 +102,7 @@ func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
 	}
 }
 
-// endedByMerge takes the minutes that have ended according to a run of merge.lua.
+// endedByMerge queues the minutes that a run of merge.lua reports as ended.
 func (m *minuteWriter) endedByMerge(bucket int, text string) {
 	if m.retention == 0 {
 		return
@@ -132,7 +132,7 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.latest = max(m.latest, minutes.Of(time.Now())) // never a minute that is written already
+	m.latest = max(m.latest, minutes.Of(time.Now())) // never an earlier minute, which may be written already
 	for _, a := range arrivals {
 		key := visit{a.Page, m.latest}
 		v := m.visits[key]
@@ -147,14 +147,14 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 }
 
-// pageWrite is what has to be written for one page.
+// pageWrite has the data to be written for one page.
 type pageWrite struct {
 	entries []byte
 	visits  []visit
 }
 
-// write writes the counts that wait, and the arrivals before the minute before. What
-// cannot be written is tried again, as long as it is within the retention.
+// write writes the queued counts, and the arrivals of minutes before the minute before. Data
+// that cannot be written is queued again while it is within the retention.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
@@ -201,7 +201,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
-		m.store.cfg.Log.Debug().Err(err).Msg("what pages remember could not be written; trying again")
+		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
 		m.counts = append(counts[:min(len(counts), maxPendingMinutes-len(m.counts))], m.counts...)
 		return
 	}

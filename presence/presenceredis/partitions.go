@@ -26,24 +26,24 @@ const (
 	statusFenced    = '1'
 	statusLost      = '2'
 	statusGap       = '3'
-	statusResharded = '4' // the number of shards is another one
+	statusResharded = '4' // the number of shards has changed
 	statusLater     = '5' // a later change has been written
 )
 
-// errLater says that a later change overtook this one, whose counts are not written. It
-// does not leave this package.
+// errLater means that a later change overtook this one, whose counts are then not written.
+// It is used within this package only.
 var errLater = errors.New("a later change has been written")
 
-// partition is what the store knows of a partition that it claimed. Store.mu guards it.
+// partition is the state of a partition that the store claimed. Store.mu guards it.
 type partition struct {
 	epoch uint64
 	// unwritten are pages whose counts Redis lists as not written yet. known says that
-	// Redis lists no others, so each change can replace the list there. Until then the
-	// list there only grows.
+	// the list in Redis has no other pages, so each change can replace it. Until then the
+	// list in Redis only grows.
 	unwritten map[string]struct{}
 	known     bool
-	// shards is the number of hashes with members, and members the number of these, as
-	// of the last reply.
+	// shards is the number of hashes with members, and members the number of members,
+	// according to the last reply.
 	shards, members int
 }
 
@@ -78,8 +78,8 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 	return outcomes
 }
 
-// lost refuses the changes whose claims are of an earlier generation. Redis cannot do
-// that: when it came back with old data, it may have the old claims too.
+// lost refuses the changes whose claims are of an earlier generation. Redis cannot refuse
+// them: if it came back with old data, it may have the old claims, too.
 func (s *Store) lost(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	generation, err := s.current(ctx)
 	for i, c := range changes {

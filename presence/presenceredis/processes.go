@@ -13,8 +13,8 @@ import (
 	"headcount/scripts"
 )
 
-// seed is a sample of the hash of pages. Processes with another sample would look for a
-// page in another bucket.
+// seed is a sample of the hash of pages. Processes with another hash would look for a page
+// in another bucket.
 var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
 // format is the number of the format of the data in Redis: keys, fields, values and
@@ -26,7 +26,8 @@ const format = 5
 
 const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
 
-// postgresMend says what to do when PostgreSQL is elsewhere for the counters of this Redis.
+// postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
+// in this Redis.
 func postgresMend(theirs, ours string) string {
 	switch {
 	case theirs == "none" && ours == "behind":
@@ -70,7 +71,7 @@ func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration
 	return processes, nil
 }
 
-// What renew.lua may do with missing facts.
+// Values of the mode in which renew.lua handles missing facts.
 const (
 	mayNotWrite = "0"
 	mayWrite    = "1"
@@ -136,7 +137,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 	return processes, nil
 }
 
-// difference says which fact differs in Redis, and what to do about it.
+// difference returns which fact differs in Redis, with a remedy.
 func (s *Store) difference(fact, theirs string) string {
 	switch fact {
 	case "region":
@@ -152,7 +153,7 @@ func (s *Store) difference(fact, theirs string) string {
 	case "postgres":
 		return postgresMend(theirs, s.cfg.Facts.Postgres)
 	case "webhooks":
-		return fmt.Sprintf("what Redis keeps of webhooks is of format %q, this version knows %d; %s", theirs, s.cfg.Facts.Webhooks, webhooksMend)
+		return fmt.Sprintf("the webhooks' data in Redis is of format %q, this version knows %d; %s", theirs, s.cfg.Facts.Webhooks, webhooksMend)
 	}
 	ours := s.facts()
 	i := slices.Index(ours, any(fact))

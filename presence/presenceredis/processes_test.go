@@ -82,7 +82,7 @@ func TestAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
 		want string
 	}{
 		"counters": {func(f *presenceredis.Facts, n int) { f.Counters = n }, `counters in Redis are of format "1", this version knows 2; run the version that wrote them`},
-		"webhooks": {func(f *presenceredis.Facts, n int) { f.Webhooks = n }, `what Redis keeps of webhooks is of format "1", this version knows 2; run the version that wrote it, or delete the keys`},
+		"webhooks": {func(f *presenceredis.Facts, n int) { f.Webhooks = n }, `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote it, or delete the keys`},
 	} {
 		for i, tc := range []struct {
 			knows    int

@@ -27,8 +27,8 @@ const (
 	relogBatch = 500 // pages in one run of relog.lua
 )
 
-// Outgoing returns, for each position, the batch that follows it: at most limit pages. A
-// batch with Log 0 says that the bucket has no log with all pages; BeginLogs makes one.
+// Outgoing returns, for each position, the batch after it, with at most limit pages. A batch
+// with Log 0 means that the bucket has no log with all pages; BeginLogs makes one.
 func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
 	calls := make([]*call, len(positions))
 	for i, p := range positions {
@@ -42,7 +42,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	var owns []*call
 	var of []int // for each of owns: the index of its batch
 	for i, cl := range calls {
-		if cl.Err != nil { // a bucket that cannot be read must not hold up the others
+		if cl.Err != nil { // a bucket that cannot be read must not delay the others
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
 			continue
 		}
@@ -178,18 +178,18 @@ func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []stri
 	return nil
 }
 
-// Raise gives the pages' pairs, or without pages the bucket's log, a number above high
+// Raise gives the pairs of pages, or without pages the bucket's log, a number above high
 // and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
 	s.raiseFloor(high)
 	return s.relog(ctx, bucket, s.floor.Load(), pages, "")
 }
 
-// sweepPages is how many pages of a log one call of Sweep looks at.
+// sweepPages is how many pages of a log one call of Sweep checks.
 const sweepPages = 200
 
-// Sweep removes forgotten pages from a bucket's log. It looks at some pages from a rank
-// on, and returns the next rank, which is 0 after the last page.
+// Sweep removes forgotten pages from a bucket's log. It checks some pages, beginning at a
+// rank, and returns the next rank, which is 0 after the last page.
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
 	err = s.conn.Do(ctx, func(ctx context.Context, c *client) error {
@@ -243,9 +243,9 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	return nil
 }
 
-// Regions returns what this region's Redis knows about the regions.
+// Regions returns the data about regions in this region's Redis.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
-	r := pncounter.Regions{Heard: map[string]string{}}
+	r := pncounter.Regions{Words: map[string]string{}}
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
@@ -256,7 +256,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 			case outField:
 				r.Out = strings.FieldsFunc(value, func(c rune) bool { return c == ',' })
 			default:
-				r.Heard[name] = value
+				r.Words[name] = value
 			}
 		}
 		return err
@@ -267,7 +267,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	return r, nil
 }
 
-// Identify gives the region an identity unless it has one, and returns its identity.
+// Identify gives the region an identity, unless it has one, and returns the region's identity.
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Add(2)
@@ -284,7 +284,7 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	return identity, nil
 }
 
-// DecideOut stores the region's decision about which peers are left out.
+// DecideOut stores the region's decision about the peers that totals leave out.
 func (s *Store) DecideOut(ctx context.Context, out []string) error {
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()

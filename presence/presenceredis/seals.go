@@ -10,8 +10,8 @@ import (
 
 // The key of user hashes is in the facts, sealed with the id secrets. Every process
 // keeps the seals in memory, to write them again when Redis has lost them. A process
-// that needs the key opens one of the seals, and adds a seal for its own first secret.
-// If there have been no seals for long enough, it makes the key.
+// that needs the key opens one of the seals, and adds a seal with its own first secret.
+// If there have been no seals for long enough, it creates the key.
 
 // ourSeals returns the seals (id, seal, …) that renew.lua writes if there are none, and
 // those that it adds if there are some.

@@ -28,10 +28,10 @@ type chores struct {
 
 	mu       sync.Mutex
 	overfull map[int]bool // too many empty pages: forget those that have been empty longest
-	sweep    map[int]bool // some empty pages may lack an expiry: look at all pages
+	sweep    map[int]bool // some empty pages may lack an expiry: check all pages
 }
 
-// noteEmptyPages takes what a script reported about the empty pages of a bucket.
+// noteEmptyPages adds chores according to a script's report about the empty pages of a bucket.
 func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
 	over := empties > s.maxEmpty()
 	if !over && !sweep {
@@ -54,8 +54,7 @@ func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
 // maxEmpty returns how many empty pages a bucket may have.
 func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 
-// doChores works off the chores until ctx ends. It tries a failed one again after
-// tidyPause.
+// doChores works off the chores until ctx ends. It repeats a failed chore after tidyPause.
 func (s *Store) doChores(ctx context.Context) {
 	defer close(s.choresEnded)
 	retry := time.NewTimer(time.Hour)
@@ -122,7 +121,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 	}
 }
 
-// sweep looks at all pages of those buckets that no other process has swept meanwhile.
+// sweep checks all pages of the buckets that no other process has swept meanwhile.
 func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {

@@ -24,8 +24,7 @@ const (
 
 var _ unread.Store = (*Store)(nil)
 
-// Change implements unread.Store. Its cost does not depend on how many users follow the
-// page.
+// Change implements unread.Store. Its cost does not depend on the number of followers.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
 	cn, err := s.conn.Known(ctx)
 	if err == nil {
@@ -92,7 +91,7 @@ func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error
 			return nil, fmt.Errorf("presenceredis: notes of %d pages: %w", len(pages), err)
 		}
 		for _, cmd := range cmds {
-			note, _ := cmd.Val()[0].(string) // nil: there is none
+			note, _ := cmd.Val()[0].(string) // nil: there is no note
 			notes = append(notes, unread.NoteOf(note))
 		}
 	}
@@ -123,7 +122,7 @@ func (v *voids) lowest(bucket int) uint64 {
 }
 
 // readUnread runs reads of records and histories in one pipeline. It returns errRestored
-// while Redis could still give lost versions again.
+// while Redis could still assign lost versions to other contents.
 func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
 	var v *voids
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
@@ -157,11 +156,11 @@ func texts(values []any) []string {
 	return all
 }
 
-// parseLevel parses "incarnation changes authored time" of change.lua, and how many of the
-// changes came before that incarnation. void is the lowest valid incarnation.
+// parseLevel parses "incarnation changes authored time" of change.lua, and before, which is
+// Level.Before. void is the lowest valid incarnation.
 func parseLevel(text, before string, void uint64) (l unread.Level) {
 	if text == "" {
-		return l // it never changed
+		return l // the page never changed
 	}
 	var f [4]string
 	for i := range f {
@@ -172,7 +171,7 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 	l.By, _ = strconv.ParseInt(f[2], 10, 64)
 	l.At = parseTime(f[3])
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
-	if l.Incarnation < void { // as the next change will write it
+	if l.Incarnation < void { // return the level that the next change will write
 		l.Incarnation, l.Before = void, l.All
 	}
 	return l
@@ -198,9 +197,9 @@ func parseTime(text string) time.Time {
 	return time.Time{}
 }
 
-// Authors implements unread.Store. If few authors changed the page since, the history
-// has them at hand. Otherwise it looks up users in batches; the level is that of the
-// first batch, so a later batch may be newer.
+// Authors implements unread.Store. If few changes with an author followed since, the history
+// has their authors. Otherwise Authors looks up the users in batches; the level is that of
+// the first batch, so the data of a later batch may be newer.
 func (s *Store) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
 	fields := make([]string, 0, ringSize)
 	for i := range ringSize {

@@ -51,8 +51,8 @@ func unknownTopics(t *testing.T, s Store) {
 	}
 }
 
-// sitesApart checks that what has the same key on several sites is counted, read, told and
-// kept apart.
+// sitesApart checks that pages, users and changes with the same key on several sites are
+// independent.
 func sitesApart(t *testing.T, s Store) {
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	sites := []presence.Site{presence.DefaultSite, shop, blog}

@@ -31,8 +31,8 @@ func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64
 	return updated
 }
 
-// notifications lists unread pages, the newest first, with what their newest unread
-// change says that says anything.
+// notifications checks the list of unread pages: the newest first, each with the note of its
+// newest unread change that has a note.
 func notifications(t *testing.T, s Store) {
 	b, u, a, z := unread.NewFollowService(s), freshUser(), freshName(), freshName()
 	is := func(most int, all int64, want ...unread.Notification) {

@@ -8,8 +8,8 @@ import (
 	"headcount/presence/minutes"
 )
 
-// runningMinute tests what pages remember of the running minute. The time may enter the
-// next minute meanwhile.
+// runningMinute tests the statistics of the running minute. The test may run into the next
+// minute.
 func runningMinute(t *testing.T, s Store) {
 	v, w := claim(t, s, 5), claim(t, s, 6)
 	answer := func(page string) minutes.Answer {

@@ -13,12 +13,12 @@ import (
 	"headcount/presence"
 )
 
-// owner is a partition, and what its owners have written.
+// owner is a partition, with the data that its owners have written.
 type owner struct {
 	*writer
 	past    []presence.Claim  // of earlier owners
 	sent    []presence.Change // under the present claim, in this history
-	run     int               // the history it has members of
+	run     int               // number of the history that its members belong to
 	members map[place]presence.Member
 }
 
@@ -28,7 +28,7 @@ type place struct {
 	page string
 }
 
-// history is one random history, and what must be true in it.
+// history is one random history, with the expected state.
 type history struct {
 	*rapid.T
 	s       presence.Store
@@ -137,10 +137,10 @@ func (h *history) step(few []int) {
 	}
 }
 
-// change draws a change of the partition, and notes what it does.
+// change draws a change of the partition, and applies it to the expected state.
 func (h *history) change(p int, size int64) presence.Change {
 	o := h.owners[p]
-	first := o.run != h.run // the members of the history before are to go
+	first := o.run != h.run // the members of the former history must be removed
 	if first {
 		o.run, o.sent, o.members = h.run, nil, map[place]presence.Member{}
 	}

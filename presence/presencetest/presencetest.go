@@ -15,7 +15,7 @@ import (
 	"headcount/unread"
 )
 
-// Store is everything that a store does.
+// Store is a complete store, with all contracts that the tests cover.
 type Store interface {
 	presence.Store
 	presence.Lister
@@ -29,7 +29,7 @@ type Store interface {
 // numbers of partitions and buckets, that remembers minutes. The test's cleanup removes the store.
 type Factory func(t testing.TB) Store
 
-// Run tests the contract, with -short that extent of it.
+// Run tests the contract; with -short it tests only the given extent of it.
 func Run(t *testing.T, short Extent, open Factory) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"a page nobody ever joined":                   neverJoined,

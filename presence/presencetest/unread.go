@@ -337,7 +337,7 @@ func watchUnread(t *testing.T, s Store) {
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{}); err == nil {
 		t.Fatal("a conflict passed")
 	}
-	// What must not be told would be told before these.
+	// An update that must not be published would be published before these.
 	change(t, s, page, unread.Change{})
 	last, err := s.Save(t.Context(), u, unread.Record{Version: v, Follows: []unread.Follow{{Page: "a"}}}, unread.Record{})
 	if err != nil {

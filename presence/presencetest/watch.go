@@ -12,7 +12,7 @@ import (
 	"headcount/presence"
 )
 
-// ear collects the publications that a watcher gets.
+// ear collects the publications that a watcher receives.
 type ear struct {
 	mu     sync.Mutex
 	counts map[string]presence.Count

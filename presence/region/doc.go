@@ -43,17 +43,17 @@
 // incarnations. The log is sent only when the bucket is complete. When a peer has all of
 // it, pairs below the log's floor are void at that peer: users who left meanwhile do not
 // stay for ever, and users who stayed are never missing. A peer that knows higher
-// incarnations says so (clocks were set back, or everything was lost); then the log and
-// its pairs are raised above them. A region that lost its own data marks its counts stale
-// until the peers have sent theirs again, for 5 s at most.
+// incarnations refuses the log (clocks were set back, or all data was lost); then the log
+// and its pairs are raised above these incarnations. A region that lost its own data marks
+// its counts stale until the peers have sent their parts again, for 5 s at most.
 //
 // # Forgetting
 //
 // A page that is empty in all regions is forgotten with its pairs after the store's
 // RememberFor. Its entry is swept from the log later, and its position is remembered: a
 // peer whose cursor is before that position may have missed that the page was empty, so
-// the log is raised, which voids all pairs that it does not name. Pages of a region that
-// never comes back stay in Redis and do not count.
+// the log is raised, which voids all pairs that it does not name. The pages of a region that
+// never returns stay in Redis and do not count.
 //
 // # Silence
 //

@@ -21,8 +21,8 @@ type link struct {
 	*replication.Link[pncounter.Position]
 	r       *Replicator
 	log     zerolog.Logger
-	refused string       // only Greet: why the peer is refused; empty: it is not
-	broken  map[int]bool // only Send: buckets that the peer failed to merge
+	refused string       // why the peer is refused; empty: it is not; used by Greet only
+	broken  map[int]bool // buckets that the peer failed to merge; used by Send only
 }
 
 func newLink(r *Replicator, p Peer) *link {
@@ -41,7 +41,7 @@ func (l *link) Owned() []int {
 	return l.r.buckets
 }
 
-// Greet greets the peer, and shows in the log and the metrics whether the peer is refused.
+// Greet greets the peer, and reports in the log and the metrics whether the peer is refused.
 func (l *link) Greet(ctx context.Context) error {
 	err := l.Remote.Hello(ctx, *l.r.identity.Load())
 	reason, value := "", 0.0
@@ -65,7 +65,7 @@ func (l *link) Greet(ctx context.Context) error {
 	return nil
 }
 
-// Positions reads the peer's positions, and counts the buckets of which the peer has lost something.
+// Positions reads the peer's positions, and counts the buckets of which the peer has lost data.
 func (l *link) Positions(ctx context.Context, believed []replication.At[pncounter.Position]) ([]pncounter.Position, error) {
 	buckets := make([]int, len(believed))
 	for i, at := range believed {
@@ -89,7 +89,8 @@ func (l *link) Failed(err error) {
 	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; trying again")
 }
 
-// Send sends what follows the positions in the logs. It begins a new log where the peer could not merge the old one.
+// Send sends the changes after the positions in the logs. It begins a new log for a bucket whose log the peer could
+// not merge.
 func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Position], limit int) ([]replication.Result[pncounter.Position], error) {
 	positions := make([]pncounter.Position, len(from))
 	results := make([]replication.Result[pncounter.Position], len(from))

@@ -16,7 +16,7 @@ func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Unlock()
 	stats := make([]presence.PeerStats, len(r.links))
 	for i, l := range r.links {
-		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag(), Heard: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
+		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag(), Silence: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
 	}
 	return stats
 }
@@ -49,7 +49,7 @@ func newMetrics(r *Replicator) *metrics {
 	return m
 }
 
-// peer registers the metrics of a link, and shows its counters from 0 on.
+// peer registers the metrics of a link, and exports its counters from 0 on.
 func (m *metrics) peer(l *link) {
 	for _, c := range []*prometheus.CounterVec{m.merged, m.malformed, m.repairs, m.failures} {
 		c.WithLabelValues(l.Name)
@@ -65,12 +65,12 @@ func (m *metrics) peer(l *link) {
 			Name: "headcount_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.", ConstLabels: labels,
 		}, func() float64 { return l.Lag().Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_region_heard_seconds", Help: "Time since the peer was heard.", ConstLabels: labels,
+			Name: "headcount_region_heard_seconds", Help: "Time since the peer's last greeting.", ConstLabels: labels,
 		}, func() float64 { return m.r.silentFor(l.Name).Seconds() }),
 	)
 }
 
-// setLeftOut shows which peers are left out.
+// setLeftOut sets the metrics of the peers that totals leave out.
 func (m *metrics) setLeftOut(out []string) {
 	for _, p := range m.r.cfg.Peers {
 		value := 0.0

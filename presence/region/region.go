@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	compareEvery    = 2 * time.Second        // between two comparisons of the peer's positions; it is greeted twice as often
-	lookEvery       = 500 * time.Millisecond // between two looks for words of the peers
+	compareEvery    = 2 * time.Second        // between two comparisons of the peer's positions; greetings are twice as frequent
+	readEvery       = 500 * time.Millisecond // between two reads of the peers' words
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
 	// While this region's own Redis did not answer for longer than awayAfter, the peers
@@ -61,24 +61,24 @@ type Config struct {
 	Log        zerolog.Logger
 }
 
-// Replicator shares the buckets that Own gave it. Its methods may be called from
-// any goroutine.
+// Replicator replicates the buckets that Own sets. Its methods may be called from any
+// goroutine.
 type Replicator struct {
 	cfg      Config
 	links    []*link
 	metrics  *metrics
 	identity atomic.Pointer[string]
 
-	mu      sync.Mutex // guards all below
-	buckets []int
-	heard   map[string]time.Time // when a peer was last heard, or Run began
-	out     []string             // peers that totals leave out, as last decided or read
+	mu        sync.Mutex // guards all below
+	buckets   []int
+	greetedAt map[string]time.Time // the last greeting of a peer, or the start of Run
+	out       []string             // peers that totals leave out, as last decided or read
 }
 
 // New returns a Replicator that does nothing until Run.
 func New(cfg Config) *Replicator {
 	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
-	r := &Replicator{cfg: cfg, heard: map[string]time.Time{}}
+	r := &Replicator{cfg: cfg, greetedAt: map[string]time.Time{}}
 	r.metrics = newMetrics(r)
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, newLink(r, p))
@@ -87,8 +87,8 @@ func New(cfg Config) *Replicator {
 	return r
 }
 
-// Own sets the buckets that this process shares. Two processes may share the same bucket
-// for a while: a peer merges every change once.
+// Own sets the buckets that this process replicates. Two processes may replicate the same
+// bucket for a while, because a peer merges every change once.
 func (r *Replicator) Own(buckets []int) {
 	r.mu.Lock()
 	r.buckets = slices.Clone(buckets)
@@ -105,8 +105,9 @@ func (r *Replicator) Changed(bucket int) {
 	}
 }
 
-// Run owns the replicator's goroutines. It returns when ctx and all goroutines have
-// ended. Each peer has its own goroutines, so a slow or absent peer delays no other.
+// Run runs the replicator's goroutines. It returns when ctx and all goroutines have
+// ended. Each peer has goroutines of its own, so a slow or absent peer does not delay the
+// others.
 func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {

@@ -16,15 +16,15 @@ import (
 
 // store is this region's store: one bucket, whose log only says how far it goes.
 type store struct {
-	mu      sync.Mutex
-	end     uint64
-	partial bool
-	away    bool
-	heard   map[string]string
-	out     []string
-	applied [][]string // out, per call
-	begun   int
-	log     uint64
+	mu        sync.Mutex
+	end       uint64
+	partial   bool
+	away      bool
+	greetedAt map[string]string
+	out       []string
+	applied   [][]string // out, per call
+	begun     int
+	log       uint64
 }
 
 var errAway = errors.New("away")
@@ -77,11 +77,11 @@ func (s *store) Regions(context.Context) (pncounter.Regions, error) {
 	if s.away {
 		return pncounter.Regions{}, errAway
 	}
-	heard := map[string]string{}
-	for name, word := range s.heard {
-		heard[name] = word
+	greetedAt := map[string]string{}
+	for name, word := range s.greetedAt {
+		greetedAt[name] = word
 	}
-	return pncounter.Regions{Identity: "me", Heard: heard, Out: slices.Clone(s.out)}, nil
+	return pncounter.Regions{Identity: "me", Words: greetedAt, Out: slices.Clone(s.out)}, nil
 }
 
 func (s *store) Identify(_ context.Context, id string) (string, error) { return id, nil }
@@ -105,10 +105,10 @@ func (s *store) Sweep(context.Context, int, int) (int, error) { return 0, nil }
 func (s *store) hear(name, word string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.heard == nil {
-		s.heard = map[string]string{}
+	if s.greetedAt == nil {
+		s.greetedAt = map[string]string{}
 	}
-	s.heard[name] = word
+	s.greetedAt[name] = word
 }
 
 func (s *store) lastApplied() []string {
@@ -406,7 +406,7 @@ func TestSilence(t *testing.T) {
 		})
 	})
 	t.Run("a new owner of the decision keeps it until it hears", func(t *testing.T) {
-		s := &store{log: 1, out: []string{"eu"}, heard: map[string]string{"eu": "x"}}
+		s := &store{log: 1, out: []string{"eu"}, greetedAt: map[string]string{"eu": "x"}}
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
 			time.Sleep(time.Minute)
 			expect(t, s, "not heard", "eu")

@@ -10,15 +10,15 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// watch follows which peers are heard, until ctx ends.
+// watch follows the peers' greetings until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
-	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, heardHere: map[string]bool{}}
+	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, greetedHere: map[string]bool{}}
 	r.mu.Lock()
 	for _, p := range r.cfg.Peers {
-		r.heard[p.Name] = w.last
+		r.greetedAt[p.Name] = w.last
 	}
 	r.mu.Unlock()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(readEvery)
 	defer tick.Stop()
 	for failed := false; ; {
 		err := w.look(ctx, time.Now())
@@ -36,18 +36,18 @@ func (r *Replicator) watch(ctx context.Context) {
 
 // watcher is the state of watch. Only watch's goroutine uses it.
 type watcher struct {
-	r         *Replicator
-	last      time.Time         // of the last look that succeeded
-	words     map[string]string // by peer: its word at the last look
-	heardHere map[string]bool   // peers that this process has heard itself
-	applied   string            // the decision last applied, and its buckets
-	appliedAt time.Time
+	r           *Replicator
+	last        time.Time         // of the last look that succeeded
+	words       map[string]string // by peer: its word at the last look
+	greetedHere map[string]bool   // peers whose greeting this process has seen itself
+	applied     string            // the decision last applied, and its buckets
+	appliedAt   time.Time
 	// bucket is the index, among the owned buckets, of the log that is being swept, and
 	// rank is how far the sweep has come in it.
 	bucket, rank int
 }
 
-// look reads which peers were heard. The process that owns bucket 0 decides which
+// look reads the greetings of the peers. The process that owns bucket 0 decides which
 // peers are left out, so that the region has one decision; every process applies the
 // decision to its own buckets. now is this process's own clock: the clocks of other
 // regions may be wrong.
@@ -86,8 +86,8 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	return w.sweep(ctx, buckets)
 }
 
-// judge updates when each peer was heard, and returns the peers that totals include and
-// those that they leave out. A process that does not lead repeats the decision in regions.
+// judge updates the time of each peer's last greeting, and returns the peers that totals include
+// and the peers that they leave out. A process that does not lead repeats the decision in regions.
 func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bool) (in, out []string) {
 	r := w.r
 	gap := now.Sub(w.last)
@@ -95,21 +95,21 @@ func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.cfg.Peers {
-		word := regions.Heard[p.Name]
+		word := regions.Words[p.Name]
 		was, known := w.words[p.Name]
 		w.words[p.Name] = word
 		switch {
 		case known && word != was && word != "":
-			r.heard[p.Name] = now
-			w.heardHere[p.Name] = true
-		case !w.heardHere[p.Name] && !owns: // this process takes no part yet
-			r.heard[p.Name] = now
-		case gap > awayAfter: // the peer may have tried to write a word
-			r.heard[p.Name] = r.heard[p.Name].Add(gap)
+			r.greetedAt[p.Name] = now
+			w.greetedHere[p.Name] = true
+		case !w.greetedHere[p.Name] && !owns: // this process takes no part yet
+			r.greetedAt[p.Name] = now
+		case gap > awayAfter: // the peer may have been unable to write its word
+			r.greetedAt[p.Name] = r.greetedAt[p.Name].Add(gap)
 		}
 		silent := slices.Contains(regions.Out, p.Name)
 		if leads {
-			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.heardHere[p.Name])
+			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.greetedAt[p.Name]) >= r.cfg.StaleAfter || silent && !w.greetedHere[p.Name])
 		}
 		if silent {
 			out = append(out, p.Name)
@@ -185,11 +185,11 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	return nil
 }
 
-// silentFor returns how long ago the peer was last heard.
+// silentFor returns the time since the peer's last greeting.
 func (r *Replicator) silentFor(peer string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at, ok := r.heard[peer]
+	at, ok := r.greetedAt[peer]
 	if !ok {
 		return 0
 	}

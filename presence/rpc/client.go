@@ -83,7 +83,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_cluster_calls_total", Help: "Requests to other processes, by what they ask for and the code of the answer.",
+			Name: "headcount_cluster_calls_total", Help: "Requests to other processes, by kind and code of the answer.",
 		}, []string{"path", "code"}),
 	}
 	if cfg.Registerer != nil {
@@ -117,8 +117,8 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 
 // Hold has the presence node at addr take, renew or end the user's hold on the
 // page. Its errors are presence.ErrTooMany, presence.ErrNotOwner, and
-// presence.ErrUnavailable when the node or its store cannot be reached: then the hold
-// may have changed all the same.
+// presence.ErrUnavailable when the node or its store cannot be reached; in that case
+// the change may still have taken effect.
 func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
 	if err := presence.CheckName(page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)

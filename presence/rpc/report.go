@@ -71,7 +71,7 @@ func reportBody(r presence.Report) []byte {
 		Peers: make([]wirePeer, len(r.Peers)), Top: make([]wirePage, len(r.Top)),
 	}
 	for i, p := range r.Peers {
-		wire.Peers[i] = wirePeer{p.Name, p.Lag.Seconds(), p.Heard.Seconds(), p.LeftOut}
+		wire.Peers[i] = wirePeer{p.Name, p.Lag.Seconds(), p.Silence.Seconds(), p.LeftOut}
 	}
 	for i, p := range r.Top {
 		wire.Top[i] = wirePage(p)
@@ -116,7 +116,7 @@ func parseReport(body []byte) (presence.Report, error) {
 	r.Process = presence.ProcessStats{Memory: wire.Process.Memory, CPU: duration(wire.Process.CPU)}
 	r.Gateway, r.Node = (*presence.GatewayStats)(wire.Gateway), (*presence.NodeStats)(wire.Node)
 	for _, p := range wire.Peers {
-		r.Peers = append(r.Peers, presence.PeerStats{Name: p.Name, Lag: duration(p.Lag), Heard: duration(p.Heard), LeftOut: p.LeftOut})
+		r.Peers = append(r.Peers, presence.PeerStats{Name: p.Name, Lag: duration(p.Lag), Silence: duration(p.Heard), LeftOut: p.LeftOut})
 	}
 	pages := map[presence.Site]int{}
 	for i, p := range wire.Top {

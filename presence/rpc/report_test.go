@@ -20,7 +20,7 @@ func TestReportComesBack(t *testing.T) {
 			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1500 * time.Millisecond},
 			Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
 			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
-			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Heard: time.Second}, {Name: "asia", LeftOut: true}},
+			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
 		},
 		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.SiteOf("shop").Qualify("a b"), Users: 2}},
 	}

@@ -85,10 +85,10 @@ func NewHandler(cfg Config) (*Handler, error) {
 	h := &Handler{
 		cfg: cfg, keys: keys, guard: guard,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_cluster_requests_total", Help: "Requests of other processes, by what they ask for and the code of the answer.",
+			Name: "headcount_cluster_requests_total", Help: "Requests of other processes, by kind and code of the answer.",
 		}, []string{"path", "code"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_cluster_requests_refused_total", Help: "Requests that were not taken, by reason.",
+			Name: "headcount_cluster_requests_refused_total", Help: "Requests that were refused, by reason.",
 		}, []string{"reason"}),
 	}
 	if cfg.Registerer != nil {
@@ -146,13 +146,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refuseFormat refuses a request of another format. It logs only the first one: they go on
-// until one of the two processes is replaced.
+// refuseFormat refuses a request of another format. It logs only the first such request:
+// they continue until one of the two processes is replaced.
 func (h *Handler) refuseFormat(w http.ResponseWriter, r *http.Request) {
 	h.refused.WithLabelValues(ErrFormat.Reason).Inc()
 	h.formats.Do(func() {
 		h.cfg.Log.Error().Str("remote", r.RemoteAddr).Int("format", format).
-			Msg("a process of another version asks in a format that this one does not know; run the same version everywhere")
+			Msg("a process of another version sends requests in an unknown format; run the same version everywhere")
 	})
 	status, code := h.statusOf(ErrFormat)
 	writeProblem(w, status, code, ErrFormat.Error())

@@ -155,13 +155,13 @@ func TestWhoMayJoin(t *testing.T) {
 			return false
 		})
 	}
-	awaitEvent("A process came")
+	awaitEvent("A process joined")
 	awaitLog(fmt.Sprintf(`"member":%q,"roles":["presence"]`, joiner.self))
 	joiner.still.Store(true) // it may have no roles now
 	if err := joiner.leave(); err != nil {
 		t.Error(err)
 	}
-	awaitEvent("A process went")
+	awaitEvent("A process left")
 	awaitLog("a process has left")
 	all[0].kill()
 	awaitLog("a process is gone")

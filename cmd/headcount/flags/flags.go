@@ -1,20 +1,21 @@
 // Package flags reads the settings of a command into a struct: from the command line, the environment
-// and a file. Each field of the struct is a flag, which its tags describe. Libraries that do this call
-// methods by names that only a run tells, and with such a call in a program the linker keeps every
-// method of every type: a quarter of this one.
+// and a file. Each field of the struct is a flag, which its tags describe. Libraries for this purpose
+// call methods by names known only at run time. With such a call in a program the linker keeps every
+// method of every type, which makes this program a quarter larger.
 //
 //	name:"url"          the flag's name; default: the field's, with dashes
-//	type:"text"         how a value is read, see read; default: by the field's type
-//	default:"100"       read when nothing else gives a value
-//	placeholder:"URL"   stands for the value in the help
-//	group:"limits"      the part of the help that has it
-//	help:"…"            says what it is for
-//	embed:""            of a struct: its fields are flags, too, as those of an embedded struct are
-//	hidden:""           the help does not show it
-//	env:"-"             it has no variable
-//	flag:"-"            the field is no flag
+//	type:"text"         the form of a value, see kinds; default: by the field's type
+//	default:"100"       the value if no source has one
+//	placeholder:"URL"   the name of the value in the help
+//	group:"limits"      the group of the flag in the help
+//	help:"…"            the description in the help
+//	embed:""            the fields of this struct are flags, too, as those of an embedded struct are
+//	hidden:""           the help does not show the flag
+//	env:"-"             the flag has no environment variable
+//	flag:"-"            the field is not a flag
 //
-// Of commands: cmd:"", help, hidden:"", and default:"" for the one that is meant where none is named.
+// Commands have the tags cmd:"", help, hidden:"", and default:"" for the command that is run if none is
+// named.
 package flags
 
 import (
@@ -30,7 +31,7 @@ import (
 	"headcount/internal/setting"
 )
 
-// ErrShown says that the command line asked for the help or the version, which was written.
+// ErrShown means that the command line asked for the help or the version, which has been written.
 var ErrShown = errors.New("shown")
 
 // Group is a part of the help.
@@ -44,10 +45,10 @@ type Set struct {
 	Out                        io.Writer
 	Commands                   []*Command
 
-	implied *Command // where none is named
+	implied *Command // the command that is run if none is named
 }
 
-// Command is what a program can be asked to do.
+// Command is a command of the program.
 type Command struct {
 	Name  string
 	Flags []*Flag
@@ -117,14 +118,14 @@ func (c *Command) add(fields reflect.Value) {
 	}
 }
 
-// isBool reports whether the flag needs no value. Then it asks for something or chooses a mode, and is
-// no setting that a variable or a file could have.
+// isBool reports whether the flag takes no value. Such a flag chooses a mode; it is not a setting that a
+// variable or a file could have.
 func (f *Flag) isBool() bool {
 	_, is := f.target.(*bool)
 	return is
 }
 
-// dashed is a field's name as a flag: PublicURL is public-url.
+// dashed returns the flag's name for a field: PublicURL becomes public-url.
 func dashed(name string) string {
 	var b strings.Builder
 	runes := []rune(name)
@@ -139,8 +140,8 @@ func dashed(name string) string {
 	return b.String()
 }
 
-// Parse reads the settings of the command that the command line names into its struct, and calls the
-// struct's AfterApply, which may refuse them.
+// Parse reads the settings of the command named on the command line into the command's struct, and calls
+// the struct's AfterApply, which may refuse them.
 func (s *Set) Parse(args []string) (*Command, error) {
 	c, args, named, err := s.command(args)
 	if c == nil {
@@ -155,8 +156,8 @@ func (s *Set) Parse(args []string) (*Command, error) {
 	return c, c.located(explained(err, s.Name+" "+c.Name))
 }
 
-// explained names the help to read to a command line that cannot be read. What is wrong with a setting
-// says what to do by itself.
+// explained adds the name of the help to an error about the command line. An error about a setting has a
+// remedy of its own.
 func explained(err error, command string) error {
 	if s := (*setting.Error)(nil); err == nil || err == ErrShown || errors.As(err, &s) { //nolint:errorlint
 		return err
@@ -164,7 +165,7 @@ func explained(err error, command string) error {
 	return fmt.Errorf("%w; see %s --help", err, command)
 }
 
-// command finds the command, and what follows it. If it is not named, it is implied.
+// command returns the command and the arguments after it. If no command is named, it is the implied one.
 func (s *Set) command(args []string) (c *Command, rest []string, named bool, err error) {
 	if len(args) > 0 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
@@ -183,8 +184,8 @@ func (s *Set) command(args []string) (c *Command, rest []string, named bool, err
 	return s.implied, args, false, nil
 }
 
-// commandLine gives the flags the values that the command line has for them. Nothing is read yet,
-// because the help may be asked for behind a mistake.
+// commandLine assigns the values on the command line to the flags. It does not parse them yet, because
+// --help may follow after a mistake.
 func (s *Set) commandLine(c *Command, args []string, named bool) error {
 	first := "" // flag
 	for len(args) > 0 {
@@ -197,12 +198,12 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 			return s.show(s.help(c))
 		case arg == "--version":
 			return s.show(s.Version + "\n")
-		case arg == c.Name && !named: // what is implied may also be said behind its flags
+		case arg == c.Name && !named: // the implied command may also be named after its flags
 			named = true
 			continue
 		case !strings.HasPrefix(arg, "-") || arg == "-":
 			if first != "" && s.named(arg) != nil {
-				return fmt.Errorf("the command %s stands behind --%s; write the command first", arg, first)
+				return fmt.Errorf("the command %s comes after --%s; write the command first", arg, first)
 			}
 			return s.unexpected(arg)
 		case !strings.HasPrefix(arg, "--") || f == nil:
@@ -212,7 +213,7 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 			value = "true"
 		case len(args) == 0:
 			return setting.Errorf(name, "its value is missing; write --%s=VALUE", name)
-		default: // a secret or a negative duration may begin with dashes; before a flag the value was forgotten
+		default: // a value may begin with dashes, but if it is the name of a flag, the value was forgotten
 			next, _, _ := strings.Cut(args[0], "=")
 			if other, is := strings.CutPrefix(next, "--"); is && (other == "help" || s.knows(other)) {
 				return setting.Errorf(name, "its value is missing before %s; write --%s=VALUE", next, name)
@@ -265,18 +266,18 @@ func (c *Command) flag(name string) *Flag {
 	return c.Flags[i]
 }
 
-// nearest returns the name of the flag that is most like name, at most two letters away, or "".
+// nearest returns the name of the flag most similar to name, at most two letters away, or "".
 func (c *Command) nearest(name string) string {
-	best, least := "", 3
+	best, closest := "", 3
 	for _, f := range c.Flags {
-		if d := distance(name, f.Name); d < least {
-			best, least = f.Name, d
+		if d := distance(name, f.Name); d < closest {
+			best, closest = f.Name, d
 		}
 	}
 	return best
 }
 
-// suggest names the flag that is most like name, if one is much like it.
+// suggest returns a hint at the flag most similar to name, or "".
 func (c *Command) suggest(name string) string {
 	if best := c.nearest(name); best != "" {
 		return fmt.Sprintf(`; did you mean "--%s"?`, best)
@@ -284,7 +285,7 @@ func (c *Command) suggest(name string) string {
 	return ""
 }
 
-// distance is how many letters have to be put in, taken out or replaced to get b from a.
+// distance returns the edit distance of a and b: insertions, deletions and replacements of letters.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -9,11 +9,11 @@ import (
 )
 
 const (
-	width    = 80 // of the help, in characters
-	mostLeft = 36 // of a flag, before its text begins
+	width   = 80 // of the help, in characters
+	maxLeft = 36 // of the column of flags
 )
 
-// help is the help of a command; nil: of the program.
+// help returns the help of a command; nil: of the program.
 func (s *Set) help(c *Command) string {
 	var b strings.Builder
 	always := [][2]string{{"-h, --help", "Show this help."}, {"    --version", "Print the version."}}
@@ -44,7 +44,7 @@ func (s *Set) help(c *Command) string {
 	return b.String()
 }
 
-// list is a line for each flag of a group: what to write, and what it is for.
+// list returns a row for each flag of a group: the flag with its placeholder, and its description.
 func (c *Command) list(group, indent string) (rows [][2]string) {
 	for _, f := range c.Flags {
 		if f.group != group || f.hidden {
@@ -65,11 +65,11 @@ func (c *Command) list(group, indent string) (rows [][2]string) {
 	return rows
 }
 
-// columns writes two columns. What is too wide for the first one has a line of its own.
+// columns writes two columns. Text that is too wide for the first column has a line of its own.
 func columns(b *strings.Builder, rows [][2]string) {
 	left := 0
 	for _, r := range rows {
-		if n := utf8.RuneCountInString(r[0]); n <= mostLeft {
+		if n := utf8.RuneCountInString(r[0]); n <= maxLeft {
 			left = max(left, n)
 		}
 	}
@@ -86,7 +86,7 @@ func columns(b *strings.Builder, rows [][2]string) {
 	}
 }
 
-// wrapped breaks lines at the width, and begins each new one with the indent.
+// wrapped breaks lines at the width, and begins each new line with the indent.
 func wrapped(text, indent string) string {
 	var b strings.Builder
 	for i, paragraph := range strings.Split(text, "\n") {

@@ -14,14 +14,14 @@ import (
 	"headcount/internal/setting"
 )
 
-// configFlag names the file of settings. It is the first flag of the commands that have it.
+// configFlag is the flag of the file of settings. It is the first flag of the commands that have it.
 const configFlag = "config"
 
 const maxFile = 1 << 20 // bytes; a longer file cannot be settings
 
-// fill gives the flags of a command their values: from the command line, else from the variable, else
-// from the file, else the default. An empty variable counts as not set, because compose files and charts
-// often leave variables empty.
+// fill sets the values of a command's flags: from the command line, else from the environment variable,
+// else from the file, else the default. An empty variable counts as not set, because compose files and
+// charts often leave variables empty.
 func (s *Set) fill(c *Command) (err error) {
 	var file map[string]any
 	for _, f := range c.Flags {
@@ -54,12 +54,12 @@ func (s *Set) fill(c *Command) (err error) {
 	return nil
 }
 
-// variable is the name of a flag's variable.
+// variable returns the name of a flag's environment variable.
 func (s *Set) variable(flag string) string {
 	return strings.ToUpper(strings.ReplaceAll(s.Name+"-"+flag, "-", "_"))
 }
 
-// located says where a refused setting comes from, if that is not the command line.
+// located adds the source of a refused setting to the error, unless the source is the command line.
 func (c *Command) located(err error) error {
 	var refused *setting.Error
 	if !errors.As(err, &refused) {
@@ -71,7 +71,7 @@ func (c *Command) located(err error) error {
 	return refused
 }
 
-// readFile returns the settings of a file by their folded names.
+// readFile returns the settings in a file, by their folded names.
 func (c *Command) readFile(path string) (map[string]any, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -126,11 +126,11 @@ func (f *Flag) isKey(name string) bool {
 	return f.Name != configFlag && !f.isBool() && fold(f.Name) == name
 }
 
-// ofKubernetes are the variables that Kubernetes makes for a Service.
+// ofKubernetes matches the variables that Kubernetes sets for a Service.
 var ofKubernetes = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_`)
 
-// Strangers returns the variables that begin as settings do and are none, without those that Kubernetes
-// makes for a Service of this name. Its error names one that is probably a setting with a slip of the pen.
+// Strangers returns the variables that begin like settings but are not, without those that Kubernetes sets
+// for a Service of this name. Its error names a variable that is probably a misspelt setting.
 func (s *Set) Strangers() (names []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
 		rest, ours := strings.CutPrefix(name, s.variable(""))
@@ -142,7 +142,7 @@ func (s *Set) Strangers() (names []string, err error) {
 		case s.knows(flag):
 		case ofKubernetes.MatchString(name):
 		case near != "":
-			return nil, fmt.Errorf("%s is the variable of no setting; write %s, or take it away", name, s.variable(near))
+			return nil, fmt.Errorf("%s is not the variable of any setting; write %s, or remove it", name, s.variable(near))
 		default:
 			names = append(names, name)
 		}

@@ -10,20 +10,20 @@ import (
 	"headcount/counter"
 )
 
-// kinds are the values of the type tag, which narrows what a field takes:
+// kinds are the values of the type tag, which restricts the values of a field:
 //
 //	text             a string that is not empty
 //	number           a whole number from 0
 //	span, span-or-0  a positive duration, or also 0
 //	days, days-or-0  the same, in which d stands for 24 h
-//	list             strings, split at commas wherever they come from; empty ones are left out
+//	list             strings, split at commas in every source; empty strings are left out
 //	each             one string for each time the flag is given; only a variable is split at commas, so that
 //	                 a secret may have a comma on the command line and in a file
-//	sites            name=origin,origin for each time the flag is given; in one value the next name begins the next
+//	sites            name=origin,origin for each time the flag is given; a value may have several, separated by commas
 var kinds = []string{"", "text", "number", "span", "span-or-0", "days", "days-or-0", "list", "each", "sites"}
 
-// read puts a value into the field. The value is a string, or from a file whatever JSON has. The
-// problem never repeats the value, because that may be a secret.
+// read sets the field to a value. The value is a string or, from a file, any JSON value. The problem that
+// read returns never repeats the value, because it may be a secret.
 func (f *Flag) read(value any) (problem string) {
 	text, isText := value.(string)
 	var err error
@@ -76,7 +76,7 @@ func (f *Flag) read(value any) (problem string) {
 
 func (f *Flag) duration(value any) (d time.Duration, problem string) {
 	text, isText := value.(string)
-	if !isText { // a JSON number would be nanoseconds, which nobody means
+	if !isText { // a JSON number would mean nanoseconds, which is never intended
 		return 0, "it is not a duration; write a string with its unit, such as \"250ms\" or \"2s\""
 	}
 	parse, kind := time.ParseDuration, f.kind

@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// data is what the server's dashboard knows.
+// data is the data of the server's dashboard.
 type data struct {
 	At        int64     `json:"at"` // unix ms
 	Region    string    `json:"region"`
@@ -19,7 +19,7 @@ type data struct {
 	Events    []event   `json:"events"` // the newest first
 }
 
-// state is how everything is; an older server says nothing.
+// state is the overall state; an older server sends none.
 type state struct {
 	Level string `json:"level"` // good, warn or bad
 	Text  string `json:"text"`
@@ -30,7 +30,7 @@ type event struct {
 	Text string `json:"text"`
 }
 
-// shownEvents are how many events a terminal shows; --once prints all.
+// shownEvents is how many events a terminal shows; --once prints all.
 const shownEvents = 3
 
 type count struct {
@@ -53,13 +53,13 @@ type region struct {
 	LeftOut bool    `json:"left_out"`
 }
 
-// screen is what is shown: an answer, and the one before it for what happens in a second.
+// screen is the content of the terminal: an answer, and the answer before it to compute rates.
 type screen struct {
 	before, now *data
-	err         error // of the last question; now is older then
+	err         error // of the last request; if set, now is an older answer
 }
 
-// text is the screen in so many columns and lines; 0: as many as it needs.
+// text returns the screen as text of that many columns and lines; 0: as many as needed.
 func (s screen) text(width, height int) string {
 	var lines []string
 	add := func(format string, args ...any) {
@@ -135,7 +135,7 @@ func (s screen) text(width, height int) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// row is the line of a process.
+// row returns the line of a process.
 func (s screen) row(p process) string {
 	up := time.Duration(s.now.At-p.Since) * time.Millisecond
 	row := fmt.Sprintf("%s %s %s", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8))
@@ -161,8 +161,8 @@ func (s screen) row(p process) string {
 		left(s.perSecond(p, "headcount_deliveries_total"), 9), left(s.perSecond(p, "headcount_client_messages_total"), 8))
 }
 
-// rate is how much a counter of the process grows in a second. It is not known from one answer, of
-// a process that was started again, or between two looks at the same answer.
+// rate returns how much a counter of the process grows in a second. The rate is unknown after only one answer,
+// after a restart of the process, and between two copies of the same answer.
 func (s screen) rate(p process, name string) (float64, bool) {
 	now, ok := p.Load[name]
 	if s.before == nil || !ok {
@@ -184,7 +184,7 @@ func (s screen) perSecond(p process, name string) string {
 	return "-"
 }
 
-// age is a duration in its largest unit.
+// age formats a duration in its largest unit.
 func age(d time.Duration) string {
 	switch {
 	case d < time.Minute:
@@ -197,17 +197,17 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// pad is text in so many columns; left is the same with the text at the right.
-func pad(text string, most int) string {
-	text = cut(plain(text), most)
-	return text + strings.Repeat(" ", most-columns(text))
+// pad pads text to that many columns, with the text at the left; left does so with the text at the right.
+func pad(text string, limit int) string {
+	text = cut(plain(text), limit)
+	return text + strings.Repeat(" ", limit-columns(text))
 }
 
-func left(text string, most int) string {
-	return strings.Repeat(" ", max(most-columns(text), 0)) + text
+func left(text string, limit int) string {
+	return strings.Repeat(" ", max(limit-columns(text), 0)) + text
 }
 
-// columns is how many columns a terminal needs for text, or fewer: letters of East Asia and pictures take two.
+// columns returns how many columns a terminal needs for text, at least: East Asian letters and emoji take two.
 func columns(text string) (n int) {
 	for _, r := range text {
 		n += wide(r)
@@ -222,21 +222,21 @@ func wide(r rune) int {
 	return 1
 }
 
-// cut is as much of text as has room in so many columns.
-func cut(text string, most int) string {
-	if columns(text) <= most {
+// cut returns as much of text as fits into that many columns.
+func cut(text string, limit int) string {
+	if columns(text) <= limit {
 		return text
 	}
 	n := 0
 	for i, r := range text {
-		if n += wide(r); n >= most { // one is for the dots
+		if n += wide(r); n >= limit { // one column is for the dots
 			return text[:i] + "…"
 		}
 	}
 	return text
 }
 
-// plain is text in which nothing commands the terminal.
+// plain returns text without control characters of the terminal.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

@@ -1,6 +1,6 @@
-// Package otlp sends spans to a collector over OTLP/HTTP, as JSON. The exporter of OpenTelemetry
-// would do the same with protocol buffers, and bring gRPC into the program, which registers itself
-// in the memory of every process whether or not it is traced.
+// Package otlp sends spans to a collector over OTLP/HTTP, as JSON. OpenTelemetry's own exporter does the
+// same with protocol buffers, but adds gRPC to the program, whose registrations take memory in every
+// process, traced or not.
 package otlp
 
 import (
@@ -27,15 +27,15 @@ const (
 	// maxWaiting is how many spans wait for the collector; further ones are dropped.
 	maxWaiting = 2048
 	batch      = 512
-	gather     = time.Second     // how long spans wait for others
-	patience   = 5 * time.Second // for one answer of the collector
-	tellEvery  = time.Minute     // the least time between two log lines about a collector that does not answer
+	batchWait  = time.Second     // how long spans wait for a batch to fill
+	timeout    = 5 * time.Second // for one answer of the collector
+	logEvery   = time.Minute     // the least time between two log lines about a collector that does not answer
 )
 
 // Config tunes a Provider. All of it is required.
 type Config struct {
-	URL     string // of the collector; without a path it is /v1/traces
-	Every   int    // of so many requests one is traced
+	URL     string // of the collector; the default path is /v1/traces
+	Every   int    // one of this many requests is traced
 	Version string // of the program
 	Log     zerolog.Logger
 }
@@ -43,7 +43,7 @@ type Config struct {
 // Provider makes tracers whose spans go to the collector. Close ends it.
 type Provider struct{ sdk *sdk.TracerProvider }
 
-// CheckURL returns what is wrong with the URL of a collector, or nothing.
+// CheckURL returns the problem with the URL of a collector, or "".
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
@@ -52,8 +52,7 @@ func CheckURL(raw string) (problem string) {
 	return ""
 }
 
-// New returns a Provider. It does not wait for the collector, and neither does anybody who ends
-// a span.
+// New returns a Provider. Neither New nor the end of a span waits for the collector.
 func New(cfg Config) *Provider {
 	target := cfg.URL
 	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
@@ -63,16 +62,16 @@ func New(cfg Config) *Provider {
 	return &Provider{sdk.NewTracerProvider(
 		sdk.WithResource(from),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
-		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: patience}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(gather)),
+		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: timeout}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(batchWait)),
 	)}
 }
 
 // Tracer returns the tracer of a scope.
 func (p *Provider) Tracer(scope string) trace.Tracer { return p.sdk.Tracer(scope) }
 
-// Close sends what waits, for as long as patience.
+// Close sends the spans that wait, for at most timeout.
 func (p *Provider) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	return p.sdk.Shutdown(ctx)
 }
@@ -83,19 +82,19 @@ type exporter struct {
 	log    zerolog.Logger
 	client *http.Client
 
-	mu   sync.Mutex
-	told time.Time // guarded by mu
+	mu     sync.Mutex
+	logged time.Time // the last log line; guarded by mu
 }
 
-// ExportSpans implements sdk.SpanExporter. Spans that the collector does not take are lost, and the
-// log says so: they are worth no memory.
+// ExportSpans implements sdk.SpanExporter. Spans that the collector does not accept are dropped, with a
+// log line, because they are not worth memory.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if err := e.send(ctx, spans); err != nil {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if now := time.Now(); e.told.IsZero() || now.Sub(e.told) >= tellEvery {
-			e.told = now
-			e.log.Warn().Err(err).Int("spans", len(spans)).Msg("the collector of --otlp did not take traces; they are lost. This is logged at most once a minute")
+		if now := time.Now(); e.logged.IsZero() || now.Sub(e.logged) >= logEvery {
+			e.logged = now
+			e.log.Warn().Err(err).Int("spans", len(spans)).Msg("the collector of --otlp did not accept traces; they are lost. This is logged at most once a minute")
 		}
 	}
 	return nil
@@ -128,7 +127,7 @@ func (e *exporter) send(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	return nil
 }
 
-// What follows is OTLP's ExportTraceServiceRequest as JSON, as far as spans here have it.
+// OTLP's ExportTraceServiceRequest as JSON, with the fields that these spans have.
 type (
 	request struct {
 		ResourceSpans []resourceSpans `json:"resourceSpans"`

@@ -19,15 +19,15 @@ import (
 	"headcount/internal/webhook"
 )
 
-// What the file holds: a bucket meta, with format -> 1, and a bucket for each hook, of these.
+// The file has a bucket meta, with format -> 1, and a bucket for each hook with these:
 //
-//	told   subject -> what was told last
-//	queue  number of an event, in order -> the event
-//	sealed one entry: how many of the oldest events are a batch that is under way
+//	told   bucket: subject -> the state last reported
+//	queue  bucket: number of an event, in order -> the event
+//	sealed key -> how many of the oldest events are the sealed batch
 var (
-	toldBucket  = []byte("told")
-	queueBucket = []byte("queue")
-	sealedKey   = []byte("sealed")
+	reportedBucket = []byte("told")
+	queueBucket    = []byte("queue")
+	sealedKey      = []byte("sealed")
 
 	format = []byte("1")
 )
@@ -38,24 +38,24 @@ const fileName = "webhooks.db"
 type Store struct {
 	db *bbolt.DB // nil: there is no directory
 
-	mu    sync.Mutex // guards boxes, and is held while a step is written
-	boxes map[string]*box
+	mu    sync.Mutex // guards hooks; held while a step is written
+	hooks map[string]*hookState
 }
 
-// box is what is kept of one hook.
-type box struct {
-	told   map[string]string
-	queue  []string // oldest first, at most webhook.MaxQueue
-	first  uint64   // number of the first of queue
-	sealed int      // of queue
+// hookState is the data of one hook.
+type hookState struct {
+	reported map[string]string
+	queue    []string // oldest first, at most webhook.MaxQueue
+	first    uint64   // number of queue[0]
+	sealed   int      // how many of the oldest events are the sealed batch
 }
 
 var _ webhook.Store = (*Store)(nil)
 
 // New returns a Store in memory.
-func New() *Store { return &Store{boxes: map[string]*box{}} }
+func New() *Store { return &Store{hooks: map[string]*hookState{}} }
 
-// Open returns a Store whose file is in a directory. What it has of other hooks than these goes.
+// Open returns a Store whose file is in a directory. It deletes the data of other hooks.
 func Open(dir string, hooks []*webhook.Hook) (*Store, error) {
 	s := New()
 	var err error
@@ -85,14 +85,14 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 		}
 		var of *bbolt.Bucket
 		if of, err = tx.CreateBucketIfNotExists([]byte(h.ID)); err == nil {
-			err = s.box(h.ID).load(of)
+			err = s.state(h.ID).load(of)
 		}
 	}
 	return err
 }
 
-func (b *box) load(of *bbolt.Bucket) error {
-	told, err := of.CreateBucketIfNotExists(toldBucket)
+func (b *hookState) load(of *bbolt.Bucket) error {
+	reported, err := of.CreateBucketIfNotExists(reportedBucket)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (b *box) load(of *bbolt.Bucket) error {
 		b.sealed = int(binary.BigEndian.Uint64(n))
 	}
 	return errors.Join(
-		told.ForEach(func(k, v []byte) error { b.told[string(k)] = string(v); return nil }),
+		reported.ForEach(func(k, v []byte) error { b.reported[string(k)] = string(v); return nil }),
 		queue.ForEach(func(k, v []byte) error {
 			if len(b.queue) == 0 {
 				b.first = binary.BigEndian.Uint64(k)
@@ -123,27 +123,27 @@ func (s *Store) Close() error {
 	return s.db.Close()
 }
 
-// box is that of a hook. It is called with mu, or before anybody else has s.
-func (s *Store) box(hook string) *box {
-	b := s.boxes[hook]
+// state returns the data of a hook. The caller holds mu, or has not shared s yet.
+func (s *Store) state(hook string) *hookState {
+	b := s.hooks[hook]
 	if b == nil {
-		b = &box{told: map[string]string{}}
-		s.boxes[hook] = b
+		b = &hookState{reported: map[string]string{}}
+		s.hooks[hook] = b
 	}
 	return b
 }
 
-// Tell is as webhook.Store says.
-func (s *Store) Tell(_ context.Context, changes []webhook.Change) (told []string, dropped int, err error) {
+// Report implements webhook.Store.
+func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []string, dropped int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var undo []func() // in order
 	var puts []put
 	for i := range changes {
 		c := &changes[i]
-		b := s.box(c.Hook)
-		if b.told[c.Subject] != c.Was || c.Was == c.Is {
-			told = append(told, b.told[c.Subject])
+		b := s.state(c.Hook)
+		if b.reported[c.Subject] != c.Was || c.Was == c.Is {
+			reported = append(reported, b.reported[c.Subject])
 			continue
 		}
 		queue, first, sealed := b.queue, b.first, b.sealed
@@ -152,14 +152,14 @@ func (s *Store) Tell(_ context.Context, changes []webhook.Change) (told []string
 			b.queue, b.first, b.sealed = queue, first, sealed
 		})
 		b.set(c.Subject, c.Is)
-		puts = append(puts, put{c.Hook, toldBucket, []byte(c.Subject), []byte(c.Is)})
+		puts = append(puts, put{c.Hook, reportedBucket, []byte(c.Subject), []byte(c.Is)})
 		if c.Event != "" {
 			puts = append(puts, put{c.Hook, queueBucket, number(b.first + uint64(len(b.queue))), []byte(c.Event)})
 			b.queue = append(b.queue, c.Event)
 		}
-		told = append(told, c.Is)
+		reported = append(reported, c.Is)
 		if len(b.queue) > webhook.MaxQueue {
-			n := max(b.sealed, 1) // a batch goes as a whole
+			n := max(b.sealed, 1) // a sealed batch is dropped as a whole
 			dropped += n
 			puts = b.drop(c.Hook, n, puts)
 		}
@@ -170,19 +170,19 @@ func (s *Store) Tell(_ context.Context, changes []webhook.Change) (told []string
 		}
 		return nil, 0, err
 	}
-	return told, dropped, nil
+	return reported, dropped, nil
 }
 
-func (b *box) set(subject, told string) {
-	if told == "" {
-		delete(b.told, subject)
+func (b *hookState) set(subject, reported string) {
+	if reported == "" {
+		delete(b.reported, subject)
 	} else {
-		b.told[subject] = told
+		b.reported[subject] = reported
 	}
 }
 
 // drop removes the oldest n events.
-func (b *box) drop(hook string, n int, puts []put) []put {
+func (b *hookState) drop(hook string, n int, puts []put) []put {
 	for i := range n {
 		puts = append(puts, put{hook, queueBucket, number(b.first + uint64(i)), nil})
 	}
@@ -190,18 +190,18 @@ func (b *box) drop(hook string, n int, puts []put) []put {
 	return append(puts, put{hook, nil, sealedKey, nil})
 }
 
-// Told is as webhook.Store says.
-func (s *Store) Told(_ context.Context, hook string) (map[string]string, error) {
+// Reported implements webhook.Store.
+func (s *Store) Reported(_ context.Context, hook string) (map[string]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.box(hook).told), nil
+	return maps.Clone(s.state(hook).reported), nil
 }
 
-// Take is as webhook.Store says.
+// Take implements webhook.Store.
 func (s *Store) Take(_ context.Context, hook string) (events []string, waiting int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.box(hook)
+	b := s.state(hook)
 	if b.sealed == 0 && len(b.queue) > 0 {
 		n := min(len(b.queue), webhook.MaxBatch)
 		if err := s.write([]put{{hook, nil, sealedKey, number(uint64(n))}}); err != nil {
@@ -212,11 +212,11 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 	return slices.Clone(b.queue[:b.sealed]), len(b.queue), nil
 }
 
-// Done is as webhook.Store says.
-func (s *Store) Done(_ context.Context, hook, first string) error {
+// Acknowledge implements webhook.Store.
+func (s *Store) Acknowledge(_ context.Context, hook, first string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.box(hook)
+	b := s.state(hook)
 	if b.sealed == 0 || b.queue[0] != first {
 		return nil
 	}
@@ -228,7 +228,8 @@ func (s *Store) Done(_ context.Context, hook, first string) error {
 	return nil
 }
 
-// put sets or deletes one entry of the file: of a bucket of a hook's, or of the hook's itself.
+// put sets or deletes one entry of the file, in a bucket of the hook or, if bucket is nil, in
+// the hook's own bucket.
 type put struct {
 	hook       string
 	bucket     []byte

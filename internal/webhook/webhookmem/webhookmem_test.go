@@ -40,14 +40,14 @@ func TestInADirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	hooks := webhooktest.Hooks(t)
-	for range 2 { // what is kept of a hook that is gone goes
+	for range 2 { // the data of a removed hook is deleted
 		s, err := Open(dir, hooks[1:])
 		if err != nil {
 			t.Fatal(err)
 		}
-		told, err := s.Told(t.Context(), hooks[0].ID)
-		if other, _ := s.Told(t.Context(), hooks[1].ID); err != nil || len(told) != 0 || len(other) != 1 {
-			t.Errorf("%d and %d are told, %v", len(told), len(other), err)
+		reported, err := s.Reported(t.Context(), hooks[0].ID)
+		if other, _ := s.Reported(t.Context(), hooks[1].ID); err != nil || len(reported) != 0 || len(other) != 1 {
+			t.Errorf("%d and %d are told, %v", len(reported), len(other), err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)

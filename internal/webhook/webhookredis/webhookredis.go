@@ -1,11 +1,11 @@
 // Package webhookredis is the webhook.Store that the processes of a region share, in Redis. Every step
 // is a script, hook_*.lua of package scripts. All keys of a hook are in one slot:
 //
-//	hc:{w:HOOK}:t  hash: what was told of each subject
+//	hc:{w:HOOK}:t  hash: the reported state of each subject
 //	hc:{w:HOOK}:q  list: the outbox, oldest first
-//	hc:{w:HOOK}:s  string: how many of the oldest are a batch that is under way
+//	hc:{w:HOOK}:s  string: how many of the oldest events are the sealed batch
 //
-// They end webhook.KeptFor after the last process that served the hook.
+// They expire webhook.KeptFor after the last process that served the hook.
 package webhookredis
 
 import (
@@ -20,10 +20,10 @@ import (
 	"headcount/scripts"
 )
 
-// Format is the number of the format of what is kept of webhooks in Redis: keys, values, and how
-// scripts use them. It stands in the cluster facts (field webhooks of hc:{c}:facts), which a process
-// with webhooks compares before it gets its lease. Data that was there before it had a number is of
-// format 1. A change that another version could misread takes the next number.
+// Format is the number of the format of the webhooks' data in Redis: keys, values, and their use by
+// scripts. It is one of the cluster facts (field webhooks of hc:{c}:facts), which a process with
+// webhooks compares before it gets its lease. Data without a number is of format 1. A change that
+// another version could misread takes the next number.
 const Format = 1
 
 // Store is a webhook.Store in Redis. Its methods may be called from any goroutine.
@@ -46,13 +46,13 @@ func (s *Store) Close() error {
 
 func key(hook, what string) string { return "hc:{w:" + hook + "}:" + what }
 
-func kept() int64 { return int64(webhook.KeptFor / time.Second) }
+func retention() int64 { return int64(webhook.KeptFor / time.Second) }
 
 var errAnswer = fmt.Errorf("%w: an answer that cannot be read", webhook.ErrUnavailable)
 
-// Tell is as webhook.Store says: one script for each hook. With an error it returns nothing,
-// although changes of some hooks may have been made.
-func (s *Store) Tell(ctx context.Context, changes []webhook.Change) (told []string, dropped int, err error) {
+// Report implements webhook.Store, by one script for each hook. With an error it returns nothing,
+// although the changes of some hooks may have been made.
+func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported []string, dropped int, err error) {
 	of := map[string]*redisconn.Call{}
 	at := map[string][]int{} // indexes of changes, in their order
 	var calls []*redisconn.Call
@@ -60,7 +60,7 @@ func (s *Store) Tell(ctx context.Context, changes []webhook.Change) (told []stri
 		call := of[c.Hook]
 		if call == nil {
 			call = &redisconn.Call{
-				Script: scripts.HookTell, Keys: []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")}, Args: []any{webhook.MaxQueue, kept()},
+				Script: scripts.HookReport, Keys: []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")}, Args: []any{webhook.MaxQueue, retention()},
 			}
 			of[c.Hook], calls = call, append(calls, call)
 		}
@@ -70,7 +70,7 @@ func (s *Store) Tell(ctx context.Context, changes []webhook.Change) (told []stri
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, 0, err
 	}
-	told = make([]string, len(changes))
+	reported = make([]string, len(changes))
 	for hook, call := range of {
 		n, list, err := answer(call.Reply)
 		if err != nil || len(list) != len(at[hook]) {
@@ -78,13 +78,13 @@ func (s *Store) Tell(ctx context.Context, changes []webhook.Change) (told []stri
 		}
 		dropped += n
 		for i, last := range list {
-			told[at[hook][i]] = last
+			reported[at[hook][i]] = last
 		}
 	}
-	return told, dropped, nil
+	return reported, dropped, nil
 }
 
-// answer reads a number and a list.
+// answer parses a number and a list.
 func answer(reply any) (n int, list []string, err error) {
 	both, _ := reply.([]any)
 	if len(both) != 2 {
@@ -107,11 +107,11 @@ func texts(reply any, ok bool) ([]string, bool) {
 	return list, ok && is
 }
 
-// Told is as webhook.Store says.
-func (s *Store) Told(ctx context.Context, hook string) (map[string]string, error) {
-	told := map[string]string{}
+// Reported implements webhook.Store.
+func (s *Store) Reported(ctx context.Context, hook string) (map[string]string, error) {
+	reported := map[string]string{}
 	for cursor := "0"; ; {
-		call := &redisconn.Call{Script: scripts.HookTold, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
+		call := &redisconn.Call{Script: scripts.HookReported, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
 		if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
 			return nil, err
 		}
@@ -125,17 +125,17 @@ func (s *Store) Told(ctx context.Context, hook string) (map[string]string, error
 			return nil, errAnswer
 		}
 		for i := 0; i < len(pairs); i += 2 {
-			told[pairs[i]] = pairs[i+1]
+			reported[pairs[i]] = pairs[i+1]
 		}
 		if cursor = next; cursor == "0" {
-			return told, nil
+			return reported, nil
 		}
 	}
 }
 
-// Take is as webhook.Store says.
+// Take implements webhook.Store.
 func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
-	call := &redisconn.Call{Script: scripts.HookTake, Keys: []string{key(hook, "q"), key(hook, "s"), key(hook, "t")}, Args: []any{webhook.MaxBatch, kept()}}
+	call := &redisconn.Call{Script: scripts.HookTake, Keys: []string{key(hook, "q"), key(hook, "s"), key(hook, "t")}, Args: []any{webhook.MaxBatch, retention()}}
 	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
 		return nil, 0, err
 	}
@@ -143,8 +143,8 @@ func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting
 	return events, waiting, err
 }
 
-// Done is as webhook.Store says.
-func (s *Store) Done(ctx context.Context, hook, first string) error {
-	call := &redisconn.Call{Script: scripts.HookDone, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first}}
+// Acknowledge implements webhook.Store.
+func (s *Store) Acknowledge(ctx context.Context, hook, first string) error {
+	call := &redisconn.Call{Script: scripts.HookAcknowledge, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first}}
 	return s.conn.Run(ctx, []*redisconn.Call{call})
 }

@@ -14,8 +14,8 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// A node that stood still while another one owned its partitions loads what that one
-// wrote, also when the store was restarted, or emptied, meanwhile.
+// A node that was suspended while another node owned its partitions loads the other node's
+// data, also when the store was restarted or emptied meanwhile.
 func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 	for name, emptied := range map[string]bool{"restarted": false, "emptied": true} {
 		t.Run(name, func(t *testing.T) {

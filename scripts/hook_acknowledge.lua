@@ -1,10 +1,10 @@
--- hook_done.lua: remove the batch of a webhook from its outbox.
+-- hook_acknowledge.lua: remove the sealed batch of a webhook from its outbox.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
--- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the batch
+-- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
 -- ARGV[1]  the first event of the batch
--- Returns  1 when it was removed, else 0
--- Safe to repeat: then the first event is another.
+-- Returns  1 if the batch was removed, else 0
+-- Safe to repeat: the first event is another one then.
 
 local n = tonumber(redis.call('GET', KEYS[2]) or '0')
 if n == 0 or redis.call('LRANGE', KEYS[1], 0, 0)[1] ~= ARGV[1] then

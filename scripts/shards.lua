@@ -1,8 +1,8 @@
--- shares.lua: which hash of a partition holds a member. Other scripts include this
--- file; it does not run by itself.
+-- shards.lua: which shard of a partition, a hash, holds a member. Other scripts include
+-- this file; it does not run by itself.
 --
--- The number of hashes ("shares") of a partition follows the number of its members,
--- see resize.lua. It changes by one at a time, so a step divides or joins one hash only.
+-- The number of shards of a partition follows the number of its members, see resize.lua.
+-- It changes by one at a time, so a step splits or merges one shard only.
 
 -- within returns the smallest power of two that is at least n.
 local function within(n)
