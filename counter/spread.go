@@ -11,18 +11,6 @@ import (
 // SubCounters is over how many parts a hot sum is spread.
 const SubCounters = 16
 
-// Phase says where a hot sum is on its way to its parts and back.
-type Phase byte
-
-// The phases. Stores keep them: they never change.
-const (
-	Whole   Phase = 0   // it was never spread
-	Opening Phase = 'o' // its parts are being opened; nobody adds to them yet
-	Open    Phase = 's' // it is spread
-	Closing Phase = 'c' // its parts are being closed; what was added to them is theirs until it is folded
-	Folded  Phase = 'f' // it is whole again; the epoch stays, so that it is never used again
-)
-
 // Epoch is one time of a sum's being spread. Later ones are greater.
 type Epoch struct{ Incarnation, Number uint64 }
 
@@ -52,21 +40,17 @@ type Part struct {
 // Spread is what the record of a sum says of its parts. The zero Spread is that of a
 // sum that was never spread.
 type Spread struct {
-	Epoch Epoch
-	Phase Phase
-	Parts [SubCounters]Part // what of each part is in the sum already
+	Epoch  Epoch
+	Active bool              // false: it is whole again; its epoch stays, so that none is used twice
+	Parts  [SubCounters]Part // what of each part is in the sum already
 }
-
-// Active reports whether parts may have what the sum's record has not.
-func (s *Spread) Active() bool { return s.Phase != Whole && s.Phase != Folded }
 
 // spreadNow is Active of the text that ParseSpread reads.
-func spreadNow(text string) bool {
-	return text != "" && !strings.HasSuffix(text, ":"+string(rune(Folded)))
-}
+func spreadNow(text string) bool { return text != "" && !strings.HasSuffix(text, ":f") }
 
 // ParseSpread reads the text of a State's Spread, as counter_apply.lua writes it:
-// "epoch:phase:value/sequence,…"; parts that are not there have gained nothing.
+// "epoch:s:value/sequence,…" of a sum that is spread, and "epoch:f" of one that is whole again. Parts that are not there
+// have gained nothing. Instead of s, releases before this one wrote o or c on the way to the parts and back.
 func ParseSpread(text string) (s Spread, err error) {
 	if text == "" {
 		return s, nil
@@ -78,7 +62,7 @@ func ParseSpread(text string) (s Spread, err error) {
 	if s.Epoch, err = ParseEpoch(f[0]); err != nil {
 		return Spread{}, err
 	}
-	s.Phase = Phase(f[1][0])
+	s.Active = spreadNow(text)
 	if len(f) < 3 {
 		return s, nil
 	}
@@ -97,7 +81,7 @@ func ParseSpread(text string) (s Spread, err error) {
 // With is c, whose record has s, with all that its parts have gained beyond that. It changes
 // neither s nor parts; parts are of the epoch of s.
 func (s *Spread) With(c Counter, parts *[SubCounters]Part) Counter {
-	if !s.Active() {
+	if !s.Active {
 		return c
 	}
 	for i := range parts {
@@ -110,12 +94,11 @@ func (s *Spread) With(c Counter, parts *[SubCounters]Part) Counter {
 	return c
 }
 
-// SpreadStep is a step of a hot sum on its way to its parts and back. A step that comes late,
-// or a second time, changes nothing.
+// SpreadStep is a step of the record of a hot sum. A step that comes late, or a second time, changes nothing.
 type SpreadStep struct {
 	To    SpreadTo
-	Epoch Epoch // of all but ToOpening
-	// Of ToGather and ToFolded: all parts, of the latter as they were closed, and when the newest of them changed.
+	Epoch Epoch // of all but ToSpread
+	// Of ToGather and ToFold: all parts, of the latter as they were closed, and when the newest of them changed.
 	Parts   []Part
 	Updated time.Time
 }
@@ -123,14 +106,11 @@ type SpreadStep struct {
 // SpreadTo says what a SpreadStep is.
 type SpreadTo string
 
-// The steps, in their order. Package hot has what lies between them.
+// The steps. Package hot has what lies between them.
 const (
-	ToOpening SpreadTo = "open"   // the next epoch begins, unless the sum is spread
-	ToOpen    SpreadTo = "spread" // all parts are open
-	ToGather  SpreadTo = "gather" // what parts have gained goes to the sum
-	ToClosing SpreadTo = "close"
-	ToFolded  SpreadTo = "fold" // the last gathering; all parts are closed
-	ToForget  SpreadTo = "forget"
+	ToSpread SpreadTo = "spread" // the next epoch begins, unless the sum is spread
+	ToGather SpreadTo = "gather" // what parts have gained goes to the sum
+	ToFold   SpreadTo = "fold"   // the last gathering; all parts are closed
 )
 
 // AppendRest appends the part of a state that stores keep as one text: the slots, then how

@@ -241,8 +241,8 @@ local function tellMember(t, name, is)
   if t.count > toldMost then t.all = true end
 end
 
--- A hot sum has a mark behind its slots, ' *epoch:phase:value/sequence,…', what of each of its parts is in it
--- already; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
+-- A hot sum has a mark behind its slots, ' *epoch:s:value/sequence,…', what of each of its parts is in it already, and one
+-- that is whole again ' *epoch:f'; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
 local SHORT = 17
 local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
 
@@ -378,45 +378,38 @@ local function others()
 --#include counter_steps.lua
   -- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
   local function divide(s, c)
-    local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
-    if c.step == 'open' then
+    local epoch = string.match(s.mark, '^ %*([^:]+):')
+    if c.step == 'spread' then
       if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
       if region and #(minus(s.value, regions.elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
       local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
-      s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
+      s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':s'
       to.hot[s.key] = true
       return nil
     end
-    if c.step == 'forget' and not spread(s) then
-      to.hot[s.key] = false
-      if s.kind and s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
-        s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
-        return nil
+    if c.step == 'fold' and not spread(s) then to.hot[s.key] = false end
+    if not spread(s) or epoch ~= c.epoch then return nil end
+    local has, delta, moves, is = {}, '0', 0, {}
+    for value, sequence in string.gmatch(s.mark, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
+    for i = 1, #c.parts / 2 do
+      local was, p = has[i] or {'0', 0}, {c.parts[2 * i - 1], tonumber(c.parts[2 * i])}
+      if p[2] > was[2] then
+        delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
+        was = p
       end
+      is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
     end
-    if epoch ~= c.epoch then return nil end
-    local head = ' *' .. epoch .. ':'
-    if c.step == 'spread' and phase == 'o' then
-      s.mark = head .. 's'
-    elseif c.step == 'close' and (phase == 'o' or phase == 's') then
-      s.mark = head .. 'c' .. (text ~= '' and ':' .. text or '')
-    elseif phase == 'c' and (c.step == 'gather' or c.step == 'fold') or phase == 's' and c.step == 'gather' then
-      local has, delta, moves, is = {}, '0', 0, {}
-      for value, sequence in string.gmatch(text, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
-      for i = 1, #c.parts / 2 do
-        local was, p = has[i] or {'0', 0}, {c.parts[2 * i - 1], tonumber(c.parts[2 * i])}
-        if p[2] > was[2] then
-          delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
-          was = p
-        end
-        is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
-      end
-      s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
-      if moves > 0 then
-        s.value, s.sequence = plus(s.value, delta), s.sequence + moves
-        s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
-        gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
-        tell(s)
+    if moves > 0 then
+      s.mark = ' *' .. epoch .. ':s:' .. table.concat(is, ',')
+      s.value, s.sequence = plus(s.value, delta), s.sequence + moves
+      s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
+      gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
+      tell(s)
+    end
+    if c.step == 'fold' then
+      s.mark, to.hot[s.key] = ' *' .. epoch .. ':f', false
+      if s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
+        s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
       end
     end
   end

@@ -1,6 +1,6 @@
 -- counter_load.lua: put counters that PostgreSQL has, or that do not exist, into one bucket.
 --
--- KEYS     the six of the bucket; then sets or registers and what was staged for them, named by their number
+-- KEYS     the six of the bucket, and hc:{n}:h; then sets or registers and what was staged for them, named by their number
 -- ARGV[1]  the bucket's ticket, from before PostgreSQL was read
 -- ARGV[2]  JSON: [{"key":…,"state":state or "-","set":9,"staged":10}]
 -- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since;
@@ -26,6 +26,7 @@ for _, e in ipairs(cjson.decode(ARGV[2])) do
       end
     end
     if whole then
+      if string.find(e.state, ' *', 1, true) then redis.call('HSET', KEYS[7], e.key, '') end
       redis.call('HSET', KEYS[1], e.key, e.state)
       redis.call('ZADD', KEYS[6], e.state == '-' and 1 or now, e.key)
     else

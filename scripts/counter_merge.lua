@@ -96,11 +96,11 @@ local function keep(far, rec)
   return {far = is, own = ownPart(far, rec)}
 end
 
--- closing is how a spread sum that is deleted stays, or nil when it is whole: what its 16 parts take from now on is the next life's, so
--- they are to be closed and gathered. Until they have given something, its record has the sequence 0: nobody has touched it.
-local function closing(rec)
+-- markOf is the mark of a sum that is spread, or nil when it is whole. It stays when the sum is deleted: what its 16 parts
+-- take from now on is the next life's. Until they have given something, its record has the sequence 0: nobody has touched it.
+local function markOf(rec)
   local epoch, has = string.match(rec.rest, ' %*([^:]+):[osc](.*)$')
-  return epoch and ' *' .. epoch .. ':c' .. has
+  return epoch and ' *' .. epoch .. ':s' .. has
 end
 
 -- merge takes one line. Nothing of it is written when its total would leave 64 bits.
@@ -125,7 +125,7 @@ local function merge(i)
     far.died, far.emptied = died, 0
   elseif died > far.died then
     if rec then
-      if rec.kind == 'sum' and (kind == '' or kind == 'sum') then orphans = closing(rec) end
+      if rec.kind == 'sum' and (kind == '' or kind == 'sum') then orphans = markOf(rec) end
       for k = first, first + 2 do redis.call('UNLINK', KEYS[k]) end
       for k = first + 4, first + 11 do redis.call('UNLINK', KEYS[k]) end
       dropSteps(KEYS[first + 3])

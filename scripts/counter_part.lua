@@ -1,7 +1,8 @@
--- counter_part.lua: a part of a hot sum: open it, add to it, close it, or have it end by itself.
+-- counter_part.lua: a part of a hot sum: open it, add to it, or close it.
 --
 -- KEYS     hc:{n}:h:<key>, hc:{n}:s
--- ARGV     open, add, close or end; the epoch; then of add: by how much; of end: when, ms
+-- ARGV     open, add or close; the epoch; then of open: 1 when the sum has nothing of its parts yet, so that one that is
+--          not there was not lost; of add: by how much; of close: when it ends by itself, ms, or 0: never
 -- Returns  the part, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, and nothing was
 --          added; "busy": the bucket is held still
 -- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A part that a server
@@ -37,12 +38,13 @@ if what == 'add' then
   if not after or #after > 17 then return 'moved' end -- the sum has to judge it
   return keep('s', after, sequence + 1)
 elseif what == 'open' then
-  if is and not later(epoch, is) then return text end
+  if is and not later(epoch, is) then return is == epoch and phase == 's' and of == run and text or 'moved' end
+  if ARGV[3] ~= '1' then return 'moved' end
   return keep('s', '0', 0)
-elseif what == 'close' then
-  if is and later(is, epoch) or is == epoch and phase == 'c' then return text end
-  if is ~= epoch then value, sequence, at = '0', 0, '0' end -- it is lost; the sum keeps what it has of it
-  return keep('c', value, sequence, at)
 end
-if is == epoch and phase == 'c' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
-return text or ''
+if not (is and later(is, epoch) or is == epoch and phase == 'c') then
+  if is ~= epoch then value, sequence, at = '0', 0, '0' end -- it is lost; the sum keeps what it has of it
+  text, is = keep('c', value, sequence, at), epoch
+end
+if is == epoch and ARGV[3] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return text

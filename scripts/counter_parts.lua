@@ -1,11 +1,14 @@
--- counter_parts.lua: which sums of buckets are spread, or on their way.
+-- counter_parts.lua: which sums of buckets are spread.
 --
--- KEYS     hc:{n}:h of each bucket
--- Returns  their keys
+-- KEYS     of each bucket hc:{n}:h and hc:{n}:c
+-- Returns  of each such sum its key and its record; "" instead of one that was evicted
 -- It writes nothing. O(such sums).
 
 local out = {}
-for _, bucket in ipairs(KEYS) do
-  for _, key in ipairs(redis.call('HKEYS', bucket)) do out[#out + 1] = key end
+for i = 1, #KEYS, 2 do
+  for _, key in ipairs(redis.call('HKEYS', KEYS[i])) do
+    out[#out + 1] = key
+    out[#out + 1] = redis.call('HGET', KEYS[i + 1], key) or ''
+  end
 end
 return out

@@ -17,7 +17,7 @@
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
 //	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
-//	hc:{n5}:h       hash: sums of the bucket that are spread, or on their way
+//	hc:{n5}:h       hash: sums of the bucket that are spread
 //	hc:{n5}:h:KEY   string: a part of a sum that is spread, see counter_part.lua
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
@@ -435,7 +435,7 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	}
 	c := st.Counter(key)
 	if st.Version.Sequence == 0 && !c.IsSpread() { // it was deleted elsewhere: see counter_merge.lua
-		return counter.Counter{Key: key, Spread: c.Spread}, counter.State{}, nil
+		return counter.Counter{Key: key}, counter.State{}, nil
 	}
 	return c, st, nil
 }

@@ -23,9 +23,6 @@ import (
 // errMoved says that a part takes nothing in that epoch, and that nothing was added.
 var errMoved = fmt.Errorf("%w: it is not open", counter.ErrSpread)
 
-// endedKept is how long a part stays that was closed: longer than a call can be on its way.
-const endedKept = 24 * time.Hour
-
 func partBucket(key string, part int) int { return (hashBucket(key) + 3*part) % Buckets }
 
 // partCall is a run of counter_part.lua.
@@ -56,7 +53,7 @@ func parsePart(text string) (p PartOf, err error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return p, fmt.Errorf("%w: part %q: %w", counter.ErrUnavailable, text, err)
 	}
-	p.Updated, p.Open = time.UnixMilli(at).UTC(), f[1] == string(rune(counter.Open))
+	p.Updated, p.Open = time.UnixMilli(at).UTC(), f[1] == "s"
 	return p, nil
 }
 
@@ -117,21 +114,27 @@ func (s *Store) AddParts(ctx context.Context, adds []PartAdd) []PartAdded {
 	return out
 }
 
-// OpenParts opens parts of key in an epoch. What is open in it, or a later one, stays as it is.
-func (s *Store) OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
+// OpenParts opens parts of key in an epoch, and reports whether all of them take additions. fresh: the sum has nothing of
+// its parts yet, so none of those that are not there has lost something that the sum has.
+func (s *Store) OpenParts(ctx context.Context, key string, e counter.Epoch, fresh bool, parts []int) (open bool, err error) {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
-		calls[i] = partCall("open", key, p, e)
+		calls[i] = partCall("open", key, p, e, flag(fresh))
 	}
-	return s.conn.Run(ctx, calls)
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return false, err
+	}
+	return !slices.ContainsFunc(calls, func(c *redisconn.Call) bool { return c.Reply == "moved" }), nil
 }
 
-// CloseParts closes parts of key in an epoch, and returns what they have for ever, and when the newest of them changed. One that has lost its memory has
-// nothing, which the sum takes for an older reading.
-func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
+// CloseParts closes parts of key in an epoch, and returns what they have for ever, and when the newest of them changed. One
+// that has lost its memory has nothing, which the sum takes for an older reading. They end after kept; 0: never.
+func (s *Store) CloseParts(
+	ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
+) (out []counter.Part, updated time.Time, err error) {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
-		calls[i] = partCall("close", key, p, e)
+		calls[i] = partCall("close", key, p, e, kept.Milliseconds())
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, updated, err
@@ -151,15 +154,6 @@ func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, par
 		}
 	}
 	return out, updated, nil
-}
-
-// EndParts has parts of key end, a day after they were closed in an epoch.
-func (s *Store) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
-	calls := make([]*redisconn.Call, len(parts))
-	for i, p := range parts {
-		calls[i] = partCall("end", key, p, e, endedKept.Milliseconds())
-	}
-	return s.conn.Run(ctx, calls)
 }
 
 // Parts reads all parts of keys in one round trip.
@@ -197,54 +191,42 @@ func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCou
 	return out, err
 }
 
-// Hot returns the sums of buckets that are spread, or on their way.
-func (s *Store) Hot(ctx context.Context, buckets []int) ([]string, error) {
+// Hot returns the records of the sums of buckets that are spread, and perhaps of some that are whole again. What was evicted
+// has only its key.
+func (s *Store) Hot(ctx context.Context, buckets []int) ([]counter.Counter, error) {
 	c, err := s.client(ctx)
 	if err != nil || len(buckets) == 0 {
 		return nil, err
 	}
-	calls := perSlot(c, scripts.CounterParts, buckets, func(b int) []string { return []string{hotKey(b)} })
+	calls := perSlot(c, scripts.CounterParts, buckets, func(b int) []string { return []string{hotKey(b), countersKey(b)} })
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
-	var keys []string
+	var sums []counter.Counter
 	for _, cl := range calls {
 		list, _ := cl.Reply.([]any)
-		for _, v := range list {
-			if key, ok := v.(string); ok {
-				keys = append(keys, key)
+		for i := 0; i+1 < len(list); i += 2 {
+			key, _ := list[i].(string)
+			record, _ := list[i+1].(string)
+			sum, _, err := parseState(key, record)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 			}
+			sums = append(sums, sum)
 		}
 	}
-	return keys, nil
+	return sums, nil
 }
 
-// noteHot has Hot return those of entries that are spread, before they are loaded.
-func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
-	var spread []string
-	for i := range entries {
-		if entries[i].State.Spread != nil {
-			spread = append(spread, entries[i].Key)
+// Spread returns the keys of the sums with prefix that are spread.
+func (s *Store) Spread(ctx context.Context, prefix string) (keys []string, err error) {
+	sums, err := s.Hot(ctx, allBuckets())
+	for i := range sums {
+		if presence.HasPrefix(sums[i].Key, prefix) {
+			keys = append(keys, sums[i].Key)
 		}
 	}
-	if len(spread) == 0 {
-		return nil
-	}
-	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		for _, key := range spread {
-			pipe.HSet(ctx, hotKey(hashBucket(key)), key, "")
-		}
-		s.conn.Metrics.Commands.Add(float64(len(spread)))
-		_, err := pipe.Exec(ctx)
-		return err
-	})
-}
-
-// Spread returns the sums with prefix that are spread, or on their way.
-func (s *Store) Spread(ctx context.Context, prefix string) ([]string, error) {
-	keys, err := s.Hot(ctx, allBuckets())
-	return slices.DeleteFunc(keys, func(key string) bool { return !presence.HasPrefix(key, prefix) }), err
+	return keys, err
 }
 
 // AddWhole adds sums to total, with what their parts have beyond what was read.

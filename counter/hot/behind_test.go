@@ -23,7 +23,7 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *counter
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules, Cool: time.Hour})
+	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules})
 	t.Cleanup(func() { s.Close() })
 	settled(t, "start", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err }) // the tables may not be made yet
 	return s, p.Front()
@@ -69,7 +69,7 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			for range 20 {
 				made(t, s, add(key, 1))
 			}
-			if err := s.gather(t.Context(), []string{key}); err != nil {
+			if err := s.gatherKeys(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			persisted(t, redis)
@@ -94,6 +94,9 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			c := exactly(t, s, key, want)
 			if c.Version.Incarnation <= before.Version.Incarnation {
 				t.Errorf("%+v is not newer than %+v", c, before)
+			}
+			if !(process{s, redis}).isHot(t, key) {
+				t.Error("its bucket does not know that it is spread")
 			}
 			for range 10 {
 				made(t, s, add(key, 1))

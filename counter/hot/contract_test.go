@@ -12,7 +12,7 @@ import (
 	"headcount/internal/redistest"
 )
 
-// A store whose sums are spread from their second change in a second on, and folded soon after, keeps the contract.
+// A store whose sums are spread from their second change in a second on keeps the contract.
 func TestContract(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	begin := func() counter.Store {
@@ -21,7 +21,7 @@ func TestContract(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(redis, redis, Config{Rate: 1, Rules: countertest.Rules, Gather: 20 * time.Millisecond, Cool: 100 * time.Millisecond, Log: log})
+		s := New(redis, redis, Config{Rate: 1, Rules: countertest.Rules, Gather: 20 * time.Millisecond, Log: log})
 		t.Cleanup(func() {
 			if err := s.Close(); err != nil {
 				t.Errorf("Close: %v", err)

@@ -22,10 +22,11 @@ const (
 	maxKnown = 1000 // hot sums that a process knows; others are changed by their records
 
 	gathers  = 250 * time.Millisecond // between two gatherings of a sum that changes
-	missed   = time.Second            // without a gathering, until somebody else than the owner gathers
 	fresh    = 3 * time.Second        // a read that may lag less reads the parts
-	looks    = 2 * time.Second        // between two looks of an owner at what is hot
+	sweeps   = 2 * time.Second        // between two looks of an owner at what others have left in parts
+	busyFor  = 10 * time.Second       // a sum stays busy after it was seen to be, or to be spread
 	unused   = 2 * time.Minute        // until a process forgets a hot sum that it does not change
+	ended    = 24 * time.Hour         // a closed part stays, which is longer than a call can be on its way
 	stepTime = 5 * time.Second        // of one step, or of a gathering
 	tries    = 8                      // of a change that needs the sum whole
 )
@@ -37,23 +38,22 @@ type Owner interface{ Owns(bucket int) bool }
 // SubCounters are where hot sums are spread to: a counterredis.Store.
 type SubCounters interface {
 	AddParts(ctx context.Context, adds []counterredis.PartAdd) []counterredis.PartAdded
-	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error)
-	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
+	OpenParts(ctx context.Context, key string, e counter.Epoch, fresh bool, parts []int) (open bool, err error)
+	CloseParts(
+		ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
+	) (out []counter.Part, updated time.Time, err error)
 	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]counterredis.PartOf, error)
-	Hot(ctx context.Context, buckets []int) ([]string, error)
+	Hot(ctx context.Context, buckets []int) ([]counter.Counter, error)
 }
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	// Rate is how many writes of one sum all processes make in a second, about, before it is
 	// spread; required.
-	Rate   int
-	Rules  *counter.Rules // required
-	Owner  Owner          // default: every bucket is this process's
-	Gather time.Duration  // between two gatherings of a sum that changes, default 250ms
-	// Cool is how long a sum has less than a tenth of Rate before it is folded, default 1m.
-	Cool       time.Duration
+	Rate       int
+	Rules      *counter.Rules        // required
+	Owner      Owner                 // default: every bucket is this process's
+	Gather     time.Duration         // between two gatherings of a sum that changes, default 250ms
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 }
@@ -67,7 +67,7 @@ type Store struct {
 
 	some atomic.Bool // known has some
 	mu   sync.Mutex  // guards known and what is in it
-	// known are the sums that this process knows to be spread, or on their way: at most maxKnown.
+	// known are the sums that this process knows to be spread: at most maxKnown.
 	known map[string]*sum
 
 	start chan string // sums that have become hot; when it is full they are found hot again
@@ -82,13 +82,8 @@ type sum struct {
 	parts   [counter.SubCounters]counter.Part // the newest that were read, of the epoch of spread
 	updated time.Time                         // of the newest of parts
 	used    time.Time                         // when it was changed here
-	looked  time.Time                         // when it was last seen that somebody gathers
-	broken  bool                              // a part takes nothing: it is to be folded
-
-	// The rate is taken from total, over at least a second.
-	rateAt time.Time
-	rateOf uint64
-	cool   time.Time // since when the rate is low; zero: it is not
+	busy    time.Time                         // additions go to parts until then
+	broken  bool                              // a part took nothing
 }
 
 // New returns a Store in front of to, whose parts are in parts. Close ends it, and closes to.
@@ -102,7 +97,7 @@ func New(to counter.Store, parts SubCounters, cfg Config) *Store {
 
 // newStore is New without the goroutine that gathers.
 func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
-	cfg.Gather, cfg.Cool = cmp.Or(cfg.Gather, gathers), cmp.Or(cfg.Cool, time.Minute)
+	cfg.Gather = cmp.Or(cfg.Gather, gathers)
 	s := &Store{Store: to, parts: parts, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -145,12 +140,9 @@ func (s *Store) learn(c counter.Counter) *sum {
 	now := time.Now()
 	if k == nil || k.spread.Epoch != spread.Epoch {
 		c.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
-		k = &sum{record: counter.Counter{Key: c.Key}, used: now, looked: now}
+		k = &sum{record: counter.Counter{Key: c.Key}, used: now, busy: now.Add(busyFor)}
 		s.known[c.Key] = k
 		s.some.Store(true)
-	}
-	if k.record.Spread != c.Spread {
-		k.looked = now
 	}
 	c.Key = k.record.Key
 	k.record, k.spread = c, spread
@@ -165,6 +157,16 @@ func (k *sum) take(i int, p counterredis.PartOf) {
 			k.updated = p.Updated
 		}
 	}
+}
+
+// ahead reports whether parts have what the record has not. It is called with mu.
+func (k *sum) ahead() bool {
+	for i := range k.parts {
+		if k.parts[i].Sequence > k.spread.Parts[i].Sequence {
+			return true
+		}
+	}
+	return false
 }
 
 // counter is the sum with all that is known of its parts. It is called with mu.
@@ -226,41 +228,39 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return s.again(ctx, ops, results)
 }
 
-// choose parts operations into additions to parts, with their indexes, and others. Sums of which
+// choose divides operations into additions to parts, with their indexes, and others. Sums of which
 // the others need the whole are folded first.
 func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int) {
+	now := time.Now()
 	var fold []string
 	s.mu.Lock()
-	apart := map[string]bool{} // keys of others: their order stays
 	for i := range ops {
-		op := &ops[i]
-		plain := len(op.Changes) == 1 && op.Changes[0].Verb == counter.Add && op.Identity == counter.Identity{} && len(op.Changes[0].Dimensions) == 0
-		for j := range op.Changes {
-			c := &op.Changes[j]
-			if !plain {
-				apart[c.Key] = true
-			}
+		for j := range ops[i].Changes {
+			c := &ops[i].Changes[j]
 			if k := s.known[c.Key]; k != nil {
-				k.used = time.Now()
+				k.used = now
 				if c.Verb == counter.Reset || c.Verb == counter.Delete {
 					fold = append(fold, c.Key)
 				}
 			}
 		}
 	}
+	s.mu.Unlock()
+	for _, key := range fold {
+		_ = s.fold(ctx, key) // else the change is refused, and again sees to it
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range ops {
 		c := &ops[i].Changes[0]
 		k := s.known[c.Key]
-		if k == nil || k.spread.Phase != counter.Open || k.broken || apart[c.Key] || c.Rule.Kind != counter.Sum {
+		plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].Identity == counter.Identity{} && len(c.Dimensions) == 0
+		if k == nil || !plain || k.broken || now.After(k.busy) || c.Rule.Kind != counter.Sum {
 			rest = append(rest, i)
 			continue
 		}
 		adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
 		to = append(to, i)
-	}
-	s.mu.Unlock()
-	for _, key := range fold {
-		_ = s.fold(ctx, key) // else the change is refused, and again sees to it
 	}
 	return adds, to, rest
 }
@@ -275,9 +275,11 @@ func (s *Store) answer(ctx context.Context, add *counterredis.PartAdd, added *co
 	}
 	s.mu.Lock()
 	if k := s.known[add.Key]; k != nil && k.spread.Epoch == add.Epoch {
-		defer s.mu.Unlock()
 		k.take(add.Part, added.PartOf)
-		return counter.Result{Counters: []counter.Counter{k.counter()}}
+		c := k.counter()
+		s.mu.Unlock()
+		s.watch(c)
+		return counter.Result{Counters: []counter.Counter{c}}
 	}
 	s.mu.Unlock()
 	// It was folded meanwhile, and so are the change and what is known of the sum.
@@ -297,7 +299,7 @@ func (s *Store) breaks(key string, e counter.Epoch) {
 	}
 }
 
-// note looks at what was made: which sums are spread, and which become hot.
+// note looks at what was made: which sums are spread, and which are busy.
 func (s *Store) note(results []counter.Result) {
 	for i := range results {
 		r := &results[i]
@@ -313,13 +315,27 @@ func (s *Store) note(results []counter.Result) {
 				}
 				s.mu.Unlock()
 			}
-			if !c.IsSpread() && s.rates.hot(c.Key, c.Version) {
-				select {
-				case s.start <- c.Key:
-				default:
-				}
-			}
+			s.watch(*c)
 		}
+	}
+}
+
+// watch sees by the version of a sum that was changed whether the sum is busy, and has it spread.
+func (s *Store) watch(c counter.Counter) {
+	if !s.rates.hot(c.Key, c.Version) {
+		return
+	}
+	if !c.IsSpread() {
+		select {
+		case s.start <- c.Key:
+		default:
+		}
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.known[c.Key]; k != nil {
+		k.busy = time.Now().Add(busyFor)
 	}
 }
 
@@ -423,6 +439,9 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 				if k != nil {
 					k.take(p, is[p])
 				}
+			}
+			if k != nil && newer { // also after the record was lost
+				k.broken = true
 			}
 			if err != nil || newer {
 				missing = append(missing, r.Key)

@@ -41,7 +41,7 @@ func begin(t testing.TB, url string) process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules, Cool: time.Hour}), redis}
+	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules}), redis}
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -78,13 +78,14 @@ func exactly(t testing.TB, s counter.Store, key string, want int64) counter.Coun
 	return c
 }
 
-func (p process) phase(t testing.TB, key string) counter.Phase {
+// looks has p know key, and reports whether it is spread.
+func (p process) looks(t testing.TB, key string) bool {
 	t.Helper()
 	spread, err := p.look(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return spread.Phase
+	return spread.Active
 }
 
 // opens spreads key.
@@ -93,9 +94,42 @@ func (p process) opens(t testing.TB, key string) {
 	if err := p.spread(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
-	if is := p.phase(t, key); is != counter.Open {
-		t.Fatalf("phase %c", is)
+	if !p.looks(t, key) {
+		t.Fatal("it is not spread")
 	}
+}
+
+// gathers gathers key.
+func (p process) gathers(t testing.TB, keys ...string) {
+	t.Helper()
+	if err := p.gatherKeys(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// gatherKeys gathers sums, whoever has added to them.
+func (s *Store) gatherKeys(ctx context.Context, keys ...string) (err error) {
+	var sums []*sum
+	for _, key := range keys {
+		_, fault := s.look(ctx, key)
+		err = errors.Join(err, fault)
+		s.mu.Lock()
+		if k := s.known[key]; k != nil {
+			sums = append(sums, k)
+		}
+		s.mu.Unlock()
+	}
+	return errors.Join(err, s.gather(ctx, sums))
+}
+
+// isHot reports whether the bucket of key has it as a sum that is spread.
+func (p process) isHot(t testing.TB, key string) bool {
+	t.Helper()
+	hot, err := p.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(hot, func(c counter.Counter) bool { return c.Key == key })
 }
 
 func TestASumIsSpreadAndFolded(t *testing.T) {
@@ -105,7 +139,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			key := t.Name()
 			made(t, a, add(key, 100))
 			a.opens(t, key)
-			b.phase(t, key) // b knows it now, too
+			b.looks(t, key)
 			last := counter.Version{}
 			for i := range 40 {
 				c := made(t, []process{a, b}[i%2], add(key, 3))
@@ -120,9 +154,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			if c := read(t, a.redis, key, 0); c.Value != 100 || !c.Approx {
 				t.Fatalf("the record is %+v before it is gathered", c)
 			}
-			if err := b.gather(t.Context(), []string{key}); err != nil {
-				t.Fatal(err)
-			}
+			b.gathers(t, key)
 			if c := read(t, a.redis, key, 0); c.Value != 220 || c.Version.Sequence != 41 {
 				t.Fatalf("the record is %+v after it was gathered", c)
 			}
@@ -135,8 +167,8 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			if c := made(t, a, add(key, 1)); c.Value != 201 || c.Approx || c.Version.Sequence != before.Version.Sequence+2 {
 				t.Fatalf("%+v after %+v", c, before)
 			}
-			if hot, err := a.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
-				t.Fatalf("%v are hot, %v", hot, err)
+			if a.isHot(t, key) {
+				t.Fatal("it is hot")
 			}
 			// What it gained is in its history.
 			_, gains, err := a.History(t.Context(), key, time.Minute, 0, 1<<40)
@@ -174,7 +206,7 @@ func TestStepsOfTimeEnd(t *testing.T) {
 			}
 			for want, steps := int64(1), 0; steps < 2; want++ {
 				made(t, p, one)
-				if err := p.gather(t.Context(), []string{"k"}); err != nil {
+				if err := p.gatherKeys(t.Context(), "k"); err != nil {
 					t.Fatal(err)
 				}
 				_, gains, err := p.History(t.Context(), "k", time.Second, 0, 1<<40)
@@ -251,7 +283,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 			check("before it is spread,")
 			for _, key := range []string{hot, late} {
 				processes[0].opens(t, key)
-				processes[1].phase(t, key)
+				processes[1].looks(t, key)
 			}
 			for i := range 60 {
 				gainLate(4)
@@ -262,9 +294,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 			if c := read(t, processes[0].redis, hot, 0); c.Value > 100 {
 				t.Fatalf("the record is %+v before it is gathered: its parts had nothing", c)
 			}
-			if err := processes[1].gather(t.Context(), []string{hot, late}); err != nil {
-				t.Fatal(err)
-			}
+			processes[1].gathers(t, hot, late)
 			check("after it was gathered,")
 			gain(1, "hot", 7)
 			if err := processes[0].fold(t.Context(), hot); err != nil {
@@ -350,7 +380,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 		change := func(verb counter.Verb, delta int64) counter.Counter {
 			t.Helper()
 			if knows {
-				b.phase(t, key)
+				b.looks(t, key)
 			}
 			return made(t, b, counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: verb, Delta: delta, Reason: "r", By: "b"}}})
 		}
@@ -454,7 +484,7 @@ func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	exactly(t, p, key, 9*most+1)
-	if err := p.spread(t.Context(), key); err != nil || p.phase(t, key) == counter.Open {
+	if err := p.spread(t.Context(), key); err != nil || p.looks(t, key) {
 		t.Fatalf("it is spread, %v", err)
 	}
 }
@@ -494,13 +524,21 @@ func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out
 	return out
 }
 
-func (c *caller) OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
-	return c.call(parts, func(parts []int) error { return c.SubCounters.OpenParts(ctx, key, e, parts) })
+func (c *caller) OpenParts(ctx context.Context, key string, e counter.Epoch, fresh bool, parts []int) (open bool, err error) {
+	open = true
+	err = c.call(parts, func(parts []int) error {
+		some, err := c.SubCounters.OpenParts(ctx, key, e, fresh, parts)
+		open = open && some
+		return err
+	})
+	return open, err
 }
 
-func (c *caller) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
+func (c *caller) CloseParts(
+	ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
+) (out []counter.Part, updated time.Time, err error) {
 	err = c.call(parts, func(parts []int) error {
-		some, at, err := c.SubCounters.CloseParts(ctx, key, e, parts)
+		some, at, err := c.SubCounters.CloseParts(ctx, key, e, kept, parts)
 		out = append(out, some...)
 		if at.After(updated) {
 			updated = at
@@ -508,10 +546,6 @@ func (c *caller) CloseParts(ctx context.Context, key string, e counter.Epoch, pa
 		return err
 	})
 	return out, updated, err
-}
-
-func (c *caller) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
-	return c.call(parts, func(parts []int) error { return c.SubCounters.EndParts(ctx, key, e, parts) })
 }
 
 func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counterredis.PartOf, err error) {
@@ -558,8 +592,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	for name, way := range map[string]func(s *Store, key string) error{
 		"spread": func(s *Store, key string) error { return s.spread(t.Context(), key) },
 		"gather": func(s *Store, key string) error {
-			_, err := s.look(t.Context(), key)
-			return errors.Join(err, s.gather(t.Context(), []string{key}))
+			return s.gatherKeys(t.Context(), key)
 		},
 		"fold": func(s *Store, key string) error { return s.fold(t.Context(), key) },
 		"add": func(s *Store, key string) error {
@@ -606,15 +639,12 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					exactly(t, witness, key, want+8)
 					// Another one finishes what was begun.
 					for range 3 {
-						if err := other.lookAround(t.Context()); err != nil {
+						if err := other.sweep(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 						if err := other.tick(t.Context()); err != nil {
 							t.Fatal(err)
 						}
-					}
-					if is := other.phase(t, key); is == counter.Opening || is == counter.Closing {
-						t.Fatalf("call %d: phase %c", calls, is)
 					}
 					made(t, witness, add(key, 1))
 					last := exactly(t, other, key, want+9)
@@ -627,8 +657,8 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					if c := exactly(t, other.redis, key, want+9); c.Version != last.Version {
 						t.Fatalf("call %d: %+v, and it was %+v before it was folded", calls, c, last)
 					}
-					if hot, err := other.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
-						t.Fatalf("call %d: %v are hot, %v", calls, hot, err)
+					if other.isHot(t, key) {
+						t.Fatalf("call %d: it is hot", calls)
 					}
 					parts, err := other.redis.Parts(t.Context(), []string{key})
 					if err != nil {
@@ -694,10 +724,19 @@ func TestAnyOrder(t *testing.T) {
 						case x < 12:
 							err = s.spread(t.Context(), key)
 						case x < 15:
-							_, err = s.look(t.Context(), key)
-							err = errors.Join(err, s.gather(t.Context(), []string{key}))
-						case x < 17:
+							err = s.gatherKeys(t.Context(), key)
+						case x < 16:
 							err = s.fold(t.Context(), key)
+						case x < 17: // another process dies on its way
+							m := &mortal{left: 1 + rng.IntN(6), how: death(rng.IntN(int(deaths)))}
+							c := &caller{p.redis, p.redis, func(parts []int, make func([]int) error) error {
+								return m.call(parts, func(parts []int) error { return g.call(parts, make) })
+							}}
+							dies := newStore(c, c, Config{Rate: 1000, Rules: rules})
+							way := []func(context.Context, string) error{dies.spread, dies.fold, dies.mend}[rng.IntN(3)]
+							if fault := way(t.Context(), key); fault != nil && !errors.Is(fault, errDead) {
+								err = fault
+							}
 						case x < 18:
 							err = s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0].Err
 						case x < 19:
