@@ -1,6 +1,7 @@
 package counter
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -30,11 +31,18 @@ func ParseEpoch(text string) (Epoch, error) {
 	return Epoch{i, n}, nil
 }
 
-// Part is what one part of a hot sum has gained in its epoch, and by how many changes.
-// Of two readings of one part the one with the greater Sequence is newer.
+// Compare returns -1, 0 or 1 as e is before, is or is after other.
+func (e Epoch) Compare(other Epoch) int {
+	return cmp.Or(cmp.Compare(e.Incarnation, other.Incarnation), cmp.Compare(e.Number, other.Number))
+}
+
+// Part is what one part of a hot sum has gained in an epoch, and by how many changes. Of two readings in one
+// epoch the one with the greater Sequence is newer. One that is not there is zero.
 type Part struct {
+	Epoch    Epoch
 	Value    int64
 	Sequence uint64
+	Updated  time.Time // last change
 }
 
 // Spread is what the record of a sum says of its parts. The zero Spread is that of a
@@ -42,7 +50,7 @@ type Part struct {
 type Spread struct {
 	Epoch  Epoch
 	Active bool              // false: it is whole again; its epoch stays, so that none is used twice
-	Parts  [SubCounters]Part // what of each part is in the sum already
+	Parts  [SubCounters]Part // the value and the sequence of each part that are in the sum already
 }
 
 // spreadNow is Active of the text that ParseSpread reads.
@@ -73,23 +81,28 @@ func ParseSpread(text string) (s Spread, err error) {
 		if err := errors.Join(err, err1); err != nil || i == SubCounters {
 			return Spread{}, fmt.Errorf("spread %q: %w", text, err)
 		}
-		s.Parts[i] = Part{v, n}
+		s.Parts[i] = Part{Value: v, Sequence: n}
 	}
 	return s, nil
 }
 
-// With is c, whose record has s, with all that its parts have gained beyond that. It changes
-// neither s nor parts; parts are of the epoch of s.
+// With is c, whose record has s, with all that its parts have gained beyond that in the epoch of s.
 func (s *Spread) With(c Counter, parts *[SubCounters]Part) Counter {
 	if !s.Active {
 		return c
 	}
 	for i := range parts {
 		// A part that is behind has lost its memory: what is in the sum of it stays there.
-		if p, has := parts[i], s.Parts[i]; p.Sequence > has.Sequence {
+		if p, has := &parts[i], &s.Parts[i]; p.Epoch == s.Epoch && p.Sequence > has.Sequence {
 			c.Value += p.Value - has.Value
 			c.Version.Sequence += p.Sequence - has.Sequence
+			if p.Updated.After(c.Updated) {
+				c.Updated = p.Updated
+			}
 		}
+	}
+	if c.Version.Sequence == 0 { // it was deleted in another region, and its parts have gained nothing since
+		return Counter{Key: c.Key}
 	}
 	return c
 }
@@ -97,10 +110,8 @@ func (s *Spread) With(c Counter, parts *[SubCounters]Part) Counter {
 // SpreadStep is a step of the record of a hot sum. A step that comes late, or a second time, changes nothing.
 type SpreadStep struct {
 	To    SpreadTo
-	Epoch Epoch // of all but ToSpread
-	// Of ToGather and ToFold: all parts, of the latter as they were closed, and when the newest of them changed.
-	Parts   []Part
-	Updated time.Time
+	Epoch Epoch  // of all but ToSpread
+	Parts []Part // of ToGather and ToFold: all parts, of the latter as they were closed
 }
 
 // SpreadTo says what a SpreadStep is.

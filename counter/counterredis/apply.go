@@ -80,8 +80,10 @@ func (g *group) change(c *counter.Change, b int, looked bool) {
 		g.args = append(g.args, c.Reason, c.By)
 	case counter.Divide:
 		updated := int64(0)
-		if !c.Spread.Updated.IsZero() {
-			updated = c.Spread.Updated.UnixMilli()
+		for _, p := range c.Spread.Parts {
+			if p.Sequence > 0 {
+				updated = max(updated, p.Updated.UnixMilli())
+			}
 		}
 		g.args = append(g.args, string(c.Spread.To), c.Spread.Epoch.String(), updated, 2*len(c.Spread.Parts))
 		for _, p := range c.Spread.Parts {

@@ -149,7 +149,8 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	if err != nil {
 		return nil, err
 	}
-	spread := map[string]counter.State{}
+	var spread []counter.Counter
+	var at []int // where they are in copies
 	buckets := map[string]int{}
 	for i, in := range keys {
 		c, st, err := parseState(in.key, texts[i])
@@ -157,7 +158,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 			return nil, err
 		}
 		if c.IsSpread() {
-			spread[in.key] = st
+			spread, at = append(spread, c), append(at, len(copies))
 		}
 		if st.Kind != 0 {
 			copies = append(copies, counter.Copy{Key: in.key, State: st})
@@ -168,10 +169,8 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 		if err := s.whole(ctx, spread); err != nil {
 			return nil, err
 		}
-		for i := range copies {
-			if st, ok := spread[copies[i].Key]; ok {
-				copies[i].State = st
-			}
+		for n, c := range spread {
+			copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Spread = c.Value, c.Version, nil
 		}
 		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // as if it were not there
 	}

@@ -1,6 +1,7 @@
 package counterredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,15 +32,7 @@ func partCall(what, key string, part int, e counter.Epoch, more ...any) *redisco
 	return &redisconn.Call{Script: scripts.CounterPart, Keys: []string{partKey(b, key), stateKey(b)}, Args: append([]any{what, e.String()}, more...)}
 }
 
-// PartOf is a part as it was read. A part that is not there is zero.
-type PartOf struct {
-	counter.Part
-	Epoch   counter.Epoch
-	Updated time.Time
-	Open    bool
-}
-
-func parsePart(text string) (p PartOf, err error) {
+func parsePart(text string) (p counter.Part, err error) {
 	f := strings.Fields(text)
 	if len(f) != 6 {
 		return p, errReplied()
@@ -53,7 +46,7 @@ func parsePart(text string) (p PartOf, err error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return p, fmt.Errorf("%w: part %q: %w", counter.ErrUnavailable, text, err)
 	}
-	p.Updated, p.Open = time.UnixMilli(at).UTC(), f[1] == "s"
+	p.Updated = time.UnixMilli(at).UTC()
 	return p, nil
 }
 
@@ -68,47 +61,30 @@ type PartAdd struct {
 // PartAdded is what became of a PartAdd. Err is counter.ErrSpread when the part takes nothing in that epoch: then
 // nothing was added. Else an error says that it is unknown whether it was.
 type PartAdded struct {
-	PartOf
-	Err error
+	Part counter.Part
+	Err  error
 }
 
 // AddParts adds to parts, each by itself, in one round trip.
 func (s *Store) AddParts(ctx context.Context, adds []PartAdd) []PartAdded {
-	out := make([]PartAdded, len(adds))
-	todo := make([]int, len(adds))
-	for i := range adds {
-		todo[i] = i
+	calls := make([]*redisconn.Call, len(adds))
+	for i, a := range adds {
+		calls[i] = partCall("add", a.Key, a.Part, a.Epoch, strconv.FormatInt(a.Delta, 10))
 	}
-	w := s.wait(ctx)
-	for err := s.open(); len(todo) > 0; {
-		calls := make([]*redisconn.Call, len(todo))
-		for n, i := range todo {
-			a := &adds[i]
-			calls[n] = partCall("add", a.Key, a.Part, a.Epoch, strconv.FormatInt(a.Delta, 10))
-		}
-		if err == nil {
-			_ = s.conn.Run(ctx, calls) // each call has its error
-		}
-		var again []int
-		for n, i := range todo {
-			text, ok := calls[n].Reply.(string)
-			switch {
-			case err != nil:
-				out[i].Err = err
-			case calls[n].Err != nil:
-				out[i].Err = calls[n].Err
-			case !ok:
-				out[i].Err = errReplied()
-			case text == "moved":
-				out[i].Err = errMoved
-			case text == "busy":
-				again = append(again, i)
-			default:
-				out[i].PartOf, out[i].Err = parsePart(text)
-			}
-		}
-		if todo = again; len(todo) > 0 {
-			err = w.held()
+	closed := s.open()
+	if closed == nil {
+		_ = s.conn.Run(ctx, calls) // each call has its error
+	}
+	out := make([]PartAdded, len(adds))
+	for i, c := range calls {
+		text, _ := c.Reply.(string)
+		switch {
+		case closed != nil || c.Err != nil:
+			out[i].Err = cmp.Or(closed, c.Err)
+		case text == "moved":
+			out[i].Err = errMoved
+		default:
+			out[i].Part, out[i].Err = parsePart(text)
 		}
 	}
 	return out
@@ -127,37 +103,31 @@ func (s *Store) OpenParts(ctx context.Context, key string, e counter.Epoch, fres
 	return !slices.ContainsFunc(calls, func(c *redisconn.Call) bool { return c.Reply == "moved" }), nil
 }
 
-// CloseParts closes parts of key in an epoch, and returns what they have for ever, and when the newest of them changed. One
-// that has lost its memory has nothing, which the sum takes for an older reading. They end after kept; 0: never.
-func (s *Store) CloseParts(
-	ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
-) (out []counter.Part, updated time.Time, err error) {
+// CloseParts closes parts of key in an epoch, and returns what they have for ever. They end after kept; 0: never.
+func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int) ([]counter.Part, error) {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
 		calls[i] = partCall("close", key, p, e, kept.Milliseconds())
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, updated, err
+		return nil, err
 	}
-	out = make([]counter.Part, len(parts))
+	out := make([]counter.Part, len(parts))
 	for i := range parts {
 		text, _ := calls[i].Reply.(string)
 		is, err := parsePart(text)
 		if err != nil {
-			return nil, updated, err
+			return nil, err
 		}
-		if is.Epoch != e { // it is of a life of the sum that was lost
-			continue
-		}
-		if out[i] = is.Part; is.Updated.After(updated) {
-			updated = is.Updated
+		if is.Epoch == e { // else it is of a life of the sum that was lost
+			out[i] = is
 		}
 	}
-	return out, updated, nil
+	return out, nil
 }
 
 // Parts reads all parts of keys in one round trip.
-func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]PartOf, err error) {
+func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counter.Part, err error) {
 	if err := s.open(); err != nil {
 		return nil, err
 	}
@@ -173,7 +143,7 @@ func (s *Store) Parts(ctx context.Context, keys []string) (out [][counter.SubCou
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		out = make([][counter.SubCounters]PartOf, len(keys))
+		out = make([][counter.SubCounters]counter.Part, len(keys))
 		for i, cmd := range texts {
 			text, err := cmd.Result()
 			if errors.Is(err, redis.Nil) {
@@ -230,69 +200,35 @@ func (s *Store) Spread(ctx context.Context, prefix string) (keys []string, err e
 }
 
 // AddWhole adds sums to total, with what their parts have beyond what was read.
-func (s *Store) AddWhole(ctx context.Context, total *counter.Total, read []counter.Reading) error {
-	states := map[string]counter.State{}
-	for i := range read {
-		r := &read[i]
-		st := counter.State{Kind: r.Kind, Value: r.Value, Version: r.Version}
-		if r.IsSpread() {
-			st.Spread = &r.Spread
-			states[r.Key] = st
-			continue
-		}
-		total.Add(st)
-	}
-	return s.addWhole(ctx, total, states)
-}
-
-func (s *Store) addWhole(ctx context.Context, total *counter.Total, spread map[string]counter.State) error {
-	if err := s.whole(ctx, spread); err != nil {
+func (s *Store) AddWhole(ctx context.Context, total *counter.Total, sums []counter.Counter) error {
+	if err := s.whole(ctx, sums); err != nil {
 		return err
 	}
-	for _, st := range spread {
-		total.Add(st)
+	for _, c := range sums {
+		total.Add(counter.State{Kind: c.Kind, Value: c.Value, Version: c.Version})
 	}
 	return nil
 }
 
-// whole adds to hot sums, by their keys, what their parts have beyond that.
-func (s *Store) whole(ctx context.Context, states map[string]counter.State) error {
-	if len(states) == 0 {
+// whole adds to sums what their parts have beyond what was read.
+func (s *Store) whole(ctx context.Context, sums []counter.Counter) error {
+	if len(sums) == 0 {
 		return nil
 	}
-	keys := make([]string, 0, len(states))
-	for key := range states {
-		keys = append(keys, key)
+	keys := make([]string, len(sums))
+	for i := range sums {
+		keys[i] = sums[i].Key
 	}
 	parts, err := s.Parts(ctx, keys)
 	if err != nil {
 		return err
 	}
-	for i, key := range keys {
-		st := states[key]
-		c := st.Counter(key)
+	for i, c := range sums {
 		spread, err := counter.ParseSpread(c.Spread)
 		if err != nil {
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-		in, _ := InEpoch(spread.Epoch, &parts[i])
-		c = spread.With(c, in)
-		st.Value, st.Version, st.Spread = c.Value, c.Version, nil
-		states[key] = st
+		sums[i] = spread.With(c, &parts[i])
 	}
 	return nil
-}
-
-// InEpoch is what parts have in that epoch, and when the newest of them changed; those of another have nothing.
-func InEpoch(e counter.Epoch, parts *[counter.SubCounters]PartOf) (in *[counter.SubCounters]counter.Part, updated time.Time) {
-	in = new([counter.SubCounters]counter.Part)
-	for i := range parts {
-		if parts[i].Epoch != e || parts[i].Sequence == 0 {
-			continue
-		}
-		if in[i] = parts[i].Part; parts[i].Updated.After(updated) {
-			updated = parts[i].Updated
-		}
-	}
-	return in, updated
 }

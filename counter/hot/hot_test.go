@@ -536,19 +536,16 @@ func (c *caller) OpenParts(ctx context.Context, key string, e counter.Epoch, fre
 
 func (c *caller) CloseParts(
 	ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
-) (out []counter.Part, updated time.Time, err error) {
+) (out []counter.Part, err error) {
 	err = c.call(parts, func(parts []int) error {
-		some, at, err := c.SubCounters.CloseParts(ctx, key, e, kept, parts)
+		some, err := c.SubCounters.CloseParts(ctx, key, e, kept, parts)
 		out = append(out, some...)
-		if at.After(updated) {
-			updated = at
-		}
 		return err
 	})
-	return out, updated, err
+	return out, err
 }
 
-func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counterredis.PartOf, err error) {
+func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counter.Part, err error) {
 	err = c.call(nil, func([]int) (err error) { out, err = c.SubCounters.Parts(ctx, keys); return err })
 	return out, err
 }
@@ -660,13 +657,13 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					if other.isHot(t, key) {
 						t.Fatalf("call %d: it is hot", calls)
 					}
-					parts, err := other.redis.Parts(t.Context(), []string{key})
+					is, err := other.look(t.Context(), key)
 					if err != nil {
 						t.Fatal(err)
 					}
-					for i, p := range parts[0] {
-						if p.Open {
-							t.Fatalf("call %d: part %d is open: %+v", calls, i, p)
+					for i := range all {
+						if open, err := other.redis.OpenParts(t.Context(), key, is.Epoch, false, all[i:i+1]); err != nil || open {
+							t.Fatalf("call %d: part %d is open: %t, %v", calls, i, open, err)
 						}
 					}
 				}

@@ -98,18 +98,18 @@ func (s *Store) fold(ctx context.Context, key string) error {
 
 // foldIn makes a sum whole that is spread in that epoch.
 func (s *Store) foldIn(ctx context.Context, key string, e counter.Epoch) error {
-	last, updated, err := s.parts.CloseParts(ctx, key, e, 0, all[:])
+	last, err := s.parts.CloseParts(ctx, key, e, 0, all[:])
 	if err != nil {
 		return err
 	}
-	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFold, Epoch: e, Parts: last, Updated: updated})
+	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFold, Epoch: e, Parts: last})
 	if err != nil {
 		return err
 	}
 	if !is.Active {
 		s.cfg.Log.Info().Msg("counters: a sum that was spread is whole again")
 	}
-	if _, _, err := s.parts.CloseParts(ctx, key, e, ended, all[:]); err != nil {
+	if _, err := s.parts.CloseParts(ctx, key, e, ended, all[:]); err != nil {
 		s.cfg.Log.Debug().Err(err).Msg("counters: the parts of a sum stay until it is spread and whole again")
 	}
 	return nil
@@ -144,13 +144,13 @@ func (s *Store) gather(ctx context.Context, sums []*sum) error {
 	s.mu.Lock()
 	for i, k := range sums {
 		step := counter.SpreadStep{To: counter.ToGather, Epoch: k.spread.Epoch, Parts: make([]counter.Part, counter.SubCounters)}
-		for p := range read[i] {
-			if is := &read[i][p]; is.Epoch == k.spread.Epoch {
-				k.take(p, *is)
-				step.Parts[p] = is.Part
+		for p, is := range read[i] {
+			k.take(p, is)
+			if is.Epoch == k.spread.Epoch {
+				step.Parts[p] = is
 			}
 		}
-		if step.Updated = k.updated; !k.ahead() {
+		if !k.ahead() {
 			continue
 		}
 		if op, err := s.stepOp(keys[i], step); err == nil {
@@ -195,9 +195,11 @@ func (s *Store) run(ctx context.Context) {
 		}
 		if (err != nil) != failed {
 			level := zerolog.DebugLevel // nothing is hot, and the store has said that it is away
-			if s.some.Load() {
+			s.mu.Lock()
+			if len(s.known) > 0 {
 				level = zerolog.WarnLevel
 			}
+			s.mu.Unlock()
 			if failed = err != nil; failed {
 				s.cfg.Log.WithLevel(level).Err(err).Msg("counters: hot sums cannot be gathered now")
 			} else {
@@ -228,7 +230,6 @@ func (s *Store) tick(ctx context.Context) error {
 			ahead = append(ahead, key)
 		}
 	}
-	s.some.Store(len(s.known) > 0)
 	s.mu.Unlock()
 	err := s.gatherUnlessOthers(ctx, ahead)
 	for _, key := range broken {

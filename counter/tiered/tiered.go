@@ -531,7 +531,11 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 		}
 		var found []counter.Reading
 		if found, err = s.router.Read(ctx, some, "", 0); err == nil {
-			err = s.redis.AddWhole(ctx, total, found)
+			sums := make([]counter.Counter, len(found))
+			for i := range found {
+				sums[i] = found[i].Counter
+			}
+			err = s.redis.AddWhole(ctx, total, sums)
 		}
 	}
 	if err == nil {
