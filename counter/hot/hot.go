@@ -160,7 +160,10 @@ func (k *sum) ahead() bool { return k.counter().Version != k.record.Version }
 // Apply is as counter.Writer says.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
-	adds, to, rest := s.choose(ops)
+	adds, to, rest, whole := s.choose(ops)
+	for _, key := range whole {
+		_ = s.fold(ctx, key) // else the record refuses the change, and again sees to it
+	}
 	var added []counterredis.PartAdded
 	var wg sync.WaitGroup
 	if len(adds) > 0 {
@@ -192,26 +195,42 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, at []int, results [
 	}
 }
 
-// choose divides operations into additions to parts, with their indexes, and others.
-func (s *Store) choose(ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int) {
+// choose divides operations into additions to parts, with their indexes, and others, and returns the sums that have to be
+// folded for these. All operations on a key of which one is no plain addition go to its record, so that their order stays.
+func (s *Store) choose(ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int, whole []string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	apart := map[string]bool{}
 	for i := range ops {
-		c := &ops[i].Changes[0]
-		k := s.known[c.Key]
-		if k != nil {
+		for j := range ops[i].Changes {
+			c := &ops[i].Changes[j]
+			k := s.known[c.Key]
+			if k == nil {
+				continue
+			}
 			k.used = now
+			plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].Identity == counter.Identity{} && len(c.Dimensions) == 0
+			if !plain || k.broken || now.After(k.busy) || c.Rule.Kind != counter.Sum {
+				apart[c.Key] = true
+			}
+			if c.Verb == counter.Reset || c.Verb == counter.Delete {
+				whole = append(whole, c.Key)
+			}
 		}
-		plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].Identity == counter.Identity{} && len(c.Dimensions) == 0
-		if k == nil || !plain || k.broken || now.After(k.busy) || c.Rule.Kind != counter.Sum {
-			rest = append(rest, i)
-			continue
-		}
-		adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
-		to = append(to, i)
 	}
-	return adds, to, rest
+	for i := range ops {
+		if len(ops[i].Changes) == 1 {
+			c := &ops[i].Changes[0]
+			if k := s.known[c.Key]; k != nil && !apart[c.Key] {
+				adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
+				to = append(to, i)
+				continue
+			}
+		}
+		rest = append(rest, i)
+	}
+	return adds, to, rest, whole
 }
 
 // answer says what became of additions to parts, and returns the indexes of those that no part took.
