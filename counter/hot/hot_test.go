@@ -340,37 +340,6 @@ func TestWritesLandOnAllMasters(t *testing.T) {
 	}
 }
 
-// TestAnIdentityIsMadeOnce: also when the sum is spread or folded between two tries, in whichever process.
-func TestAnIdentityIsMadeOnce(t *testing.T) {
-	url := redistest.ThreeMasters(t).URL()
-	a, b := begin(t, url), begin(t, url)
-	key := t.Name()
-	made(t, a, add(key, 1))
-	with := func(n int) counter.Op {
-		op := add(key, 1)
-		op.Identity = counter.IdentityOf(key, "", strconv.Itoa(n))
-		return op
-	}
-	try := func(s counter.Store, n int, replay bool) {
-		t.Helper()
-		if r := s.Apply(t.Context(), []counter.Op{with(n)})[0]; r.Err != nil || r.Replay != replay {
-			t.Fatalf("%d: %+v", n, r)
-		}
-	}
-	try(a, 1, false)
-	a.opens(t, key)
-	try(b, 1, true)
-	try(b, 2, false)
-	try(a, 2, true)
-	made(t, a, add(key, 10))
-	if err := a.fold(t.Context(), key); err != nil {
-		t.Fatal(err)
-	}
-	try(a, 1, true)
-	try(b, 2, true)
-	exactly(t, b, key, 13)
-}
-
 // TestWhatNeedsTheWholeSumFoldsIt: resets, adjustments and DELETE.
 func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
