@@ -63,11 +63,11 @@
 // so nobody is counted twice; they are read and united a part at a time. A reset leaves
 // all steps, a delete takes them away.
 //
-// # Hot sums
+// # Sharded sums
 //
-// A store in Redis may spread a sum over parts. Its record says so ([Spread]), and has the master
-// value; a change that needs the value whole is refused with [ErrSpread]. Package hot spreads and
-// folds; nobody else has to know.
+// A store in Redis may split a sum into shards. Its record says so ([Sharding]), and has the master
+// value; a change that needs the value whole is refused with [ErrSharded]. Package hot splits and
+// merges; nobody else has to know.
 //
 // # Dimensions
 //
@@ -207,16 +207,16 @@ type Counter struct {
 	Version presence.Version
 	Approx  bool // it may lag behind what was acknowledged; never set for an exact read
 	Stale   bool // the last known value, served while the store is away
-	// Spread is what the record of a hot sum says of its parts, see ParseSpread. Approx is set
+	// Sharding is what the record of a sharded sum says of its shards, see ParseSharding. Approx is set
 	// while they may have what Value has not.
-	Spread string
+	Sharding string
 }
 
 // Touched reports whether the counter exists.
 func (c Counter) Touched() bool { return c.Version != presence.Version{} }
 
-// IsSpread reports whether parts may have what Value has not.
-func (c Counter) IsSpread() bool { return spreadNow(c.Spread) }
+// IsSharded reports whether shards may have what Value has not.
+func (c Counter) IsSharded() bool { return sharded(c.Sharding) }
 
 // Or is c, with kind when c is a counter never touched.
 func (c Counter) Or(kind Kind) Counter {

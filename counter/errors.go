@@ -13,9 +13,9 @@ var (
 	// ErrBusy says that too many operations wait already. The operation was not
 	// made. It is ErrUnavailable too.
 	ErrBusy = fmt.Errorf("%w: too many changes are waiting", ErrUnavailable)
-	// ErrSpread says that a sum is spread over parts, and has to be whole for such a
+	// ErrSharded says that a sum is sharded, and has to be whole for such a
 	// change. The operation was not made. It is ErrUnavailable too.
-	ErrSpread = fmt.Errorf("%w: the sum is spread over parts", ErrUnavailable)
+	ErrSharded = fmt.Errorf("%w: the sum is sharded", ErrUnavailable)
 	// ErrOp is in errors about an operation that no caller may make: a fault of
 	// the program, not of the store.
 	ErrOp = errors.New("bad operation")

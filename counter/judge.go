@@ -19,8 +19,8 @@ type State struct {
 	Version Version
 	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
 	Slots   Slots  // what it gained in the steps of time that are running
-	// Spread is how a store in Redis has spread the sum, see ParseSpread; nil: it never did. Others keep it as it is.
-	Spread *string
+	// Sharding is how a store in Redis has sharded the sum, see ParseSharding; nil: it never did. Others keep it as it is.
+	Sharding *string
 }
 
 // Counter is the outside form.
@@ -29,8 +29,8 @@ func (s *State) Counter(key string) Counter {
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
-	if s.Spread != nil {
-		c.Spread, c.Approx = *s.Spread, spreadNow(*s.Spread)
+	if s.Sharding != nil {
+		c.Sharding, c.Approx = *s.Sharding, sharded(*s.Sharding)
 	}
 	return c
 }
@@ -125,8 +125,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			return reset(step, s, c, now)
 		case Edit:
 			return edit(step, s, c, now)
-		case Divide:
-			return fmt.Errorf("%w: only a store in Redis spreads %q", ErrOp, c.Key)
+		case Reshard:
+			return fmt.Errorf("%w: only a store in Redis shards %q", ErrOp, c.Key)
 		default:
 			if s.Version != (Version{}) {
 				step.Drop(c.Key, s.Version)

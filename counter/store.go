@@ -29,13 +29,13 @@ type Verb uint8
 
 // The verbs. Their numbers may be kept by stores: they never change.
 const (
-	Add    Verb = 1 // Delta, for a Sum or Exact
-	Adjust Verb = 2 // Delta, any but 0, for a Sum or Exact, with Reason and By
-	Reset  Verb = 3 // to 0 and no members, any kind, with Reason and By
-	Edit   Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
-	Delete Verb = 5 // the counter, its members, registers and ledger are gone
-	Divide Verb = 6 // a step of a hot Sum to its parts or back: Spread; for stores in Redis alone
-	Set    Verb = 7 // an Exact to Delta, within its bounds, with Reason and By
+	Add     Verb = 1 // Delta, for a Sum or Exact
+	Adjust  Verb = 2 // Delta, any but 0, for a Sum or Exact, with Reason and By
+	Reset   Verb = 3 // to 0 and no members, any kind, with Reason and By
+	Edit    Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
+	Delete  Verb = 5 // the counter, its members, registers and ledger are gone
+	Reshard Verb = 6 // a step of a sharded Sum; for stores in Redis alone
+	Set     Verb = 7 // an Exact to Delta, within its bounds, with Reason and By
 )
 
 // Change is one change of one counter.
@@ -49,10 +49,10 @@ type Change struct {
 	// merges what rules call Sum. A store refuses, with ErrKind, a merged change of
 	// a counter that was made as another kind; the Combiner makes them one by one.
 	Merged      int
-	Join, Leave []string    // distinct, at most MaxMembers together
-	Reason, By  string      // of Add to an Exact optional
-	Dimensions  []Dimension // of Add to a Sum; of distinct names, which the rule has
-	Spread      *SpreadStep // of Divide
+	Join, Leave []string     // distinct, at most MaxMembers together
+	Reason, By  string       // of Add to an Exact optional
+	Dimensions  []Dimension  // of Add to a Sum; of distinct names, which the rule has
+	Reshard     *ReshardStep // of Reshard
 }
 
 // Dimension is one value under one name of the rule's.
@@ -154,7 +154,7 @@ func (op *Op) Check() error {
 			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
 		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
 			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
-		case c.Verb < Add || c.Verb > Set, (c.Verb == Divide) != (c.Spread != nil):
+		case c.Verb < Add || c.Verb > Set, (c.Verb == Reshard) != (c.Reshard != nil):
 			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
 		}
 	}

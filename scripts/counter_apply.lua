@@ -86,10 +86,10 @@ local readers = {
     at = at + 2
   end,
   delete = function() end,
-  divide = function(c)
+  reshard = function(c)
     c.step, c.epoch, c.time = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     at = at + 3
-    c.parts = list() -- value, sequence, value, sequence …
+    c.shards = list() -- value, sequence, value, sequence …
   end,
 }
 readers.adjust, readers.set = readers.add, readers.add
@@ -164,7 +164,7 @@ local function unknown(op)
 end
 
 -- What is to be written, when all is judged. Registers alone are written at once.
-local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, hot = {}, ids = {}, told = {}, tellings = {}}
+local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, sharded = {}, ids = {}, told = {}, tellings = {}}
 
 local regions = region and (function()
 --#include counter_far.lua
@@ -241,10 +241,10 @@ local function tellMember(t, name, is)
   if t.count > toldMost then t.all = true end
 end
 
--- A hot sum has a mark behind its slots, ' *epoch:s:value/sequence,…', what of each of its parts is in it already, and one
+-- A sharded sum has a mark behind its slots, ' *epoch:s:value/sequence,…', what of each of its shards is in it already, and one
 -- that is whole again ' *epoch:f'; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
 local SHORT = 17
-local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
+local function sharded(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
 
 local function number(s, c)
   local kind = s.kind or c.rule.kind
@@ -253,8 +253,8 @@ local function number(s, c)
   local after = plus(s.value, c.delta)
   local mine = after -- this region's part is bounded like the total, whatever others take from that
   if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(farOf(s), kind)) end
-  -- Parts may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
-  if spread(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
+  -- Shards may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
+  if sharded(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'sharded') end
   if not mine then return nil, refuse(s, c, 'overflow') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
@@ -376,23 +376,23 @@ end
 local function others()
 --#include counter_set.lua
 --#include counter_steps.lua
-  -- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
-  local function divide(s, c)
+  -- reshard makes a step of a sharded sum; one that is late or repeated changes nothing.
+  local function reshard(s, c)
     local epoch = string.match(s.mark, '^ %*([^:]+):')
-    if c.step == 'spread' then
-      if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
+    if c.step == 'split' then
+      if s.kind ~= 'sum' or sharded(s) or #s.value > SHORT then return nil end
       if region and #(minus(s.value, regions.elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
       local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
       s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':s'
-      to.hot[s.key] = true
+      to.sharded[s.key] = true
       return nil
     end
-    if c.step == 'fold' and not spread(s) then to.hot[s.key] = false end
-    if not spread(s) or epoch ~= c.epoch then return nil end
+    if c.step == 'merge' and not sharded(s) then to.sharded[s.key] = false end
+    if not sharded(s) or epoch ~= c.epoch then return nil end
     local has, delta, moves, is = {}, '0', 0, {}
     for value, sequence in string.gmatch(s.mark, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
-    for i = 1, #c.parts / 2 do
-      local was, p = has[i] or {'0', 0}, {c.parts[2 * i - 1], tonumber(c.parts[2 * i])}
+    for i = 1, #c.shards / 2 do
+      local was, p = has[i] or {'0', 0}, {c.shards[2 * i - 1], tonumber(c.shards[2 * i])}
       if p[2] > was[2] then
         delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
         was = p
@@ -406,9 +406,9 @@ local function others()
       gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
       tell(s)
     end
-    if c.step == 'fold' then
-      s.mark, to.hot[s.key] = ' *' .. epoch .. ':f', false
-      if s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
+    if c.step == 'merge' then
+      s.mark, to.sharded[s.key] = ' *' .. epoch .. ':f', false
+      if s.sequence == 0 then -- it was deleted elsewhere, and its shards had nothing more
         s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
       end
     end
@@ -499,8 +499,8 @@ local function others()
   local function change(c)
     local s = states[c.key]
     local kind = s.kind or c.rule.kind
-    if c.verb == 'divide' then return divide(s, c) end
-    if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
+    if c.verb == 'reshard' then return reshard(s, c) end
+    if (c.verb == 'reset' or c.verb == 'delete') and sharded(s) then return refuse(s, c, 'sharded') end
     if c.verb == 'reset' then
       if s.value == '0' then return nil end
       local delta, own = opposite(s.value), '0'
@@ -657,7 +657,7 @@ for _, key in ipairs(region and order or {}) do
   end
   if s.moved or is ~= was and s.kind ~= 'exact' then regions.noteChange(b.state, b.log, key) end
 end
-for key, is in pairs(to.hot) do
+for key, is in pairs(to.sharded) do
   local list = string.sub(states[key].bucket.counters, 1, -2) .. 'h'
   if is then redis.call('HSET', list, key, '') else redis.call('HDEL', list, key) end
 end

@@ -96,7 +96,7 @@ local function keep(far, rec)
   return {far = is, own = ownPart(far, rec)}
 end
 
--- markOf is the mark of a sum that is spread, or nil when it is whole. It stays when the sum is deleted: what its 16 parts
+-- markOf is the mark of a sharded sum, or nil when it is whole. It stays when the sum is deleted: what its 16 shards
 -- take from now on is the next life's. Until they have given something, its record has the sequence 0: nobody has touched it.
 local function markOf(rec)
   local epoch, has = string.match(rec.rest, ' %*([^:]+):[osc](.*)$')
@@ -179,7 +179,7 @@ local function merge(i)
     is = {kind = kind, value = '0', at = '0', life = math.max(now, deleted + 1, top + 1), sequence = 0, entries = '0', rest = orphans or ''}
   elseif top > rec.life or lost then -- others know more of this region than it does: it lost its memory
     is.life, is.sequence, again, far.heard = math.max(now, top + 1, rec.life + 1), 0, true, true
-    is.rest = string.gsub(is.rest, '( %*[^:]+):.*$', '%1:f') -- its parts were gathered by the life that is over
+    is.rest = string.gsub(is.rest, '( %*[^:]+):.*$', '%1:f') -- its shards were gathered by the life that is over
   elseif kind == 'sum' then
     local mine = far.by[partName(kind, self, rec.life)]
     mine.sequence, mine.value = 0, '0'

@@ -49,8 +49,8 @@ const (
 	CounterMerge       Name = "counter_merge"
 	CounterLoad        Name = "counter_load"
 	CounterNote        Name = "counter_note"
-	CounterPart        Name = "counter_part"
-	CounterParts       Name = "counter_parts"
+	CounterShard       Name = "counter_shard"
+	CounterSharded     Name = "counter_sharded"
 	CounterRead        Name = "counter_read"
 	CounterRestore     Name = "counter_restore"
 	CounterStage       Name = "counter_stage"
@@ -69,7 +69,7 @@ var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 // Counters are the scripts of counters that last.
 var Counters = []Name{
 	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
+	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterShard, CounterSharded, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterDrain,
 }
 
@@ -80,7 +80,7 @@ var Presence = []Name{
 
 // Marked are the scripts that carry out what users are told of, and the one that each process runs all the
 // time: where there is a mark, see mark.lua, Mark comes before them.
-var Marked = []Name{Change, CounterApply, CounterPart, Renew, Save}
+var Marked = []Name{Change, CounterApply, CounterShard, Renew, Save}
 
 //go:embed *.lua
 var files embed.FS

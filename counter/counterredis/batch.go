@@ -141,8 +141,8 @@ func identityOfPart(id counter.Identity, b int) counter.Identity {
 	return counter.Identity(hash[:len(id)])
 }
 
-// spreadBound is far below what counter_apply.lua lets a sum that is spread have: 18 characters.
-const spreadBound = 1e16
+// shardedBound is far below what counter_apply.lua lets a sharded sum have: 18 characters.
+const shardedBound = 1e16
 
 // refusal is why op, which adds, is refused when its counters are as by says, or nil.
 func refusal(op *counter.Op, by map[string]counter.Counter) error {
@@ -153,8 +153,8 @@ func refusal(op *counter.Op, by map[string]counter.Counter) error {
 		if have.Kind == counter.Exact {
 			return counter.Misplaced(have)
 		}
-		if have.IsSpread() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= spreadBound {
-			return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key) // its part would refuse it once others are made
+		if have.IsSharded() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= shardedBound {
+			return fmt.Errorf("%w: %q", counter.ErrSharded, c.Key) // its shard would refuse it once others are made
 		}
 		if conflict := c.Refusal(have); conflict != nil {
 			conflict.Value = by[c.Key].Value

@@ -149,7 +149,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	if err != nil {
 		return nil, err
 	}
-	var spread []counter.Counter
+	var split []counter.Counter
 	var at []int // where they are in copies
 	buckets := map[string]int{}
 	for i, in := range keys {
@@ -157,20 +157,20 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 		if err != nil {
 			return nil, err
 		}
-		if c.IsSpread() {
-			spread, at = append(spread, c), append(at, len(copies))
+		if c.IsSharded() {
+			split, at = append(split, c), append(at, len(copies))
 		}
 		if st.Kind != 0 {
 			copies = append(copies, counter.Copy{Key: in.key, State: st})
 			buckets[in.key] = in.bucket
 		}
 	}
-	if len(spread) > 0 {
-		if err := s.whole(ctx, spread); err != nil {
+	if len(split) > 0 {
+		if err := s.whole(ctx, split); err != nil {
 			return nil, err
 		}
-		for n, c := range spread {
-			copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Spread = c.Value, c.Version, nil
+		for n, c := range split {
+			copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
 		}
 		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // as if it were not there
 	}

@@ -37,7 +37,7 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	for _, e := range entries {
 		b := hashBucket(e.Key)
 		if keys[b] == nil {
-			keys[b] = append(bucketKeys(b, true), hotKey(b))
+			keys[b] = append(bucketKeys(b, true), shardedKey(b))
 		}
 		out := entry{Key: e.Key, State: formatState(e.State)}
 		if e.Staged != "" {

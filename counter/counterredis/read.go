@@ -386,14 +386,14 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 // add adds counters to total.
 func (s *Store) add(ctx context.Context, total *counter.Total, states map[string]string) error {
 	var uniques []string
-	var spread []counter.Counter
+	var split []counter.Counter
 	for key, text := range states {
 		c, st, err := parseState(key, text)
 		if err != nil {
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-		if c.IsSpread() {
-			spread = append(spread, c)
+		if c.IsSharded() {
+			split = append(split, c)
 			continue
 		}
 		total.Add(st)
@@ -401,7 +401,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 			uniques = append(uniques, key)
 		}
 	}
-	if err := s.AddWhole(ctx, total, spread); err != nil {
+	if err := s.AddWhole(ctx, total, split); err != nil {
 		return err
 	}
 	if total.Mixed() {

@@ -14,7 +14,7 @@ import (
 	"headcount/internal/redistest"
 )
 
-// eager is a process that spreads each sum after its first change, and gathers what it adds at once. It leaves out sums s:…,
+// eager is a process that splits each sum after its first change, and gathers what it adds at once. It leaves out sums s:…,
 // of which the contract expects updates and histories that do not lag.
 type eager struct{ *Store }
 
@@ -25,17 +25,17 @@ func (e eager) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			if strings.HasPrefix(c.Key, "s:") {
 				continue
 			}
-			if c.Kind == counter.Sum && c.IsSpread() {
+			if c.Kind == counter.Sum && c.IsSharded() {
 				_ = e.gatherKeys(ctx, c.Key) // the server may be away
 			} else if c.Kind == counter.Sum && c.Touched() {
-				_ = e.spread(ctx, c.Key)
+				_ = e.split(ctx, c.Key)
 			}
 		}
 	}
 	return results
 }
 
-// A store whose sums are spread from their second change on keeps the contract.
+// A store whose sums are sharded from their second change on keeps the contract.
 func TestContract(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	begin := func() counter.Store {

@@ -17,7 +17,7 @@
 //
 // Only plain additions go to shards. All else changes the record as if the sum were not split: additions with an identity
 // (in the record's slot, so a repetition finds it), with dimensions, of batches, and adjustments. A reset, a DELETE and numbers
-// of more than 17 digits need the whole value: the record refuses them with counter.ErrSpread, and the sum is merged first.
+// of more than 17 digits need the whole value: the record refuses them with counter.ErrSharded, and the sum is merged first.
 //
 // # Steps
 //

@@ -13,9 +13,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-func (p process) partNames(key string) (names []string) {
-	for part := range counter.SubCounters {
-		names = append(names, fmt.Sprintf("hc:{n%d}:h:%s", (counterredis.BucketOf(key)+3*part)%counterredis.Buckets, key))
+func (p process) shardNames(key string) (names []string) {
+	for shard := range counter.Shards {
+		names = append(names, fmt.Sprintf("hc:{n%d}:h:%s", (counterredis.BucketOf(key)+3*shard)%counterredis.Buckets, key))
 	}
 	return names
 }
@@ -27,12 +27,12 @@ func (p process) ticks(t testing.TB) {
 	}
 }
 
-// TestPartsAreLost: a server that comes back without parts, or with older ones, takes no more additions to them, and what it
+// TestShardsAreLost: a server that comes back without shards, or with older ones, takes no more additions to them, and what it
 // has kept still counts.
-func TestPartsAreLost(t *testing.T) {
+func TestShardsAreLost(t *testing.T) {
 	server := redistest.Start(t, "--save", "")
 	for name, is := range map[string]struct {
-		text string // of a part, behind its epoch; empty: it is gone
+		text string // of a shard, behind its epoch; empty: it is gone
 		want int64
 	}{
 		"gone, but for one":            {"", 151},
@@ -50,23 +50,23 @@ func TestPartsAreLost(t *testing.T) {
 				made(t, p, add(key, 1))
 			}
 			p.gathers(t, key)
-			spread, err := p.look(t.Context(), key)
+			sharding, err := p.look(t.Context(), key)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if name == "of the epoch before" {
-				spread.Epoch.Incarnation--
+				sharding.Epoch.Incarnation--
 			}
-			for i, part := range p.partNames(key) {
+			for i, shard := range p.shardNames(key) {
 				if is.text == "" && i > 0 {
-					server.Do(t, "DEL", part)
+					server.Do(t, "DEL", shard)
 				} else if is.text != "" {
-					server.Do(t, "SET", part, spread.Epoch.String()+" "+is.text)
+					server.Do(t, "SET", shard, sharding.Epoch.String()+" "+is.text)
 				}
 			}
 			if is.text == "" { // the one goes on
 				for range 100 {
-					if r := p.redis.AddParts(t.Context(), []counterredis.PartAdd{{Key: key, Epoch: spread.Epoch, Delta: 1}}); r[0].Err != nil {
+					if r := p.redis.AddToShards(t.Context(), []counterredis.ShardAdd{{Key: key, Epoch: sharding.Epoch, Delta: 1}}); r[0].Err != nil {
 						t.Fatal(r[0].Err)
 					}
 				}
@@ -79,7 +79,7 @@ func TestPartsAreLost(t *testing.T) {
 				exactly(t, p, key, is.want+20*(n+1))
 				p.ticks(t)
 				if p.looks(t, key) {
-					t.Fatal("it is spread")
+					t.Fatal("it is sharded")
 				}
 			}
 			exactly(t, p, key, is.want+60)
@@ -90,33 +90,33 @@ func TestPartsAreLost(t *testing.T) {
 	}
 }
 
-// TestAnOpeningIsLate: a call that opens parts and comes after they were closed opens none of them.
+// TestAnOpeningIsLate: a call that opens shards and comes after they were closed opens none of them.
 func TestAnOpeningIsLate(t *testing.T) {
 	p := begin(t, redistest.ThreeMasters(t).URL())
 	key := t.Name()
 	made(t, p, add(key, 1))
 	for range 2 {
-		is, err := p.step(t.Context(), key, counter.SpreadStep{To: counter.ToSpread})
+		is, err := p.step(t.Context(), key, counter.ReshardStep{To: counter.ToSplit})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, parts := range [][]int{all[:5], all[10:]} {
-			if open, err := p.redis.OpenParts(t.Context(), key, is.Epoch, true, parts); err != nil || !open {
+		for _, shards := range [][]int{all[:5], all[10:]} {
+			if open, err := p.redis.OpenShards(t.Context(), key, is.Epoch, true, shards); err != nil || !open {
 				t.Fatal(open, err)
 			}
 		}
-		if err := p.fold(t.Context(), key); err != nil {
+		if err := p.merge(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
 		for i := range all {
-			if open, err := p.redis.OpenParts(t.Context(), key, is.Epoch, true, all[i:i+1]); err != nil || open {
-				t.Errorf("part %d: %t, %v", i, open, err)
+			if open, err := p.redis.OpenShards(t.Context(), key, is.Epoch, true, all[i:i+1]); err != nil || open {
+				t.Errorf("shard %d: %t, %v", i, open, err)
 			}
 		}
 	}
 }
 
-// TestAGatheringIsLate: of what was read before another gathering, before the sum was folded, and before it was spread
+// TestAGatheringIsLate: of what was read before another gathering, before the sum was merged, and before it was sharded
 // again, nothing changes its record.
 func TestAGatheringIsLate(t *testing.T) {
 	p := begin(t, redistest.ThreeMasters(t).URL())
@@ -130,7 +130,7 @@ func TestAGatheringIsLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts, err := p.redis.Parts(t.Context(), []string{key})
+	shards, err := p.redis.Shards(t.Context(), []string{key})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,13 +138,13 @@ func TestAGatheringIsLate(t *testing.T) {
 		made(t, p, add(key, 1))
 	}
 	p.gathers(t, key)
-	for i, next := range []func(context.Context, string) error{p.fold, p.spread, p.fold} {
-		for _, to := range []counter.SpreadTo{counter.ToGather, counter.ToFold} {
-			if to == counter.ToFold && i == 0 {
-				continue // its parts are read when all are closed
+	for i, next := range []func(context.Context, string) error{p.merge, p.split, p.merge} {
+		for _, to := range []counter.ReshardTo{counter.ToGather, counter.ToMerge} {
+			if to == counter.ToMerge && i == 0 {
+				continue // its shards are read when all are closed
 			}
 			before := read(t, p.redis, key, 0)
-			if _, err := p.step(t.Context(), key, counter.SpreadStep{To: to, Epoch: is.Epoch, Parts: parts[0][:]}); err != nil {
+			if _, err := p.step(t.Context(), key, counter.ReshardStep{To: to, Epoch: is.Epoch, Shards: shards[0][:]}); err != nil {
 				t.Fatal(err)
 			}
 			if after := read(t, p.redis, key, 0); after != before {
@@ -158,7 +158,7 @@ func TestAGatheringIsLate(t *testing.T) {
 	exactly(t, p, key, 46)
 }
 
-// TestTheRecordIsLost, and comes back as it was in an earlier epoch: reads go on, and what parts have kept is counted again.
+// TestTheRecordIsLost, and comes back as it was in an earlier epoch: reads go on, and what shards have kept is counted again.
 func TestTheRecordIsLost(t *testing.T) {
 	server := redistest.Start(t)
 	p, other := begin(t, server.URL()), begin(t, server.URL())
@@ -166,7 +166,7 @@ func TestTheRecordIsLost(t *testing.T) {
 	made(t, p, add("k", 1))
 	p.opens(t, "k")
 	was := server.Do(t, "HGET", record, "k")
-	if err := p.fold(t.Context(), "k"); err != nil {
+	if err := p.merge(t.Context(), "k"); err != nil {
 		t.Fatal(err)
 	}
 	p.opens(t, "k")
@@ -180,11 +180,11 @@ func TestTheRecordIsLost(t *testing.T) {
 		return err == nil
 	})
 	exactly(t, other, "k", 1)
-	other.opens(t, "k") // in the epoch of the parts
+	other.opens(t, "k") // in the epoch of the shards
 	exactly(t, other, "k", 11)
 }
 
-// TestPhasesOfFormerReleases are as if the sum were spread.
+// TestPhasesOfFormerReleases are as if the sum were sharded.
 func TestPhasesOfFormerReleases(t *testing.T) {
 	server := redistest.Start(t)
 	for _, phase := range []string{"o", "c"} {
@@ -201,11 +201,11 @@ func TestPhasesOfFormerReleases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := p.redis.CloseParts(t.Context(), key, is.Epoch, 0, all[:7]); err != nil {
+			if _, err := p.redis.CloseShards(t.Context(), key, is.Epoch, 0, all[:7]); err != nil {
 				t.Fatal(err)
 			}
 		} else {
-			server.Do(t, "DEL", p.partNames(key)[3])
+			server.Do(t, "DEL", p.shardNames(key)[3])
 		}
 		before := exactly(t, p, key, read(t, p, key, 0).Value)
 		record := fmt.Sprintf("hc:{n%d}:c", counterredis.BucketOf(key))
@@ -219,14 +219,14 @@ func TestPhasesOfFormerReleases(t *testing.T) {
 		}
 		other.ticks(t)
 		if is := other.looks(t, key); is != (phase == "o") {
-			t.Errorf("%s: it is spread: %t", key, is)
+			t.Errorf("%s: it is sharded: %t", key, is)
 		}
 		exactly(t, p, key, before.Value+40)
 		made(t, p, counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Delete}}})
 	}
 }
 
-// TestDeletedElsewhere while the sum is spread here. What its parts take before everybody here knows counts in its next life; when
+// TestDeletedElsewhere while the sum is sharded here. What its shards take before everybody here knows counts in its next life; when
 // that is nothing, nobody has touched it.
 func TestDeletedElsewhere(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
@@ -253,7 +253,7 @@ func TestDeletedElsewhere(t *testing.T) {
 					t.Fatalf("%+v, %v", acks, err)
 				}
 				for range more {
-					made(t, b, add(key, 1)) // to parts, for b does not know
+					made(t, b, add(key, 1)) // to shards, for b does not know
 				}
 				check := func(when string) {
 					t.Helper()
@@ -270,8 +270,8 @@ func TestDeletedElsewhere(t *testing.T) {
 					t.Fatal(err)
 				}
 				check("after a sweep")
-				if a.isHot(t, key) {
-					t.Error("it is spread")
+				if a.isSharded(t, key) {
+					t.Error("it is sharded")
 				}
 				made(t, b, add(key, 1)) // wherever b takes it to
 				exactly(t, b, key, more+1)
@@ -323,7 +323,7 @@ func TestOneOfManyGathers(t *testing.T) {
 	record(6)
 }
 
-// TestASumThatIsNotBusy stays spread, and is changed by its record.
+// TestASumThatIsNotBusy stays sharded, and is changed by its record.
 func TestASumThatIsNotBusy(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())
 	key := t.Name()
@@ -336,7 +336,7 @@ func TestASumThatIsNotBusy(t *testing.T) {
 	}
 	rests()
 	made(t, p, add(key, 1))
-	if c := read(t, p.redis, key, 0); c.Value != 2 || !c.IsSpread() {
+	if c := read(t, p.redis, key, 0); c.Value != 2 || !c.IsSharded() {
 		t.Fatalf("the record is %+v", c)
 	}
 	p.rates = newRates(1)

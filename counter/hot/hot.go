@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	maxKnown = 1000 // hot sums that a process knows; others are changed by their records
+	maxKnown = 1000 // sharded sums that a process knows; others are changed by their records
 
 	gathers  = 250 * time.Millisecond // between two gatherings of a sum that changes
-	fresh    = 3 * time.Second        // a read that may lag less reads the parts
-	sweeps   = 2 * time.Second        // between two looks of an owner at what others have left in parts
-	busyFor  = 10 * time.Second       // a sum stays busy after it was seen to be, or to be spread
-	unused   = 2 * time.Minute        // until a process forgets a hot sum that it does not change
-	ended    = 24 * time.Hour         // a closed part stays, which is longer than a call can be on its way
+	fresh    = 3 * time.Second        // a read that may lag less reads the shards
+	sweeps   = 2 * time.Second        // between two looks of an owner at what others have left in shards
+	busyFor  = 10 * time.Second       // a sum stays busy after it was seen to be, or was first seen to be sharded
+	unused   = 2 * time.Minute        // until a process forgets a sharded sum that it does not change
+	ended    = 24 * time.Hour         // a closed shard stays, which is longer than a call can be on its way
 	stepTime = 5 * time.Second        // of one step, or of a gathering
 	tries    = 8                      // of a change that needs the sum whole
 )
@@ -35,19 +35,19 @@ const (
 // for a while.
 type Owner interface{ Owns(bucket int) bool }
 
-// SubCounters are where hot sums are spread to: a counterredis.Store.
-type SubCounters interface {
-	AddParts(ctx context.Context, adds []counterredis.PartAdd) []counterredis.PartAdded
-	OpenParts(ctx context.Context, key string, e counter.Epoch, fresh bool, parts []int) (open bool, err error)
-	CloseParts(ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int) ([]counter.Part, error)
-	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]counter.Part, error)
-	Hot(ctx context.Context, buckets []int) ([]counter.Counter, error)
+// ShardStore keeps the shards: a counterredis.Store.
+type ShardStore interface {
+	AddToShards(ctx context.Context, adds []counterredis.ShardAdd) []counterredis.ShardAdded
+	OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error)
+	CloseShards(ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int) ([]counter.Shard, error)
+	Shards(ctx context.Context, keys []string) ([][counter.Shards]counter.Shard, error)
+	Sharded(ctx context.Context, buckets []int) ([]counter.Counter, error)
 }
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	// Rate is how many writes of one sum all processes make in a second, about, before it is
-	// spread; required.
+	// split; required.
 	Rate       int
 	Rules      *counter.Rules        // required
 	Owner      Owner                 // default: every bucket is this process's
@@ -56,35 +56,35 @@ type Config struct {
 	Log        zerolog.Logger
 }
 
-// Store is a counter.Store that spreads hot sums. Its methods may be called from any goroutine.
+// Store is a counter.Store that splits busy sums. Its methods may be called from any goroutine.
 type Store struct {
 	counter.Store
-	parts SubCounters
-	cfg   Config
-	rates *rates
+	shards ShardStore
+	cfg    Config
+	rates  *rates
 
 	mu sync.Mutex // guards known and what is in it
-	// known are the sums that this process knows to be spread: at most maxKnown.
+	// known are the sums that this process knows to be sharded: at most maxKnown.
 	known map[string]*sum
 
-	start chan string // sums that have become hot; when it is full they are found hot again
+	start chan string // sums that have become busy; when it is full they are found busy again
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // run
 }
 
-// sum is what a process knows of a hot sum.
+// sum is what a process knows of a sharded sum.
 type sum struct {
-	record counter.Counter                   // the newest that was read
-	spread counter.Spread                    // what record says
-	parts  [counter.SubCounters]counter.Part // the newest that were read
-	used   time.Time                         // when it was changed here
-	busy   time.Time                         // additions go to parts until then
-	broken bool                              // a part took nothing
+	record   counter.Counter               // the newest that was read
+	sharding counter.Sharding              // what record says
+	shards   [counter.Shards]counter.Shard // the newest that were read
+	used     time.Time                     // when it was changed here
+	busy     time.Time                     // additions go to shards until then
+	broken   bool                          // a shard took nothing
 }
 
-// New returns a Store in front of to, whose parts are in parts. Close ends it, and closes to.
-func New(to counter.Store, parts SubCounters, cfg Config) *Store {
-	s := newStore(to, parts, cfg)
+// New returns a Store in front of to, with the shards of its sums in shards. Close ends it, and closes to.
+func New(to counter.Store, shards ShardStore, cfg Config) *Store {
+	s := newStore(to, shards, cfg)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.wg.Go(func() { s.run(ctx) })
@@ -92,12 +92,12 @@ func New(to counter.Store, parts SubCounters, cfg Config) *Store {
 }
 
 // newStore is New without the goroutine that gathers.
-func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
+func newStore(to counter.Store, shards ShardStore, cfg Config) *Store {
 	cfg.Gather = cmp.Or(cfg.Gather, gathers)
-	s := &Store{Store: to, parts: parts, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
+	s := &Store{Store: to, shards: shards, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_counters_spread", Help: "Hot sums that this process knows to be spread over parts.",
+			Name: "headcount_counters_spread", Help: "Sharded sums that this process knows.",
 		}, func() float64 {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says. What parts have gained stays there for the next gathering,
+// Close is as counter.Store says. What shards have gained stays there for the next gathering,
 // of whichever process.
 func (s *Store) Close() error {
 	s.stop()
@@ -122,11 +122,11 @@ func (s *Store) learn(c counter.Counter) *sum {
 	if k != nil && c.Version.Compare(k.record.Version) < 0 && c.Version != (counter.Version{}) {
 		return k // an older one
 	}
-	if !c.IsSpread() {
+	if !c.IsSharded() {
 		delete(s.known, c.Key)
 		return nil
 	}
-	spread, err := counter.ParseSpread(c.Spread)
+	sharding, err := counter.ParseSharding(c.Sharding)
 	if err != nil || k == nil && len(s.known) >= maxKnown {
 		return nil
 	}
@@ -136,25 +136,25 @@ func (s *Store) learn(c counter.Counter) *sum {
 		k.record.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
 		s.known[k.record.Key] = k
 	}
-	if k.spread.Epoch != spread.Epoch {
+	if k.sharding.Epoch != sharding.Epoch {
 		k.broken = false
 	}
 	c.Key = k.record.Key
-	k.record, k.spread = c, spread
+	k.record, k.sharding = c, sharding
 	return k
 }
 
-// take notes a part that was read. It is called with mu.
-func (k *sum) take(i int, p counter.Part) {
-	if cmp.Or(p.Epoch.Compare(k.parts[i].Epoch), cmp.Compare(p.Sequence, k.parts[i].Sequence)) > 0 {
-		k.parts[i] = p
+// take notes a shard that was read. It is called with mu.
+func (k *sum) take(i int, p counter.Shard) {
+	if cmp.Or(p.Epoch.Compare(k.shards[i].Epoch), cmp.Compare(p.Sequence, k.shards[i].Sequence)) > 0 {
+		k.shards[i] = p
 	}
 }
 
-// counter is the sum with all that is known of its parts. It is called with mu.
-func (k *sum) counter() counter.Counter { return k.spread.With(k.record, &k.parts) }
+// counter is the sum with all that is known of its shards. It is called with mu.
+func (k *sum) counter() counter.Counter { return k.sharding.With(k.record, &k.shards) }
 
-// ahead reports whether parts have what the record has not. It is called with mu.
+// ahead reports whether shards have what the record has not. It is called with mu.
 func (k *sum) ahead() bool { return k.counter().Version != k.record.Version }
 
 // Apply is as counter.Writer says.
@@ -162,12 +162,12 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	adds, to, rest, whole := s.choose(ops)
 	for _, key := range whole {
-		_ = s.fold(ctx, key) // else the record refuses the change, and again sees to it
+		_ = s.merge(ctx, key) // else the record refuses the change, and again sees to it
 	}
-	var added []counterredis.PartAdded
+	var added []counterredis.ShardAdded
 	var wg sync.WaitGroup
 	if len(adds) > 0 {
-		wg.Go(func() { added = s.parts.AddParts(ctx, adds) })
+		wg.Go(func() { added = s.shards.AddToShards(ctx, adds) })
 	}
 	s.apply(ctx, ops, rest, results)
 	wg.Wait()
@@ -195,9 +195,9 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, at []int, results [
 	}
 }
 
-// choose divides operations into additions to parts, with their indexes, and others, and returns the sums that have to be
-// folded for these. All operations on a key of which one is no plain addition go to its record, so that their order stays.
-func (s *Store) choose(ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int, whole []string) {
+// choose divides operations into additions to shards, with their indexes, and others, and returns the sums that have to be
+// merged for these. All operations on a key of which one is no plain addition go to its record, so that their order stays.
+func (s *Store) choose(ops []counter.Op) (adds []counterredis.ShardAdd, to, rest []int, whole []string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +223,7 @@ func (s *Store) choose(ops []counter.Op) (adds []counterredis.PartAdd, to, rest 
 		if len(ops[i].Changes) == 1 {
 			c := &ops[i].Changes[0]
 			if k := s.known[c.Key]; k != nil && !apart[c.Key] {
-				adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
+				adds = append(adds, counterredis.ShardAdd{Key: c.Key, Shard: rand.IntN(counter.Shards), Epoch: k.sharding.Epoch, Delta: c.Delta})
 				to = append(to, i)
 				continue
 			}
@@ -233,9 +233,9 @@ func (s *Store) choose(ops []counter.Op) (adds []counterredis.PartAdd, to, rest 
 	return adds, to, rest, whole
 }
 
-// answer says what became of additions to parts, and returns the indexes of those that no part took.
+// answer says what became of additions to shards, and returns the indexes of those that no shard took.
 func (s *Store) answer(
-	ctx context.Context, adds []counterredis.PartAdd, added []counterredis.PartAdded, to []int, results []counter.Result,
+	ctx context.Context, adds []counterredis.ShardAdd, added []counterredis.ShardAdded, to []int, results []counter.Result,
 ) (late []int) {
 	for n, i := range to {
 		add, is := &adds[n], &added[n]
@@ -243,31 +243,31 @@ func (s *Store) answer(
 		k := s.known[add.Key]
 		c, err := counter.Counter{}, is.Err
 		switch {
-		case errors.Is(err, counter.ErrSpread):
+		case errors.Is(err, counter.ErrSharded):
 			late = append(late, i)
-			if k != nil && k.spread.Epoch == add.Epoch {
+			if k != nil && k.sharding.Epoch == add.Epoch {
 				k.broken = true
 			}
 		case err == nil && k != nil:
-			k.take(add.Part, is.Part)
+			k.take(add.Shard, is.Shard)
 			c = k.counter()
 			s.watch(c)
 		}
 		s.mu.Unlock()
-		if err == nil && k == nil { // the sum was folded meanwhile, with the change
+		if err == nil && k == nil { // the sum was merged meanwhile, with the change
 			var read []counter.Reading
 			if read, err = s.Read(ctx, []string{add.Key}, "", 0); err == nil {
 				c = read[0].Counter
 			}
 		}
 		if results[i].Counters = []counter.Counter{c}; err != nil {
-			results[i] = counter.Result{Err: fmt.Errorf("hot: add to a part of %q: %w", add.Key, err)}
+			results[i] = counter.Result{Err: fmt.Errorf("hot: add to a shard of %q: %w", add.Key, err)}
 		}
 	}
 	return late
 }
 
-// note looks at what was made: which sums are spread, and which are busy.
+// note looks at what was made: which sums are sharded, and which are busy.
 func (s *Store) note(results []counter.Result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,14 +285,14 @@ func (s *Store) note(results []counter.Result) {
 	}
 }
 
-// watch sees by the version of a sum that was changed whether the sum is busy, and has it spread. It is called with mu.
+// watch sees by the version of a sum that was changed whether the sum is busy, and has it split. It is called with mu.
 func (s *Store) watch(c counter.Counter) {
 	if !s.rates.hot(c.Key, c.Version) {
 		return
 	}
 	if k := s.known[c.Key]; k != nil {
 		k.busy = time.Now().Add(busyFor)
-	} else if !c.IsSpread() {
+	} else if !c.IsSharded() {
 		select {
 		case s.start <- c.Key:
 		default:
@@ -300,13 +300,13 @@ func (s *Store) watch(c counter.Counter) {
 	}
 }
 
-// again makes what was refused because a sum is spread, after folding it.
+// again makes what was refused because a sum is sharded, after merging it.
 func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.Result) {
 	for i := range results {
-		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSpread); n++ {
+		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSharded); n++ {
 			for j := range ops[i].Changes {
-				if err := s.fold(ctx, ops[i].Changes[j].Key); err != nil {
-					results[i] = counter.Result{Err: fmt.Errorf("hot: fold %q: %w", ops[i].Changes[j].Key, err)}
+				if err := s.merge(ctx, ops[i].Changes[j].Key); err != nil {
+					results[i] = counter.Result{Err: fmt.Errorf("hot: merge %q: %w", ops[i].Changes[j].Key, err)}
 					return
 				}
 			}
@@ -319,22 +319,22 @@ func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.R
 // has added itself.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	exact := lag < fresh
-	var spread []string // their parts are read in the same round trip
+	var sharded []string // their shards are read in the same round trip
 	if exact {
 		s.mu.Lock()
 		for _, key := range keys {
 			if s.known[key] != nil {
-				spread = append(spread, key)
+				sharded = append(sharded, key)
 			}
 		}
 		s.mu.Unlock()
 	}
 	for range tries {
-		var parts [][counter.SubCounters]counter.Part
+		var shards [][counter.Shards]counter.Shard
 		var fault error
 		var wg sync.WaitGroup
-		if len(spread) > 0 {
-			wg.Go(func() { parts, fault = s.parts.Parts(ctx, spread) })
+		if len(sharded) > 0 {
+			wg.Go(func() { shards, fault = s.shards.Shards(ctx, sharded) })
 		}
 		out, err := s.Store.Read(ctx, keys, member, lag)
 		wg.Wait()
@@ -342,20 +342,20 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		case err != nil:
 			return nil, err
 		case fault != nil && exact:
-			return nil, fmt.Errorf("hot: parts of %d sums: %w", len(spread), fault)
+			return nil, fmt.Errorf("hot: shards of %d sums: %w", len(sharded), fault)
 		case fault != nil:
 			return out, nil // the master value is as old as may be, or a little older
 		}
-		if spread = s.whole(out, spread, parts, exact); len(spread) == 0 {
+		if sharded = s.whole(out, sharded, shards, exact); len(sharded) == 0 {
 			return out, nil
 		}
 	}
-	return nil, fmt.Errorf("hot: %w: sums are spread and folded faster than they can be read", counter.ErrUnavailable)
+	return nil, fmt.Errorf("hot: %w: sums are split and merged faster than they can be read", counter.ErrUnavailable)
 }
 
-// whole adds to readings what parts have beyond them. When it has not all parts, or some of a later epoch than their
+// whole adds to readings what shards have beyond them. When it has not all shards, or some of a later epoch than their
 // record, it returns the keys of all sums that are to be read again.
-func (s *Store) whole(out []counter.Reading, keys []string, parts [][counter.SubCounters]counter.Part, exact bool) (again []string) {
+func (s *Store) whole(out []counter.Reading, keys []string, shards [][counter.Shards]counter.Shard, exact bool) (again []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	done := true
@@ -366,23 +366,23 @@ func (s *Store) whole(out []counter.Reading, keys []string, parts [][counter.Sub
 		}
 		knew := s.known[r.Key] != nil
 		k := s.learn(r.Counter)
-		spread, err := counter.ParseSpread(r.Spread)
-		if !spread.Active {
+		sharding, err := counter.ParseSharding(r.Sharding)
+		if !sharding.Active {
 			continue
 		}
 		again = append(again, r.Key)
 		at := slices.Index(keys, r.Key)
 		switch {
 		case err == nil && at >= 0:
-			for p := range parts[at] {
-				later := parts[at][p].Epoch.Compare(spread.Epoch) > 0 // also after the record was lost
+			for p := range shards[at] {
+				later := shards[at][p].Epoch.Compare(sharding.Epoch) > 0 // also after the record was lost
 				done = done && !later
 				if k != nil {
-					k.take(p, parts[at][p])
+					k.take(p, shards[at][p])
 					k.broken = k.broken || later
 				}
 			}
-			r.Counter = spread.With(r.Counter, &parts[at])
+			r.Counter = sharding.With(r.Counter, &shards[at])
 			r.Approx = r.Approx && !exact
 		case knew && k != nil && !exact:
 			r.Counter = k.counter()

@@ -78,24 +78,24 @@ func exactly(t testing.TB, s counter.Store, key string, want int64) counter.Coun
 	return c
 }
 
-// looks has p know key, and reports whether it is spread.
+// looks has p know key, and reports whether it is sharded.
 func (p process) looks(t testing.TB, key string) bool {
 	t.Helper()
-	spread, err := p.look(t.Context(), key)
+	sharding, err := p.look(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return spread.Active
+	return sharding.Active
 }
 
-// opens spreads key.
+// opens splits key.
 func (p process) opens(t testing.TB, key string) {
 	t.Helper()
-	if err := p.spread(t.Context(), key); err != nil {
+	if err := p.split(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
 	if !p.looks(t, key) {
-		t.Fatal("it is not spread")
+		t.Fatal("it is not sharded")
 	}
 }
 
@@ -122,17 +122,17 @@ func (s *Store) gatherKeys(ctx context.Context, keys ...string) (err error) {
 	return errors.Join(err, s.gather(ctx, sums))
 }
 
-// isHot reports whether the bucket of key has it as a sum that is spread.
-func (p process) isHot(t testing.TB, key string) bool {
+// isSharded reports whether the bucket of key has it as a sum that is sharded.
+func (p process) isSharded(t testing.TB, key string) bool {
 	t.Helper()
-	hot, err := p.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)})
+	hot, err := p.redis.Sharded(t.Context(), []int{counterredis.BucketOf(key)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return slices.ContainsFunc(hot, func(c counter.Counter) bool { return c.Key == key })
 }
 
-func TestASumIsSpreadAndFolded(t *testing.T) {
+func TestASumIsSplitAndMerged(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
 		t.Run(name, func(t *testing.T) {
 			a, b := begin(t, url), begin(t, url)
@@ -160,14 +160,14 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			}
 			before := exactly(t, b, key, 220)
 			made(t, a, add(key, -20))
-			if err := b.fold(t.Context(), key); err != nil {
+			if err := b.merge(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
-			// a does not know yet: its part refuses, and the record takes the change.
+			// a does not know yet: its shard refuses, and the record takes the change.
 			if c := made(t, a, add(key, 1)); c.Value != 201 || c.Approx || c.Version.Sequence != before.Version.Sequence+2 {
 				t.Fatalf("%+v after %+v", c, before)
 			}
-			if a.isHot(t, key) {
+			if a.isSharded(t, key) {
 				t.Fatal("it is hot")
 			}
 			// What it gained is in its history.
@@ -183,7 +183,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 	}
 }
 
-// TestStepsOfTimeEnd while a sum is spread: what is gathered is gained in the steps that are running, and those that are over stay.
+// TestStepsOfTimeEnd while a sum is sharded: what is gathered is gained in the steps that are running, and those that are over stay.
 func TestStepsOfTimeEnd(t *testing.T) {
 	for name, behindRedis := range map[string]bool{"Redis": false, "PostgreSQL behind it": true} {
 		t.Run(name, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestStepsOfTimeEnd(t *testing.T) {
 			p.cfg.Rules = seconds
 			one := counter.Op{Changes: []counter.Change{{Key: "k", Rule: seconds.All()[0], Verb: counter.Add, Delta: 1}}}
 			made(t, p, one)
-			if err := p.spread(t.Context(), "k"); err != nil {
+			if err := p.split(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 			for want, steps := int64(1), 0; steps < 2; want++ {
@@ -224,9 +224,9 @@ func TestStepsOfTimeEnd(t *testing.T) {
 	}
 }
 
-// TestTopOfASpreadSum: what gains most is found, with all it gained, though it is spread: by each process, whichever of them
-// added to its parts, and after it was folded.
-func TestTopOfASpreadSum(t *testing.T) {
+// TestTopOfAShardedSum: what gains most is found, with all it gained, though it is sharded: by each process, whichever of them
+// added to its shards, and after it was merged.
+func TestTopOfAShardedSum(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
 		t.Run(name, func(t *testing.T) {
 			match := fmt.Sprintf("%s %d ", t.Name(), time.Now().UnixNano())
@@ -280,7 +280,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 				gain(i%2, fmt.Sprint(i%20), int64(1+i%20))
 			}
 			gain(0, "hot", 1)
-			check("before it is spread,")
+			check("before it is sharded,")
 			for _, key := range []string{hot, late} {
 				processes[0].opens(t, key)
 				processes[1].looks(t, key)
@@ -292,16 +292,16 @@ func TestTopOfASpreadSum(t *testing.T) {
 			}
 			gain(0, "hot", -1)
 			if c := read(t, processes[0].redis, hot, 0); c.Value > 100 {
-				t.Fatalf("the record is %+v before it is gathered: its parts had nothing", c)
+				t.Fatalf("the record is %+v before it is gathered: its shards had nothing", c)
 			}
 			processes[1].gathers(t, hot, late)
 			check("after it was gathered,")
 			gain(1, "hot", 7)
-			if err := processes[0].fold(t.Context(), hot); err != nil {
+			if err := processes[0].merge(t.Context(), hot); err != nil {
 				t.Fatal(err)
 			}
 			gain(1, "hot", 2)
-			check("after it was folded,")
+			check("after it was merged,")
 			processes[1].opens(t, hot)
 			made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: hot, Rule: rule, Verb: counter.Delete}}})
 			delete(truth, hot)
@@ -310,7 +310,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 	}
 }
 
-// TestWritesLandOnAllMasters is why sums are spread.
+// TestWritesLandOnAllMasters is why sums are sharded.
 func TestWritesLandOnAllMasters(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	p := begin(t, cluster.URL())
@@ -340,8 +340,8 @@ func TestWritesLandOnAllMasters(t *testing.T) {
 	}
 }
 
-// TestWhatNeedsTheWholeSumFoldsIt: resets, adjustments and DELETE.
-func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
+// TestWhatNeedsTheWholeSumMergesIt: resets, adjustments and DELETE.
+func TestWhatNeedsTheWholeSumMergesIt(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	for _, knows := range []bool{true, false} {
 		a, b := begin(t, url), begin(t, url)
@@ -381,8 +381,8 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 	}
 }
 
-// TestAnAggregateHasTheParts while others add.
-func TestAnAggregateHasTheParts(t *testing.T) {
+// TestAnAggregateHasTheShards while others add.
+func TestAnAggregateHasTheShards(t *testing.T) {
 	for _, url := range []string{redistest.Single(t).URL(), redistest.ThreeMasters(t).URL()} {
 		a, b := begin(t, url), begin(t, url)
 		key := t.Name()
@@ -421,8 +421,8 @@ func TestAnAggregateHasTheParts(t *testing.T) {
 	}
 }
 
-// TestAnExportHasTheParts, and says nothing of them.
-func TestAnExportHasTheParts(t *testing.T) {
+// TestAnExportHasTheShards, and says nothing of them.
+func TestAnExportHasTheShards(t *testing.T) {
 	p := begin(t, redistest.Start(t).URL())
 	made(t, p, add("k", 1))
 	p.opens(t, "k")
@@ -433,12 +433,12 @@ func TestAnExportHasTheParts(t *testing.T) {
 	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Spread != nil {
+	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {
 		t.Fatalf("%+v", copies)
 	}
 }
 
-// TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not spread.
+// TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not sharded.
 func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())
 	key := t.Name()
@@ -453,17 +453,17 @@ func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	exactly(t, p, key, 9*most+1)
-	if err := p.spread(t.Context(), key); err != nil || p.looks(t, key) {
-		t.Fatalf("it is spread, %v", err)
+	if err := p.split(t.Context(), key); err != nil || p.looks(t, key) {
+		t.Fatalf("it is sharded, %v", err)
 	}
 }
 
-// caller is a store whose calls to Redis go through call, which makes them for all parts, some, or one
+// caller is a store whose calls to Redis go through call, which makes them for all shards, some, or one
 // after the other.
 type caller struct {
 	counter.Store
-	SubCounters
-	call func(parts []int, make func(parts []int) error) error
+	ShardStore
+	call func(shards []int, make func(shards []int) error) error
 }
 
 func (c *caller) Apply(ctx context.Context, ops []counter.Op) (results []counter.Result) {
@@ -482,10 +482,10 @@ func (c *caller) Read(ctx context.Context, keys []string, member string, lag tim
 	return out, err
 }
 
-func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out []counterredis.PartAdded) {
-	err := c.call(nil, func([]int) error { out = c.SubCounters.AddParts(ctx, adds); return nil })
+func (c *caller) AddToShards(ctx context.Context, adds []counterredis.ShardAdd) (out []counterredis.ShardAdded) {
+	err := c.call(nil, func([]int) error { out = c.ShardStore.AddToShards(ctx, adds); return nil })
 	if err != nil {
-		out = make([]counterredis.PartAdded, len(adds))
+		out = make([]counterredis.ShardAdded, len(adds))
 		for i := range out {
 			out[i].Err = err
 		}
@@ -493,34 +493,34 @@ func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out
 	return out
 }
 
-func (c *caller) OpenParts(ctx context.Context, key string, e counter.Epoch, fresh bool, parts []int) (open bool, err error) {
+func (c *caller) OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error) {
 	open = true
-	err = c.call(parts, func(parts []int) error {
-		some, err := c.SubCounters.OpenParts(ctx, key, e, fresh, parts)
+	err = c.call(shards, func(shards []int) error {
+		some, err := c.ShardStore.OpenShards(ctx, key, e, fresh, shards)
 		open = open && some
 		return err
 	})
 	return open, err
 }
 
-func (c *caller) CloseParts(
-	ctx context.Context, key string, e counter.Epoch, kept time.Duration, parts []int,
-) (out []counter.Part, err error) {
-	err = c.call(parts, func(parts []int) error {
-		some, err := c.SubCounters.CloseParts(ctx, key, e, kept, parts)
+func (c *caller) CloseShards(
+	ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int,
+) (out []counter.Shard, err error) {
+	err = c.call(shards, func(shards []int) error {
+		some, err := c.ShardStore.CloseShards(ctx, key, e, kept, shards)
 		out = append(out, some...)
 		return err
 	})
 	return out, err
 }
 
-func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counter.Part, err error) {
-	err = c.call(nil, func([]int) (err error) { out, err = c.SubCounters.Parts(ctx, keys); return err })
+func (c *caller) Shards(ctx context.Context, keys []string) (out [][counter.Shards]counter.Shard, err error) {
+	err = c.call(nil, func([]int) (err error) { out, err = c.ShardStore.Shards(ctx, keys); return err })
 	return out, err
 }
 
 // mortal is a process that dies at a call to Redis: before Redis has it, before it is answered, or, when
-// it is of several parts, in its midst.
+// it is of several shards, in its midst.
 type mortal struct {
 	left int
 	how  death
@@ -537,17 +537,17 @@ const (
 
 var errDead = fmt.Errorf("%w: the process is dead", counter.ErrUnavailable)
 
-func (m *mortal) call(parts []int, make func(parts []int) error) error {
+func (m *mortal) call(shards []int, make func(shards []int) error) error {
 	m.left--
 	switch {
 	case m.left > 0:
-		return make(parts)
+		return make(shards)
 	case m.left < 0 || m.how == unsent:
 		return errDead
 	case m.how == halfway:
-		parts = parts[:len(parts)/2]
+		shards = shards[:len(shards)/2]
 	}
-	return errors.Join(make(parts), errDead)
+	return errors.Join(make(shards), errDead)
 }
 
 // TestAProcessDiesAtAnyStep, and another one goes on: no change is lost or doubled, no version goes back,
@@ -556,11 +556,11 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	witness, other := begin(t, url), begin(t, url)
 	for name, way := range map[string]func(s *Store, key string) error{
-		"spread": func(s *Store, key string) error { return s.spread(t.Context(), key) },
+		"sharded": func(s *Store, key string) error { return s.split(t.Context(), key) },
 		"gather": func(s *Store, key string) error {
 			return s.gatherKeys(t.Context(), key)
 		},
-		"fold": func(s *Store, key string) error { return s.fold(t.Context(), key) },
+		"merge": func(s *Store, key string) error { return s.merge(t.Context(), key) },
 		"add": func(s *Store, key string) error {
 			_, err := s.look(t.Context(), key)
 			return errors.Join(err, s.Apply(t.Context(), []counter.Op{add(key, 1000)})[0].Err)
@@ -574,7 +574,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 				for calls, died := 1, true; died; calls++ {
 					key := fmt.Sprint(t.Name(), how, calls)
 					made(t, witness, add(key, 5))
-					if name != "spread" {
+					if name != "sharded" {
 						witness.opens(t, key)
 						for range 20 {
 							made(t, witness, add(key, 1))
@@ -584,7 +584,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					m := &mortal{left: calls, how: how}
 					c := &caller{witness.redis, witness.redis, m.call}
 					err := way(newStore(c, c, Config{Rate: 1000, Rules: rules}), key)
-					if died = m.left <= 0; died && name != "fold" && name != "reset" && !errors.Is(err, errDead) || !died && err != nil {
+					if died = m.left <= 0; died && name != "merge" && name != "reset" && !errors.Is(err, errDead) || !died && err != nil {
 						t.Fatalf("call %d: %v", calls, err)
 					}
 					// What is there is right at once, for who knew the sum before and who did not, and
@@ -617,13 +617,13 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					if last.Version.Sequence != after.Version.Sequence+9 {
 						t.Fatalf("call %d: %+v, nine changes after %+v", calls, last, after)
 					}
-					if err := other.fold(t.Context(), key); err != nil {
+					if err := other.merge(t.Context(), key); err != nil {
 						t.Fatal(err)
 					}
 					if c := exactly(t, other.redis, key, want+9); c.Version != last.Version {
-						t.Fatalf("call %d: %+v, and it was %+v before it was folded", calls, c, last)
+						t.Fatalf("call %d: %+v, and it was %+v before it was merged", calls, c, last)
 					}
-					if other.isHot(t, key) {
+					if other.isSharded(t, key) {
 						t.Fatalf("call %d: it is hot", calls)
 					}
 					is, err := other.look(t.Context(), key)
@@ -631,8 +631,8 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 						t.Fatal(err)
 					}
 					for i := range all {
-						if open, err := other.redis.OpenParts(t.Context(), key, is.Epoch, false, all[i:i+1]); err != nil || open {
-							t.Fatalf("call %d: part %d is open: %t, %v", calls, i, open, err)
+						if open, err := other.redis.OpenShards(t.Context(), key, is.Epoch, false, all[i:i+1]); err != nil || open {
+							t.Fatalf("call %d: shard %d is open: %t, %v", calls, i, open, err)
 						}
 					}
 				}
@@ -641,7 +641,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	}
 }
 
-// TestAnyOrder has processes add, spread, gather, fold and reset at once, and lets one call to Redis after the other
+// TestAnyOrder has processes add, sharded, gather, merge and reset at once, and lets one call to Redis after the other
 // through, in an order that the seed says. (Invariant 1.)
 func TestAnyOrder(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
@@ -688,18 +688,18 @@ func TestAnyOrder(t *testing.T) {
 								mu.Unlock()
 							}
 						case x < 12:
-							err = s.spread(t.Context(), key)
+							err = s.split(t.Context(), key)
 						case x < 15:
 							err = s.gatherKeys(t.Context(), key)
 						case x < 16:
-							err = s.fold(t.Context(), key)
+							err = s.merge(t.Context(), key)
 						case x < 17: // another process dies on its way
 							m := &mortal{left: 1 + rng.IntN(6), how: death(rng.IntN(int(deaths)))}
-							c := &caller{p.redis, p.redis, func(parts []int, make func([]int) error) error {
-								return m.call(parts, func(parts []int) error { return g.call(parts, make) })
+							c := &caller{p.redis, p.redis, func(shards []int, make func([]int) error) error {
+								return m.call(shards, func(shards []int) error { return g.call(shards, make) })
 							}}
 							dies := newStore(c, c, Config{Rate: 1000, Rules: rules})
-							way := []func(context.Context, string) error{dies.spread, dies.fold, dies.mend}[rng.IntN(3)]
+							way := []func(context.Context, string) error{dies.split, dies.merge, dies.repair}[rng.IntN(3)]
 							if fault := way(t.Context(), key); fault != nil && !errors.Is(fault, errDead) {
 								err = fault
 							}
@@ -725,7 +725,7 @@ func TestAnyOrder(t *testing.T) {
 							}
 						}
 						// Five fight over one sum, more than ever will.
-						if err != nil && !errors.Is(err, counter.ErrSpread) && !strings.Contains(err.Error(), "faster than they can be read") {
+						if err != nil && !errors.Is(err, counter.ErrSharded) && !strings.Contains(err.Error(), "faster than they can be read") {
 							t.Error(err)
 						}
 					}
@@ -758,7 +758,7 @@ func TestAnyOrder(t *testing.T) {
 				want += e.Delta
 			}
 			exactly(t, processes[1], key, want)
-			if err := processes[0].fold(t.Context(), key); err != nil {
+			if err := processes[0].merge(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			exactly(t, processes[1].redis, key, want)
@@ -767,14 +767,14 @@ func TestAnyOrder(t *testing.T) {
 	}
 }
 
-// gate asks for a turn before each call to Redis, of which each part is one.
+// gate asks for a turn before each call to Redis, of which each shard is one.
 type gate struct{ turns chan chan struct{} }
 
-func (g gate) call(parts []int, make func(parts []int) error) (err error) {
-	if len(parts) == 0 {
-		parts = []int{0}
+func (g gate) call(shards []int, make func(shards []int) error) (err error) {
+	if len(shards) == 0 {
+		shards = []int{0}
 	}
-	for _, p := range parts {
+	for _, p := range shards {
 		g.pass()
 		err = errors.Join(err, make([]int{p}))
 	}

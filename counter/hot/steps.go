@@ -14,10 +14,10 @@ import (
 )
 
 var (
-	all [counter.SubCounters]int // the numbers of all parts
+	all [counter.Shards]int // the numbers of all shards
 
-	errRule  = errors.New("hot: no rule fits a hot sum")
-	errFolds = fmt.Errorf("%w: it is spread faster than it is folded", counter.ErrSpread)
+	errRule   = errors.New("hot: no rule fits a sharded sum")
+	errMerges = fmt.Errorf("%w: it is split faster than it is merged", counter.ErrSharded)
 )
 
 func init() {
@@ -27,96 +27,96 @@ func init() {
 }
 
 // step makes a step on the record of a sum, and returns what the record says then.
-func (s *Store) step(ctx context.Context, key string, step counter.SpreadStep) (spread counter.Spread, err error) {
+func (s *Store) step(ctx context.Context, key string, step counter.ReshardStep) (sharding counter.Sharding, err error) {
 	op, err := s.stepOp(key, step)
 	if err != nil {
-		return spread, err
+		return sharding, err
 	}
 	r := s.Store.Apply(ctx, []counter.Op{op})[0]
 	if r.Err != nil {
-		return spread, r.Err
+		return sharding, r.Err
 	}
 	s.mu.Lock()
 	s.learn(r.Counters[0])
 	s.mu.Unlock()
-	return counter.ParseSpread(r.Counters[0].Spread)
+	return counter.ParseSharding(r.Counters[0].Sharding)
 }
 
-func (s *Store) stepOp(key string, step counter.SpreadStep) (counter.Op, error) {
+func (s *Store) stepOp(key string, step counter.ReshardStep) (counter.Op, error) {
 	rule := s.cfg.Rules.Find(key)
 	if rule == nil {
 		return counter.Op{}, errRule
 	}
-	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Divide, Spread: &step}}}, nil
+	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Reshard, Reshard: &step}}}, nil
 }
 
-// spread has the record of a sum say that it is spread, and opens its parts.
-func (s *Store) spread(ctx context.Context, key string) error {
-	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToSpread})
+// split has the record of a sum say that it is sharded, and opens its shards.
+func (s *Store) split(ctx context.Context, key string) error {
+	is, err := s.step(ctx, key, counter.ReshardStep{To: counter.ToSplit})
 	if err != nil || !is.Active {
 		return err
 	}
 	s.cfg.Log.Info().Msg("counters: a hot sum is spread over parts") // keys are not logged
-	return s.mend(ctx, key)
+	return s.repair(ctx, key)
 }
 
-// mend sees to a sum of which a part took nothing: it opens the parts that were never open in its epoch, and folds the sum
+// repair sees to a sum of which a shard took nothing: it opens the shards that were never open in its epoch, and merges the sum
 // when another one takes nothing.
-func (s *Store) mend(ctx context.Context, key string) error {
+func (s *Store) repair(ctx context.Context, key string) error {
 	is, err := s.look(ctx, key)
 	if err != nil || !is.Active {
 		return err
 	}
-	open, err := s.parts.OpenParts(ctx, key, is.Epoch, is.Parts == [counter.SubCounters]counter.Part{}, all[:])
+	open, err := s.shards.OpenShards(ctx, key, is.Epoch, is.Shards == [counter.Shards]counter.Shard{}, all[:])
 	if err != nil {
 		return err
 	}
 	if !open {
-		return s.foldIn(ctx, key, is.Epoch)
+		return s.mergeIn(ctx, key, is.Epoch)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k := s.known[key]; k != nil && k.spread.Epoch == is.Epoch {
+	if k := s.known[key]; k != nil && k.sharding.Epoch == is.Epoch {
 		k.broken = false
 	}
 	return nil
 }
 
-// fold makes a sum whole, in whichever epoch it is. When it returns nil the sum was whole.
-func (s *Store) fold(ctx context.Context, key string) error {
+// merge makes a sum whole, in whichever epoch it is. When it returns nil the sum was whole.
+func (s *Store) merge(ctx context.Context, key string) error {
 	for range tries {
 		is, err := s.look(ctx, key)
 		if err != nil || !is.Active {
 			return err
 		}
-		if err := s.foldIn(ctx, key, is.Epoch); err != nil {
+		if err := s.mergeIn(ctx, key, is.Epoch); err != nil {
 			return err
 		}
 	}
-	return errFolds
+	return errMerges
 }
 
-// foldIn makes a sum whole that is spread in that epoch.
-func (s *Store) foldIn(ctx context.Context, key string, e counter.Epoch) error {
-	last, err := s.parts.CloseParts(ctx, key, e, 0, all[:])
+// mergeIn makes a sum whole that is sharded in that epoch.
+func (s *Store) mergeIn(ctx context.Context, key string, e counter.Epoch) error {
+	last, err := s.shards.CloseShards(ctx, key, e, 0, all[:])
 	if err != nil {
 		return err
 	}
-	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFold, Epoch: e, Parts: last})
+	is, err := s.step(ctx, key, counter.ReshardStep{To: counter.ToMerge, Epoch: e, Shards: last})
 	if err != nil {
 		return err
 	}
 	if !is.Active {
 		s.cfg.Log.Info().Msg("counters: a sum that was spread is whole again")
 	}
-	if _, err := s.parts.CloseParts(ctx, key, e, ended, all[:]); err != nil {
+	if _, err := s.shards.CloseShards(ctx, key, e, ended, all[:]); err != nil {
 		s.cfg.Log.Debug().Err(err).Msg("counters: the parts of a sum stay until it is spread and whole again")
 	}
 	return nil
 }
 
 // look reads the record of a sum.
-func (s *Store) look(ctx context.Context, key string) (is counter.Spread, err error) {
+func (s *Store) look(ctx context.Context, key string) (is counter.Sharding, err error) {
 	read, err := s.Store.Read(ctx, []string{key}, "", 0)
 	if err != nil {
 		return is, err
@@ -124,10 +124,10 @@ func (s *Store) look(ctx context.Context, key string) (is counter.Spread, err er
 	s.mu.Lock()
 	s.learn(read[0].Counter)
 	s.mu.Unlock()
-	return counter.ParseSpread(read[0].Spread)
+	return counter.ParseSharding(read[0].Sharding)
 }
 
-// gather brings what the parts of sums have gained to their records.
+// gather brings what the shards of sums have gained to their records.
 func (s *Store) gather(ctx context.Context, sums []*sum) error {
 	if len(sums) == 0 {
 		return nil
@@ -136,18 +136,18 @@ func (s *Store) gather(ctx context.Context, sums []*sum) error {
 	for i, k := range sums {
 		keys[i] = k.record.Key
 	}
-	read, err := s.parts.Parts(ctx, keys)
+	read, err := s.shards.Shards(ctx, keys)
 	if err != nil {
 		return err
 	}
 	var ops []counter.Op
 	s.mu.Lock()
 	for i, k := range sums {
-		step := counter.SpreadStep{To: counter.ToGather, Epoch: k.spread.Epoch, Parts: make([]counter.Part, counter.SubCounters)}
+		step := counter.ReshardStep{To: counter.ToGather, Epoch: k.sharding.Epoch, Shards: make([]counter.Shard, counter.Shards)}
 		for p, is := range read[i] {
 			k.take(p, is)
-			if is.Epoch == k.spread.Epoch {
-				step.Parts[p] = is
+			if is.Epoch == k.sharding.Epoch {
+				step.Shards[p] = is
 			}
 		}
 		if !k.ahead() {
@@ -171,7 +171,7 @@ func (s *Store) gather(ctx context.Context, sums []*sum) error {
 	return err
 }
 
-// run spreads, gathers and folds until ctx ends.
+// run splits, gathers and merges until ctx ends.
 func (s *Store) run(ctx context.Context) {
 	ticker := time.NewTicker(s.cfg.Gather)
 	defer ticker.Stop()
@@ -182,7 +182,7 @@ func (s *Store) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case key := <-s.start:
-			err = s.within(ctx, func(ctx context.Context) error { return s.spread(ctx, key) })
+			err = s.within(ctx, func(ctx context.Context) error { return s.split(ctx, key) })
 		case <-ticker.C:
 			err = s.within(ctx, s.tick)
 			if time.Since(swept) >= sweeps {
@@ -215,7 +215,7 @@ func (s *Store) within(ctx context.Context, do func(context.Context) error) erro
 	return do(ctx)
 }
 
-// tick gathers what this process has added to parts, and mends what is broken.
+// tick gathers what this process has added to shards, and repairs what is broken.
 func (s *Store) tick(ctx context.Context) error {
 	now := time.Now()
 	var ahead, broken []string
@@ -233,7 +233,7 @@ func (s *Store) tick(ctx context.Context) error {
 	s.mu.Unlock()
 	err := s.gatherUnlessOthers(ctx, ahead)
 	for _, key := range broken {
-		err = errors.Join(err, s.mend(ctx, key))
+		err = errors.Join(err, s.repair(ctx, key))
 	}
 	return err
 }
@@ -255,8 +255,8 @@ func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
 		if knew == nil {
 			continue
 		}
-		before := knew.record.Spread
-		if k := s.learn(read[i].Counter); k == knew && k.record.Spread == before {
+		before := knew.record.Sharding
+		if k := s.learn(read[i].Counter); k == knew && k.record.Sharding == before {
 			sums = append(sums, k)
 		}
 	}
@@ -264,7 +264,7 @@ func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
 	return s.gather(ctx, sums)
 }
 
-// sweep gathers what processes that died have left in the parts of sums in this process's buckets.
+// sweep gathers what processes that died have left in the shards of sums in this process's buckets.
 func (s *Store) sweep(ctx context.Context) error {
 	var buckets []int
 	for b := range counterredis.Buckets {
@@ -272,21 +272,21 @@ func (s *Store) sweep(ctx context.Context) error {
 			buckets = append(buckets, b)
 		}
 	}
-	hot, err := s.parts.Hot(ctx, buckets)
+	hot, err := s.shards.Sharded(ctx, buckets)
 	if err != nil {
 		return err
 	}
 	var sums []*sum
 	for _, c := range hot {
-		spread, fault := counter.ParseSpread(c.Spread)
+		sharding, fault := counter.ParseSharding(c.Sharding)
 		switch {
 		case fault != nil:
-		case spread.Active && c.Version.Sequence > 0:
-			sums = append(sums, &sum{record: c, spread: spread})
-		case spread.Active: // it was deleted in another region
-			fault = s.fold(ctx, c.Key)
+		case sharding.Active && c.Version.Sequence > 0:
+			sums = append(sums, &sum{record: c, sharding: sharding})
+		case sharding.Active: // it was deleted in another region
+			fault = s.merge(ctx, c.Key)
 		case c.Touched(): // it is whole, and its bucket has not heard of that
-			_, fault = s.step(ctx, c.Key, counter.SpreadStep{To: counter.ToFold})
+			_, fault = s.step(ctx, c.Key, counter.ReshardStep{To: counter.ToMerge})
 		}
 		err = errors.Join(err, fault)
 	}

@@ -6,7 +6,7 @@
 //  1. counter.Combiner: what comes while a write is under way gathers, and goes as one.
 //  2. [Counters.Observe] and the tracker of top lists are told of what became of it, after 5 and before the answer.
 //  3. regions: only with other regions. It marks totals, which other regions may have changed.
-//  4. hot: only with Redis. It adds to the parts of hot sums instead of their records.
+//  4. hot: only with Redis. It adds to the shards of busy sums instead of their records.
 //  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
 //
 // Reads and watches begin at 3, limits have a queue of their own in front of 5.
@@ -107,7 +107,7 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //   - The Combiner and the limits make what they have taken, and that is noted for top lists.
 //   - The tracker of top lists may be writing a list to the store.
 //   - Changes in Redis are persisted while it and PostgreSQL are open.
-//   - The store ends from the outside in: the links to other regions, the gathering of hot sums, the store itself.
+//   - The store ends from the outside in: the links to other regions, the gathering of sharded sums, the store itself.
 //   - Peers are what those links went to.
 func (c *Counters) Close() error {
 	c.combiner.Close()

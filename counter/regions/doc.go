@@ -28,8 +28,8 @@
 //   - A reset of a set or unique gives it a greater number ("emptied"). What stands under a smaller number is
 //     dropped where that is heard: members also, who joined meanwhile in a region that was cut off.
 //   - DELETE gives the key a greater number ("died"), under which nothing is known of it. Who hears that drops the counter
-//     with its members, steps, dimensions and ledger, also what it had gained meanwhile, but for what the parts of a
-//     spread sum have not given to it yet: that is its next life's. The number is
+//     with its members, steps, dimensions and ledger, also what it had gained meanwhile, but for what the shards of a
+//     sharded sum have not given to it yet: that is its next life's. The number is
 //     remembered for 30 days; a region that was cut off for longer may bring the counter back.
 //   - An adjustment is an addition.
 //

@@ -1,4 +1,4 @@
--- counter_parts.lua: which sums of buckets are spread.
+-- counter_sharded.lua: which sums of buckets are sharded.
 --
 -- KEYS     of each bucket hc:{n}:h and hc:{n}:c
 -- Returns  of each such sum its key and its record; "" instead of one that was evicted

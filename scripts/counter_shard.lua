@@ -1,11 +1,11 @@
--- counter_part.lua: a part of a hot sum: open it, add to it, or close it.
+-- counter_shard.lua: a shard of a sum: open it, add to it, or close it.
 --
 -- KEYS     hc:{n}:h:<key>, hc:{n}:s
--- ARGV     open, add or close; the epoch; then of open: 1 when the sum has nothing of its parts yet, so that one that is
+-- ARGV     open, add or close; the epoch; then of open: 1 when the sum has nothing of its shards yet, so that one that is
 --          not there was not lost; of add: by how much; of close: when it ends by itself, ms, or 0: never
--- Returns  the part, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, or now,
+-- Returns  the shard, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, or now,
 --          and nothing was added
--- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A part that a server
+-- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A shard that a server
 -- brings back from before a restart is not added to any more: it may have lost what the sum has of it. O(1).
 --#include counter_number.lua
 
