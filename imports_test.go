@@ -61,7 +61,7 @@ var layers = []layer{
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                                        // what regions share of a counter, as arithmetic
 	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                              // links between regions
-	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                          // spreads hot sums
+	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                          // shards busy sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn"}}, // the one in front of the other
 	{"counter/pipeline", []string{ // opens the counters of a process
 		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",

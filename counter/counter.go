@@ -55,8 +55,8 @@
 //
 // # Sharded sums
 //
-// A store in Redis may shard a sum. The record then describes the shards ([Spread]) and has the merged value; a
-// change that needs the exact value is refused with [ErrSpread]. Package hot splits and merges. Nothing else knows of
+// A store in Redis may shard a sum. The record then describes the shards ([Sharding]) and has the master value; a
+// change that needs the exact value is refused with [ErrSharded]. Package hot splits and merges. Nothing else knows of
 // it.
 //
 // # Dimensions
@@ -197,16 +197,16 @@ type Counter struct {
 	Version presence.Version
 	Approx  bool // the value may lack acknowledged changes; never set by an exact read
 	Stale   bool // the last known value, because the store is unavailable
-	// Spread describes the shards of a sum, see ParseSpread. Approx is set while they may have increments that Value
-	// lacks.
-	Spread string
+	// Sharding describes the shards of a sum, see ParseSharding. Approx is set while they may have increments that
+	// Value lacks.
+	Sharding string
 }
 
 // Touched reports whether the counter exists.
 func (c Counter) Touched() bool { return c.Version != presence.Version{} }
 
-// IsSpread reports whether shards may have increments that Value lacks.
-func (c Counter) IsSpread() bool { return spreadNow(c.Spread) }
+// IsSharded reports whether shards may have increments that Value lacks.
+func (c Counter) IsSharded() bool { return sharded(c.Sharding) }
 
 // Or returns c, with that kind if c does not exist.
 func (c Counter) Or(kind Kind) Counter {

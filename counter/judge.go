@@ -19,9 +19,9 @@ type State struct {
 	Version Version
 	Entries uint64 // Seq of the newest ledger entry; 0: there never was one
 	Slots   Slots  // increments of the running time buckets
-	// Spread describes the shards of a sum in Redis, see ParseSpread; nil: it was never sharded. Other stores keep
+	// Sharding describes the shards of a sum in Redis, see ParseSharding; nil: it was never sharded. Other stores keep
 	// the text unchanged.
-	Spread *string
+	Sharding *string
 }
 
 // Counter returns the counter that s records.
@@ -30,8 +30,8 @@ func (s *State) Counter(key string) Counter {
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
-	if s.Spread != nil {
-		c.Spread, c.Approx = *s.Spread, spreadNow(*s.Spread)
+	if s.Sharding != nil {
+		c.Sharding, c.Approx = *s.Sharding, sharded(*s.Sharding)
 	}
 	return c
 }
@@ -123,8 +123,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			return reset(step, s, c, now)
 		case Edit:
 			return edit(step, s, c, now)
-		case Divide:
-			return fmt.Errorf("%w: only a store in Redis spreads %q", ErrOp, c.Key)
+		case Reshard:
+			return fmt.Errorf("%w: only a store in Redis shards %q", ErrOp, c.Key)
 		default:
 			if s.Version != (Version{}) {
 				step.Drop(c.Key, s.Version)

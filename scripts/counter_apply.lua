@@ -98,10 +98,10 @@ local readers = {
     at = at + 2
   end,
   delete = function() end,
-  divide = function(c)
+  reshard = function(c)
     c.step, c.epoch, c.time = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     at = at + 3
-    c.parts = list() -- value, sequence, value, sequence …
+    c.shards = list() -- value, sequence, value, sequence …
   end,
 }
 readers.adjust, readers.set = readers.add, readers.add
@@ -178,7 +178,7 @@ local function unknown(op)
 end
 
 -- What to write after all operations are judged.
-local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, hot = {}, ids = {}, told = {}, tellings = {}}
+local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, sharded = {}, ids = {}, told = {}, tellings = {}}
 
 local regions = region and (function()
 --#include counter_remote.lua
@@ -260,10 +260,10 @@ local function tellMember(t, name, is)
   if t.count > toldMost then t.all = true end
 end
 
--- A hot sum has a mark behind its slots, ' *epoch:phase:value/sequence,…', what of each of its parts is in it
--- already; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
+-- A sharded sum has a mark behind its slots, ' *epoch:s:value/sequence,…', what of each of its shards is in it already, and one
+-- that is whole again ' *epoch:f'; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
 local SHORT = 17
-local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
+local function sharded(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
 
 -- number returns the value of a number after a change, or nil and the refusal. It changes nothing.
 local function number(s, c)
@@ -274,7 +274,7 @@ local function number(s, c)
   local mine = after -- this region's part must fit in 64 bits, too, even when the parts of others make the total smaller
   if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(farOf(s), kind)) end
   -- The increments of the shards may bring the value back into 64 bits, so a sharded sum is merged before it overflows.
-  if spread(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
+  if sharded(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'sharded') end
   if not mine then return nil, refuse(s, c, 'overflow') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
@@ -403,47 +403,40 @@ end
 local function others()
 --#include counter_set.lua
 --#include counter_steps.lua
-  -- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
-  local function divide(s, c)
-    local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
-    if c.step == 'open' then
-      if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
+  -- reshard makes a step of a sharded sum; one that is late or repeated changes nothing.
+  local function reshard(s, c)
+    local epoch = string.match(s.mark, '^ %*([^:]+):')
+    if c.step == 'split' then
+      if s.kind ~= 'sum' or sharded(s) or #s.value > SHORT then return nil end
       if region and #(minus(s.value, regions.elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
       local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
-      s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
-      to.hot[s.key] = true
+      s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':s'
+      to.sharded[s.key] = true
       return nil
     end
-    if c.step == 'forget' and not spread(s) then
-      to.hot[s.key] = false
-      if s.kind and s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
-        s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
-        return nil
+    if c.step == 'merge' and not sharded(s) then to.sharded[s.key] = false end
+    if not sharded(s) or epoch ~= c.epoch then return nil end
+    local has, delta, moves, is = {}, '0', 0, {}
+    for value, sequence in string.gmatch(s.mark, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
+    for i = 1, #c.shards / 2 do
+      local was, p = has[i] or {'0', 0}, {c.shards[2 * i - 1], tonumber(c.shards[2 * i])}
+      if p[2] > was[2] then
+        delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
+        was = p
       end
+      is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
     end
-    if epoch ~= c.epoch then return nil end
-    local head = ' *' .. epoch .. ':'
-    if c.step == 'spread' and phase == 'o' then
-      s.mark = head .. 's'
-    elseif c.step == 'close' and (phase == 'o' or phase == 's') then
-      s.mark = head .. 'c' .. (text ~= '' and ':' .. text or '')
-    elseif phase == 'c' and (c.step == 'gather' or c.step == 'fold') or phase == 's' and c.step == 'gather' then
-      local has, delta, moves, is = {}, '0', 0, {}
-      for value, sequence in string.gmatch(text, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
-      for i = 1, #c.parts / 2 do
-        local was, p = has[i] or {'0', 0}, {c.parts[2 * i - 1], tonumber(c.parts[2 * i])}
-        if p[2] > was[2] then
-          delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
-          was = p
-        end
-        is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
-      end
-      s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
-      if moves > 0 then
-        s.value, s.sequence = plus(s.value, delta), s.sequence + moves
-        s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
-        gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
-        tell(s)
+    if moves > 0 then
+      s.mark = ' *' .. epoch .. ':s:' .. table.concat(is, ',')
+      s.value, s.sequence = plus(s.value, delta), s.sequence + moves
+      s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
+      gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
+      tell(s)
+    end
+    if c.step == 'merge' then
+      s.mark, to.sharded[s.key] = ' *' .. epoch .. ':f', false
+      if s.sequence == 0 then -- it was deleted elsewhere, and its shards had nothing more
+        s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
       end
     end
   end
@@ -537,8 +530,8 @@ local function others()
   local function change(c)
     local s = states[c.key]
     local kind = s.kind or c.rule.kind
-    if c.verb == 'divide' then return divide(s, c) end
-    if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
+    if c.verb == 'reshard' then return reshard(s, c) end
+    if (c.verb == 'reset' or c.verb == 'delete') and sharded(s) then return refuse(s, c, 'sharded') end
     if c.verb == 'reset' then
       if s.value == '0' then return nil end
       local delta, own = opposite(s.value), '0'
@@ -700,7 +693,7 @@ for _, key in ipairs(region and order or {}) do
   end
   if s.moved or is ~= was and s.kind ~= 'exact' then regions.noteChange(b.state, b.log, key) end
 end
-for key, is in pairs(to.hot) do
+for key, is in pairs(to.sharded) do
   local list = string.sub(states[key].bucket.counters, 1, -2) .. 'h'
   if is then redis.call('HSET', list, key, '') else redis.call('HDEL', list, key) end
 end

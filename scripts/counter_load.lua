@@ -1,6 +1,6 @@
 -- counter_load.lua: make counters resident in a bucket, with the state that PostgreSQL has, or as not existing.
 --
--- KEYS     hc:{n}:c, :s, :d, :t, :j, :a; then sets or registers, and their staged contents
+-- KEYS     hc:{n}:c, :s, :d, :t, :j, :a, :h; then sets or registers, and their staged contents
 -- ARGV[1]  the bucket's ticket from before PostgreSQL was read: its generation, and how many counters were evicted
 -- ARGV[2]  JSON: [{"key":…,"state":state or "-","set":index of a key,"staged":index of a key}]
 -- Returns  "ok": every counter is resident now, loaded by this or another call; "moved": counters were evicted since, so
@@ -26,6 +26,7 @@ for _, e in ipairs(cjson.decode(ARGV[2])) do
       end
     end
     if whole then
+      if string.find(e.state, ' *', 1, true) then redis.call('HSET', KEYS[7], e.key, '') end
       redis.call('HSET', KEYS[1], e.key, e.state)
       redis.call('ZADD', KEYS[6], e.state == '-' and 1 or now, e.key)
     else

@@ -101,12 +101,12 @@ local function keep(remote, rec)
   return {remote = is, own = ownPart(remote, rec)}
 end
 
--- closing returns how the record of a deleted sum has to describe its shards, or nil if the sum is not sharded. The
--- shards still have to be closed and gathered; what they gained belongs to the next incarnation. Until they have
--- delivered an increment, the record has the sequence 0 and the counter counts as deleted.
-local function closing(rec)
+-- markOf returns the mark of a sharded sum, or nil if the sum is not sharded. The mark stays when the sum is deleted: what
+-- its shards gain from now on belongs to the next incarnation. Until they have delivered an increment, the record has the
+-- sequence 0 and the counter counts as deleted.
+local function markOf(rec)
   local epoch, has = string.match(rec.rest, ' %*([^:]+):[osc](.*)$')
-  return epoch and ' *' .. epoch .. ':c' .. has
+  return epoch and ' *' .. epoch .. ':s' .. has
 end
 
 -- merge merges one counter of the batch, in this order: a delete, a reset of a set or unique, parts, registers. A
@@ -132,7 +132,7 @@ local function merge(i)
     remote.died, remote.emptied = died, 0
   elseif died > remote.died then
     if rec then
-      if rec.kind == 'sum' and (kind == '' or kind == 'sum') then orphans = closing(rec) end
+      if rec.kind == 'sum' and (kind == '' or kind == 'sum') then orphans = markOf(rec) end
       for k = first, first + 2 do redis.call('UNLINK', KEYS[k]) end
       for k = first + 4, first + 11 do redis.call('UNLINK', KEYS[k]) end
       dropSteps(KEYS[first + 3])

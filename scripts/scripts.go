@@ -49,8 +49,8 @@ const (
 	CounterMerge       Name = "counter_merge"
 	CounterLoad        Name = "counter_load"
 	CounterNote        Name = "counter_note"
-	CounterPart        Name = "counter_part"
-	CounterParts       Name = "counter_parts"
+	CounterShard       Name = "counter_shard"
+	CounterSharded     Name = "counter_sharded"
 	CounterRead        Name = "counter_read"
 	CounterRestore     Name = "counter_restore"
 	CounterStage       Name = "counter_stage"
@@ -69,7 +69,7 @@ var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 // Counters are the scripts of durable counters.
 var Counters = []Name{
 	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
+	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterShard, CounterSharded, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterDrain,
 }
 
@@ -80,7 +80,7 @@ var Presence = []Name{
 
 // Marked are the scripts whose changes are acknowledged to users, and the one that every process runs regularly. Mark
 // precedes them, so that the process notices when Redis loses what it acknowledged (mark.lua).
-var Marked = []Name{Change, CounterApply, CounterPart, Renew, Save}
+var Marked = []Name{Change, CounterApply, CounterShard, Renew, Save}
 
 //go:embed *.lua
 var files embed.FS

@@ -16,7 +16,7 @@ import (
 	"headcount/scripts"
 )
 
-var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide", counter.Set: "set"}
+var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Reshard: "reshard", counter.Set: "set"}
 
 // group has the operations of one run of counter_apply.lua.
 type group struct {
@@ -78,13 +78,15 @@ func (g *group) change(c *counter.Change, b int, looked bool) {
 		g.members(c.Leave)
 	case counter.Reset:
 		g.args = append(g.args, c.Reason, c.By)
-	case counter.Divide:
+	case counter.Reshard:
 		updated := int64(0)
-		if !c.Spread.Updated.IsZero() {
-			updated = c.Spread.Updated.UnixMilli()
+		for _, p := range c.Reshard.Shards {
+			if p.Sequence > 0 {
+				updated = max(updated, p.Updated.UnixMilli())
+			}
 		}
-		g.args = append(g.args, string(c.Spread.To), c.Spread.Epoch.String(), updated, 2*len(c.Spread.Parts))
-		for _, p := range c.Spread.Parts {
+		g.args = append(g.args, string(c.Reshard.To), c.Reshard.Epoch.String(), updated, 2*len(c.Reshard.Shards))
+		for _, p := range c.Reshard.Shards {
 			g.args = append(g.args, p.Value, p.Sequence)
 		}
 	}
@@ -111,8 +113,8 @@ func (g *group) declare(c *counter.Change, b int) {
 			}
 		}
 	}
-	if c.Verb == counter.Divide {
-		g.names.key(hotKey(b))
+	if c.Verb == counter.Reshard {
+		g.names.key(shardedKey(b))
 		g.names.key(marksKey(b, c.Rule.Match))
 	}
 }
@@ -342,8 +344,8 @@ func refused(op *counter.Op, text string) error {
 		return errReplied()
 	}
 	c, why, detail := &op.Changes[at], f[3], f[4]
-	if why == "spread" {
-		return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key)
+	if why == "sharded" {
+		return fmt.Errorf("%w: %q", counter.ErrSharded, c.Key)
 	}
 	out := &counter.Conflict{Key: c.Key}
 	out.Value, _ = strconv.ParseInt(f[1], 10, 64)

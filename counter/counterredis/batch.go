@@ -142,8 +142,8 @@ func identityOfPart(id counter.Identity, b int) counter.Identity {
 	return counter.Identity(hash[:len(id)])
 }
 
-// spreadBound is far below the 18 characters that counter_apply.lua permits a sharded sum.
-const spreadBound = 1e16
+// shardedBound is far below the 18 characters that counter_apply.lua permits a sharded sum.
+const shardedBound = 1e16
 
 // refusal returns why the counters by would refuse op, which only adds, or nil.
 func refusal(op *counter.Op, by map[string]counter.Counter) error {
@@ -154,8 +154,8 @@ func refusal(op *counter.Op, by map[string]counter.Counter) error {
 		if have.Kind == counter.Exact {
 			return counter.Misplaced(have)
 		}
-		if have.IsSpread() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= spreadBound {
-			return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key) // otherwise its part might be refused after others are made
+		if have.IsSharded() && max(have.Value, -have.Value, have.Value+c.Delta, -have.Value-c.Delta) >= shardedBound {
+			return fmt.Errorf("%w: %q", counter.ErrSharded, c.Key) // otherwise its part might be refused after others are made
 		}
 		if conflict := c.Refusal(have); conflict != nil {
 			conflict.Value = by[c.Key].Value

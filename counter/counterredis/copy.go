@@ -146,29 +146,28 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	if err != nil {
 		return nil, err
 	}
-	spread := map[string]counter.State{}
+	var split []counter.Counter
+	var at []int // where they are in copies
 	buckets := map[string]int{}
 	for i, in := range keys {
 		c, st, err := parseState(in.key, texts[i])
 		if err != nil {
 			return nil, err
 		}
-		if c.IsSpread() {
-			spread[in.key] = st
+		if c.IsSharded() {
+			split, at = append(split, c), append(at, len(copies))
 		}
 		if st.Kind != 0 {
 			copies = append(copies, counter.Copy{Key: in.key, State: st})
 			buckets[in.key] = in.bucket
 		}
 	}
-	if len(spread) > 0 {
-		if err := s.whole(ctx, spread); err != nil {
+	if len(split) > 0 {
+		if err := s.whole(ctx, split); err != nil {
 			return nil, err
 		}
-		for i := range copies {
-			if st, ok := spread[copies[i].Key]; ok {
-				copies[i].State = st
-			}
+		for n, c := range split {
+			copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
 		}
 		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // deleted elsewhere, see closing in counter_merge.lua
 	}

@@ -17,8 +17,8 @@
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
 //	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
-//	hc:{n5}:h       hash: sums of the bucket that are spread, or on their way
-//	hc:{n5}:h:KEY   string: a part of a sum that is spread, see counter_part.lua
+//	hc:{n5}:h       hash: sharded sums of the bucket
+//	hc:{n5}:h:KEY   string: a shard of a sum, see counter_shard.lua
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
 //	hc:{n5}:v:KEY   zset: these steps
@@ -236,10 +236,10 @@ func registersKey(b int, key string) string { return counterKey(b, "r", key) }
 func gainsKey(b int, step time.Duration, key string) string {
 	return counterKey(b, "g"+strconv.Itoa(int(step/time.Second)), key)
 }
-func hotKey(b int) string { return tag(b) + "h" }
+func shardedKey(b int) string { return tag(b) + "h" }
 
-// partKey is that of a part of key, in the bucket b.
-func partKey(b int, key string) string { return counterKey(b, "h", key) }
+// shardKey is that of a shard of key, in the bucket b.
+func shardKey(b int, key string) string { return counterKey(b, "h", key) }
 
 func identityKey(b int, id counter.Identity) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
@@ -381,8 +381,8 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
 	c := st.Counter(key)
-	if st.Version.Sequence == 0 && !c.IsSpread() { // it was deleted elsewhere: see counter_merge.lua
-		return counter.Counter{Key: key, Spread: c.Spread}, counter.State{}, nil
+	if st.Version.Sequence == 0 && !c.IsSharded() { // it was deleted elsewhere: see counter_merge.lua
+		return counter.Counter{Key: key}, counter.State{}, nil
 	}
 	return c, st, nil
 }

@@ -34,13 +34,10 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	}
 	by := map[int][]entry{}
 	keys := map[int][]string{}
-	if err := s.noteHot(ctx, entries); err != nil {
-		return err
-	}
 	for _, e := range entries {
 		b := hashBucket(e.Key)
 		if keys[b] == nil {
-			keys[b] = bucketKeys(b, true)
+			keys[b] = append(bucketKeys(b, true), shardedKey(b))
 		}
 		out := entry{Key: e.Key, State: formatState(e.State)}
 		if e.Staged != "" {

@@ -377,14 +377,14 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 // add adds counters to total.
 func (s *Store) add(ctx context.Context, total *counter.Total, states map[string]string) error {
 	var uniques []string
-	spread := map[string]counter.State{}
+	var split []counter.Counter
 	for key, text := range states {
 		c, st, err := parseState(key, text)
 		if err != nil {
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-		if c.IsSpread() {
-			spread[key] = st
+		if c.IsSharded() {
+			split = append(split, c)
 			continue
 		}
 		total.Add(st)
@@ -392,7 +392,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 			uniques = append(uniques, key)
 		}
 	}
-	if err := s.addWhole(ctx, total, spread); err != nil {
+	if err := s.AddWhole(ctx, total, split); err != nil {
 		return err
 	}
 	if total.Mixed() {

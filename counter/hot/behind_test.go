@@ -23,7 +23,7 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *counter
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules, Cool: time.Hour})
+	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules})
 	t.Cleanup(func() { s.Close() })
 	settled(t, "start", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err }) // the tables may not be made yet
 	return s, p.Front()
@@ -53,23 +53,23 @@ func settled(t testing.TB, what string, call func() error) {
 	})
 }
 
-// TestRedisLosesItsMemory while a sum is spread. What was gathered and persisted comes back; what parts have that are still there
+// TestRedisLosesItsMemory while a sum is sharded. What was gathered and persisted comes back; what shards have that are still there
 // is counted once, also when they had more than what was persisted.
 func TestRedisLosesItsMemory(t *testing.T) {
 	postgres := pgtest.Single(t)
-	for name, parts := range map[string]bool{"all of it": false, "but the parts": true} {
+	for name, shards := range map[string]bool{"all of it": false, "but the shards": true} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t, "--save", "")
 			s, redis := behind(t, server.URL(), postgres.Database(t))
 			key := "k"
 			made(t, s, add(key, 100))
-			if err := s.spread(t.Context(), key); err != nil {
+			if err := s.split(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			for range 20 {
 				made(t, s, add(key, 1))
 			}
-			if err := s.gather(t.Context(), []string{key}); err != nil {
+			if err := s.gatherKeys(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			persisted(t, redis)
@@ -78,7 +78,7 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			}
 			before := exactly(t, s, key, 140)
 			want := int64(120)
-			if parts {
+			if shards {
 				want = 140
 				lost := []any{"DEL"} // at once: what is lost in two goes begins two generations, and the first one's changes are lost
 				for _, name := range server.Do(t, "KEYS", "hc:{*").([]any) {
@@ -95,21 +95,24 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			if c.Version.Incarnation <= before.Version.Incarnation {
 				t.Errorf("%+v is not newer than %+v", c, before)
 			}
+			if !(process{s, redis}).isSharded(t, key) {
+				t.Error("its bucket does not know that it is sharded")
+			}
 			for range 10 {
 				made(t, s, add(key, 1))
 			}
 			exactly(t, s, key, want+10)
-			settled(t, "fold", func() error { return s.fold(t.Context(), key) })
+			settled(t, "merge", func() error { return s.merge(t.Context(), key) })
 			exactly(t, s, key, want+10)
 			// Again, under the new generation, and then to PostgreSQL and back.
-			if err := s.spread(t.Context(), key); err != nil {
+			if err := s.split(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			for range 10 {
 				made(t, s, add(key, 1))
 			}
 			exactly(t, s, key, want+20)
-			if err := s.fold(t.Context(), key); err != nil {
+			if err := s.merge(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			persisted(t, redis)

@@ -1,77 +1,45 @@
-// Package hot spreads hot sums: a sum that many processes change at the same time is not one
-// number in Redis any more, but 16 parts in as many hash slots, and so on all masters of a
-// Cluster. A [Store] stands in front of a store in Redis, with PostgreSQL behind it or without,
-// and is a counter.Store itself.
+// Package hot shards busy sums: a sum that many processes change at the same time is not one number in Redis any more, but
+// 16 shards in as many hash slots, and so on all masters of a Cluster. A [Store] stands in front of a store in Redis, with
+// PostgreSQL behind it or without, and is a counter.Store itself.
 //
-// # When
+// A process sees by the versions that its own writes return how often all processes together change a sum. Above
+// Config.Rate it splits the sum. The sum stays split, but a process adds to shards only while it sees that the sum is busy.
 //
-// One process has one write of a key under way, so a key is hot only where many processes
-// change it. The version of a sum grows by one with each write, of whatever process, so the
-// answers to its own writes tell a process how many all of them make in a second. Over
-// Config.Rate the sum is spread; under a tenth of that for Config.Cool it is folded.
+// # Shards
 //
-// # Parts
+// A shard is what was added to it, and by how many changes. The record of the sum says what of each shard it has:
 //
-// A part has what was added to it since it was opened, and by how many changes: two numbers
-// that only a change of the part moves. It has no history, no ledger, and no life of its own.
-// The record of the sum says what of each part is in the sum already. So
+//	value = value of the record + Σ (shard − what the record has of it)
 //
-//	value = value of the record + Σ (part − what the record has of it)
+// and the same of the sequences of versions. A gathering reads the shards and moves both numbers of the record in one script.
+// A gathering that is late or repeated finds that the record has more already, and changes nothing. So nothing is counted
+// twice, whoever gathers. Reads that may lag, and watchers, get the record.
 //
-// and the same of the sequences of versions. Gathering reads the parts, and moves both the
-// record's value and what it has of the parts in one script: the value is the master value,
-// which all reads that may lag get, and which is told to who watches. A gathering that comes
-// late, or twice, finds a part with a smaller sequence than the record has and leaves it
-// alone. So nothing is counted twice, whoever gathers, however often.
+// Only plain additions go to shards. All else changes the record as if the sum were not split: additions with an identity
+// (in the record's slot, so a repetition finds it), with dimensions, of batches, and adjustments. A reset, a DELETE and numbers
+// of more than 17 digits need the whole value: the record refuses them with counter.ErrSharded, and the sum is merged first.
 //
-// Only plain additions go to parts. All else is made on the record, as if the sum were not spread:
-// additions with an identity (the record and the identity are in one slot, and stay there when the
-// sum is spread or folded, so a repetition always finds it), with dimensions, of batches, and
-// adjustments, which so are in the ledger. A reset and a DELETE need the whole value: they are refused with
-// counter.ErrSpread, the sum is folded, and they are made then. A sum gains in a step of time
-// when it is gathered. All of that needs no more of a store than a record that says how it is spread.
+// # Steps
 //
-// # There and back
+// Any process may make any step, and a step that is late or repeated changes nothing. So a process may die at any moment.
 //
-// The record goes through phases, and carries an epoch, which is greater each time:
+//   - Split: the record says that it is split, with an epoch that is greater each time. Then the shards are opened. Who finds
+//     one that was never open in the epoch opens it, as long as the record has nothing of any shard.
+//   - Gather: whoever has added gathers, unless another process has done so meanwhile. What a process that died has left the
+//     owner of the bucket finds in the list of sharded sums that each bucket has.
+//   - Merge: each shard is closed, so that it keeps its numbers and takes no more. Then the record gathers for the last time and
+//     says that it is whole. A closed shard stays for a day.
 //
-//		whole ─1─► opening ─2,3─► open ─4─► closing ─5,6─► folded ─7,8─► (forgotten) ─1─► opening …
+// # What would be lost without
 //
-//	 1. The record says "opening", with a new epoch. The bucket notes the key among its hot ones.
-//	 2. Each part is opened in the epoch, empty.
-//	 3. The record says "open". From here on parts are added to. A part takes only what names its
-//	    epoch, while it is open.
-//	 4. The record says "closing".
-//	 5. Each part is closed. It keeps its numbers, and takes nothing any more: whoever still adds
-//	    to it is told so, and adds to the record.
-//	 6. The record gathers, for the last time, and says "folded", in one script.
-//	 7. The parts end by themselves, a day later: until then they refuse what is late.
-//	 8. The bucket forgets the key.
+//   - Epochs, and closed shards that stay for a day: additions to, and openings of, shards that are late after a merge would be
+//     acknowledged and never read. The merged record keeps its epoch, or old shards might be counted again in the next one.
+//   - The run of the server in a shard, which a shard that takes an addition compares: a server that comes back with an older
+//     shard would count up again what the record has already. Such a shard, or a missing one, takes nothing; the addition
+//     goes to the record, and the sum is merged. What the server kept beyond the record still counts.
+//   - The list in each bucket: what a process that died has left would never be gathered and persisted.
 //
-// Each step can be repeated, and comes to nothing when it is late: the epoch says so. A process may die
-// after any of them, also in the midst of 2, 5 and 7. Any other process finds in the record
-// where it stands, and goes on. In every phase the sum above is the value, and a change is made in
-// one place.
+// Redis that loses its memory with PostgreSQL behind it gets the record as it was persisted, with what it has of the shards.
 //
-// # Who
-//
-// The owner of a key's bucket gathers, and folds; it looks every two seconds which keys of its
-// buckets are hot. All steps may be made by several at once, so ownership needs no fence: it
-// only saves work. When a process that adds to a sum sees for a second that nobody gathers, it
-// does so itself. Whoever notices that a sum is hot spreads it.
-//
-// # Faults
-//
-//   - A part that is not there, or that a server has brought back from before its restart, takes nothing:
-//     the process adds to the record instead, and folds the sum. What such a part had gained beyond what the sum has
-//     of it is lost, as the settings of that server say; what the sum has stays.
-//   - Redis loses its memory with PostgreSQL behind it: the row has the record as it was gathered last, with what
-//     it has of the parts. Parts that are still there are counted on, others have nothing more.
-//   - A part of the value would need more than 17 digits: the sum is folded, and judged as a whole. A sum with more
-//     is not spread.
-//
-// # Bounds
-//
-// A process knows at most 1,000 hot sums; others are added to by their records. It watches the rates of
-// 4,096 keys at a time.
+// A process knows at most 1,000 sharded sums; others are changed by their records. It watches the rates of 4,096 keys at a time.
 package hot

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	maxKnown = 1000 // hot sums that a process knows; others are changed by their records
+	maxKnown = 1000 // sharded sums that a process knows; others are changed by their records
 
 	gathers  = 250 * time.Millisecond // between two gatherings of a sum that changes
-	missed   = time.Second            // without a gathering, until somebody else than the owner gathers
-	fresh    = 3 * time.Second        // a read that may lag less reads the parts
-	looks    = 2 * time.Second        // between two looks of an owner at what is hot
-	unused   = 2 * time.Minute        // until a process forgets a hot sum that it does not change
+	fresh    = 3 * time.Second        // a read that may lag less reads the shards
+	sweeps   = 2 * time.Second        // between two looks of an owner at what others have left in shards
+	busyFor  = 10 * time.Second       // a sum stays busy after it was seen to be, or was first seen to be sharded
+	unused   = 2 * time.Minute        // until a process forgets a sharded sum that it does not change
+	ended    = 24 * time.Hour         // a closed shard stays, which is longer than a call can be on its way
 	stepTime = 5 * time.Second        // of one step, or of a gathering
 	tries    = 8                      // of a change that needs the sum whole
 )
@@ -34,66 +35,56 @@ const (
 // for a while.
 type Owner interface{ Owns(bucket int) bool }
 
-// SubCounters are where hot sums are spread to: a counterredis.Store.
-type SubCounters interface {
-	AddParts(ctx context.Context, adds []counterredis.PartAdd) []counterredis.PartAdded
-	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error)
-	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]counterredis.PartOf, error)
-	Hot(ctx context.Context, buckets []int) ([]string, error)
+// ShardStore keeps the shards: a counterredis.Store.
+type ShardStore interface {
+	AddToShards(ctx context.Context, adds []counterredis.ShardAdd) []counterredis.ShardAdded
+	OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error)
+	CloseShards(ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int) ([]counter.Shard, error)
+	Shards(ctx context.Context, keys []string) ([][counter.Shards]counter.Shard, error)
+	Sharded(ctx context.Context, buckets []int) ([]counter.Counter, error)
 }
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	// Rate is how many writes of one sum all processes make in a second, about, before it is
-	// spread; required.
-	Rate   int
-	Rules  *counter.Rules // required
-	Owner  Owner          // default: every bucket is this process's
-	Gather time.Duration  // between two gatherings of a sum that changes, default 250ms
-	// Cool is how long a sum has less than a tenth of Rate before it is folded, default 1m.
-	Cool       time.Duration
+	// split; required.
+	Rate       int
+	Rules      *counter.Rules        // required
+	Owner      Owner                 // default: every bucket is this process's
+	Gather     time.Duration         // between two gatherings of a sum that changes, default 250ms
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 }
 
-// Store is a counter.Store that spreads hot sums. Its methods may be called from any goroutine.
+// Store is a counter.Store that splits busy sums. Its methods may be called from any goroutine.
 type Store struct {
 	counter.Store
-	parts SubCounters
-	cfg   Config
-	rates *rates
+	shards ShardStore
+	cfg    Config
+	rates  *rates
 
-	some atomic.Bool // known has some
-	mu   sync.Mutex  // guards known and what is in it
-	// known are the sums that this process knows to be spread, or on their way: at most maxKnown.
+	mu sync.Mutex // guards known and what is in it
+	// known are the sums that this process knows to be sharded: at most maxKnown.
 	known map[string]*sum
 
-	start chan string // sums that have become hot; when it is full they are found hot again
+	start chan string // sums that have become busy; when it is full they are found busy again
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // run
 }
 
-// sum is what a process knows of a hot sum.
+// sum is what a process knows of a sharded sum.
 type sum struct {
-	record  counter.Counter                   // the newest that was read
-	spread  counter.Spread                    // what record says
-	parts   [counter.SubCounters]counter.Part // the newest that were read, of the epoch of spread
-	updated time.Time                         // of the newest of parts
-	used    time.Time                         // when it was changed here
-	looked  time.Time                         // when it was last seen that somebody gathers
-	broken  bool                              // a part takes nothing: it is to be folded
-
-	// The rate is taken from total, over at least a second.
-	rateAt time.Time
-	rateOf uint64
-	cool   time.Time // since when the rate is low; zero: it is not
+	record   counter.Counter               // the newest that was read
+	sharding counter.Sharding              // what record says
+	shards   [counter.Shards]counter.Shard // the newest that were read
+	used     time.Time                     // when it was changed here
+	busy     time.Time                     // additions go to shards until then
+	broken   bool                          // a shard took nothing
 }
 
-// New returns a Store in front of to, whose parts are in parts. Close ends it, and closes to.
-func New(to counter.Store, parts SubCounters, cfg Config) *Store {
-	s := newStore(to, parts, cfg)
+// New returns a Store in front of to, with the shards of its sums in shards. Close ends it, and closes to.
+func New(to counter.Store, shards ShardStore, cfg Config) *Store {
+	s := newStore(to, shards, cfg)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.wg.Go(func() { s.run(ctx) })
@@ -101,12 +92,12 @@ func New(to counter.Store, parts SubCounters, cfg Config) *Store {
 }
 
 // newStore is New without the goroutine that gathers.
-func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
-	cfg.Gather, cfg.Cool = cmp.Or(cfg.Gather, gathers), cmp.Or(cfg.Cool, time.Minute)
-	s := &Store{Store: to, parts: parts, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
+func newStore(to counter.Store, shards ShardStore, cfg Config) *Store {
+	cfg.Gather = cmp.Or(cfg.Gather, gathers)
+	s := &Store{Store: to, shards: shards, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_counters_spread", Help: "Hot sums that this process knows to be spread over parts.",
+			Name: "headcount_counters_spread", Help: "Sharded sums that this process knows.",
 		}, func() float64 {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -116,7 +107,7 @@ func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says. What parts have gained stays there for the next gathering,
+// Close is as counter.Store says. What shards have gained stays there for the next gathering,
 // of whichever process.
 func (s *Store) Close() error {
 	s.stop()
@@ -131,324 +122,276 @@ func (s *Store) learn(c counter.Counter) *sum {
 	if k != nil && c.Version.Compare(k.record.Version) < 0 && c.Version != (counter.Version{}) {
 		return k // an older one
 	}
-	if !c.IsSpread() {
-		if k != nil {
-			delete(s.known, c.Key)
-			s.some.Store(len(s.known) > 0)
-		}
+	if !c.IsSharded() {
+		delete(s.known, c.Key)
 		return nil
 	}
-	spread, err := counter.ParseSpread(c.Spread)
+	sharding, err := counter.ParseSharding(c.Sharding)
 	if err != nil || k == nil && len(s.known) >= maxKnown {
 		return nil
 	}
-	now := time.Now()
-	if k == nil || k.spread.Epoch != spread.Epoch {
-		c.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
-		k = &sum{record: counter.Counter{Key: c.Key}, used: now, looked: now}
-		s.known[c.Key] = k
-		s.some.Store(true)
+	if k == nil {
+		now := time.Now()
+		k = &sum{used: now, busy: now.Add(busyFor)}
+		k.record.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
+		s.known[k.record.Key] = k
 	}
-	if k.record.Spread != c.Spread {
-		k.looked = now
+	if k.sharding.Epoch != sharding.Epoch {
+		k.broken = false
 	}
 	c.Key = k.record.Key
-	k.record, k.spread = c, spread
+	k.record, k.sharding = c, sharding
 	return k
 }
 
-// take notes a part that was read. It is called with mu.
-func (k *sum) take(i int, p counterredis.PartOf) {
-	if p.Epoch == k.spread.Epoch && p.Sequence >= k.parts[i].Sequence {
-		k.parts[i] = p.Part
-		if p.Sequence > 0 && p.Updated.After(k.updated) {
-			k.updated = p.Updated
-		}
+// take notes a shard that was read. It is called with mu.
+func (k *sum) take(i int, p counter.Shard) {
+	if cmp.Or(p.Epoch.Compare(k.shards[i].Epoch), cmp.Compare(p.Sequence, k.shards[i].Sequence)) > 0 {
+		k.shards[i] = p
 	}
 }
 
-// counter is the sum with all that is known of its parts. It is called with mu.
-func (k *sum) counter() counter.Counter {
-	c := k.spread.With(k.record, &k.parts)
-	if c.Version != k.record.Version && k.updated.After(c.Updated) {
-		c.Updated = k.updated
-	}
-	return c
-}
+// counter is the sum with all that is known of its shards. It is called with mu.
+func (k *sum) counter() counter.Counter { return k.sharding.With(k.record, &k.shards) }
+
+// ahead reports whether shards have what the record has not. It is called with mu.
+func (k *sum) ahead() bool { return k.counter().Version != k.record.Version }
 
 // Apply is as counter.Writer says.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	if !s.some.Load() {
-		results := s.Store.Apply(ctx, ops)
-		s.note(results)
-		return s.again(ctx, ops, results)
-	}
 	results := make([]counter.Result, len(ops))
-	adds, to, rest := s.choose(ctx, ops)
-	var added []counterredis.PartAdded
-	var made []counter.Result
-	others := make([]counter.Op, len(rest))
-	for n, i := range rest {
-		others[n] = ops[i]
+	adds, to, rest, whole := s.choose(ops)
+	for _, key := range whole {
+		_ = s.merge(ctx, key) // else the record refuses the change, and again sees to it
 	}
-	switch {
-	case len(adds) == 0:
-		made = s.Store.Apply(ctx, others)
-	case len(rest) == 0:
-		added = s.parts.AddParts(ctx, adds)
-	default: // at once
-		var wg sync.WaitGroup
-		wg.Go(func() { added = s.parts.AddParts(ctx, adds) })
-		made = s.Store.Apply(ctx, others)
-		wg.Wait()
+	var added []counterredis.ShardAdded
+	var wg sync.WaitGroup
+	if len(adds) > 0 {
+		wg.Go(func() { added = s.shards.AddToShards(ctx, adds) })
 	}
+	s.apply(ctx, ops, rest, results)
+	wg.Wait()
+	s.apply(ctx, ops, s.answer(ctx, adds, added, to, results), results)
+	s.again(ctx, ops, results)
+	return results
+}
+
+// apply makes the operations with these indexes by records.
+func (s *Store) apply(ctx context.Context, ops []counter.Op, at []int, results []counter.Result) {
+	if len(at) == 0 {
+		return
+	}
+	some := ops
+	if len(at) < len(ops) {
+		some = make([]counter.Op, len(at))
+		for n, i := range at {
+			some[n] = ops[i]
+		}
+	}
+	made := s.Store.Apply(ctx, some)
 	s.note(made)
-	for n, i := range rest {
+	for n, i := range at {
 		results[i] = made[n]
 	}
-	var late []counter.Op // parts did not take them
-	var at []int
-	for n, i := range to {
-		if errors.Is(added[n].Err, counter.ErrSpread) {
-			late, at = append(late, ops[i]), append(at, i)
-			s.breaks(adds[n].Key, adds[n].Epoch)
-			continue
-		}
-		results[i] = s.answer(ctx, &adds[n], &added[n])
-	}
-	if len(late) > 0 {
-		made := s.Store.Apply(ctx, late)
-		s.note(made)
-		for n, i := range at {
-			results[i] = made[n]
-		}
-	}
-	return s.again(ctx, ops, results)
 }
 
-// choose parts operations into additions to parts, with their indexes, and others. Sums of which
-// the others need the whole are folded first.
-func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int) {
-	var fold []string
-	s.mu.Lock()
-	apart := map[string]bool{} // keys of others: their order stays
-	for i := range ops {
-		op := &ops[i]
-		plain := len(op.Changes) == 1 && op.Changes[0].Verb == counter.Add && op.Identity == counter.Identity{} && len(op.Changes[0].Dimensions) == 0
-		for j := range op.Changes {
-			c := &op.Changes[j]
-			if !plain {
-				apart[c.Key] = true
-			}
-			if k := s.known[c.Key]; k != nil {
-				k.used = time.Now()
-				if c.Verb == counter.Reset || c.Verb == counter.Delete {
-					fold = append(fold, c.Key)
-				}
-			}
-		}
-	}
-	for i := range ops {
-		c := &ops[i].Changes[0]
-		k := s.known[c.Key]
-		if k == nil || k.spread.Phase != counter.Open || k.broken || apart[c.Key] || c.Rule.Kind != counter.Sum {
-			rest = append(rest, i)
-			continue
-		}
-		adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
-		to = append(to, i)
-	}
-	s.mu.Unlock()
-	for _, key := range fold {
-		_ = s.fold(ctx, key) // else the change is refused, and again sees to it
-	}
-	return adds, to, rest
-}
-
-// answer is what became of an addition to a part.
-func (s *Store) answer(ctx context.Context, add *counterredis.PartAdd, added *counterredis.PartAdded) counter.Result {
-	fail := func(err error) counter.Result {
-		return counter.Result{Err: fmt.Errorf("hot: add to a part of %q: %w", add.Key, err)}
-	}
-	if added.Err != nil {
-		return fail(added.Err)
-	}
-	s.mu.Lock()
-	if k := s.known[add.Key]; k != nil && k.spread.Epoch == add.Epoch {
-		defer s.mu.Unlock()
-		k.take(add.Part, added.PartOf)
-		return counter.Result{Counters: []counter.Counter{k.counter()}}
-	}
-	s.mu.Unlock()
-	// It was folded meanwhile, and so are the change and what is known of the sum.
-	read, err := s.Read(ctx, []string{add.Key}, "", 0)
-	if err != nil {
-		return fail(err)
-	}
-	return counter.Result{Counters: []counter.Counter{read[0].Counter}}
-}
-
-// breaks notes that a part takes nothing in that epoch.
-func (s *Store) breaks(key string, e counter.Epoch) {
+// choose divides operations into additions to shards, with their indexes, and others, and returns the sums that have to be
+// merged for these. All operations on a key of which one is no plain addition go to its record, so that their order stays.
+func (s *Store) choose(ops []counter.Op) (adds []counterredis.ShardAdd, to, rest []int, whole []string) {
+	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k := s.known[key]; k != nil && k.spread.Epoch == e {
-		k.broken = true
+	apart := map[string]bool{}
+	for i := range ops {
+		for j := range ops[i].Changes {
+			c := &ops[i].Changes[j]
+			k := s.known[c.Key]
+			if k == nil {
+				continue
+			}
+			k.used = now
+			plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].Identity == counter.Identity{} && len(c.Dimensions) == 0
+			if !plain || k.broken || now.After(k.busy) || c.Rule.Kind != counter.Sum {
+				apart[c.Key] = true
+			}
+			if c.Verb == counter.Reset || c.Verb == counter.Delete {
+				whole = append(whole, c.Key)
+			}
+		}
 	}
+	for i := range ops {
+		if len(ops[i].Changes) == 1 {
+			c := &ops[i].Changes[0]
+			if k := s.known[c.Key]; k != nil && !apart[c.Key] {
+				adds = append(adds, counterredis.ShardAdd{Key: c.Key, Shard: rand.IntN(counter.Shards), Epoch: k.sharding.Epoch, Delta: c.Delta})
+				to = append(to, i)
+				continue
+			}
+		}
+		rest = append(rest, i)
+	}
+	return adds, to, rest, whole
 }
 
-// note looks at what was made: which sums are spread, and which become hot.
+// answer says what became of additions to shards, and returns the indexes of those that no shard took.
+func (s *Store) answer(
+	ctx context.Context, adds []counterredis.ShardAdd, added []counterredis.ShardAdded, to []int, results []counter.Result,
+) (late []int) {
+	for n, i := range to {
+		add, is := &adds[n], &added[n]
+		s.mu.Lock()
+		k := s.known[add.Key]
+		c, err := counter.Counter{}, is.Err
+		switch {
+		case errors.Is(err, counter.ErrSharded):
+			late = append(late, i)
+			if k != nil && k.sharding.Epoch == add.Epoch {
+				k.broken = true
+			}
+		case err == nil && k != nil:
+			k.take(add.Shard, is.Shard)
+			c = k.counter()
+			s.watch(c)
+		}
+		s.mu.Unlock()
+		if err == nil && k == nil { // the sum was merged meanwhile, with the change
+			var read []counter.Reading
+			if read, err = s.Read(ctx, []string{add.Key}, "", 0); err == nil {
+				c = read[0].Counter
+			}
+		}
+		if results[i].Counters = []counter.Counter{c}; err != nil {
+			results[i] = counter.Result{Err: fmt.Errorf("hot: add to a shard of %q: %w", add.Key, err)}
+		}
+	}
+	return late
+}
+
+// note looks at what was made: which sums are sharded, and which are busy.
 func (s *Store) note(results []counter.Result) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := range results {
-		r := &results[i]
-		for j := range r.Counters {
-			c := &r.Counters[j]
+		for j := range results[i].Counters {
+			c := &results[i].Counters[j]
 			if c.Kind != counter.Sum {
 				continue
 			}
-			if c.IsSpread() || s.some.Load() {
-				s.mu.Lock()
-				if k := s.learn(*c); k != nil {
-					*c = k.counter()
-				}
-				s.mu.Unlock()
+			if k := s.learn(*c); k != nil {
+				*c = k.counter()
 			}
-			if !c.IsSpread() && s.rates.hot(c.Key, c.Version) {
-				select {
-				case s.start <- c.Key:
-				default:
-				}
-			}
+			s.watch(*c)
 		}
 	}
 }
 
-// again makes what was refused because a sum is spread, after folding it.
-func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.Result) []counter.Result {
-	for i := range results {
-		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSpread); n++ {
-			for j := range ops[i].Changes {
-				if err := s.fold(ctx, ops[i].Changes[j].Key); err != nil {
-					results[i] = counter.Result{Err: fmt.Errorf("hot: fold %q: %w", ops[i].Changes[j].Key, err)}
-					return results
-				}
-			}
-			results[i] = s.Store.Apply(ctx, ops[i:i+1])[0]
-			s.note(results[i : i+1])
+// watch sees by the version of a sum that was changed whether the sum is busy, and has it split. It is called with mu.
+func (s *Store) watch(c counter.Counter) {
+	if !s.rates.hot(c.Key, c.Version) {
+		return
+	}
+	if k := s.known[c.Key]; k != nil {
+		k.busy = time.Now().Add(busyFor)
+	} else if !c.IsSharded() {
+		select {
+		case s.start <- c.Key:
+		default:
 		}
 	}
-	return results
+}
+
+// again makes what was refused because a sum is sharded, after merging it.
+func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.Result) {
+	for i := range results {
+		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSharded); n++ {
+			for j := range ops[i].Changes {
+				if err := s.merge(ctx, ops[i].Changes[j].Key); err != nil {
+					results[i] = counter.Result{Err: fmt.Errorf("hot: merge %q: %w", ops[i].Changes[j].Key, err)}
+					return
+				}
+			}
+			s.apply(ctx, ops, []int{i}, results)
+		}
+	}
 }
 
 // Read is as counter.Reader says. A read that may lag gets the master value, and what this process
 // has added itself.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	exact := lag < fresh
-	var early []string // their parts are read in the same round trip
-	if exact && s.some.Load() {
+	var sharded []string // their shards are read in the same round trip
+	if exact {
 		s.mu.Lock()
 		for _, key := range keys {
 			if s.known[key] != nil {
-				early = append(early, key)
+				sharded = append(sharded, key)
 			}
 		}
 		s.mu.Unlock()
 	}
-	parts := map[string]*[counter.SubCounters]counterredis.PartOf{}
-	var wg sync.WaitGroup
-	var fault error
-	if len(early) > 0 {
-		wg.Go(func() { fault = s.readParts(ctx, early, parts) })
-	}
-	out, err := s.Store.Read(ctx, keys, member, lag)
-	wg.Wait()
-	for tries := 0; err == nil; tries++ {
-		if fault != nil {
-			return nil, fmt.Errorf("hot: parts of %d sums: %w", len(keys), fault)
+	for range tries {
+		var shards [][counter.Shards]counter.Shard
+		var fault error
+		var wg sync.WaitGroup
+		if len(sharded) > 0 {
+			wg.Go(func() { shards, fault = s.shards.Shards(ctx, sharded) })
 		}
-		missing := s.whole(out, parts, exact)
-		if len(missing) == 0 {
-			break
+		out, err := s.Store.Read(ctx, keys, member, lag)
+		wg.Wait()
+		switch {
+		case err != nil:
+			return nil, err
+		case fault != nil && exact:
+			return nil, fmt.Errorf("hot: shards of %d sums: %w", len(sharded), fault)
+		case fault != nil:
+			return out, nil // the master value is as old as may be, or a little older
 		}
-		if tries > 0 { // the record was older than its parts
-			if tries > 4 {
-				return nil, fmt.Errorf("hot: %w: sums are spread and folded faster than they can be read", counter.ErrUnavailable)
-			}
-			out, err = s.Store.Read(ctx, keys, member, lag)
-		}
-		if fault = s.readParts(ctx, missing, parts); fault != nil && !exact {
-			break // the master value is as old as may be, or a little older
+		if sharded = s.whole(out, sharded, shards, exact); len(sharded) == 0 {
+			return out, nil
 		}
 	}
-	return out, err
+	return nil, fmt.Errorf("hot: %w: sums are split and merged faster than they can be read", counter.ErrUnavailable)
 }
 
-func (s *Store) readParts(ctx context.Context, keys []string, into map[string]*[counter.SubCounters]counterredis.PartOf) error {
-	read, err := s.parts.Parts(ctx, keys)
-	if err != nil {
-		return err
-	}
-	for i, key := range keys {
-		into[key] = &read[i]
-	}
-	return nil
-}
-
-// whole adds to readings what parts have beyond them, and returns the keys whose parts are still
-// to be read.
-func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCounters]counterredis.PartOf, exact bool) (missing []string) {
+// whole adds to readings what shards have beyond them. When it has not all shards, or some of a later epoch than their
+// record, it returns the keys of all sums that are to be read again.
+func (s *Store) whole(out []counter.Reading, keys []string, shards [][counter.Shards]counter.Shard, exact bool) (again []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	done := true
 	for i := range out {
 		r := &out[i]
 		if r.Stale || r.Kind != counter.Sum && r.Kind != 0 {
 			continue
 		}
-		if !r.IsSpread() && !s.some.Load() {
-			continue
-		}
-		s.mu.Lock()
 		knew := s.known[r.Key] != nil
 		k := s.learn(r.Counter)
-		is := parts[r.Key]
+		sharding, err := counter.ParseSharding(r.Sharding)
+		if !sharding.Active {
+			continue
+		}
+		again = append(again, r.Key)
+		at := slices.Index(keys, r.Key)
 		switch {
-		case !r.IsSpread():
-		case k != nil && knew && !exact:
-			r.Counter = touched(k.counter())
-		case is == nil:
-			missing = append(missing, r.Key)
-		default:
-			spread, err := counter.ParseSpread(r.Spread)
-			newer := false
-			for p := range is {
-				newer = newer || later(is[p].Epoch, spread.Epoch)
+		case err == nil && at >= 0:
+			for p := range shards[at] {
+				later := shards[at][p].Epoch.Compare(sharding.Epoch) > 0 // also after the record was lost
+				done = done && !later
 				if k != nil {
-					k.take(p, is[p])
+					k.take(p, shards[at][p])
+					k.broken = k.broken || later
 				}
 			}
-			if err != nil || newer {
-				missing = append(missing, r.Key)
-				break
-			}
-			in, updated := counterredis.InEpoch(spread.Epoch, is)
-			c := spread.With(r.Counter, in)
-			if c.Version != r.Version && updated.After(c.Updated) {
-				c.Updated = updated
-			}
-			c.Approx = false
-			r.Counter = touched(c)
+			r.Counter = sharding.With(r.Counter, &shards[at])
+			r.Approx = r.Approx && !exact
+		case knew && k != nil && !exact:
+			r.Counter = k.counter()
+		default:
+			done = false
 		}
-		s.mu.Unlock()
 	}
-	return missing
-}
-
-// touched is c, or a counter that nobody has touched: it was deleted in another region, and its parts have gained nothing since.
-func touched(c counter.Counter) counter.Counter {
-	if c.Version.Sequence == 0 {
-		return counter.Counter{Key: c.Key}
+	if done {
+		return nil
 	}
-	return c
-}
-
-func later(a, b counter.Epoch) bool {
-	return a.Incarnation > b.Incarnation || a.Incarnation == b.Incarnation && a.Number > b.Number
+	return again
 }

@@ -38,7 +38,7 @@ type process struct {
 func begin(t testing.TB, url string) process {
 	t.Helper()
 	redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url)})
-	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules, Cool: time.Hour}), redis}
+	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules}), redis}
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -75,34 +75,68 @@ func exactly(t testing.TB, s counter.Store, key string, want int64) counter.Coun
 	return c
 }
 
-func (p process) phase(t testing.TB, key string) counter.Phase {
+// looks has p know key, and reports whether it is sharded.
+func (p process) looks(t testing.TB, key string) bool {
 	t.Helper()
-	spread, err := p.look(t.Context(), key)
+	sharding, err := p.look(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return spread.Phase
+	return sharding.Active
 }
 
-// opens spreads key.
+// opens splits key.
 func (p process) opens(t testing.TB, key string) {
 	t.Helper()
-	if err := p.spread(t.Context(), key); err != nil {
+	if err := p.split(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
-	if is := p.phase(t, key); is != counter.Open {
-		t.Fatalf("phase %c", is)
+	if !p.looks(t, key) {
+		t.Fatal("it is not sharded")
 	}
 }
 
-func TestASumIsSpreadAndFolded(t *testing.T) {
+// gathers gathers key.
+func (p process) gathers(t testing.TB, keys ...string) {
+	t.Helper()
+	if err := p.gatherKeys(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// gatherKeys gathers sums, whoever has added to them.
+func (s *Store) gatherKeys(ctx context.Context, keys ...string) (err error) {
+	var sums []*sum
+	for _, key := range keys {
+		_, fault := s.look(ctx, key)
+		err = errors.Join(err, fault)
+		s.mu.Lock()
+		if k := s.known[key]; k != nil {
+			sums = append(sums, k)
+		}
+		s.mu.Unlock()
+	}
+	return errors.Join(err, s.gather(ctx, sums))
+}
+
+// isSharded reports whether the bucket of key has it as a sum that is sharded.
+func (p process) isSharded(t testing.TB, key string) bool {
+	t.Helper()
+	hot, err := p.redis.Sharded(t.Context(), []int{counterredis.BucketOf(key)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(hot, func(c counter.Counter) bool { return c.Key == key })
+}
+
+func TestASumIsSplitAndMerged(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
 		t.Run(name, func(t *testing.T) {
 			a, b := begin(t, url), begin(t, url)
 			key := t.Name()
 			made(t, a, add(key, 100))
 			a.opens(t, key)
-			b.phase(t, key) // b knows it now, too
+			b.looks(t, key)
 			last := counter.Version{}
 			for i := range 40 {
 				c := made(t, []process{a, b}[i%2], add(key, 3))
@@ -117,23 +151,21 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			if c := read(t, a.redis, key, 0); c.Value != 100 || !c.Approx {
 				t.Fatalf("the record is %+v before it is gathered", c)
 			}
-			if err := b.gather(t.Context(), []string{key}); err != nil {
-				t.Fatal(err)
-			}
+			b.gathers(t, key)
 			if c := read(t, a.redis, key, 0); c.Value != 220 || c.Version.Sequence != 41 {
 				t.Fatalf("the record is %+v after it was gathered", c)
 			}
 			before := exactly(t, b, key, 220)
 			made(t, a, add(key, -20))
-			if err := b.fold(t.Context(), key); err != nil {
+			if err := b.merge(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
-			// a does not know yet: its part refuses, and the record takes the change.
+			// a does not know yet: its shard refuses, and the record takes the change.
 			if c := made(t, a, add(key, 1)); c.Value != 201 || c.Approx || c.Version.Sequence != before.Version.Sequence+2 {
 				t.Fatalf("%+v after %+v", c, before)
 			}
-			if hot, err := a.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
-				t.Fatalf("%v are hot, %v", hot, err)
+			if a.isSharded(t, key) {
+				t.Fatal("it is hot")
 			}
 			// What it gained is in its history.
 			_, gains, err := a.History(t.Context(), key, time.Minute, 0, 1<<40)
@@ -148,7 +180,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 	}
 }
 
-// TestStepsOfTimeEnd while a sum is spread: what is gathered is gained in the steps that are running, and those that are over stay.
+// TestStepsOfTimeEnd while a sum is sharded: what is gathered is gained in the steps that are running, and those that are over stay.
 func TestStepsOfTimeEnd(t *testing.T) {
 	for name, behindRedis := range map[string]bool{"Redis": false, "PostgreSQL behind it": true} {
 		t.Run(name, func(t *testing.T) {
@@ -166,12 +198,12 @@ func TestStepsOfTimeEnd(t *testing.T) {
 			p.cfg.Rules = seconds
 			one := counter.Op{Changes: []counter.Change{{Key: "k", Rule: seconds.All()[0], Verb: counter.Add, Delta: 1}}}
 			made(t, p, one)
-			if err := p.spread(t.Context(), "k"); err != nil {
+			if err := p.split(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 			for want, steps := int64(1), 0; steps < 2; want++ {
 				made(t, p, one)
-				if err := p.gather(t.Context(), []string{"k"}); err != nil {
+				if err := p.gatherKeys(t.Context(), "k"); err != nil {
 					t.Fatal(err)
 				}
 				_, gains, err := p.History(t.Context(), "k", time.Second, 0, 1<<40)
@@ -189,9 +221,9 @@ func TestStepsOfTimeEnd(t *testing.T) {
 	}
 }
 
-// TestTopOfASpreadSum: what gains most is found, with all it gained, though it is spread: by each process, whichever of them
-// added to its parts, and after it was folded.
-func TestTopOfASpreadSum(t *testing.T) {
+// TestTopOfAShardedSum: what gains most is found, with all it gained, though it is sharded: by each process, whichever of them
+// added to its shards, and after it was merged.
+func TestTopOfAShardedSum(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
 		t.Run(name, func(t *testing.T) {
 			match := fmt.Sprintf("%s %d ", t.Name(), time.Now().UnixNano())
@@ -245,10 +277,10 @@ func TestTopOfASpreadSum(t *testing.T) {
 				gain(i%2, fmt.Sprint(i%20), int64(1+i%20))
 			}
 			gain(0, "hot", 1)
-			check("before it is spread,")
+			check("before it is sharded,")
 			for _, key := range []string{hot, late} {
 				processes[0].opens(t, key)
-				processes[1].phase(t, key)
+				processes[1].looks(t, key)
 			}
 			for i := range 60 {
 				gainLate(4)
@@ -257,18 +289,16 @@ func TestTopOfASpreadSum(t *testing.T) {
 			}
 			gain(0, "hot", -1)
 			if c := read(t, processes[0].redis, hot, 0); c.Value > 100 {
-				t.Fatalf("the record is %+v before it is gathered: its parts had nothing", c)
+				t.Fatalf("the record is %+v before it is gathered: its shards had nothing", c)
 			}
-			if err := processes[1].gather(t.Context(), []string{hot, late}); err != nil {
-				t.Fatal(err)
-			}
+			processes[1].gathers(t, hot, late)
 			check("after it was gathered,")
 			gain(1, "hot", 7)
-			if err := processes[0].fold(t.Context(), hot); err != nil {
+			if err := processes[0].merge(t.Context(), hot); err != nil {
 				t.Fatal(err)
 			}
 			gain(1, "hot", 2)
-			check("after it was folded,")
+			check("after it was merged,")
 			processes[1].opens(t, hot)
 			made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: hot, Rule: rule, Verb: counter.Delete}}})
 			delete(truth, hot)
@@ -277,7 +307,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 	}
 }
 
-// TestWritesLandOnAllMasters is why sums are spread.
+// TestWritesLandOnAllMasters is why sums are sharded.
 func TestWritesLandOnAllMasters(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	p := begin(t, cluster.URL())
@@ -307,39 +337,8 @@ func TestWritesLandOnAllMasters(t *testing.T) {
 	}
 }
 
-// TestAnIdentityIsMadeOnce: also when the sum is spread or folded between two tries, in whichever process.
-func TestAnIdentityIsMadeOnce(t *testing.T) {
-	url := redistest.ThreeMasters(t).URL()
-	a, b := begin(t, url), begin(t, url)
-	key := t.Name()
-	made(t, a, add(key, 1))
-	with := func(n int) counter.Op {
-		op := add(key, 1)
-		op.Identity = counter.IdentityOf(key, "", strconv.Itoa(n))
-		return op
-	}
-	try := func(s counter.Store, n int, replay bool) {
-		t.Helper()
-		if r := s.Apply(t.Context(), []counter.Op{with(n)})[0]; r.Err != nil || r.Replay != replay {
-			t.Fatalf("%d: %+v", n, r)
-		}
-	}
-	try(a, 1, false)
-	a.opens(t, key)
-	try(b, 1, true)
-	try(b, 2, false)
-	try(a, 2, true)
-	made(t, a, add(key, 10))
-	if err := a.fold(t.Context(), key); err != nil {
-		t.Fatal(err)
-	}
-	try(a, 1, true)
-	try(b, 2, true)
-	exactly(t, b, key, 13)
-}
-
-// TestWhatNeedsTheWholeSumFoldsIt: resets, adjustments and DELETE.
-func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
+// TestWhatNeedsTheWholeSumMergesIt: resets, adjustments and DELETE.
+func TestWhatNeedsTheWholeSumMergesIt(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	for _, knows := range []bool{true, false} {
 		a, b := begin(t, url), begin(t, url)
@@ -347,7 +346,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 		change := func(verb counter.Verb, delta int64) counter.Counter {
 			t.Helper()
 			if knows {
-				b.phase(t, key)
+				b.looks(t, key)
 			}
 			return made(t, b, counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: verb, Delta: delta, Reason: "r", By: "b"}}})
 		}
@@ -379,8 +378,8 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 	}
 }
 
-// TestAnAggregateHasTheParts while others add.
-func TestAnAggregateHasTheParts(t *testing.T) {
+// TestAnAggregateHasTheShards while others add.
+func TestAnAggregateHasTheShards(t *testing.T) {
 	for _, url := range []string{redistest.Single(t).URL(), redistest.ThreeMasters(t).URL()} {
 		a, b := begin(t, url), begin(t, url)
 		key := t.Name()
@@ -419,8 +418,8 @@ func TestAnAggregateHasTheParts(t *testing.T) {
 	}
 }
 
-// TestAnExportHasTheParts, and says nothing of them.
-func TestAnExportHasTheParts(t *testing.T) {
+// TestAnExportHasTheShards, and says nothing of them.
+func TestAnExportHasTheShards(t *testing.T) {
 	p := begin(t, redistest.Start(t).URL())
 	made(t, p, add("k", 1))
 	p.opens(t, "k")
@@ -431,12 +430,12 @@ func TestAnExportHasTheParts(t *testing.T) {
 	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Spread != nil {
+	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {
 		t.Fatalf("%+v", copies)
 	}
 }
 
-// TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not spread.
+// TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not sharded.
 func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())
 	key := t.Name()
@@ -451,17 +450,17 @@ func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	exactly(t, p, key, 9*most+1)
-	if err := p.spread(t.Context(), key); err != nil || p.phase(t, key) == counter.Open {
-		t.Fatalf("it is spread, %v", err)
+	if err := p.split(t.Context(), key); err != nil || p.looks(t, key) {
+		t.Fatalf("it is sharded, %v", err)
 	}
 }
 
-// caller is a store whose calls to Redis go through call, which makes them for all parts, some, or one
+// caller is a store whose calls to Redis go through call, which makes them for all shards, some, or one
 // after the other.
 type caller struct {
 	counter.Store
-	SubCounters
-	call func(parts []int, make func(parts []int) error) error
+	ShardStore
+	call func(shards []int, make func(shards []int) error) error
 }
 
 func (c *caller) Apply(ctx context.Context, ops []counter.Op) (results []counter.Result) {
@@ -480,10 +479,10 @@ func (c *caller) Read(ctx context.Context, keys []string, member string, lag tim
 	return out, err
 }
 
-func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out []counterredis.PartAdded) {
-	err := c.call(nil, func([]int) error { out = c.SubCounters.AddParts(ctx, adds); return nil })
+func (c *caller) AddToShards(ctx context.Context, adds []counterredis.ShardAdd) (out []counterredis.ShardAdded) {
+	err := c.call(nil, func([]int) error { out = c.ShardStore.AddToShards(ctx, adds); return nil })
 	if err != nil {
-		out = make([]counterredis.PartAdded, len(adds))
+		out = make([]counterredis.ShardAdded, len(adds))
 		for i := range out {
 			out[i].Err = err
 		}
@@ -491,33 +490,34 @@ func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out
 	return out
 }
 
-func (c *caller) OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
-	return c.call(parts, func(parts []int) error { return c.SubCounters.OpenParts(ctx, key, e, parts) })
-}
-
-func (c *caller) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
-	err = c.call(parts, func(parts []int) error {
-		some, at, err := c.SubCounters.CloseParts(ctx, key, e, parts)
-		out = append(out, some...)
-		if at.After(updated) {
-			updated = at
-		}
+func (c *caller) OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error) {
+	open = true
+	err = c.call(shards, func(shards []int) error {
+		some, err := c.ShardStore.OpenShards(ctx, key, e, fresh, shards)
+		open = open && some
 		return err
 	})
-	return out, updated, err
+	return open, err
 }
 
-func (c *caller) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
-	return c.call(parts, func(parts []int) error { return c.SubCounters.EndParts(ctx, key, e, parts) })
+func (c *caller) CloseShards(
+	ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int,
+) (out []counter.Shard, err error) {
+	err = c.call(shards, func(shards []int) error {
+		some, err := c.ShardStore.CloseShards(ctx, key, e, kept, shards)
+		out = append(out, some...)
+		return err
+	})
+	return out, err
 }
 
-func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counterredis.PartOf, err error) {
-	err = c.call(nil, func([]int) (err error) { out, err = c.SubCounters.Parts(ctx, keys); return err })
+func (c *caller) Shards(ctx context.Context, keys []string) (out [][counter.Shards]counter.Shard, err error) {
+	err = c.call(nil, func([]int) (err error) { out, err = c.ShardStore.Shards(ctx, keys); return err })
 	return out, err
 }
 
 // mortal is a process that dies at a call to Redis: before Redis has it, before it is answered, or, when
-// it is of several parts, in its midst.
+// it is of several shards, in its midst.
 type mortal struct {
 	left int
 	how  death
@@ -534,17 +534,17 @@ const (
 
 var errDead = fmt.Errorf("%w: the process is dead", counter.ErrUnavailable)
 
-func (m *mortal) call(parts []int, make func(parts []int) error) error {
+func (m *mortal) call(shards []int, make func(shards []int) error) error {
 	m.left--
 	switch {
 	case m.left > 0:
-		return make(parts)
+		return make(shards)
 	case m.left < 0 || m.how == unsent:
 		return errDead
 	case m.how == halfway:
-		parts = parts[:len(parts)/2]
+		shards = shards[:len(shards)/2]
 	}
-	return errors.Join(make(parts), errDead)
+	return errors.Join(make(shards), errDead)
 }
 
 // TestAProcessDiesAtAnyStep, and another one goes on: no change is lost or doubled, no version goes back,
@@ -553,12 +553,11 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	witness, other := begin(t, url), begin(t, url)
 	for name, way := range map[string]func(s *Store, key string) error{
-		"spread": func(s *Store, key string) error { return s.spread(t.Context(), key) },
+		"sharded": func(s *Store, key string) error { return s.split(t.Context(), key) },
 		"gather": func(s *Store, key string) error {
-			_, err := s.look(t.Context(), key)
-			return errors.Join(err, s.gather(t.Context(), []string{key}))
+			return s.gatherKeys(t.Context(), key)
 		},
-		"fold": func(s *Store, key string) error { return s.fold(t.Context(), key) },
+		"merge": func(s *Store, key string) error { return s.merge(t.Context(), key) },
 		"add": func(s *Store, key string) error {
 			_, err := s.look(t.Context(), key)
 			return errors.Join(err, s.Apply(t.Context(), []counter.Op{add(key, 1000)})[0].Err)
@@ -572,7 +571,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 				for calls, died := 1, true; died; calls++ {
 					key := fmt.Sprint(t.Name(), how, calls)
 					made(t, witness, add(key, 5))
-					if name != "spread" {
+					if name != "sharded" {
 						witness.opens(t, key)
 						for range 20 {
 							made(t, witness, add(key, 1))
@@ -582,7 +581,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					m := &mortal{left: calls, how: how}
 					c := &caller{witness.redis, witness.redis, m.call}
 					err := way(newStore(c, c, Config{Rate: 1000, Rules: rules}), key)
-					if died = m.left <= 0; died && name != "fold" && name != "reset" && !errors.Is(err, errDead) || !died && err != nil {
+					if died = m.left <= 0; died && name != "merge" && name != "reset" && !errors.Is(err, errDead) || !died && err != nil {
 						t.Fatalf("call %d: %v", calls, err)
 					}
 					// What is there is right at once, for who knew the sum before and who did not, and
@@ -603,37 +602,34 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					exactly(t, witness, key, want+8)
 					// Another one finishes what was begun.
 					for range 3 {
-						if err := other.lookAround(t.Context()); err != nil {
+						if err := other.sweep(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 						if err := other.tick(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 					}
-					if is := other.phase(t, key); is == counter.Opening || is == counter.Closing {
-						t.Fatalf("call %d: phase %c", calls, is)
-					}
 					made(t, witness, add(key, 1))
 					last := exactly(t, other, key, want+9)
 					if last.Version.Sequence != after.Version.Sequence+9 {
 						t.Fatalf("call %d: %+v, nine changes after %+v", calls, last, after)
 					}
-					if err := other.fold(t.Context(), key); err != nil {
+					if err := other.merge(t.Context(), key); err != nil {
 						t.Fatal(err)
 					}
 					if c := exactly(t, other.redis, key, want+9); c.Version != last.Version {
-						t.Fatalf("call %d: %+v, and it was %+v before it was folded", calls, c, last)
+						t.Fatalf("call %d: %+v, and it was %+v before it was merged", calls, c, last)
 					}
-					if hot, err := other.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
-						t.Fatalf("call %d: %v are hot, %v", calls, hot, err)
+					if other.isSharded(t, key) {
+						t.Fatalf("call %d: it is hot", calls)
 					}
-					parts, err := other.redis.Parts(t.Context(), []string{key})
+					is, err := other.look(t.Context(), key)
 					if err != nil {
 						t.Fatal(err)
 					}
-					for i, p := range parts[0] {
-						if p.Open {
-							t.Fatalf("call %d: part %d is open: %+v", calls, i, p)
+					for i := range all {
+						if open, err := other.redis.OpenShards(t.Context(), key, is.Epoch, false, all[i:i+1]); err != nil || open {
+							t.Fatalf("call %d: shard %d is open: %t, %v", calls, i, open, err)
 						}
 					}
 				}
@@ -642,7 +638,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	}
 }
 
-// TestAnyOrder has processes add, spread, gather, fold and reset at once, and lets one call to Redis after the other
+// TestAnyOrder has processes add, sharded, gather, merge and reset at once, and lets one call to Redis after the other
 // through, in an order that the seed says. (Invariant 1.)
 func TestAnyOrder(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
@@ -689,12 +685,21 @@ func TestAnyOrder(t *testing.T) {
 								mu.Unlock()
 							}
 						case x < 12:
-							err = s.spread(t.Context(), key)
+							err = s.split(t.Context(), key)
 						case x < 15:
-							_, err = s.look(t.Context(), key)
-							err = errors.Join(err, s.gather(t.Context(), []string{key}))
-						case x < 17:
-							err = s.fold(t.Context(), key)
+							err = s.gatherKeys(t.Context(), key)
+						case x < 16:
+							err = s.merge(t.Context(), key)
+						case x < 17: // another process dies on its way
+							m := &mortal{left: 1 + rng.IntN(6), how: death(rng.IntN(int(deaths)))}
+							c := &caller{p.redis, p.redis, func(shards []int, make func([]int) error) error {
+								return m.call(shards, func(shards []int) error { return g.call(shards, make) })
+							}}
+							dies := newStore(c, c, Config{Rate: 1000, Rules: rules})
+							way := []func(context.Context, string) error{dies.split, dies.merge, dies.repair}[rng.IntN(3)]
+							if fault := way(t.Context(), key); fault != nil && !errors.Is(fault, errDead) {
+								err = fault
+							}
 						case x < 18:
 							err = s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0].Err
 						case x < 19:
@@ -717,7 +722,7 @@ func TestAnyOrder(t *testing.T) {
 							}
 						}
 						// Five fight over one sum, more than ever will.
-						if err != nil && !errors.Is(err, counter.ErrSpread) && !strings.Contains(err.Error(), "faster than they can be read") {
+						if err != nil && !errors.Is(err, counter.ErrSharded) && !strings.Contains(err.Error(), "faster than they can be read") {
 							t.Error(err)
 						}
 					}
@@ -750,7 +755,7 @@ func TestAnyOrder(t *testing.T) {
 				want += e.Delta
 			}
 			exactly(t, processes[1], key, want)
-			if err := processes[0].fold(t.Context(), key); err != nil {
+			if err := processes[0].merge(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			exactly(t, processes[1].redis, key, want)
@@ -759,14 +764,14 @@ func TestAnyOrder(t *testing.T) {
 	}
 }
 
-// gate asks for a turn before each call to Redis, of which each part is one.
+// gate asks for a turn before each call to Redis, of which each shard is one.
 type gate struct{ turns chan chan struct{} }
 
-func (g gate) call(parts []int, make func(parts []int) error) (err error) {
-	if len(parts) == 0 {
-		parts = []int{0}
+func (g gate) call(shards []int, make func(shards []int) error) (err error) {
+	if len(shards) == 0 {
+		shards = []int{0}
 	}
-	for _, p := range parts {
+	for _, p := range shards {
 		g.pass()
 		err = errors.Join(err, make([]int{p}))
 	}

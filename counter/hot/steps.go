@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -13,105 +14,103 @@ import (
 )
 
 var (
-	all [counter.SubCounters]int // the numbers of all parts
+	all = [counter.Shards]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} // the numbers of all shards
 
-	errRule  = errors.New("hot: no rule fits a hot sum")
-	errFolds = fmt.Errorf("%w: it is spread faster than it is folded", counter.ErrSpread)
+	errRule   = errors.New("hot: no rule fits a sharded sum")
+	errMerges = fmt.Errorf("%w: it is split faster than it is merged", counter.ErrSharded)
 )
 
-func init() {
-	for i := range all {
-		all[i] = i
-	}
-}
-
 // step makes a step on the record of a sum, and returns what the record says then.
-func (s *Store) step(ctx context.Context, key string, step counter.SpreadStep) (spread counter.Spread, err error) {
+func (s *Store) step(ctx context.Context, key string, step counter.ReshardStep) (sharding counter.Sharding, err error) {
 	op, err := s.stepOp(key, step)
 	if err != nil {
-		return spread, err
+		return sharding, err
 	}
 	r := s.Store.Apply(ctx, []counter.Op{op})[0]
 	if r.Err != nil {
-		return spread, r.Err
+		return sharding, r.Err
 	}
 	s.mu.Lock()
 	s.learn(r.Counters[0])
 	s.mu.Unlock()
-	return counter.ParseSpread(r.Counters[0].Spread)
+	return counter.ParseSharding(r.Counters[0].Sharding)
 }
 
-func (s *Store) stepOp(key string, step counter.SpreadStep) (counter.Op, error) {
+func (s *Store) stepOp(key string, step counter.ReshardStep) (counter.Op, error) {
 	rule := s.cfg.Rules.Find(key)
 	if rule == nil {
 		return counter.Op{}, errRule
 	}
-	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Divide, Spread: &step}}}, nil
+	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Reshard, Reshard: &step}}}, nil
 }
 
-// spread brings a sum from whole to open: steps 1 to 3 of the package doc.
-func (s *Store) spread(ctx context.Context, key string) error {
-	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToOpening})
+// split has the record of a sum say that it is sharded, and opens its shards.
+func (s *Store) split(ctx context.Context, key string) error {
+	is, err := s.step(ctx, key, counter.ReshardStep{To: counter.ToSplit})
+	if err != nil || !is.Active {
+		return err
+	}
+	s.cfg.Log.Info().Msg("counters: a hot sum is spread over parts") // keys are not logged
+	return s.repair(ctx, key)
+}
+
+// repair sees to a sum of which a shard took nothing: it opens the shards that were never open in its epoch, and merges the sum
+// when another one takes nothing.
+func (s *Store) repair(ctx context.Context, key string) error {
+	is, err := s.look(ctx, key)
+	if err != nil || !is.Active {
+		return err
+	}
+	open, err := s.shards.OpenShards(ctx, key, is.Epoch, is.Shards == [counter.Shards]counter.Shard{}, all[:])
 	if err != nil {
 		return err
 	}
-	return s.open(ctx, key, is)
+	if !open {
+		return s.mergeIn(ctx, key, is.Epoch)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.known[key]; k != nil && k.sharding.Epoch == is.Epoch {
+		k.broken = false
+	}
+	return nil
 }
 
-// open brings a sum from opening to open, if that is where it is: steps 2 and 3.
-func (s *Store) open(ctx context.Context, key string, is counter.Spread) error {
-	if is.Phase != counter.Opening {
-		return nil
-	}
-	if err := s.parts.OpenParts(ctx, key, is.Epoch, all[:]); err != nil {
-		return err
-	}
-	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToOpen, Epoch: is.Epoch})
-	if err == nil && is.Phase == counter.Open {
-		s.cfg.Log.Info().Msg("counters: a hot sum is spread over parts") // keys are not logged
-	}
-	return err
-}
-
-// fold brings a sum from wherever it is to whole: steps 4 to 8. When it returns nil the sum was
-// whole.
-func (s *Store) fold(ctx context.Context, key string) error {
+// merge makes a sum whole, in whichever epoch it is. When it returns nil the sum was whole.
+func (s *Store) merge(ctx context.Context, key string) error {
 	for range tries {
 		is, err := s.look(ctx, key)
-		switch {
-		case err != nil:
-			return err
-		case !is.Active():
-			return nil
-		case is.Phase != counter.Closing:
-			if is, err = s.step(ctx, key, counter.SpreadStep{To: counter.ToClosing, Epoch: is.Epoch}); err != nil {
-				return err
-			}
-			if is.Phase != counter.Closing {
-				continue
-			}
-		}
-		last, updated, err := s.parts.CloseParts(ctx, key, is.Epoch, all[:])
-		if err != nil {
+		if err != nil || !is.Active {
 			return err
 		}
-		after, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFolded, Epoch: is.Epoch, Parts: last, Updated: updated})
-		if err != nil {
+		if err := s.mergeIn(ctx, key, is.Epoch); err != nil {
 			return err
-		}
-		if after.Phase == counter.Folded && after.Epoch == is.Epoch {
-			s.cfg.Log.Info().Msg("counters: a sum that was spread is whole again")
-			if err := s.forget(ctx, key, is.Epoch); err != nil {
-				s.cfg.Log.Debug().Err(err).Msg("counters: the parts of a sum do not end yet") // its owner sees to it
-			}
-			return nil
 		}
 	}
-	return errFolds
+	return errMerges
+}
+
+// mergeIn makes a sum whole that is sharded in that epoch.
+func (s *Store) mergeIn(ctx context.Context, key string, e counter.Epoch) error {
+	last, err := s.shards.CloseShards(ctx, key, e, 0, all[:])
+	if err != nil {
+		return err
+	}
+	is, err := s.step(ctx, key, counter.ReshardStep{To: counter.ToMerge, Epoch: e, Shards: last})
+	if err != nil {
+		return err
+	}
+	if !is.Active {
+		s.cfg.Log.Info().Msg("counters: a sum that was spread is whole again")
+	}
+	if _, err := s.shards.CloseShards(ctx, key, e, ended, all[:]); err != nil {
+		s.cfg.Log.Debug().Err(err).Msg("counters: the parts of a sum stay until it is spread and whole again")
+	}
+	return nil
 }
 
 // look reads the record of a sum.
-func (s *Store) look(ctx context.Context, key string) (is counter.Spread, err error) {
+func (s *Store) look(ctx context.Context, key string) (is counter.Sharding, err error) {
 	read, err := s.Store.Read(ctx, []string{key}, "", 0)
 	if err != nil {
 		return is, err
@@ -119,54 +118,36 @@ func (s *Store) look(ctx context.Context, key string) (is counter.Spread, err er
 	s.mu.Lock()
 	s.learn(read[0].Counter)
 	s.mu.Unlock()
-	return counter.ParseSpread(read[0].Spread)
+	return counter.ParseSharding(read[0].Sharding)
 }
 
-// forget makes steps 7 and 8.
-func (s *Store) forget(ctx context.Context, key string, e counter.Epoch) error {
-	if e != (counter.Epoch{}) {
-		if err := s.parts.EndParts(ctx, key, e, all[:]); err != nil {
-			return err
-		}
-	}
-	_, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToForget, Epoch: e})
-	return err
-}
-
-// gather brings what the parts of sums have gained to their records.
-func (s *Store) gather(ctx context.Context, keys []string) error {
-	if len(keys) == 0 {
+// gather brings what the shards of sums have gained to their records.
+func (s *Store) gather(ctx context.Context, sums []*sum) error {
+	if len(sums) == 0 {
 		return nil
 	}
-	read, err := s.parts.Parts(ctx, keys)
+	keys := make([]string, len(sums))
+	for i, k := range sums {
+		keys[i] = k.record.Key
+	}
+	read, err := s.shards.Shards(ctx, keys)
 	if err != nil {
 		return err
 	}
 	var ops []counter.Op
 	s.mu.Lock()
-	for i, key := range keys {
-		k := s.known[key]
-		if k == nil {
-			continue
-		}
-		step := counter.SpreadStep{To: counter.ToGather, Epoch: k.spread.Epoch, Parts: make([]counter.Part, counter.SubCounters)}
-		moved := false
-		for p := range read[i] {
-			is := &read[i][p]
-			if is.Epoch != k.spread.Epoch {
-				k.broken = k.broken || k.spread.Phase == counter.Open
-				continue
+	for i, k := range sums {
+		step := counter.ReshardStep{To: counter.ToGather, Epoch: k.sharding.Epoch, Shards: make([]counter.Shard, counter.Shards)}
+		for p, is := range read[i] {
+			k.take(p, is)
+			if is.Epoch == k.sharding.Epoch {
+				step.Shards[p] = is
 			}
-			k.broken = k.broken || k.spread.Phase == counter.Open && !is.Open
-			k.take(p, *is)
-			step.Parts[p] = is.Part
-			moved = moved || is.Sequence > k.spread.Parts[p].Sequence
 		}
-		k.looked, step.Updated = time.Now(), k.updated
-		if !moved {
+		if !k.ahead() {
 			continue
 		}
-		if op, err := s.stepOp(key, step); err == nil {
+		if op, err := s.stepOp(keys[i], step); err == nil {
 			ops = append(ops, op)
 		}
 	}
@@ -184,23 +165,23 @@ func (s *Store) gather(ctx context.Context, keys []string) error {
 	return err
 }
 
-// run spreads, gathers and folds until ctx ends.
+// run splits, gathers and merges until ctx ends.
 func (s *Store) run(ctx context.Context) {
 	ticker := time.NewTicker(s.cfg.Gather)
 	defer ticker.Stop()
 	failed := false
-	for looked := (time.Time{}); ; {
+	for swept := (time.Time{}); ; {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case key := <-s.start:
-			err = s.within(ctx, func(ctx context.Context) error { return s.spread(ctx, key) })
+			err = s.within(ctx, func(ctx context.Context) error { return s.split(ctx, key) })
 		case <-ticker.C:
 			err = s.within(ctx, s.tick)
-			if time.Since(looked) >= looks {
-				looked = time.Now()
-				err = errors.Join(err, s.within(ctx, s.lookAround))
+			if time.Since(swept) >= sweeps {
+				swept = time.Now()
+				err = errors.Join(err, s.within(ctx, s.sweep))
 			}
 		}
 		if ctx.Err() != nil {
@@ -208,9 +189,11 @@ func (s *Store) run(ctx context.Context) {
 		}
 		if (err != nil) != failed {
 			level := zerolog.DebugLevel // nothing is hot, and the store has said that it is away
-			if s.some.Load() {
+			s.mu.Lock()
+			if len(s.known) > 0 {
 				level = zerolog.WarnLevel
 			}
+			s.mu.Unlock()
 			if failed = err != nil; failed {
 				s.cfg.Log.WithLevel(level).Err(err).Msg("counters: hot sums cannot be gathered now")
 			} else {
@@ -226,112 +209,83 @@ func (s *Store) within(ctx context.Context, do func(context.Context) error) erro
 	return do(ctx)
 }
 
-func (s *Store) owns(key string) bool {
-	return s.cfg.Owner == nil || s.cfg.Owner.Owns(counterredis.BucketOf(key))
-}
-
-// tick makes the next steps of all sums that are known, as far as they are this process's.
+// tick gathers what this process has added to shards, and repairs what is broken.
 func (s *Store) tick(ctx context.Context) error {
 	now := time.Now()
-	var gather, fold, open, missing []string
+	var ahead, broken []string
 	s.mu.Lock()
 	for key, k := range s.known {
-		mine, late := s.owns(key), now.Sub(k.looked) > missed
 		switch {
-		case !mine && now.Sub(k.used) > unused:
+		case now.Sub(k.used) > unused:
 			delete(s.known, key)
-		case k.broken || k.spread.Phase == counter.Closing && (mine || late):
-			fold = append(fold, key)
-		case k.spread.Phase == counter.Opening && (mine || late):
-			open = append(open, key)
-		case k.spread.Phase != counter.Open:
-		case mine:
-			gather = append(gather, key)
-		case late:
-			missing = append(missing, key)
+		case k.broken:
+			broken = append(broken, key)
+		case k.ahead():
+			ahead = append(ahead, key)
 		}
 	}
-	s.some.Store(len(s.known) > 0)
 	s.mu.Unlock()
-	var err error
-	for _, key := range missing {
-		_, fault := s.look(ctx, key)
-		err = errors.Join(err, fault)
-		s.mu.Lock()
-		if k := s.known[key]; k != nil && k.looked.Before(now) { // nobody else gathers
-			gather = append(gather, key)
-		}
-		s.mu.Unlock()
-	}
-	err = errors.Join(err, s.gather(ctx, gather))
-	fold = append(fold, s.cool(gather)...)
-	for _, key := range fold {
-		err = errors.Join(err, s.fold(ctx, key))
-	}
-	for _, key := range open {
-		is, fault := s.look(ctx, key)
-		if fault == nil {
-			fault = s.open(ctx, key, is)
-		}
-		err = errors.Join(err, fault)
+	err := s.gatherUnlessOthers(ctx, ahead)
+	for _, key := range broken {
+		err = errors.Join(err, s.repair(ctx, key))
 	}
 	return err
 }
 
-// cool returns those of keys that have had a low rate for long.
-func (s *Store) cool(keys []string) (cold []string) {
-	now := time.Now()
+// gatherUnlessOthers gathers those of sums that no other process has gathered since this one has last seen their records.
+// So one of many processes gathers, and when it dies another one.
+func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	read, err := s.Store.Read(ctx, keys, "", 0)
+	if err != nil {
+		return err
+	}
+	var sums []*sum
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, key := range keys {
-		k := s.known[key]
-		if k == nil {
+	for i, key := range keys {
+		knew := s.known[key]
+		if knew == nil {
 			continue
 		}
-		total := k.counter().Version.Sequence
-		took := now.Sub(k.rateAt)
-		switch {
-		case k.rateAt.IsZero():
-			k.rateAt, k.rateOf = now, total
-		case took < rateOver && took < s.cfg.Cool:
-		case float64(total-k.rateOf) >= float64(s.cfg.Rate)/10*took.Seconds():
-			k.rateAt, k.rateOf, k.cool = now, total, time.Time{}
-		default:
-			if k.cool.IsZero() {
-				k.cool = k.rateAt
-			}
-			k.rateAt, k.rateOf = now, total
-			if now.Sub(k.cool) >= s.cfg.Cool {
-				cold = append(cold, key)
-			}
+		before := knew.record.Sharding
+		if k := s.learn(read[i].Counter); k == knew && k.record.Sharding == before {
+			sums = append(sums, k)
 		}
 	}
-	return cold
+	s.mu.Unlock()
+	return s.gather(ctx, sums)
 }
 
-// lookAround finds hot sums of this process's buckets that others have left.
-func (s *Store) lookAround(ctx context.Context) error {
+// sweep gathers what processes that died have left in the shards of sums in this process's buckets.
+func (s *Store) sweep(ctx context.Context) error {
 	var buckets []int
 	for b := range counterredis.Buckets {
 		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
 			buckets = append(buckets, b)
 		}
 	}
-	keys, err := s.parts.Hot(ctx, buckets)
+	hot, err := s.shards.Sharded(ctx, buckets)
 	if err != nil {
 		return err
 	}
-	for _, key := range keys {
-		s.mu.Lock()
-		k := s.known[key]
-		s.mu.Unlock()
-		if k != nil {
-			continue
+	var sums []*sum
+	for _, c := range hot {
+		sharding, fault := counter.ParseSharding(c.Sharding)
+		switch {
+		case fault != nil:
+		case sharding.Active && c.Version.Sequence > 0:
+			sums = append(sums, &sum{record: c, sharding: sharding})
+		case sharding.Active: // it was deleted in another region
+			fault = s.merge(ctx, c.Key)
+		case c.Touched(): // it is whole, and its bucket has not heard of that
+			_, fault = s.step(ctx, c.Key, counter.ReshardStep{To: counter.ToMerge})
 		}
-		is, fault := s.look(ctx, key)
-		if err = errors.Join(err, fault); fault == nil && !is.Active() {
-			err = errors.Join(err, s.forget(ctx, key, is.Epoch))
-		}
+		err = errors.Join(err, fault)
+	}
+	for some := range slices.Chunk(sums, counter.MaxKeys) {
+		err = errors.Join(err, s.gather(ctx, some))
 	}
 	return err
 }

@@ -29,8 +29,8 @@ const (
 	// changes a second need up to 200 scripts then.
 	redisPace = 5 * time.Millisecond
 
-	// gathersOfInterval is how often a hot sum is gathered within PersistInterval: what its
-	// parts have gained is persisted by then, too.
+	// gathersOfInterval is how often a sharded sum is gathered within PersistInterval: what its
+	// shards have gained is persisted by then, too.
 	gathersOfInterval = 20
 )
 
@@ -47,7 +47,7 @@ type Config struct {
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
 	HotRate         int                   // as hot.Config has it; required with Redis
-	Owner           hot.Owner             // says which buckets of hot sums and of regions are this process's; default: all
+	Owner           hot.Owner             // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
 }
@@ -104,7 +104,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 	}
 }
 
-// openRedis opens a store in Redis, and what spreads its hot sums and shares its counters with other regions.
+// openRedis opens a store in Redis, and what shards its busy sums and shares its counters with other regions.
 func (c *Counters) openRedis(ctx context.Context) error {
 	cfg, gather := &c.cfg, time.Duration(0) // the default
 	var redis *counterredis.Store

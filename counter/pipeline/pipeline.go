@@ -6,7 +6,7 @@
 //  1. counter.Combiner gathers changes while a write is under way and sends them together.
 //  2. The top list tracker and the [Observer] receive the results after layer 5, before the answer.
 //  3. Package regions, with other regions only, marks totals as approximate.
-//  4. Package hot, with Redis only, adds to the shards of sharded sums instead of their records.
+//  4. Package hot, with Redis only, adds to the shards of busy sums instead of their records.
 //  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
 //
 // Reads and watches begin at 3. Limits have a queue of their own in front of 5.

@@ -51,7 +51,7 @@ func (s asStore) Close() error { return s.counters.Close() }
 func opened(t testing.TB, cfg Config) asStore {
 	t.Helper()
 	cfg.Rules, cfg.Registerer = countertest.Rules, prometheus.NewRegistry()
-	cfg.HotRate = 1_000_000 // a sum that is spread gains in a step when it is gathered: package hot tests it
+	cfg.HotRate = 1_000_000 // a sharded sum gains in a step when it is gathered: package hot tests it
 	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 	c, err := Open(t.Context(), cfg)
 	if err != nil {

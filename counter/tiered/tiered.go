@@ -113,7 +113,7 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
-// Front is what stands in front, for the parts of hot sums: they are in Redis alone.
+// Front is the store in front, for the shards of sums: they are in Redis alone.
 func (s *Store) Front() *counterredis.Store { return s.redis }
 
 // Limit is as counter.Limiter says. Limits are in Redis alone: a Redis that loses its memory
@@ -489,28 +489,32 @@ func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 }
 
 // Aggregate is as counter.Reader says: PostgreSQL adds up, once it has everything that was changed before. Sums that
-// are spread are read one by one, since their parts are in Redis alone.
+// are sharded are read one by one, since their shards are in Redis alone.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
 	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while it is away
 	if err == nil {
 		err = s.persistAll(ctx)
 	}
-	var spread []string
+	var sharded []string
 	if err == nil {
-		spread, err = s.redis.Spread(ctx, prefix)
+		sharded, err = s.redis.ShardedKeys(ctx, prefix)
 	}
-	for some := range slices.Chunk(spread, counter.MaxKeys) {
+	for some := range slices.Chunk(sharded, counter.MaxKeys) {
 		if err != nil {
 			break
 		}
 		var found []counter.Reading
 		if found, err = s.router.Read(ctx, some, "", 0); err == nil {
-			err = s.redis.AddWhole(ctx, total, found)
+			sums := make([]counter.Counter, len(found))
+			for i := range found {
+				sums[i] = found[i].Counter
+			}
+			err = s.redis.AddWhole(ctx, total, sums)
 		}
 	}
 	if err == nil {
-		err = s.pg.AddTo(ctx, total, prefix, spread)
+		err = s.pg.AddTo(ctx, total, prefix, sharded)
 	}
 	if err != nil {
 		return counter.Aggregate{}, during(fmt.Sprintf("aggregate %q", prefix), err)

@@ -320,13 +320,13 @@ func persisted(t *trial) figures {
 	return f
 }
 
-// hotInCluster measures a sum that is spread over three masters: where its scripts run, and what an
-// exact read takes beside one of a sum that is not spread.
+// hotInCluster measures a sum that is sharded over three masters: where its scripts run, and what an
+// exact read takes beside one of a sum that is not sharded.
 func hotInCluster(t *trial) figures {
 	cluster := redistest.StartCluster(t, 3, 0)
 	s := t.serveCounters("--redis", cluster.URL(), "--hot-rate", "20")
 	change := []string{"-rate", "2000", "-keys", "votes:hot"}
-	t.calls(s, change...) // until it is spread
+	t.calls(s, change...) // until it is split
 	var before, ran [3]float64
 	for i, m := range cluster.Masters {
 		before[i] = scripts(t, m)

@@ -38,7 +38,7 @@ type strike struct {
 const (
 	counterKey = "the key of the simulator"
 
-	// hotRate is one that the sums of the simulator pass, so that they are spread.
+	// hotRate is one that the sums of the simulator pass, so that they are split.
 	hotRate = "3"
 )
 

@@ -1,10 +1,11 @@
--- counter_part.lua: a part of a hot sum: open it, add to it, close it, or have it end by itself.
+-- counter_shard.lua: a shard of a sum: open it, add to it, or close it.
 --
 -- KEYS     hc:{n}:h:<key>, hc:{n}:s
--- ARGV     open, add, close or end; the epoch; then of add: by how much; of end: when, ms
--- Returns  the part, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, and nothing was
---          added; "busy": the bucket is held still
--- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A part that a server
+-- ARGV     open, add or close; the epoch; then of open: 1 when the sum has nothing of its shards yet, so that one that is
+--          not there was not lost; of add: by how much; of close: when it ends by itself, ms, or 0: never
+-- Returns  the shard, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, or now,
+--          and nothing was added
+-- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A shard that a server
 -- brings back from before a restart is not added to any more: it may have lost what the sum has of it. O(1).
 --#include counter_number.lua
 
@@ -32,17 +33,18 @@ end
 if what == 'add' then
   if is ~= epoch or phase ~= 's' or of ~= run then return 'moved' end
   local frozen = redis.call('HGET', KEYS[2], 'until')
-  if frozen and now < tonumber(frozen) then return 'busy' end
+  if frozen and now < tonumber(frozen) then return 'moved' end -- the sum's own bucket has it wait
   local after = plus(value, ARGV[3])
   if not after or #after > 17 then return 'moved' end -- the sum has to judge it
   return keep('s', after, sequence + 1)
 elseif what == 'open' then
-  if is and not later(epoch, is) then return text end
+  if is and not later(epoch, is) then return is == epoch and phase == 's' and of == run and text or 'moved' end
+  if ARGV[3] ~= '1' then return 'moved' end
   return keep('s', '0', 0)
-elseif what == 'close' then
-  if is and later(is, epoch) or is == epoch and phase == 'c' then return text end
-  if is ~= epoch then value, sequence, at = '0', 0, '0' end -- it is lost; the sum keeps what it has of it
-  return keep('c', value, sequence, at)
 end
-if is == epoch and phase == 'c' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
-return text or ''
+if not (is and later(is, epoch) or is == epoch and phase == 'c') then
+  if is ~= epoch then value, sequence, at = '0', 0, '0' end -- it is lost; the sum keeps what it has of it
+  text, is = keep('c', value, sequence, at), epoch
+end
+if is == epoch and ARGV[3] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return text

@@ -1,0 +1,227 @@
+package counterredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// This file is for package hot, which says what a shard is. The shards of one key are in 16 different
+// buckets, so in 16 slots: every third, which leaves no master of a Cluster without some.
+
+// errMoved says that a shard takes nothing in that epoch, and that nothing was added.
+var errMoved = fmt.Errorf("%w: it is not open", counter.ErrSharded)
+
+func shardBucket(key string, shard int) int { return (hashBucket(key) + 3*shard) % Buckets }
+
+// shardCall is a run of counter_shard.lua.
+func shardCall(what, key string, shard int, e counter.Epoch, more ...any) *redisconn.Call {
+	b := shardBucket(key, shard)
+	return &redisconn.Call{Script: scripts.CounterShard, Keys: []string{shardKey(b, key), stateKey(b)}, Args: append([]any{what, e.String()}, more...)}
+}
+
+func parseShard(text string) (p counter.Shard, err error) {
+	f := strings.Fields(text)
+	if len(f) != 6 {
+		return p, errReplied()
+	}
+	var errs [4]error
+	var at int64
+	p.Epoch, errs[0] = counter.ParseEpoch(f[0])
+	p.Value, errs[1] = strconv.ParseInt(f[2], 10, 64)
+	p.Sequence, errs[2] = strconv.ParseUint(f[3], 10, 64)
+	at, errs[3] = strconv.ParseInt(f[4], 10, 64)
+	if err := errors.Join(errs[:]...); err != nil {
+		return p, fmt.Errorf("%w: shard %q: %w", counter.ErrUnavailable, text, err)
+	}
+	p.Updated = time.UnixMilli(at).UTC()
+	return p, nil
+}
+
+// ShardAdd is a change of a shard.
+type ShardAdd struct {
+	Key   string
+	Shard int
+	Epoch counter.Epoch
+	Delta int64
+}
+
+// ShardAdded is what became of a ShardAdd. Err is counter.ErrSharded when the shard takes nothing in that epoch: then
+// nothing was added. Else an error says that it is unknown whether it was.
+type ShardAdded struct {
+	Shard counter.Shard
+	Err   error
+}
+
+// AddToShards adds to shards, each by itself, in one round trip.
+func (s *Store) AddToShards(ctx context.Context, adds []ShardAdd) []ShardAdded {
+	calls := make([]*redisconn.Call, len(adds))
+	for i, a := range adds {
+		calls[i] = shardCall("add", a.Key, a.Shard, a.Epoch, strconv.FormatInt(a.Delta, 10))
+	}
+	_ = s.conn.Run(ctx, calls) // each call has its error
+	out := make([]ShardAdded, len(adds))
+	for i, c := range calls {
+		text, _ := c.Reply.(string)
+		switch {
+		case c.Err != nil:
+			out[i].Err = c.Err
+		case text == "moved":
+			out[i].Err = errMoved
+		default:
+			out[i].Shard, out[i].Err = parseShard(text)
+		}
+	}
+	return out
+}
+
+// OpenShards opens shards of key in an epoch, and reports whether all of them take additions. fresh: the sum has nothing of
+// its shards yet, so none of those that are not there has lost something that the sum has.
+func (s *Store) OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error) {
+	calls := make([]*redisconn.Call, len(shards))
+	for i, p := range shards {
+		calls[i] = shardCall("open", key, p, e, flag(fresh))
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return false, err
+	}
+	return !slices.ContainsFunc(calls, func(c *redisconn.Call) bool { return c.Reply == "moved" }), nil
+}
+
+// CloseShards closes shards of key in an epoch, and returns what they have for ever. They end after kept; 0: never.
+func (s *Store) CloseShards(ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int) ([]counter.Shard, error) {
+	calls := make([]*redisconn.Call, len(shards))
+	for i, p := range shards {
+		calls[i] = shardCall("close", key, p, e, kept.Milliseconds())
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+	out := make([]counter.Shard, len(shards))
+	for i := range shards {
+		text, _ := calls[i].Reply.(string)
+		is, err := parseShard(text)
+		if err != nil {
+			return nil, err
+		}
+		if is.Epoch == e { // else it is of a life of the sum that was lost
+			out[i] = is
+		}
+	}
+	return out, nil
+}
+
+// Shards reads all shards of keys in one round trip.
+func (s *Store) Shards(ctx context.Context, keys []string) (out [][counter.Shards]counter.Shard, err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		texts := make([]*redis.StringCmd, 0, counter.Shards*len(keys))
+		for _, key := range keys {
+			for p := range counter.Shards {
+				texts = append(texts, pipe.Get(ctx, shardKey(shardBucket(key, p), key)))
+			}
+		}
+		s.conn.Metrics.Commands.Add(float64(len(texts)))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		out = make([][counter.Shards]counter.Shard, len(keys))
+		for i, cmd := range texts {
+			text, err := cmd.Result()
+			if errors.Is(err, redis.Nil) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if out[i/counter.Shards][i%counter.Shards], err = parseShard(text); err != nil {
+				return redisconn.Answered(err)
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Sharded returns the records of the sums of buckets that are sharded, and perhaps of some that are whole again. What was evicted
+// has only its key.
+func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, error) {
+	c, err := s.conn.Known(ctx)
+	if err != nil || len(buckets) == 0 {
+		return nil, err
+	}
+	calls := perSlot(c, scripts.CounterSharded, buckets, func(b int) []string { return []string{shardedKey(b), countersKey(b)} })
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+	var sums []counter.Counter
+	for _, cl := range calls {
+		list, _ := cl.Reply.([]any)
+		for i := 0; i+1 < len(list); i += 2 {
+			key, _ := list[i].(string)
+			record, _ := list[i+1].(string)
+			sum, _, err := parseState(key, record)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			}
+			sums = append(sums, sum)
+		}
+	}
+	return sums, nil
+}
+
+// ShardedKeys returns the keys of the sums with prefix that are sharded.
+func (s *Store) ShardedKeys(ctx context.Context, prefix string) (keys []string, err error) {
+	sums, err := s.Sharded(ctx, allBuckets())
+	for i := range sums {
+		if presence.HasPrefix(sums[i].Key, prefix) {
+			keys = append(keys, sums[i].Key)
+		}
+	}
+	return keys, err
+}
+
+// AddWhole adds sums to total, with what their shards have beyond what was read.
+func (s *Store) AddWhole(ctx context.Context, total *counter.Total, sums []counter.Counter) error {
+	if err := s.whole(ctx, sums); err != nil {
+		return err
+	}
+	for _, c := range sums {
+		total.Add(counter.State{Kind: c.Kind, Value: c.Value, Version: c.Version})
+	}
+	return nil
+}
+
+// whole adds to sums what their shards have beyond what was read.
+func (s *Store) whole(ctx context.Context, sums []counter.Counter) error {
+	if len(sums) == 0 {
+		return nil
+	}
+	keys := make([]string, len(sums))
+	for i := range sums {
+		keys[i] = sums[i].Key
+	}
+	shards, err := s.Shards(ctx, keys)
+	if err != nil {
+		return err
+	}
+	for i, c := range sums {
+		sharding, err := counter.ParseSharding(c.Sharding)
+		if err != nil {
+			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		sums[i] = sharding.With(c, &shards[i])
+	}
+	return nil
+}
