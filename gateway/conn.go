@@ -241,7 +241,7 @@ func (c *conn) Ended() {
 	for _, w := range c.wants {
 		if w.joined {
 			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
-			g.roster.leave(c.user, w.name, c, true)
+			c.absent(w.name, true)
 		}
 	}
 	if c.sum != nil {
@@ -323,7 +323,8 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
 	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {
-		c.opens = &id.Pages
+		open := id.Pages // not &id.Pages, which would keep all of id
+		c.opens = &open
 	}
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)

@@ -59,7 +59,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 	if !ok {
 		return
 	}
-	if err == nil {
+	if err == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
 	last := c.GetHeader("Last-Event-ID")

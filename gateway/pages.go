@@ -65,14 +65,8 @@ func (c *conn) do(m message) error {
 	}
 	switch m.kind {
 	case typeJoin:
-		if c.crawler {
-			return c.subscribe(m)
-		}
 		return c.join(m.pages[0])
 	case typeLeave:
-		if c.crawler {
-			c.unsubscribe(m.pages)
-		}
 		c.leave(m.pages[0])
 	case typeSubscribe:
 		return c.subscribe(m)
@@ -108,6 +102,25 @@ func (c *conn) admitPrivate(names []string) error {
 	return nil
 }
 
+// present joins the page in the roster, unless the client is a crawler: that only gets the counts. stored says that the
+// store has the join.
+func (c *conn) present(name string) (stored bool, err error) {
+	if c.crawler {
+		return true, nil
+	}
+	return c.g.roster.join(c.user, name, c)
+}
+
+// isStored reports whether the store has the join of the page.
+func (c *conn) isStored(name string) bool { return c.crawler || c.g.roster.stored(c.user, name) }
+
+// absent ends what present began, with the grace if the connection was lost.
+func (c *conn) absent(name string, lost bool) {
+	if !c.crawler {
+		c.g.roster.leave(c.user, name, c, lost)
+	}
+}
+
 // join joins the page and subscribes to it. The page's next count is held back
 // until the store has the join, so that this count includes the client.
 func (c *conn) join(name string) error {
@@ -123,7 +136,7 @@ func (c *conn) join(name string) error {
 	switch {
 	case !w.joined:
 		c.Hold(topic)
-		stored, err := c.g.roster.join(c.user, name, c)
+		stored, err := c.present(name)
 		if err != nil {
 			if w.counts != noCounts {
 				c.Ready(topic)
@@ -151,7 +164,7 @@ func (c *conn) join(name string) error {
 // release stops holding back the count of a joined page, if the store has the join.
 // If not, the roster calls arrived later.
 func (c *conn) release(name string) {
-	if c.g.roster.stored(c.user, name) {
+	if c.isStored(name) {
 		c.arrived(name)
 	}
 }
@@ -170,7 +183,7 @@ func (c *conn) arrived(name string) {
 func (c *conn) uncounted() bool {
 	joined := false
 	for _, w := range c.wants {
-		if w.joined && c.g.roster.stored(c.user, w.name) {
+		if w.joined && c.isStored(w.name) {
 			return false
 		}
 		joined = joined || w.joined
@@ -209,7 +222,7 @@ func (c *conn) leave(name string) {
 	}
 	c.tidy()
 	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
-	c.g.roster.leave(c.user, name, c, false)
+	c.absent(name, false)
 }
 
 // subscribe subscribes to all pages and counters of the message. If they are too

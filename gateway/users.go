@@ -29,6 +29,8 @@ type userWatch struct {
 	g    *Gateway
 	wake chan struct{} // holds one: somebody has begun to follow a user
 
+	seq uint64 // of the updates, so that they are in order also for a user who is followed anew; run's own
+
 	mu    sync.Mutex // guards users; the hub's lock may be held when it is taken
 	users map[presence.Topic]*followedUser
 }
@@ -130,10 +132,14 @@ func (w *userWatch) ask(ctx context.Context, users []*followedUser) {
 		if value == u.update.Value {
 			continue
 		}
-		u.update.Value = value
-		u.update.Version.Incarnation = 1
-		u.update.Version.Sequence++
-		w.g.hub.Update(u.update)
+		w.seq++
+		u.update.Value, u.update.Version = value, presence.Version{Incarnation: 1, Sequence: w.seq}
+		w.mu.Lock()
+		followed := w.users[u.update.Topic] == u
+		w.mu.Unlock()
+		if followed {
+			w.g.hub.Update(u.update)
+		}
 	}
 }
 

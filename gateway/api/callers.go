@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -47,14 +48,16 @@ var ErrElsewhere = errors.New("this page is of another site, and a visitor is so
 // Site returns the site that a request is for.
 func (w *Callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
 
-// Cacheable lets proxies keep the answer to a public GET for CacheReads.
-func (w *Callers) Cacheable(c *gin.Context) {
-	if w.CacheReads == 0 {
+// Cacheable lets proxies keep the answer to a public GET for CacheReads, unless it is about a private page.
+func (w *Callers) Cacheable(c *gin.Context, pages ...string) {
+	if w.CacheReads == 0 || slices.ContainsFunc(pages, w.Private.Has) {
 		return
 	}
-	httppolicy.Cacheable(c.Writer.Header(), w.CacheReads)
-	if len(w.Sites.All()) > 1 { // either header may say which site the request is for
-		httppolicy.AddVary(c.Writer.Header(), "Origin", identity.SiteHeader)
+	h := c.Writer.Header()
+	httppolicy.Cacheable(h, w.CacheReads)
+	httppolicy.AddVary(h, "Origin") // for the CORS headers
+	if len(w.Sites.All()) > 1 {     // what Sites.Of goes by
+		httppolicy.AddVary(h, identity.SiteHeader, "Sec-Fetch-Site")
 	}
 }
 

@@ -19,6 +19,15 @@ import (
 // Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page and
 // the sender may use it. query says whether the URL's parameters count. If ok is false, it has written the error answer.
 func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (name string, ok bool) {
+	if name, ok = pageInPath(c, check); ok {
+		ok = w.admitPrivate(c, query, name)
+	}
+	return name, ok
+}
+
+// pageInPath returns the name of the page in the path, if check accepts the page. If ok is false, it has written the error
+// answer.
+func pageInPath(c *gin.Context, check func(string) error) (name string, ok bool) {
 	name, err := url.PathUnescape(c.Param("page"))
 	if err == nil {
 		err = check(name)
@@ -27,8 +36,7 @@ func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (na
 		badRequest(c, err.Error())
 		return "", false
 	}
-	name = siteOf(c).Qualify(name)
-	return name, w.admitPrivate(c, query, name)
+	return siteOf(c).Qualify(name), true
 }
 
 // counts returns the counts of pages, in the order of pages, as this process knows them. If it
@@ -65,7 +73,7 @@ func (a *API) getCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	a.callers.Cacheable(c)
+	a.callers.Cacheable(c, name)
 	switch {
 	case httppolicy.WantsHTML(c.Request):
 		write(c, "text/html; charset=utf-8", counterPage(counts[0]))
@@ -189,7 +197,7 @@ func (a *API) getCounters(c *gin.Context) {
 	if !ok {
 		return
 	}
-	a.callers.Cacheable(c)
+	a.callers.Cacheable(c, pages...)
 	body := []byte(`{"counters":[`)
 	for i, count := range counts {
 		if i > 0 {

@@ -2,6 +2,8 @@ package api
 
 import (
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 
 	"zgo.at/isbot"
@@ -19,6 +21,15 @@ func (w *Callers) Crawler(r *http.Request) bool {
 	return true
 }
 
+// named are crawlers and fetchers whose names isbot does not know, or finds by their address alone.
+var named = []string{
+	"Slurp", "facebookexternalhit", "Mediapartners-Google", "GoogleOther", "Google-InspectionTool", "Google-Read-Aloud", "ia_archiver",
+	"Claude-User", "ChatGPT-User", "Slackbot", "WhatsApp/", "Embedly",
+}
+
+// boty is a name that calls itself a bot, a crawler or a spider. Phones are called Spider, and people Abbott.
+var boty = regexp.MustCompile(`(?i)(?:bot|crawler|spider)(?:/|;| \(|$)`)
+
 // people removes from a User-Agent what isbot takes for a sign of a bot, but programs of people have as well: the address of
 // their homepage, an HTTP library, and a browser without a window.
 var people = strings.NewReplacer("://", " ", "okhttp/", "", "WinInet", "", "HeadlessChrome/", "Chrome/")
@@ -28,10 +39,15 @@ func isCrawler(agent string) bool {
 	if len(agent) > 512 {
 		agent = agent[:512]
 	}
+	if slices.ContainsFunc(named, func(name string) bool { return strings.Contains(agent, name) }) {
+		return true
+	}
 	// isbot looks no further at a name that is short or stands alone.
 	switch isbot.UserAgent(people.Replace(agent) + " / by name") {
-	case isbot.BotKnownBot, isbot.BotBoty:
+	case isbot.BotKnownBot:
 		return true
+	case isbot.BotBoty:
+		return boty.MatchString(agent)
 	}
 	return false
 }

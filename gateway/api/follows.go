@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -37,7 +39,7 @@ func (a *API) followRoutes(e *gin.Engine) {
 // getNotifications lists the pages with unread changes.
 func (a *API) getNotifications(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := a.callers.follower(c)
+	user, id, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
@@ -51,6 +53,7 @@ func (a *API) getNotifications(c *gin.Context) {
 	}
 	body := strconv.AppendInt([]byte(`{"count":`), count, 10)
 	body = append(body, `,"notifications":[`...)
+	list = slices.DeleteFunc(list, func(n unread.Notification) bool { return !a.callers.sees(c, id, n.Page) })
 	for i, n := range list {
 		if i > 0 {
 			body = append(body, ',')
@@ -87,7 +90,7 @@ func (a *API) deleteNotification(c *gin.Context) {
 
 func (a *API) getFollows(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := a.callers.follower(c)
+	user, id, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
@@ -118,8 +121,12 @@ func (a *API) getFollows(c *gin.Context) {
 		return
 	}
 	body, some := []byte(`{"follows":[`), []byte(nil)
+	listed := 0
 	for i, f := range s.Follows {
-		if i > 0 {
+		if !a.callers.sees(c, id, f.Page) {
+			continue
+		}
+		if listed++; listed > 1 {
 			body = append(body, ',')
 		}
 		body = presence.AppendString(body, presence.KeyOf(f.Page))
@@ -178,7 +185,10 @@ func (a *API) deleteFollow(c *gin.Context) {
 // about. If ok is false, it has written the error answer.
 func (a *API) followed(c *gin.Context) (name string, user unread.User, id identity.Identity, ok bool) {
 	if user, id, ok = a.callers.follower(c); ok {
-		name, ok = a.callers.Page(c, presence.CheckPage, false)
+		name, ok = pageInPath(c, presence.CheckPage)
+	}
+	if ok && c.Request.Method == http.MethodPut { // whoever follows a page that has become private may end that
+		ok = a.callers.admitPrivate(c, false, name)
 	}
 	return name, user, id, ok
 }

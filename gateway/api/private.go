@@ -47,15 +47,24 @@ func (w *Callers) Shut(names []string, open Matches) string {
 	return ""
 }
 
+// sees reports whether the caller may be told of a page that it follows: a page may have become private since.
+func (w *Callers) sees(c *gin.Context, id identity.Identity, name string) bool {
+	return w.Shut([]string{name}, id.Pages) == "" || w.IsServer(c.Request)
+}
+
 // admitPrivate refuses a request that names private pages, unless its sender may use all of them. query says whether the
 // URL's parameters count. If admitPrivate returns false, it has written the error answer.
 func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) bool {
 	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
 		return true
 	}
+	if httppolicy.APIKey(c.Request) != "" {
+		return w.Server(c) // the key is wrong
+	}
 	id, err := w.Identity(c, query)
+	open := c.Request.Method == http.MethodGet && c.Query("join") != "1" || c.Request.Method == http.MethodHead // to everybody, but for the page
 	switch {
-	case err != nil && !errors.Is(err, identity.ErrNoToken):
+	case err != nil && !(open && errors.Is(err, identity.ErrNoToken)):
 		RefuseIdentity(c.Writer, err)
 	case w.Shut(names, id.Pages) == "":
 		return true

@@ -57,7 +57,7 @@ func (a *API) getStats(c *gin.Context) {
 	if !ok {
 		return
 	}
-	a.callers.Cacheable(c)
+	a.callers.Cacheable(c, name)
 	answer := q.Answer(name, list, counts[0].Users, now)
 	write(c, "application/json", answer.AppendJSON(nil))
 }

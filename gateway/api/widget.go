@@ -93,7 +93,7 @@ func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string
 // getBadge answers with the count as an image.
 func (a *API) getBadge(c *gin.Context) {
 	if s, ok := a.readDisplay(c, badgeColor, badgeBackground); ok {
-		a.callers.Cacheable(c)
+		a.callers.Cacheable(c, s.Page)
 		s.writeBadge(c)
 	}
 }

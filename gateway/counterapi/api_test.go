@@ -57,7 +57,7 @@ func (users) HasKey(key string) bool { return key == "k" }
 
 func (users) Crawler(*http.Request) bool { return false }
 
-func (users) Cacheable(*gin.Context) {}
+func (users) Cacheable(*gin.Context, ...string) {}
 
 func (users) Public(c *gin.Context) bool { return c.GetHeader("User") != "expired" || refuse(c) }
 

@@ -229,7 +229,9 @@ func (a *API) changeMember(c *gin.Context, join bool) {
 		return
 	}
 	if !one.server && a.callers.Crawler(c.Request) {
-		a.readMember(c, one, "")
+		if is, ok := a.readOne(c, one, 0); ok {
+			writeMember(c, is, false)
+		}
 		return
 	}
 	if made, ok := a.make(c, counter.Op{Changes: []counter.Change{change}}); ok {

@@ -91,7 +91,7 @@ type Callers interface {
 	// Crawler reports whether the client is a crawler that is not to be counted.
 	Crawler(r *http.Request) bool
 	// Cacheable lets proxies keep the answer to a public GET.
-	Cacheable(c *gin.Context)
+	Cacheable(c *gin.Context, pages ...string)
 	// Public refuses a request that carries a bad token. If it returns false, it has
 	// written the error answer.
 	Public(c *gin.Context) bool
@@ -496,10 +496,10 @@ func (a *API) logKind(rule *counter.Rule) {
 // this process knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
-		for _, key := range keys {
-			a.live.hub.Touch(Topic(key))
-		}
 		if current := a.live.current(keys); current != nil {
+			for _, key := range keys {
+				a.live.hub.Touch(Topic(key))
+			}
 			return current, nil
 		}
 	}
@@ -516,6 +516,9 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		r := &readings[i]
 		if !r.Stale {
 			a.live.remember(r.Counter)
+		}
+		if r.Touched() && lag > 0 && member == "" && a.cfg.Counters.Remote() {
+			a.live.hub.Touch(Topic(r.Key))
 		}
 		rule := a.cfg.Rules.Find(r.Key)
 		if r.Kind != 0 && r.Kind != rule.Kind {

@@ -194,7 +194,7 @@ func (l *Live) current(keys []string) []counter.Reading {
 	var all []counter.Reading
 	for _, key := range keys {
 		k := l.keys[key]
-		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown {
+		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown || l.behind(k) {
 			return nil
 		}
 		if all == nil {
@@ -205,6 +205,16 @@ func (l *Live) current(keys []string) []counter.Reading {
 		all = append(all, counter.Reading{Counter: c})
 	}
 	return all
+}
+
+// behind reports whether this process has made a change, or read one, whose notification has yet to arrive. The caller
+// holds mu.
+func (l *Live) behind(k *tracked) bool {
+	if l.memory == nil {
+		return false
+	}
+	last, ok := l.memory.Peek(k.counter.Key)
+	return ok && (last.Version.Compare(k.counter.Version) > 0 || !last.Touched() && k.counter.Touched())
 }
 
 // Run owns Live's goroutines until ctx ends.

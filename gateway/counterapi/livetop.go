@@ -10,12 +10,17 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
 const (
 	topEvery    = time.Second // between two looks at a list that somebody follows
-	maxTopLists = 64          // lists that are followed at a time; a stream of a further one is 429
+	maxTopLists = 256         // lists that are followed at a time, about; a stream of a further one is 429
+
+	// An address may begin to follow so many lists a second that nobody follows.
+	newListRate  = 1
+	newListBurst = 5
 )
 
 // TopKind is the kind of the topics of top lists. Their values are JSON.
@@ -29,6 +34,9 @@ type LiveTop struct {
 	hub  Hub
 	wake chan struct{} // holds one: somebody has begun to look at a list
 
+	fresh *httppolicy.RateLimiter // of lists that nobody follows yet, by address
+	seq   uint64                  // of the updates, so that they are in order also for a list that is followed anew; Run's own
+
 	mu    sync.Mutex // guards lists; the hub's lock may be held when it is taken
 	lists map[presence.Topic]*followedTop
 }
@@ -41,7 +49,10 @@ type followedTop struct {
 
 // NewLiveTop returns a LiveTop that does nothing until Run.
 func NewLiveTop(api *API, hub Hub) *LiveTop {
-	return &LiveTop{api: api, hub: hub, wake: make(chan struct{}, 1), lists: map[presence.Topic]*followedTop{}}
+	return &LiveTop{
+		api: api, hub: hub, wake: make(chan struct{}, 1), lists: map[presence.Topic]*followedTop{},
+		fresh: httppolicy.NewRateLimiter(newListRate, newListBurst),
+	}
 }
 
 // topic returns the topic of a list; listOf is its inverse.
@@ -72,9 +83,13 @@ func (t *LiveTop) Readable(c *gin.Context) (topic presence.Topic, ok bool) {
 	}
 	topic = list.topic()
 	t.mu.Lock()
-	full := t.lists[topic] == nil && len(t.lists) >= maxTopLists
+	fresh, full := t.lists[topic] == nil, len(t.lists) >= maxTopLists
 	t.mu.Unlock()
-	if full {
+	if fresh && !full && !server {
+		allowed, _ := t.fresh.Allow(httppolicy.Caller{Addr: t.api.callers.Addr(c.Request)}, time.Now())
+		full = !allowed
+	}
+	if fresh && full {
 		t.api.crowded(c)
 		return topic, false
 	}
@@ -139,9 +154,13 @@ func (t *LiveTop) look(ctx context.Context, fresh bool) {
 		if value == list.update.Value {
 			continue
 		}
-		list.update.Value = value
-		list.update.Version.Incarnation = 1
-		list.update.Version.Sequence++
-		t.hub.Update(list.update)
+		t.seq++
+		list.update.Value, list.update.Version = value, presence.Version{Incarnation: 1, Sequence: t.seq}
+		t.mu.Lock()
+		followed := t.lists[list.update.Topic] == list
+		t.mu.Unlock()
+		if followed {
+			t.hub.Update(list.update)
+		}
 	}
 }

@@ -40,7 +40,7 @@ func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 		r, h := c.Request, c.Writer.Header()
 		from := r.Header.Get("Origin")
 		// An answer to a request without an Origin varies too, since a cache may keep it.
-		// No cache keeps the answer of a counter.
+		// No cache keeps the answer of a counter, unless Callers.Cacheable says so and adds it.
 		if from != "" || !strings.HasSuffix(r.URL.Path, "/counter") {
 			AddVary(h, "Origin")
 		}
@@ -87,7 +87,8 @@ func isRead(r *http.Request) bool {
 // isStream reports whether the path is that of an event stream.
 func isStream(path string) bool {
 	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
-	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events")
+	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events") ||
+		path == "/api/v1/top/events" || path == "/-/users/events"
 }
 
 // AddVary adds names to the Vary header. The header then has one line with each name

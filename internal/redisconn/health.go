@@ -26,6 +26,10 @@ const probed = 64
 // not know us. Inside a script Redis 6.2 puts its own words before the code.
 var refusals = regexp.MustCompile(`(?:^|: -?)((?:OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY) |(?:ERR )?(?:max number of clients|The user executing the script can't)).*`)
 
+// denials are refusals of a command or key for the user of the connection. Redis may serve other stores all the same, so
+// only a denial of the probe counts as a Redis that does not serve.
+var denials = regexp.MustCompile(`^(?:NOPERM |(?:ERR )?The user executing the script can't)`)
+
 // refusedBy returns what a server that does not serve said, or nothing.
 func refusedBy(err error) string {
 	var reply redis.Error
@@ -55,18 +59,32 @@ func answered(err error) bool {
 		return true
 	}
 	var reply redis.Error
-	return errors.As(err, &reply) && refusedBy(err) == ""
+	if !errors.As(err, &reply) {
+		return false
+	}
+	reason := refusedBy(err)
+	return reason == "" || denials.MatchString(reason)
 }
 
 // refused notes an error that says that Redis does not serve. Reads may work all
-// the same, so the breaker alone would not notice. Any goroutine may call it.
+// the same, so the breaker alone would not notice. After a denial the probe finds out
+// whether Redis serves. Any goroutine may call it.
 func (s *Conn) refused(err error) {
-	if reason := refusedBy(err); reason != "" {
-		s.breaker.Failed(errors.New(reason))
-		now := time.Now()
-		s.refusal.Store(&now)
+	switch reason := refusedBy(err); {
+	case reason == "":
+	case denials.MatchString(reason):
+		s.denied.Store(true)
 		s.breaker.Signal()
+	default:
+		s.noteRefusal(reason)
 	}
+}
+
+func (s *Conn) noteRefusal(reason string) {
+	s.breaker.Failed(errors.New(reason))
+	now := time.Now()
+	s.refusal.Store(&now)
+	s.breaker.Signal()
 }
 
 // Cause is why Redis cannot be used; nil: it can. Any goroutine may call it.
@@ -85,13 +103,15 @@ func (s *Conn) watchState(ctx context.Context) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	armed := true // tick will ring: what wakes again and again does not put it off
+	denied := false
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
 	for {
 		if r := s.refusal.Load(); r != nil && time.Since(*r) < refusalOver {
 			s.refusing.Store(true)
 		}
 		waiting := s.tell()
-		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0
+		denied = s.denied.Swap(false) || denied
+		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0 && !denied
 		switch {
 		case well:
 			away.Note(nil)
@@ -114,7 +134,13 @@ func (s *Conn) watchState(ctx context.Context) {
 		if well {
 			continue
 		}
-		if err := s.do(ctx, probeWrite); err == nil {
+		denied = false
+		err := s.do(ctx, probeWrite)
+		s.denied.Store(false) // by the probe
+		if reason := refusedBy(err); denials.MatchString(reason) {
+			s.noteRefusal(reason)
+		}
+		if err == nil {
 			if r := s.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
 				s.refusing.Store(false)
 				s.breaker.Signal()

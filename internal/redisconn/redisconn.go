@@ -79,6 +79,7 @@ type Conn struct {
 	// out, and refusing what watchState makes of it: nothing is served then.
 	refusal  atomic.Pointer[time.Time]
 	refusing atomic.Bool
+	denied   atomic.Bool // a command was denied since watchState last looked
 	stop     context.CancelFunc
 	ended    chan struct{}
 	added    chan struct{} // holds one: there is a new Caller

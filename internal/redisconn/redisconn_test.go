@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/internal/outage"
 	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
@@ -38,6 +39,11 @@ func (s *state) is() bool {
 	defer s.mu.Unlock()
 	return s.up
 }
+
+// stateChan takes what OnState says.
+type stateChan chan bool
+
+func (s stateChan) StoreState(up bool) { s <- up }
 
 // text is a log that a test reads while it is written.
 type text struct {
@@ -166,6 +172,32 @@ func TestWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	testkit.Eventually(t, "Accept is asked again though nobody calls", refuses.is)
 	if err := refusing.Do(t.Context(), ping); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of others.
+func TestADenialIsOfOneStore(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*", "~hc:{n*").Err(); err != nil {
+		t.Fatal(err)
+	}
+	conn, log := open(t, "redis://some:secret@"+server.Addr+"/0")
+	states := make(chan bool, 64)
+	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: stateChan(states)})
+	denied := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	testkit.Eventually(t, "Redis is there", func() bool { return serving.Do(t.Context(), ping) == nil && <-states })
+	for range 20 {
+		if err := denied.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error { return c.Set(ctx, "hc:{w:hook}:t", "", 0).Err() }); err == nil {
+			t.Fatal("the key is permitted")
+		}
+		if err := serving.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error { return c.Set(ctx, "hc:{b1}:x", "", 0).Err() }); err != nil {
+			t.Fatalf("the other store: %v", err)
+		}
+		time.Sleep(outage.ProbeEvery / 5) // the probe runs meanwhile
+	}
+	if conn.Cause() != nil || len(states) > 0 || log.count("cannot be used") > 0 {
+		t.Errorf("cause %v, %d changes of state, %s", conn.Cause(), len(states), log.String())
 	}
 }
 

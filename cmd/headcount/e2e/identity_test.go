@@ -263,8 +263,15 @@ func TestPrivatePages(t *testing.T) {
 		if a := call("Authorization: Bearer x"); a.status != http.StatusUnauthorized {
 			t.Errorf("%s %s with a bad token: %d %s", method, path, a.status, a.body)
 		}
-		if a := call(); method == "GET" && a.status != http.StatusForbidden {
+		nobody := http.StatusUnauthorized // tokens are required for what is no plain read
+		if method == "GET" {
+			nobody = http.StatusForbidden
+		}
+		if a := call(); a.status != nobody {
 			t.Errorf("%s %s of nobody: %d %s", method, path, a.status, a.body)
+		}
+		if a := call("X-API-Key: wrong"); a.status != http.StatusUnauthorized && !strings.Contains(path, "follows") {
+			t.Errorf("%s %s with a wrong API key: %d %s", method, path, a.status, a.body)
 		}
 		if a := call("Authorization: Bearer " + ann); a.status/100 != 2 && !strings.Contains(path, "never") || strings.Contains(path, "never") && a.status != http.StatusForbidden {
 			t.Errorf("%s %s of ann: %d %s", method, path, a.status, a.body)
@@ -272,6 +279,17 @@ func TestPrivatePages(t *testing.T) {
 		if a := call(withKey); method == "GET" && a.status != http.StatusOK {
 			t.Errorf("%s %s of a server: %d %s", method, path, a.status, a.body)
 		}
+	}
+	// Ann's next token opens nothing: she may end her follow, and is told nothing of the page meanwhile.
+	left := "Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "ann"})
+	if a := s.get(t, "/-/me/follows", left); a.status != http.StatusOK || strings.Contains(a.body, "team") {
+		t.Errorf("what ann follows: %d %s", a.status, a.body)
+	}
+	if a := s.get(t, "/-/me/follows", "Authorization: Bearer "+ann); !strings.Contains(a.body, "team/a1") {
+		t.Errorf("what ann follows: %d %s", a.status, a.body)
+	}
+	if a := do(t, "DELETE", s.url+"/-/me/follows/team%2Fa1", "", left); a.status != http.StatusNoContent {
+		t.Errorf("ann ends her follow: %d %s", a.status, a.body)
 	}
 	s.dial(t, dialer{query: "token=" + ben, headers: []string{withKey}}).join("team/x")
 	if a := s.get(t, "/-/dashboard/data"); a.status != http.StatusUnauthorized {
