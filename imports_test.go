@@ -88,10 +88,10 @@ var layers = []layer{
 	{"gateway/identity", []string{"counter/limit", "presence"}},             // who a request is from
 	{"gateway/fanout", []string{"internal/outage", "presence"}},             // updates to those who want them
 	{"gateway/notifier", []string{"internal/outage", "presence", "unread"}}, // sums of the users here
-	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing"}}, // the calls of counters that last
+	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
-		"counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
+		"counter", "counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
 		"presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{

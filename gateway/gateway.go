@@ -118,7 +118,7 @@ type Gateway struct {
 	counters  *counterapi.API     // nil if the gateway serves no counters
 	live      *counterapi.Live    // likewise
 	liveTop   *counterapi.LiveTop // likewise
-	users     *userWatch
+	users     *fanout.Poll
 	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
@@ -191,7 +191,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err := g.openCounters(); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	g.users = newUserWatch(g)
+	g.users = fanout.NewPoll(g.hub, userStates{g})
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
@@ -255,7 +255,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
 	wg.Go(func() { g.grace.run(ctx) })
-	wg.Go(func() { g.users.run(ctx) })
+	wg.Go(func() { g.users.Run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
 		wg.Go(func() { g.liveTop.Run(ctx) })

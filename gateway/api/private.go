@@ -8,6 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/counter"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -19,10 +20,7 @@ type Matches []string
 // Has reports whether the page of that name is one of them, on whatever site. The whole site never is.
 func (m Matches) Has(name string) bool {
 	key := presence.KeyOf(name)
-	return key != presence.AllPages && slices.ContainsFunc(m, func(match string) bool {
-		prefix, several := strings.CutSuffix(match, "*")
-		return match == key || several && strings.HasPrefix(key, prefix)
-	})
+	return key != presence.AllPages && slices.ContainsFunc(m, func(match string) bool { return counter.Matches(match, key) })
 }
 
 // CheckMatch returns why match cannot be one of Matches, or nil.

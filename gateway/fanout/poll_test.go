@@ -1,0 +1,72 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// polled has one value for all topics; "": none can be read.
+type polled struct{ value atomic.Value }
+
+func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+	value := p.value.Load().(string)
+	for _, t := range topics {
+		if value != "" {
+			found(t, value)
+		}
+	}
+}
+
+// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted again.
+func TestPoll(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
+		kind := presence.KindOf("polled")
+		from := &polled{}
+		from.value.Store("")
+		poll := NewPoll(h, from)
+		h.Supply(kind, exactly{}, poll)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); poll.Run(ctx) }()
+		defer func() { stop(); <-ended }()
+		topic := presence.Topic{Kind: kind, Key: "k"}
+		var before presence.Version
+		for round := range 3 {
+			from.value.Store("")
+			h.Want(topic)
+			synctest.Wait()
+			if _, known := h.Last(topic); known {
+				t.Errorf("round %d: there is a value that nobody has found", round)
+			}
+			for i := range 5 {
+				value := fmt.Sprint(round, ".", i)
+				from.value.Store(value)
+				time.Sleep(pollEvery)
+				synctest.Wait()
+				for range 2 { // the same value is no news
+					is, _ := h.Last(topic)
+					if is.Value != value || is.Version.Compare(before) < 0 {
+						t.Errorf("the hub has %q at %s after %s, want %q", is.Value, is.Version, before, value)
+					}
+					before = is.Version
+					time.Sleep(pollEvery)
+					synctest.Wait()
+				}
+				if is, _ := h.Last(topic); is.Version != before {
+					t.Errorf("%q was passed twice", is.Value)
+				}
+			}
+			h.Unwant(topic)
+			time.Sleep(2 * lingerFor)
+			if wanted, all := poll.Wanted(topic); wanted || all > 0 {
+				t.Errorf("%d topics are polled that nobody wants", all)
+			}
+		}
+	})
+}
