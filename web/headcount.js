@@ -34,12 +34,12 @@ const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since
 const SOON = 60;
 const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
-const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may ask for
 const MAX_PAGES = 100; // the server's bound for one connection
 const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: the tab may just reload
 const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
 const IDLE_MS = 5_000; // a connection of which nothing has been wanted for this long is closed
-const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this long is not counted
+const PAUSE_MS = 5_000; // a tab that was hidden this long gets no counts, ...
+const HIDDEN_MS = 55_000; // ... and this much later it is not counted, if countHidden is false
 
 const HOME = new URL('..', import.meta.url); // the server that this file came from
 
@@ -87,12 +87,9 @@ const COUNTER = '\t';
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
-/** @typedef {{join: string[], watch: string[], unread: boolean, read: boolean, token?: string | false}} Wants */
+/** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: boolean, unread: boolean, read: boolean, token?: string | false}} Wants */
 /** @typedef {any} Frame */
 /** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: string, full?: boolean, lead?: string, from?: string, wants?: Wants, wake?: boolean}} Word */
-
-/** Orders two versions "incarnation-sequence", numbers of any length: negative when a is older than b, as none is. */
-const compareVersions = (/** @type {string} */ a = '', /** @type {string} */ b = '') => a.localeCompare(b, 'en', { numeric: true });
 
 /** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
@@ -172,7 +169,7 @@ export class Headcount extends EventTarget {
   /** @type {any} */ #silence;
 
   /** @type {any} */ #hiding;
-  #away = false; // this tab was hidden for so long that it is not counted
+  #hidden = 0; // 1: this tab was hidden for PAUSE_MS; 2: for HIDDEN_MS more
   #syncing = false;
   #gone = false; // between pagehide and pageshow
   #closing = new AbortController();
@@ -233,12 +230,12 @@ export class Headcount extends EventTarget {
   set countHidden(yes) {
     this.#countHidden = yes;
     clearTimeout(this.#hiding);
-    const set = (/** @type {boolean} */ away) => {
-      this.#away = away;
+    const hide = (/** @type {number} */ times) => {
+      this.#hidden = times;
       this.#changed();
+      if (globalThis.document?.hidden && times < 2) this.#hiding = setTimeout(hide, times ? HIDDEN_MS : PAUSE_MS, times + 1);
     };
-    if (!yes && globalThis.document?.hidden) this.#hiding = setTimeout(set, HIDDEN_MS, true);
-    else set(false);
+    hide(0);
   }
 
   /**
@@ -445,7 +442,7 @@ export class Headcount extends EventTarget {
   }
 
   async *#iterate(/** @type {string[]} */ keys) {
-    yield* (await more()).iterate(this, (callback) => this.#subscribe(keys, callback));
+    yield* (await more()).iterate(this, keys);
   }
 
   // ---- what is wanted
@@ -481,12 +478,11 @@ export class Headcount extends EventTarget {
   }
 
   #tell(wake = false) {
-    const join = [...this.#joined];
-    const watch = [...this.#watched].filter(Boolean);
     const token = this.#token;
     const wants = {
-      join: this.#away ? [] : join,
-      watch: this.#away ? [...join, ...watch] : watch,
+      join: this.#hidden > 1 && !this.#countHidden ? [] : [...this.#joined],
+      watch: [...this.#joined, ...this.#watched].filter(Boolean),
+      hidden: this.#hidden > 0,
       unread: this.#watched.has(''),
       read: this.#read,
       token: typeof token === 'string' && token,
@@ -623,15 +619,14 @@ export class Headcount extends EventTarget {
     const known = this.#known.get(topic);
     if (known) {
       const old = known.value;
-      const order = compareVersions(version, old.version);
       // With version 0-0 the server says that it knows nothing about this page. That
       // stays true when a server without stored counts started again and nobody came
       // back. It is believed if it is the first count that another link sends. A counter
       // that lasts has it after it was deleted.
       const forgotten = version === '0-0' && (key || known.link !== link);
-      if (order < 0 && !forgotten) return;
+      if (version.localeCompare(old.version, 'en', { numeric: true }) < 0 && !forgotten) return;
       known.link = link;
-      if (order === 0 && JSON.stringify(counter) === JSON.stringify(old)) return;
+      if (JSON.stringify(counter) === JSON.stringify(old)) return;
     }
     this.#learn(topic, type, counter, link);
   }
@@ -662,7 +657,7 @@ export class Headcount extends EventTarget {
 function Hub(base, keep, getToken, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
-  /** @type {Map<string, {join: Set<string>, watch: Set<string>, unread: boolean}>} */ const members = new Map();
+  /** @type {Map<string, {join: Set<string>, watch: Set<string>, hidden: boolean, unread: boolean}>} */ const members = new Map();
   /** @type {string | undefined} */ let given; // the fixed token that a tab sent last
   /** @type {string | undefined} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
   let toRead = false; // "read" must still be sent
@@ -681,16 +676,18 @@ function Hub(base, keep, getToken, say) {
   let refusal = ''; // why the server does not let this page in
   /** @type {any} */ let rescue; // the file of that name, once it is loaded
 
-  const all = (/** @type {('join' | 'watch')[]} */ ...kinds) =>
-    new Set([...members.values()].flatMap((member) => kinds.flatMap((kind) => [...member[kind]])));
+  const all = (/** @type {'join' | 'watch'} */ kind) => new Set([...members.values()].flatMap((member) => [...member[kind]]));
 
-  const wanted = () => toRead || all('join', 'watch').size > 0 || [...members.values()].some((m) => m.unread);
+  const wanted = () => toRead || all('watch').size > 0 || [...members.values()].some((m) => m.unread);
 
   /** Sends over a link the difference between what is wanted and what was sent before. */
   const sync = (/** @type {Link} */ link) => {
     if (!link._open) return;
+    const paused = [...members.values()].every((member) => member.hidden);
+    if (paused !== link._paused) link._send({ type: paused ? 'pause' : 'resume' });
+    link._paused = paused;
     const joined = all('join');
-    const pages = all('join', 'watch');
+    const pages = all('watch');
     // A join also subscribes. An explicit subscription continues after a leave.
     const subscribe = minus(minus(pages, joined), link._subscribed);
     const unsubscribe = minus(link._subscribed, pages);
@@ -803,7 +800,7 @@ function Hub(base, keep, getToken, say) {
       failures++; // the welcome sets it to 0
       links.add(link);
     } catch (/** @type {any} */ cause) {
-      say({ frame: { type: 'error', code: 'connect', message: String(cause?.message ?? cause) } });
+      say({ frame: { type: 'error', code: 'connect', message: `${cause?.message ?? cause}` } });
     }
     dialing = false;
     if (!link) later(backoff());
@@ -824,7 +821,7 @@ function Hub(base, keep, getToken, say) {
       failures = 0;
       refusal = '';
       welcomed = link._made;
-      if (frame.heartbeat_ms > 0) link._heartbeat = frame.heartbeat_ms;
+      link._heartbeat = frame.heartbeat_ms || link._heartbeat;
       link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
       if (frame.id) idOf(base.origin, keep, frame.id);
       links.forEach((other) => other === link || other._end());
@@ -833,7 +830,7 @@ function Hub(base, keep, getToken, say) {
     if (type === 'reconnect') {
       if (!link._draining) {
         link._draining = true;
-        if (!served()) later(Math.min(frame.after_ms || 0, HANDOVER_MAX_MS));
+        if (!served()) later(frame.after_ms);
       }
       return;
     }
@@ -862,16 +859,17 @@ function Hub(base, keep, getToken, say) {
      * back, so the next attempt comes at once. Returns false if there is no room.
      * @type {(id: string, wants: Wants, wake?: boolean) => boolean}
      */
-    _set(id, { join, watch, unread: bell, read, token }, wake) {
+    _set(id, wants, wake) {
+      const { join, watch, unread: bell, read, token } = wants;
       const old = members.get(id);
-      members.set(id, { join: new Set(join), watch: new Set(watch), unread: bell });
-      if (all('join', 'watch').size > MAX_PAGES && members.size > 1) {
+      members.set(id, { ...wants, join: new Set(join), watch: new Set(watch) });
+      if (all('watch').size > MAX_PAGES && members.size > 1) {
         // Its earlier wants stay until the tab is gone from this Hub, which is soon.
         old ? members.set(id, old) : members.delete(id);
         return false;
       }
       // Values that other tabs have received are sent again for a tab that comes later.
-      const fresh = minus(minus([...join, ...watch], old?.join), old?.watch);
+      const fresh = minus(new Set(watch), old?.watch);
       for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
       if (bell && !old?.unread && unread) say({ frame: unread });
       toRead ||= read;
@@ -933,6 +931,7 @@ function Link(socket, events) {
   const link = {
     _made: performance.now(), // also its name: different for every link
     _open: false,
+    _paused: false, // it brings no counts, because no tab can be seen
     _welcome: false, // the server has greeted us
     _draining: false, // the server asked us to go elsewhere
     /** @type {Set<string>} */ _joined: new Set(), // the pages that were joined over this link

@@ -121,16 +121,17 @@ export async function follow(headcount, method, page) {
 /**
  * Keeps the newest value of each page until the loop takes it.
  * @param {Headcount} headcount
- * @param {(callback: (value: any) => void) => () => void} subscribe
+ * @param {string[]} topics those that are watched; '' alone is unread
  */
-export async function* iterate(headcount, subscribe) {
+export async function* iterate(headcount, topics) {
   const fresh = new Map();
   let wake = () => {};
   const next = () => wake();
-  const stop = subscribe((value) => {
+  const hear = (/** @type {any} */ value) => {
     fresh.set(value.page, value);
     next();
-  });
+  };
+  const stop = topics[0] ? headcount.watch(topics, hear) : headcount.unread(hear);
   headcount.addEventListener('state', next);
   try {
     while (headcount.state !== 'closed') {

@@ -108,7 +108,8 @@ export const record = (page, id = 'count') =>
     element.addEventListener('count', ({ detail }) => window.record.push(detail.count));
   }, id);
 
-export const recorded = (page) => page.evaluate(() => window.record);
+/** The counts since then, each once: an event also follows when a count becomes stale, as on a busy machine. */
+export const recorded = (page) => page.evaluate(() => window.record.filter((count, i, all) => count !== all[i - 1]));
 
 /** A customer's site: one page, whatever is asked for, with the headers that are given for it. */
 export async function startSite(html, headers = () => ({})) {

@@ -467,37 +467,71 @@ test('an origin that is not allowed is told what to do', async () => {
   await page.context().close();
 });
 
+/** Has a page think that it is hidden, or seen, when a test says so. */
+const hideable = (page) =>
+  page.addInitScript(() => {
+    window.away = false;
+    Object.defineProperty(document, 'hidden', { get: () => window.away });
+    window.hide = (yes) => {
+      window.away = yes;
+      document.dispatchEvent(new Event('visibilitychange', { bubbles: true }));
+    };
+  });
+
 test('a user who hides a tab for a minute is not counted, if the site says so', async () => {
   const watcher = await open(await browser.newContext(), at('hidden'));
   await expectCount(watcher, 1);
   const page = await browser.newContext().then((context) => open(context, at('hidden'), async (page) => {
     await page.clock.install();
-    await page.addInitScript(() => {
-      window.away = false;
-      Object.defineProperty(document, 'hidden', { get: () => window.away });
-      window.hide = (yes) => {
-        window.away = yes;
-        document.dispatchEvent(new Event('visibilitychange', { bubbles: true }));
-      };
-    });
+    await hideable(page);
   }));
   await expectCount(watcher, 2);
   await page.evaluate(() => document.getElementById('count').setAttribute('count-hidden', 'false'));
   await record(watcher);
   await page.evaluate(() => hide(true));
+  await page.clock.fastForward(5_000);
   await page.clock.fastForward(50_000);
   await page.evaluate(() => hide(false));
   await page.evaluate(() => hide(true));
+  await page.clock.fastForward(5_000);
   await page.clock.fastForward(50_000);
   await sleep(500);
   assert.equal(await shown(watcher), 2, 'not a minute in one piece');
-  await page.clock.fastForward(11_000);
+  await page.clock.fastForward(6_000);
   await expectCount(watcher, 1);
-  await expectCount(page, 1);
   await page.evaluate(() => hide(false));
   await expectCount(watcher, 2);
   assert.deepEqual(await recorded(watcher), [2, 1, 2]);
   for (const window of [page, watcher]) await window.context().close();
+});
+
+test('a hidden tab is counted and gets no counts, and has the newest when it is seen', async () => {
+  const watcher = await open(await browser.newContext(), at('paused'));
+  const sent = [];
+  const counts = [];
+  const page = await browser.newContext().then((context) => open(context, at('paused'), async (page) => {
+    await hideable(page);
+    page.on('websocket', (socket) => {
+      socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type));
+      socket.on('framereceived', ({ payload }) => JSON.parse(payload).type === 'count' && counts.push(JSON.parse(payload).page));
+    });
+  }));
+  await expectCount(watcher, 2);
+  await expectCount(page, 2);
+  await page.evaluate(() => hide(true));
+  await eventually(true, 'paused', async () => sent.includes('pause'));
+  counts.length = 0;
+  const others = [];
+  for (let more = 3; more <= 6; more++) {
+    others.push(await open(await browser.newContext(), at('paused')));
+    await expectCount(watcher, more);
+  }
+  assert.deepEqual(counts, []);
+  assert.equal(await shown(page), 2);
+  await page.evaluate(() => hide(false));
+  await expectCount(page, 6);
+  assert.equal(new Set(counts).size, counts.length, 'each page once');
+  for (const window of [page, watcher, ...others]) await window.context().close();
 });
 
 test('an ordinary restart sends no browser into the fallback', async () => {

@@ -135,6 +135,34 @@ test('two tabs have one connection, and each hears what it asked for', async () 
   assert.deepEqual([first.counts, second.counts], [[1], [1, 5]]);
 });
 
+test('a connection brings counts as long as one of its tabs can be seen', async () => {
+  const [first, second] = [await tab('p'), await tab('p')];
+  sockets[0].welcome();
+  await settle();
+  const hide = async (headcount, yes) => {
+    document.hidden = yes;
+    headcount.page.dispatchEvent(new Event('visibilitychange'));
+    await settle();
+    sockets[0].say({ type: 'heartbeat' });
+    await tick(5_000);
+    document.hidden = false;
+  };
+  const paces = () => sockets[0].take().filter(({ type }) => type === 'pause' || type === 'resume');
+  await hide(second, true);
+  assert.deepEqual(paces(), []);
+  await hide(first, true);
+  assert.deepEqual(paces(), [{ type: 'pause' }]);
+  await hide(second, false);
+  assert.deepEqual(paces(), [{ type: 'resume' }]);
+  go(second);
+  await settle();
+  await tick(10_000);
+  assert.deepEqual(paces(), [{ type: 'pause' }], 'the one that was seen is gone');
+  const third = await tab('q');
+  assert.deepEqual(paces(), [{ type: 'resume' }]);
+  third.close();
+});
+
 test('tabs share their counters that last, and a tab that comes later gets them, too', async () => {
   const [first, second] = [await tab([]), await tab([])];
   const seen = [[], []];
