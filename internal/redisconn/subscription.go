@@ -129,30 +129,9 @@ func (sub *Subscription) hear(
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	ping := func() error {
-		ctx, cancel := context.WithTimeout(ctx, sub.Ping)
-		defer cancel()
-		return publish(ctx, own, "").Err()
-	}
 	wg.Go(func() {
 		defer ps.Close() // ends Receive below
-		tick := time.NewTicker(sub.Ping)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			if !heard.Swap(false) {
-				cancel(errSilent)
-				return
-			}
-			if err := ping(); err != nil {
-				cancel(err)
-				return
-			}
-		}
+		cancel(sub.ping(ctx, &heard, func(ctx context.Context) error { return publish(ctx, own, "").Err() }))
 	})
 	for names := range slices.Chunk(append(channels, own), perCommand) {
 		if err := subscribe(ps, ctx, names...); err != nil {
@@ -182,6 +161,28 @@ func (sub *Subscription) hear(
 			} else if n, ok := sub.Channels[m.Channel]; ok {
 				sub.Listener.Heard(n, m.Payload)
 			}
+		}
+	}
+}
+
+// ping publishes to the subscription itself until ctx ends, or until a ping fails or is not heard before the next.
+func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish func(context.Context) error) error {
+	tick := time.NewTicker(sub.Ping)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if !heard.Swap(false) {
+			return errSilent
+		}
+		within, cancel := context.WithTimeout(ctx, sub.Ping)
+		err := publish(within)
+		cancel()
+		if err != nil {
+			return err
 		}
 	}
 }

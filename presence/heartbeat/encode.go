@@ -202,38 +202,43 @@ func (e *Encoder) reply(r *Reply) error {
 			m = min(len(unknown), room/8)
 		}
 		last := n == len(counts) && m == len(unknown)
-		acked, flags := uint64(0), byte(0)
-		if last {
-			acked = r.Acked
-			if r.Reset {
-				flags |= flagReset
-			}
-			if r.Ask {
-				flags |= flagAsk
-			}
-		}
-		e.open(recordReply)
-		e.buf = binary.AppendUvarint(e.buf, uint64(r.Partition))
-		e.buf = binary.AppendUvarint(e.buf, r.Stream)
-		e.buf = binary.AppendUvarint(e.buf, acked)
-		e.buf = append(e.buf, flags)
-		e.buf = le.AppendUint16(e.buf, uint16(n))
-		for i := range counts[:n] {
-			var scratch [2 * MaxPage]byte
-			body := appendCount(scratch[:0], &counts[i])
-			e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
-			e.buf = append(e.buf, body...)
-		}
-		e.buf = le.AppendUint16(e.buf, uint16(m))
-		for _, u := range unknown[:m] {
-			e.buf = le.AppendUint64(e.buf, uint64(u))
-		}
-		e.close()
+		e.replyRecord(r, last, counts[:n], unknown[:m])
 		if last {
 			return nil
 		}
 		counts, unknown = counts[n:], unknown[m:]
 	}
+}
+
+// replyRecord appends a record with a part of a reply. Only the last acknowledges and asks.
+func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unknown []presence.User) {
+	acked, flags := uint64(0), byte(0)
+	if last {
+		acked = r.Acked
+		if r.Reset {
+			flags |= flagReset
+		}
+		if r.Ask {
+			flags |= flagAsk
+		}
+	}
+	e.open(recordReply)
+	e.buf = binary.AppendUvarint(e.buf, uint64(r.Partition))
+	e.buf = binary.AppendUvarint(e.buf, r.Stream)
+	e.buf = binary.AppendUvarint(e.buf, acked)
+	e.buf = append(e.buf, flags)
+	e.buf = le.AppendUint16(e.buf, uint16(len(counts)))
+	for i := range counts {
+		var scratch [2 * MaxPage]byte
+		body := appendCount(scratch[:0], &counts[i])
+		e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
+		e.buf = append(e.buf, body...)
+	}
+	e.buf = le.AppendUint16(e.buf, uint16(len(unknown)))
+	for _, u := range unknown {
+		e.buf = le.AppendUint64(e.buf, uint64(u))
+	}
+	e.close()
 }
 
 // countSize returns the size of a count with its length.

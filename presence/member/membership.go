@@ -147,17 +147,7 @@ func (m *Member) renew(ctx context.Context) error {
 		l.missed, l.newborn = true, false
 		return err
 	}
-	lapsed := now.Sub(l.renewed) > leaseTTL
-	if again := !l.attach.IsZero() && now.After(l.attach); m.parts.Gateway != nil && (again || lapsed && !l.renewed.IsZero()) {
-		// The dispatchers saw no lease of this gateway, so they may have dropped its
-		// endpoints or be about to drop them. The gateway attaches its topics again, and
-		// once more after renewLimit.
-		m.parts.Gateway.StoreBack()
-		l.attach = time.Time{}
-		if lapsed {
-			l.attach = now.Add(renewLimit)
-		}
-	}
+	m.reattach(now)
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
 	if late && !(l.newborn && l.leased.IsZero()) { // a newborn process has watched since it began to wait
@@ -177,6 +167,22 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	m.checkClaims(now, late)
 	return m.adopt(now)
+}
+
+// reattach makes the gateway attach its topics again after its lease had lapsed, at once and once more after
+// renewLimit: the dispatchers saw no lease, so they may have dropped its endpoints or be about to drop them.
+func (m *Member) reattach(now time.Time) {
+	l := &m.lease
+	lapsed := now.Sub(l.renewed) > leaseTTL
+	again := !l.attach.IsZero() && now.After(l.attach)
+	if m.parts.Gateway == nil || !again && (!lapsed || l.renewed.IsZero()) {
+		return
+	}
+	m.parts.Gateway.StoreBack()
+	l.attach = time.Time{}
+	if lapsed {
+		l.attach = now.Add(renewLimit)
+	}
 }
 
 // settles returns the time from which this process, which has its lease, takes part.

@@ -132,17 +132,22 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 			return nil, err
 		}
 	}
-	if len(batches) == 0 {
-		return results, nil
+	if len(batches) > 0 {
+		err = l.merge(ctx, batches, func(i int) *replication.Result[pncounter.Position] { return &results[of[i]] })
 	}
+	return results, err
+}
+
+// merge has the peer merge batches, and makes the result of each from its acknowledgement.
+func (l *link) merge(ctx context.Context, batches []pncounter.Batch, result func(i int) *replication.Result[pncounter.Position]) error {
 	acks, err := l.Remote.Merge(ctx, batches)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	behind, refused := 0, 0
 	for i, ack := range acks {
-		if err := l.acked(ctx, batches[i], ack, &results[of[i]]); err != nil {
-			return nil, err
+		if err := l.acked(ctx, batches[i], ack, result(i)); err != nil {
+			return err
 		}
 		refused += len(ack.Refused)
 		if ack.Status == pncounter.Behind {
@@ -152,7 +157,7 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 	if behind+refused > 0 {
 		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
 	}
-	return results, nil
+	return nil
 }
 
 // acked makes the result of a batch from its acknowledgement.
