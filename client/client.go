@@ -389,6 +389,7 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
 	defer tick.Stop()
 	var moved <-chan time.Time
+	var asked time.Time // when the last heartbeat was sent
 	for {
 		select {
 		case <-ctx.Done():
@@ -406,11 +407,13 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 		case <-moved:
 			return s, nil
 		case <-tick.C:
-			switch silence := time.Since(s.conn.HeardAt()); {
-			case silence > beat+maxSilence:
-				s.conn.Abort()
-			case silence > beat:
+			switch heard := s.conn.HeardAt(); {
+			case time.Since(heard) <= beat:
+			case !asked.After(heard):
+				asked = time.Now()
 				_ = s.conn.Beat() // the session's reader notices an error
+			case time.Since(asked) > maxSilence:
+				s.conn.Abort()
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
@@ -69,7 +70,7 @@ func TestTraces(t *testing.T) {
 	defer sink.Close()
 	redis := redistest.Start(t)
 	const key = "a key that is long enough"
-	r := run(t, "--redis", redis.URL(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
+	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
 
 	named := func(name string) func(collected) bool { return func(s collected) bool { return s.Name == name } }
 	below := func(above collected, name string) func(collected) bool {

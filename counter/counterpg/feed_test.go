@@ -154,6 +154,7 @@ func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {
 		}
 		return got[0]
 	}
+	hears(t, s, peer) // which empties what it knows
 	apply(t, s, with("", add("e:1", 1)))
 	if got := read("e:1", "", time.Minute); got.Value != 1 || !got.Approx || got.Stale {
 		t.Errorf("just written, so it is known: %+v", got)

@@ -13,6 +13,7 @@ import (
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
+	"headcount/internal/testkit"
 )
 
 // inBucket is a counter in that bucket.
@@ -70,6 +71,10 @@ func TestABatchIsRememberedByPostgres(t *testing.T) {
 					t.Errorf("%d: %+v", n, r)
 				}
 				valuesAre(t, s, &op, 1, 1, 1)
+				testkit.Eventually(t, "it is persisted", func() bool {
+					return pgtest.Query[int64](t, database, "select count(*) from headcount_identities") > 0 &&
+						!slices.ContainsFunc(op.Keys(), func(key string) bool { return row(t, database, key) != 1 })
+				})
 				if err := s.Close(); err != nil {
 					t.Fatal(err)
 				}

@@ -13,9 +13,9 @@ const anonymousRate, anonymousBurst = 10, 100
 
 var identities atomic.Uint64
 
-// another has addr bring an identity that nobody has brought.
+// another has addr bring an identity that nobody has brought. Tests name identities below 1 << 32 themselves.
 func another(l *IdentityLimiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
-	return l.Allow(addr, identities.Add(1), now)
+	return l.Allow(addr, 1<<32+identities.Add(1), now)
 }
 
 func TestIdentityLimiter(t *testing.T) {

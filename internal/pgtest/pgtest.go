@@ -30,7 +30,7 @@ import (
 
 // startTimeout bounds what a server may take to answer on a busy machine, also
 // when it mends what a crash left.
-const startTimeout = 60 * time.Second
+const startTimeout = 3 * time.Minute
 
 // Server is one PostgreSQL. Its address stays the same over restarts.
 type Server struct {

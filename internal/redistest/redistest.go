@@ -150,7 +150,10 @@ func (s *Server) origin() string {
 // Client returns a client of this server alone, as the user that may do
 // everything; the caller closes it.
 func (s *Server) Client() *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: s.Addr, TLSConfig: s.tls, DialTimeout: time.Second, MaxRetries: -1, DisableIdentity: true, Protocol: 2})
+	return redis.NewClient(&redis.Options{
+		Addr: s.Addr, TLSConfig: s.tls, MaxRetries: -1, DisableIdentity: true, Protocol: 2,
+		DialTimeout: testkit.Timeout, ReadTimeout: testkit.Timeout, WriteTimeout: testkit.Timeout,
+	})
 }
 
 // Do runs one command on this server and fails the test when it fails.

@@ -79,12 +79,12 @@ func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	testkit.Eventually(t, "all are counted", func() bool { return shown.is(site, users) })
 
 	right.kill()
-	trial := testkit.NewStopwatch(t)
+	killed := time.Now() // holds end by the clock, however busy the machine is
 	testkit.Eventually(t, "the node that is ahead has all partitions for some time", func() bool {
 		if !shown.is(site, users) {
-			t.Fatalf("%.1f s after a death %s is no longer %d", trial.Elapsed().Seconds(), site, users)
+			t.Fatalf("%.1f s after a death %s is no longer %d", time.Since(killed).Seconds(), site, users)
 		}
-		return trial.Elapsed() > 10*time.Second
+		return time.Since(killed) > 10*time.Second
 	})
 	again(t, right)
 	each(hold)
