@@ -120,7 +120,7 @@ BEGIN
         WHEN octet_length(idempotency_key) NOT BETWEEN 1 AND 255 THEN 'idempotency_key: give 1 to 255 bytes, or null'
     END;
     IF problem IS NULL THEN
-        SELECT * INTO rule FROM {tables}.headcount_rules r WHERE r.site = change.site
+        SELECT * INTO rule FROM {tables}.headcount_rules r WHERE r.site = change.site COLLATE "C"
                 AND (r.match = name OR right(r.match, 1) = '*' AND starts_with(name, left(r.match, -1)))
             ORDER BY r.place LIMIT 1;
         IF rule.kind IS DISTINCT FROM 2 THEN

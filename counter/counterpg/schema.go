@@ -33,6 +33,11 @@ const (
 	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000; set lock_timeout = 3000;`
 )
 
+// tablesFirst has new tables made in the schema of the old ones. The schema headcount, which is made for headcount.change,
+// would be the first in the search path of a user of that name.
+const tablesFirst = `select set_config('search_path', quote_ident(n.nspname) || ', ' || current_setting('search_path'), false)
+	from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('` + migrations + `');`
+
 // begin returns what sets up a session by statements.
 func begin(statements string) pgconn.AfterConnectFunc {
 	return func(ctx context.Context, c *pgconn.PgConn) error {
@@ -62,7 +67,7 @@ var embedded embed.FS
 // prepare makes the tables, or moves them to this version, and refuses a database that is of no use.
 func (s *Store) prepare(ctx context.Context) error {
 	cc := s.pool.Config().ConnConfig
-	cc.AfterConnect = begin(sessionSettings) // moving a large table may take long
+	cc.AfterConnect = begin(sessionSettings + tablesFirst) // without timeouts: moving a large table may take long
 	sources, newest, err := steps()
 	if err != nil {
 		return err
