@@ -17,8 +17,8 @@ import (
 	"headcount/presence"
 )
 
-// changedEvery is the time between two looks for what headcount.change has changed. Subscribers and webhooks are promised
-// a change within a second.
+// changedEvery is the time between two looks for what headcount.change has changed. Subscribers and webhooks are
+// promised a change within a second.
 const changedEvery = 250 * time.Millisecond
 
 const (
@@ -29,11 +29,13 @@ const (
 	insertRules = `insert into headcount_rules (site, place, kind, floor, ceiling, kept, match)
 		select * from unnest($1::text[], $2::int[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])`
 
-	// readTables returns the server's user, the schema of the tables, and whether the function in the database is of others.
-	readTables = `select quote_ident(current_user), n.nspname, exists (select from pg_proc p where p.pronamespace = to_regnamespace('headcount') and p.proname = 'change'
+	// readTables returns the server's user, the schema of the tables, and whether the function is of those in another one.
+	readTables = `select quote_ident(current_user), n.nspname, exists (
+			select from pg_proc p where p.pronamespace = to_regnamespace('headcount') and p.proname = 'change'
 			and strpos(p.prosrc, '"' || replace(n.nspname, '"', '""') || '".headcount_counters') = 0)
 		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
-	readRights = `select quote_ident(current_user), (to_regrole('headcount_app') is not null or r.rolsuper or r.rolcreaterole)
+	readRights = `select quote_ident(current_user),
+			(to_regrole('headcount_app') is not null or r.rolsuper or r.rolcreaterole)
 			and case when to_regnamespace('headcount') is null then has_database_privilege(current_database(), 'CREATE')
 				else has_schema_privilege('headcount', 'CREATE') end
 		from pg_roles r where r.rolname = current_user`
@@ -51,7 +53,8 @@ const (
 	// takeChanged is one statement, so the counters are at least as new as the changes that it takes.
 	takeChanged = `with taken as (delete from headcount_changed where ctid = any(array(
 			select ctid from headcount_changed order by id limit $1 for update skip locked)) returning key)
-		select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots
+		select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries,
+			c.set_id, c.ledger_id, c.kept, c.history_id, c.slots
 		from headcount_counters c where c.key = any(array(select key from taken))`
 )
 
@@ -84,11 +87,12 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 		}
 		return why
 	})
-	if ctx.Err() != nil || errors.Is(err, ErrAway) {
+	if ctx.Err() != nil || errors.Is(err, ErrAway) || code(err) == "55P03" { // somebody holds a lock
 		return false
 	}
 	if err != nil {
-		s.cfg.Log.Warn().Err(why).Str("mend", mend).Msg("counters: applications cannot call headcount.change in SQL; all else works")
+		s.cfg.Log.Warn().Err(why).Str("mend", mend).
+			Msg("counters: applications cannot call headcount.change in SQL; all else works")
 	}
 	return true
 }
@@ -115,8 +119,8 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 	return c.SendBatch(ctx, b).Close()
 }
 
-// makeFunction makes or replaces the function, its schema and its role, each as far as that is permitted. With an error it
-// returns what an operator can do about it.
+// makeFunction makes or replaces the function, its schema and its role, each as far as that is permitted. With an error
+// it returns what an operator can do about it.
 func makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error) {
 	var user, schema string
 	var foreign bool
@@ -125,12 +129,14 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error)
 	}
 	switch {
 	case foreign:
-		return "drop the function to have it made for this server", callers{errors.New("the function is of counters in another schema of the database")}
+		return "drop the function to have it made for this server",
+			callers{errors.New("the function is of counters in another schema of the database")}
 	case strings.ContainsAny(schema, `'$`):
-		return "give the schema another name", callers{fmt.Errorf("the name of the schema %q has a quote or a dollar sign", schema)}
+		return "give the schema another name",
+			callers{fmt.Errorf("the name of the schema %q has a quote or a dollar sign", schema)}
 	}
-	function := strings.NewReplacer("{tables}", pgx.Identifier{schema}.Sanitize(), "{printable}", printable()).Replace(changeSQL)
-	for _, part := range []string{makeSchema, function, makeRole, grantRole} {
+	fill := strings.NewReplacer("{tables}", pgx.Identifier{schema}.Sanitize(), "{printable}", printable())
+	for _, part := range []string{makeSchema, fill.Replace(changeSQL), makeRole, grantRole} {
 		// A simple query is one transaction.
 		if _, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+part).ReadAll(); err != nil {
 			return "as an administrator: " + adminSQL(user) + "; then start a server again", err
@@ -144,7 +150,8 @@ func adminSQL(user string) string {
 	return "CREATE ROLE headcount_app NOLOGIN; CREATE SCHEMA IF NOT EXISTS headcount AUTHORIZATION " + user
 }
 
-// printable returns what a key may have as ranges of a bracket expression, in which only ASCII characters have a meaning.
+// printable returns what a key may have as ranges of a bracket expression, in which only ASCII characters have a
+// meaning.
 func printable() string {
 	text := strings.Builder{}
 	text.WriteString(" -)+-~\u200c\u200d") // without *
