@@ -292,7 +292,7 @@ func TestSQLRefuses(t *testing.T) {
 	}
 	for args, want := range map[string]int64{
 		`'e:1', 1, ` + long(200) + `, ` + long(200) + `, ` + long(127): 1,
-		`key => 'e:1', delta => 2::smallint, site => 'shop'`:           2, `e'e:\u200da', 5`: 5, `'e:''; drop table x --"$1{tables}', 6`: 6,
+		`key => 'e:1', delta => 2::smallint, site => 'shop'`:           2, `e'e:\u200da', 5`: 5, `'e:ab.c', 7`: 7, `'e:''; drop table x --"$1{tables}', 6`: 6,
 	} {
 		var got int64
 		if err := c.QueryRow(t.Context(), `select headcount.change(`+args+`)`).Scan(&got); err != nil || got != want {
