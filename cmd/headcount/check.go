@@ -391,6 +391,9 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	if f.wrong == wrong {
 		f.finef(thing, "it answers, may be changed, and has the right time.")
 	}
+	if found.AdminSQL != "" {
+		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.", found.AdminSQL)
+	}
 }
 
 // oneLine returns the text of an error on one line.

@@ -380,6 +380,9 @@ func (s *system) run(ctx context.Context) error {
 	if s.webhooks != nil {
 		watch.Go(func() { s.webhooks.Run(watching) })
 	}
+	if s.counters != nil {
+		watch.Go(func() { s.counters.Run(watching) })
+	}
 	defer watch.Wait()
 	defer stop()
 	if s.network == nil {

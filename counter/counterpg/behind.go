@@ -30,7 +30,7 @@ const (
 	memberPage = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
 	repeatable = "begin isolation level repeatable read read only"
 	// A checkpoint may have a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
-	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)`
+	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true), set_config('lock_timeout', '0', true)`
 	setPage     = 5000 // members of one page of a set
 	persistFor  = 10 * time.Minute
 	drainFor    = 30 * time.Second // from Redis, of a part

@@ -200,7 +200,7 @@ func answered(err error) bool {
 	}
 	// Connections, resources (disk, memory, connections), an operator's or a timeout's
 	// hand, the system, the server itself; a transaction that may only read.
-	for _, class := range []string{"08", "53", "57", "58", "XX", "25006", "55P03"} {
+	for _, class := range []string{"08", "53", "57", "58", "XX", "25006"} {
 		if strings.HasPrefix(c, class) {
 			return false
 		}

@@ -62,6 +62,7 @@
 //   - headcount_limits has a row for each state of a limit that still counts. The state is
 //     bytes that package limit writes, so one arithmetic serves here too. A call that passes
 //     changes no indexed column: due says when somebody looks whether the state has ended.
+//   - headcount_rules and headcount_changed are for changes in SQL, see below.
 //   - headcount_meta is one row: the highest incarnation that was ever deleted.
 //     Only a DELETE writes it; a counter that is made reads it after its own key is
 //     locked, so it sees every deletion of that key.
@@ -86,6 +87,20 @@
 // cost a read with each change of it. A process that dies between commit and
 // notification is found out by looking at everything followed, a part at a time,
 // once in PollEvery.
+//
+// # Changes in SQL
+//
+// Applications change exact counters in transactions of their own by the function headcount.change (change.sql), which
+// repeats in plpgsql what counter.Judge does for an Add, on the same rows, with the same locks and the same identities. A
+// test makes the same changes by both and compares all that they leave.
+//
+// [Store.ServeSQL] writes the rules to headcount_rules and makes the function at each start. So after a rolling restart
+// with other rules those of the process that started last hold, also while older processes still judge by theirs. Making
+// the function is no migration, because a user without the right to make schemas and roles can use the tables all the same.
+//
+// The function appends the key to headcount_changed, within the caller's transaction. Four times a second each process
+// takes what was appended, and publishes it as if it had made the change. So each change is passed on once, also one that
+// was made while no server ran, and nobody waits for a NOTIFY at a commit, which the section about the feed rules out.
 //
 // # When PostgreSQL is away
 //

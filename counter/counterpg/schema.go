@@ -28,8 +28,15 @@ const (
 		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
 		// What is answered is on disk, whatever the database's default is.
 		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
-	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000;`
+	// The lock of a counter may be held by an application that has called headcount.change. That is shorter than callTimeout,
+	// so it does not look like a server that does not answer.
+	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000; set lock_timeout = 3000;`
 )
+
+// tablesFirst has new tables made in the schema of the old ones. The schema headcount, which is made for headcount.change,
+// would be the first in the search path of a user of that name.
+const tablesFirst = `select set_config('search_path', quote_ident(n.nspname) || ', ' || current_setting('search_path'), false)
+	from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('` + migrations + `');`
 
 // begin returns what sets up a session by statements.
 func begin(statements string) pgconn.AfterConnectFunc {
@@ -60,7 +67,7 @@ var embedded embed.FS
 // prepare makes the tables, or moves them to this version, and refuses a database that is of no use.
 func (s *Store) prepare(ctx context.Context) error {
 	cc := s.pool.Config().ConnConfig
-	cc.AfterConnect = begin(sessionSettings) // moving a large table may take long
+	cc.AfterConnect = begin(sessionSettings + tablesFirst) // without timeouts: moving a large table may take long
 	sources, newest, err := steps()
 	if err != nil {
 		return err
@@ -124,6 +131,7 @@ type Facts struct {
 	ReadOnly   bool          // it takes no changes
 	MakesTable bool          // the user may make tables
 	ClockOff   time.Duration // between its clock and ours
+	AdminSQL   string        // what an administrator has to do before applications can call headcount.change; empty: nothing
 }
 
 // Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing.
@@ -150,6 +158,14 @@ func Check(ctx context.Context, cfg Config) (f Facts, err error) {
 	err = db.QueryRowContext(ctx, `select current_setting('transaction_read_only') = 'on', coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), clock_timestamp()`).
 		Scan(&f.ReadOnly, &f.MakesTable, &now)
 	f.ClockOff = now.Sub(before.Add(time.Since(before) / 2)).Abs()
+	var user string
+	var makesFunction bool
+	if err == nil {
+		err = db.QueryRowContext(ctx, readRights).Scan(&user, &makesFunction)
+	}
+	if !makesFunction {
+		f.AdminSQL = adminSQL(user)
+	}
 	return f, err
 }
 

@@ -87,7 +87,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.where = "PostgreSQL"
 		store, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Log: cfg.Log, OnState: &c.postgres})
 		if err == nil {
-			c.store, c.cause = store, store.Cause
+			c.store, c.cause, c.sql = store, store.Cause, store
 		}
 		return counter.CombinerConfig{Queues: postgresQueues}, err
 	case cfg.DataDir != "":
@@ -124,7 +124,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.store, redis, c.cause = store, store.Redis(), store.Cause
+		c.store, redis, c.cause, c.sql = store, store.Redis(), store.Cause, store
 	default:
 		c.where, gather = "Redis, and PostgreSQL behind it", cfg.PersistInterval/gathersOfInterval
 		store, err := tiered.Open(ctx, tiered.Config{
@@ -135,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.store, redis, c.cause, c.tiered = store, store.Front(), store.Cause, store
+		c.store, redis, c.cause, c.sql, c.tiered = store, store.Front(), store.Cause, store, store
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
 		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,

@@ -48,6 +48,7 @@ type Counters struct {
 	redis, postgres server
 	changed         atomic.Pointer[func()] // called when a server becomes reachable or unreachable; may be nil
 	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
+	sql             sqlServer              // nil without PostgreSQL
 	tiered          *tiered.Store          // nil unless Redis is in front of PostgreSQL
 	peers           []*counterredis.Store
 }
@@ -87,6 +88,23 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		w.observer.Changed(results)
 	}
 	return results
+}
+
+// sqlServer is a store that has changes made in SQL, see counterpg.Store.ServeSQL.
+type sqlServer interface {
+	ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter))
+}
+
+// Run has the observer and the feed receive what applications change in SQL, until ctx ends.
+func (c *Counters) Run(ctx context.Context) {
+	if c.sql == nil {
+		return
+	}
+	c.sql.ServeSQL(ctx, c.cfg.Rules, func(changed []counter.Counter) {
+		if c.observer != nil {
+			c.observer.Changed([]counter.Result{{Counters: changed}})
+		}
+	})
 }
 
 // Limit judges a call on a limit, see counter.Limits.Do.

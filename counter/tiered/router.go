@@ -24,6 +24,11 @@ type router struct {
 // Cause is why PostgreSQL cannot be used; nil: it can.
 func (r *router) Cause() error { return r.pg.Cause() }
 
+// ServeSQL is as counterpg.Store has it.
+func (r *router) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
+	r.pg.ServeSQL(ctx, rules, changed)
+}
+
 func (r *router) exact(key string) bool {
 	rule := r.rules.Find(key)
 	return rule != nil && rule.Kind == counter.Exact

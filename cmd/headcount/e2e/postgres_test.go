@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -82,12 +84,76 @@ func TestPgBouncer(t *testing.T) {
 	}
 }
 
+// TestChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it within a
+// second, a webhook is told once, and an idempotency key is the same for SQL and for HTTP.
+func TestChangeInSQL(t *testing.T) {
+	t.Parallel()
+	p := pgtest.Single(t)
+	for name, processes := range map[string]func(flags ...string) []*server{
+		"PostgreSQL": func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
+		"PostgreSQL behind Redis": func(flags ...string) []*server {
+			redis := redistest.Start(t).URL()
+			return []*server{startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			database, hooks := p.Database(t), newReceiver(t)
+			all := processes("--postgres="+database, "--webhook=counter:stock:*>4="+hooks.URL, "--webhook-secret="+hookSecret)
+			var clients []*client
+			for _, s := range all {
+				c := s.ws(t)
+				c.send(`{"type":"subscribe","counters":["stock:42"]}`)
+				c.awaitCounter("stock:42", 0, false)
+				clients = append(clients, c)
+			}
+			testkit.Eventually(t, "the function is there", func() bool {
+				return pgtest.Query[bool](t, database, "select to_regproc('headcount.change') is not null and exists (select from headcount_rules)")
+			})
+			for _, value := range []int64{9, 8, 7} { // the last two are over the threshold still
+				delta := int64(-1)
+				if value == 9 {
+					delta = 9
+				}
+				watch := testkit.NewStopwatch(t)
+				if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', $1, reason => 'order 7', author => 'shop', idempotency_key => $2)",
+					delta, fmt.Sprint("order ", value)); is != value {
+					t.Errorf("it is %d, want %d", is, value)
+				}
+				for _, c := range clients {
+					c.awaitCounter("stock:42", value, false)
+				}
+				if took := watch.Elapsed(); took > time.Second {
+					t.Errorf("clients hear of %d after %s", value, took)
+				}
+			}
+			for _, s := range all {
+				a := s.call(t, "POST", "stock:42/decrement", "", withKey, "Idempotency-Key: order 8")
+				if is := a.lasting(t).Value; is != 7 || a.header.Get("Idempotent-Replay") != "true" {
+					t.Errorf("order 8 by HTTP: %d and %v", is, a.header)
+				}
+			}
+			all[0].call(t, "POST", "stock:42/decrement", "", withKey, "Idempotency-Key: order 10").lasting(t)
+			if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', -1, idempotency_key => 'order 10')"); is != 6 {
+				t.Errorf("order 10 by SQL: %d", is)
+			}
+			p.Exec(t, database, `do $$ begin perform headcount.change('stock:42', -7); raise 'it is sold'; exception when check_violation then null; end $$`)
+			if ledger := all[0].ledger(t, "stock:42"); len(ledger) != 4 || ledger[1].Reason != "order 7" || ledger[1].By != "shop" {
+				t.Errorf("the ledger is %+v", ledger)
+			}
+			testkit.Eventually(t, "the webhook", func() bool { return len(hooks.told("stock:42")) > 0 })
+			pgtest.Query[int64](t, database, "select headcount.change('stock:43', 5)") // a later event of the same webhook
+			hooks.await("stock:43", "counter.over")
+			hooks.await("stock:42", "counter.over")
+		})
+	}
+}
+
 // TestPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when it is over.
 func TestPostgresIsAway(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
 	database, another, admin := p.Database(t), p.Database(t), p.URL("postgres")
-	p.Exec(t, admin, "create role visitor login password 'right'")
+	p.Exec(t, admin, "create role visitor login password 'right'; create role headcount_app")
 	p.Exec(t, admin, "create database theirs owner visitor")
 	p.Exec(t, admin, "copy (select unnest(array['host all visitor all scram-sha-256', 'host all all all trust'])) to '"+
 		pgtest.Query[string](t, admin, "select current_setting('hba_file')")+"'; select pg_reload_conf()")
