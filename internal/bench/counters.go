@@ -31,7 +31,6 @@ import (
 	"headcount/internal/benchenv"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
 )
 
 const (
@@ -422,7 +421,7 @@ func calls(args []string) error {
 		}
 		defer conns[i].Close()
 	}
-	before, cpu, began := servertest.Memory(*pid), cpuTime(*pid), time.Now()
+	cpu, began := cpuTime(*pid), time.Now()
 	for i, c := range conns {
 		group.Go(func() {
 			in := bufio.NewReaderSize(c, 64<<10)
@@ -458,7 +457,6 @@ func calls(args []string) error {
 	return tell(figures{
 		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
 		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
-		"grown_mb": float64(servertest.Memory(*pid)-before) / 1e6,
 	})
 }
 
