@@ -5,12 +5,12 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -199,22 +199,23 @@ func (b *bench) company() string {
 
 // loadAverage is how many processes wanted to run, on average over five minutes.
 func loadAverage() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return 0
 	}
-	fields := strings.Fields(string(text))
-	load, _ := strconv.ParseFloat(fields[min(1, len(fields)-1)], 64) // a number, as the kernel writes it
-	return load
+	load, err := proc.LoadAvg()
+	if err != nil {
+		return 0
+	}
+	return load.Load5
 }
 
 // machine describes the machine of the measurement.
 func machine() string {
 	cpu := "an unknown processor"
-	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, ok := strings.Cut(string(info), "model name"); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			cpu = strings.TrimSpace(strings.TrimLeft(line, "\t :"))
+	if proc, err := procfs.NewDefaultFS(); err == nil {
+		if cores, err := proc.CPUInfo(); err == nil && len(cores) > 0 && cores[0].ModelName != "" {
+			cpu = cores[0].ModelName
 		}
 	}
 	kernel := "Linux"
