@@ -52,7 +52,7 @@ func counted(flags []string, client ...string) func(*trial) figures {
 
 // calls runs clients on a core of their own.
 func (t *trial) calls(s server, client ...string) (f figures) {
-	t.output(benchenv.On(t.ctx, benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
+	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
 	return f
 }
 
@@ -105,7 +105,7 @@ func reads(t *trial) figures {
 	all := map[string][]float64{}
 	servers := map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())}
 	for _, s := range servers {
-		ctx, leave := context.WithCancel(t.ctx)
+		ctx, leave := context.WithCancel(t.Context())
 		watcher := client.New(client.Config{URL: s.url})
 		watcher.Join("p")
 		var watching sync.WaitGroup
@@ -113,7 +113,7 @@ func reads(t *trial) figures {
 		defer watching.Wait()
 		defer leave()
 		for _, known := watcher.Count("p"); !known; _, known = watcher.Count("p") {
-			if _, err := watcher.Next(t.ctx); err != nil {
+			if _, err := watcher.Next(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -190,7 +190,7 @@ func underDimensions(t *trial) figures {
 // fsync costs there.
 func inFile(client ...string) func(*trial) figures {
 	return func(t *trial) figures {
-		dir := t.folder(".") // /tmp may be memory
+		dir := t.Folder(".") // /tmp may be memory
 		floor, err := syncs(filepath.Join(dir, "floor"))
 		if err != nil {
 			t.Fatal(err)
@@ -225,7 +225,7 @@ func syncs(name string) (float64, error) {
 // plain updates of one row, each from as many connections as there are clients.
 func inPostgres(t *trial) figures {
 	postgres := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
-	floor, err := updates(t.ctx, postgres.Database(t))
+	floor, err := updates(t.Context(), postgres.Database(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,7 @@ func (t *trial) exactReads(s server, key string) float64 {
 	var took []time.Duration
 	for range 500 {
 		began := time.Now()
-		if _, err := api.Exact(t.ctx, key); err != nil {
+		if _, err := api.Exact(t.Context(), key); err != nil {
 			t.Fatalf("an exact read: %w", err)
 		}
 		took = append(took, time.Since(began))
