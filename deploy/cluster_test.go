@@ -34,14 +34,6 @@ func TestMain(m *testing.M) {
 	os.Exit(testkit.RunWithProgram(m, "4", &binary))
 }
 
-// long skips a test that runs the program, unless the program is there.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
-}
-
 // ports returns different ports, free for TCP and UDP.
 func ports(n int) []string {
 	var free []string
@@ -214,7 +206,7 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 }
 
 func TestCluster(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel() // all of these wait, mostly
 	s := start(t)
 	s.until(t, "ready")
@@ -253,7 +245,7 @@ func TestCluster(t *testing.T) {
 }
 
 func TestClusterThatCannotStart(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string

@@ -16,7 +16,7 @@ import (
 // When no file is free, the log says so once, and /readyz says so too.
 func TestNoFiles(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	s := start(t)
 	admin := &http.Client{Timeout: testkit.Timeout} // its connection is kept
 	readyz := func() string {

@@ -67,14 +67,6 @@ func start(t testing.TB, flags ...string) *server {
 	return startAll(t, flags)[0]
 }
 
-// long skips a test that is not part of the short pass.
-func long(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
-}
-
 var shared struct {
 	sync.Once
 	s   *server
