@@ -13,6 +13,7 @@ import (
 
 	"headcount/client"
 	"headcount/internal/benchenv"
+	"headcount/internal/testkit"
 )
 
 // attack is one way to hurt others. run returns soon after ctx ends, with every
@@ -53,12 +54,12 @@ var crowding = []attack{
 		}
 		return text(`{"type":"leave","page":"joined %d/%d"}`, n, page+i%90)
 	})},
-	{name: "pings", run: talk(4, 20_000, func(_, _ int) []byte { return frame(0x89, "") })},
+	{name: "pings", run: talk(4, 20_000, func(_, _ int) []byte { return testkit.ClientFrame(0x89, "") })},
 	{name: "fragments", run: talk(4, 20_000, func(_, i int) []byte {
 		if i == 0 {
-			return frame(0x01, "")
+			return testkit.ClientFrame(0x01, "")
 		}
-		return frame(0x00, "")
+		return testkit.ClientFrame(0x00, "")
 	})},
 	{name: "ids", run: repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")

@@ -5,13 +5,13 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"strings"
 	"time"
 
 	"headcount/client"
+	"headcount/internal/testkit"
 )
 
 const patience = 5 * time.Second // of whoever connects
@@ -58,17 +58,9 @@ func dial(addr string) (s socket, err error) {
 	return s, err
 }
 
-// frame is a masked frame of up to 65,535 bytes; its mask is 0.
-func frame(first byte, payload string) []byte {
-	b := []byte{first, 0x80 | byte(len(payload))}
-	if len(payload) > 125 {
-		b[1] = 0x80 | 126
-		b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
-	}
-	return append(append(b, 0, 0, 0, 0), payload...)
+func text(format string, args ...any) []byte {
+	return testkit.ClientFrame(0x81, fmt.Sprintf(format, args...))
 }
-
-func text(format string, args ...any) []byte { return frame(0x81, fmt.Sprintf(format, args...)) }
 
 // list returns n pages in JSON whose names begin with name.
 func list(name string, n int) string {

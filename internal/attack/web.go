@@ -18,23 +18,24 @@ import (
 	"time"
 
 	"headcount/internal/benchenv"
+	"headcount/internal/testkit"
 )
 
 // malformed are frames of which none may be sent, each as the first of its connection.
 var malformed = [][]byte{
-	{0x81, 2, 'h', 'i'},                   // without a mask
-	frame(0xc1, "compressed"),             // with a bit that only an extension may set
-	frame(0x83, ""),                       // of an unknown kind
-	frame(0x89, strings.Repeat("p", 126)), // a ping that is too long
-	frame(0x09, "a part of a ping"),
-	frame(0x80, "the end of nothing"),
-	slices.Concat(frame(0x01, "a"), frame(0x81, "b")),   // a message within another
-	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // 2^63 bytes
-	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},    // a terabyte
-	frame(0x88, "\x03\xed"),                             // a close code that is never sent
-	frame(0x88, "x"),
-	frame(0x81, "\xff\xfe"), // no UTF-8
-	{0x81},                  // a half head
+	{0x81, 2, 'h', 'i'},                                 // without a mask
+	testkit.ClientFrame(0xc1, "compressed"),             // with a bit that only an extension may set
+	testkit.ClientFrame(0x83, ""),                       // of an unknown kind
+	testkit.ClientFrame(0x89, strings.Repeat("p", 126)), // a ping that is too long
+	testkit.ClientFrame(0x09, "a part of a ping"),
+	testkit.ClientFrame(0x80, "the end of nothing"),
+	slices.Concat(testkit.ClientFrame(0x01, "a"), testkit.ClientFrame(0x81, "b")), // a message within another
+	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},                           // 2^63 bytes
+	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},                              // a terabyte
+	testkit.ClientFrame(0x88, "\x03\xed"),                                         // a close code that is never sent
+	testkit.ClientFrame(0x88, "x"),
+	testkit.ClientFrame(0x81, "\xff\xfe"), // no UTF-8
+	{0x81},                                // a half head
 }
 
 // refusals are requests that a server must not take for others.

@@ -89,7 +89,7 @@ func clog(w *rawSocket) {
 	for i := range 100 {
 		pages = append(pages, fmt.Sprintf("%030d", i))
 	}
-	subscribe := clientFrame(0x81, []byte(`{"type":"subscribe","pages":`+quoted(pages)+`}`))
+	subscribe := testkit.ClientFrame(0x81, `{"type":"subscribe","pages":`+quoted(pages)+`}`)
 	_ = w.SetWriteDeadline(time.Now().Add(testkit.Timeout))
 	for range 900 { // each is answered with 12 kB
 		if _, err := w.Write(subscribe); err != nil {
