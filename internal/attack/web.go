@@ -8,15 +8,18 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"headcount/client"
 	"headcount/internal/benchenv"
 	"headcount/internal/testkit"
 )
@@ -108,11 +111,14 @@ var malforming = []attack{
 	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
 	})},
-	{name: "keys", rules: clapping, run: visiting(200, func(n, i int) string {
-		return fmt.Sprintf("POST /api/v1/counters/claps:%d/%d/increment HTTP/1.1\r\nIdempotency-Key: %d/%d/%s\r\nContent-Length: 0\r\n", n, i, n, i, strings.Repeat("k", 200))
+	{name: "keys", rules: clapping, run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
+		name := fmt.Sprintf("%d/%d", n, i)
+		_, err := api.Once(name+strings.Repeat("k", 200)).Increment(ctx, "claps:"+name, 1)
+		return err
 	})},
-	{name: "follows", run: visiting(200, func(n, i int) string {
-		return fmt.Sprintf("PUT /-/me/follows/followed%d%%2F%d%s HTTP/1.1\r\nContent-Length: 0\r\n", n, i, strings.Repeat("f", 100))
+	{name: "follows", run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
+		_, err := api.Do(ctx, http.MethodPut, fmt.Sprintf("/-/me/follows/followed%d%%2F%d%s", n, i, strings.Repeat("f", 100)), nil, nil)
+		return err
 	})},
 	{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(_ context.Context, addr string, _ int) io.Closer {
 		c, err := connect(nil, addr, time.Second)
@@ -172,31 +178,25 @@ const clapping = `{"rules":[
 {"match":"claps:*","kind":"sum","public":["read","increment"]},
 {"match":"likes:*","kind":"members","public":["read","member"]}]}`
 
-// visiting has visitors, each with an identity of its own, make requests: what say says, without
-// Host and identity.
-func visiting(visitors int, say func(visitor, i int) string) func(context.Context, string) {
+// visiting has visitors, each with an identity of its own, make calls that the server knows: an attack that it refuses as
+// wrong would attack nothing.
+func visiting(visitors int, call func(ctx context.Context, api *client.API, visitor, i int) error) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range visitors {
 			wg.Go(func() {
-				c, err := connect(nil, addr, patience)
-				if err != nil {
-					return
-				}
-				defer c.Close()
-				defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-				in, id := bufio.NewReader(c), ""
+				jar, _ := cookiejar.New(nil) // without options it cannot fail
+				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, patience) }
+				web := &http.Client{Jar: jar, Timeout: patience, Transport: &http.Transport{DialContext: dial}}
+				defer web.CloseIdleConnections()
+				api := client.NewAPI(client.Config{URL: "http://" + addr, HTTP: web})
 				paced(ctx, 20, func(i int) bool {
-					fmt.Fprintf(c, "%sHost: h\r\nHeadcount-Id: %s\r\n\r\n", say(n, i), id)
-					resp, err := http.ReadResponse(in, nil)
-					if err != nil {
-						return false
+					err := call(ctx, api, n, i)
+					refused := (*client.Error)(nil)
+					if errors.As(err, &refused) && (refused.Status == http.StatusBadRequest || refused.Status == http.StatusNotFound) {
+						panic(fmt.Errorf("the attack misses: %w", err))
 					}
-					_, _ = io.Copy(io.Discard, resp.Body)
-					if got := resp.Header.Get("Headcount-Id"); got != "" {
-						id = got
-					}
-					return true
+					return err == nil || refused != nil
 				})
 			})
 		}
