@@ -285,7 +285,7 @@ type regional struct {
 func (r *regional) start(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command(binary, r.flags...)
-	cmd.Env, cmd.Stderr = clean(), &r.log
+	cmd.Env, cmd.Stderr = testkit.Environ(), &r.log
 	if err := r.process.Start(cmd); err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	s.cmd = exec.CommandContext(ctx, "bash", append([]string{name}, args...)...)
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.WaitDelay = testkit.Timeout // longer than the script takes to kill what does not end
-	s.cmd.Env = append(clean(), env...)
+	s.cmd.Env = testkit.Environ(env...)
 	// A signal that this process handles has its default effect in the script. That also
 	// holds when the tests run in the background of a shell, where SIGINT is ignored.
 	handled := make(chan os.Signal, 1)
@@ -102,18 +102,6 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 		}
 		<-ended
 	})
-}
-
-// clean is the environment without variables that the script or the program
-// reads, and without the second that the race detector waits at each exit.
-func clean() []string {
-	env := []string{"GORACE=atexit_sleep_ms=0"}
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "HEADCOUNT_") && !strings.HasPrefix(v, "CLUSTER_") {
-			env = append(env, v)
-		}
-	}
-	return env
 }
 
 // until reads lines up to the first that begins with prefix; "" reads all to the end.

@@ -57,7 +57,7 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 		name = path
 	}
 	cmd := exec.Command(name, args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(clean(), "HOME="+t.TempDir()), &log, &log
+	cmd.Env, cmd.Stdout, cmd.Stderr = testkit.Environ("HOME="+t.TempDir()), &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: run make setup", err)

@@ -30,7 +30,7 @@ func TestRegions(t *testing.T) {
 	tool := func(want int, words ...string) {
 		t.Helper()
 		cmd := exec.Command("bash", append([]string{"regions.sh"}, words...)...)
-		cmd.Env = append(clean(), env...)
+		cmd.Env = testkit.Environ(env...)
 		out, err := cmd.CombinedOutput()
 		if code := cmd.ProcessState.ExitCode(); code != want || len(out) == 0 {
 			t.Fatalf("%v: status %d, want %d; %v: %s", words, code, want, err, out)

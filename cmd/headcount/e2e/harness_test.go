@@ -147,9 +147,7 @@ func spawn(flags ...string) (*server, error) {
 	}
 	s := &server{log: &servertest.Log{}}
 	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
-	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
-	cmd.Stderr = s.log
+	cmd.Env, cmd.Stderr = testkit.Environ(), s.log
 	if err := s.Start(cmd); err != nil {
 		return nil, err
 	}
