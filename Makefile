@@ -48,7 +48,7 @@ test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
-	$(call part,go test in full,$(GOTEST) ./counter/tiered $$(git grep -lE 'testing\.Short|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,go test in full,$(GOTEST) ./counter/tiered $$(git grep -lE 'testing\.Short|testkit\.Long|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./internal/machine ./gateway/...)
 	$(call part,web test:all,$(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all)
 	$(call part,upgrade,$(MAKE) -s upgrade)

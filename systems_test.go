@@ -6,15 +6,15 @@ import (
 	"testing"
 
 	"golang.org/x/tools/go/packages"
+
+	"headcount/internal/testkit"
 )
 
 // TestOtherSystemsAreServed type-checks every package and its tests for the other
 // systems. It reads the sources of what they import, since compiling all that
 // for each system takes minutes.
 func TestOtherSystemsAreServed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	for _, system := range []string{"darwin/arm64", "linux/arm64", "freebsd/amd64"} {
 		t.Run(system, func(t *testing.T) {
 			goos, goarch, _ := strings.Cut(system, "/")

@@ -285,7 +285,7 @@ type regional struct {
 func (r *regional) start(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command(binary, r.flags...)
-	cmd.Env, cmd.Stderr = clean(), &r.log
+	cmd.Env, cmd.Stderr = testkit.Environ(), &r.log
 	if err := r.process.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func (r *regional) use(ctx context.Context) {
 // No other alert may fire, and all of these end when the cause has ended. Time is scaled, see faster:
 // TestAlertsFireAndEnd has the true ones.
 func TestAlertsOfRealFaults(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	var all []*regional

@@ -24,7 +24,7 @@ import (
 // Behind nginx as README.md sets it up, many readers of a page cost the gateway two requests a second at most, and see
 // a change soon.
 func TestReadsBehindACache(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
 	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1")
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })

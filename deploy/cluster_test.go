@@ -34,14 +34,6 @@ func TestMain(m *testing.M) {
 	os.Exit(testkit.RunWithProgram(m, "4", &binary))
 }
 
-// long skips a test that runs the program, unless the program is there.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
-}
-
 // ports returns different ports, free for TCP and UDP.
 func ports(n int) []string {
 	var free []string
@@ -79,7 +71,7 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	s.cmd = exec.CommandContext(ctx, "bash", append([]string{name}, args...)...)
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.WaitDelay = testkit.Timeout // longer than the script takes to kill what does not end
-	s.cmd.Env = append(clean(), env...)
+	s.cmd.Env = testkit.Environ(env...)
 	// A signal that this process handles has its default effect in the script. That also
 	// holds when the tests run in the background of a shell, where SIGINT is ignored.
 	handled := make(chan os.Signal, 1)
@@ -110,18 +102,6 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 		}
 		<-ended
 	})
-}
-
-// clean is the environment without variables that the script or the program
-// reads, and without the second that the race detector waits at each exit.
-func clean() []string {
-	env := []string{"GORACE=atexit_sleep_ms=0"}
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "HEADCOUNT_") && !strings.HasPrefix(v, "CLUSTER_") {
-			env = append(env, v)
-		}
-	}
-	return env
 }
 
 // until reads lines up to the first that begins with prefix; "" reads all to the end.
@@ -214,7 +194,7 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 }
 
 func TestCluster(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel() // all of these wait, mostly
 	s := start(t)
 	s.until(t, "ready")
@@ -253,7 +233,7 @@ func TestCluster(t *testing.T) {
 }
 
 func TestClusterThatCannotStart(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string

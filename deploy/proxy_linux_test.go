@@ -57,7 +57,7 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 		name = path
 	}
 	cmd := exec.Command(name, args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(clean(), "HOME="+t.TempDir()), &log, &log
+	cmd.Env, cmd.Stdout, cmd.Stderr = testkit.Environ("HOME="+t.TempDir()), &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: run make setup", err)
@@ -183,7 +183,7 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 // WebSockets, event streams without delay, the addresses of clients, and encoded names
 // below a path.
 func TestProxies(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	g := startGateways(t)
 	eachProxy(t, g.addrs, func(_ *testing.T, name string, p *proxied, browser bool) {
 		p.check(name)
@@ -195,7 +195,7 @@ func TestProxies(t *testing.T) {
 
 // Without the second gateway the files are for one process.
 func TestProxiesBeforeOneProcess(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
 	}))
@@ -210,7 +210,7 @@ func TestProxiesBeforeOneProcess(t *testing.T) {
 
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
 func TestProxiesGoToAnother(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	answering := func(status int) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 		t.Cleanup(s.Close)
@@ -230,7 +230,7 @@ func TestProxiesGoToAnother(t *testing.T) {
 
 // A POST that a gateway has taken and not answered goes to no other one: it could count twice.
 func TestProxiesRepeatNoPost(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	var mu sync.Mutex
 	posts := map[string]int{} // by path
 	var addrs []string

@@ -16,7 +16,7 @@ import (
 // This is what README.md shows: three regions, one total, and a link that is cut and
 // healed.
 func TestRegions(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	all := ports(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
@@ -30,7 +30,7 @@ func TestRegions(t *testing.T) {
 	tool := func(want int, words ...string) {
 		t.Helper()
 		cmd := exec.Command("bash", append([]string{"regions.sh"}, words...)...)
-		cmd.Env = append(clean(), env...)
+		cmd.Env = testkit.Environ(env...)
 		out, err := cmd.CombinedOutput()
 		if code := cmd.ProcessState.ExitCode(); code != want || len(out) == 0 {
 			t.Fatalf("%v: status %d, want %d; %v: %s", words, code, want, err, out)

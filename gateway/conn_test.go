@@ -310,17 +310,7 @@ func (r *raw) expectEnd() {
 }
 
 // masked is a client's frame.
-func masked(first byte, payload string) string {
-	b := websocket.AppendFrame(nil, first, []byte(payload))
-	head := len(b) - len(payload)
-	b[1] |= 0x80
-	key := [4]byte{0x12, 0x34, 0x56, 0x78}
-	out := append(append(append([]byte(nil), b[:head]...), key[:]...), payload...)
-	for i := range payload {
-		out[head+4+i] ^= key[i%4]
-	}
-	return string(out)
-}
+func masked(first byte, payload string) string { return string(testkit.ClientFrame(first, payload)) }
 
 const (
 	partText     = 0x01 // without FIN

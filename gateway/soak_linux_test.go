@@ -46,9 +46,7 @@ func (s *served) rest() uint64 {
 // Connections that come and go, in every way there is, leave nothing behind: no
 // goroutine, no descriptor, no memory. `go test -run TestSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
 func TestSoak(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	s := serveGateway(t, true, nil)
 	all := ends(t)
 	delete(all, "long ping") // that client waits for a second

@@ -27,6 +27,7 @@ import (
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
 // check runs `headcount check` and returns its lines that say what is wrong.
@@ -330,9 +331,7 @@ func TestChainsOfCertificates(t *testing.T) {
 // The check tries every command that the documented user of Redis may send.
 func TestCheckTriesWhatIsDocumented(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	redis := redistest.Start(t)
 	acl, err := os.ReadFile(redistest.ACL())
 	if err != nil {

@@ -23,18 +23,6 @@ import (
 	"headcount/internal/testkit"
 )
 
-// clean is the environment without this program's variables, and without the
-// second that the race detector waits at each exit.
-func clean(extra ...string) []string {
-	env := []string{"GORACE=atexit_sleep_ms=0"}
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "HEADCOUNT_") {
-			env = append(env, v)
-		}
-	}
-	return append(env, extra...)
-}
-
 // runCommand runs a command of the program in this process, with nothing in its environment.
 func runCommand(t *testing.T, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
@@ -231,7 +219,7 @@ var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
 }
 
 func helperCommand(serve string, args ...string) (name string, argv, env []string) {
-	return os.Args[0], append([]string{"-test.run=^TestHelperProcess$", "--"}, args...), clean(helperVariable + "=" + serve)
+	return os.Args[0], append([]string{"-test.run=^TestHelperProcess$", "--"}, args...), testkit.Environ(helperVariable + "=" + serve)
 }
 
 func helper(t *testing.T, serve string, args ...string) (code int, stdout, stderr string) {

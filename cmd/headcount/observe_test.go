@@ -230,9 +230,7 @@ var boundedLabels = []string{
 
 func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -184,9 +184,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 
 // Killed in the midst, an import that is made again has everything.
 func TestImportIsKilled(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	dir, server := t.TempDir(), pgtest.Start(t)
 	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -245,9 +243,7 @@ func TestImportIsKilled(t *testing.T) {
 
 // From a file into Redis, alone and in front of PostgreSQL, and back out of both.
 func TestExportsOfRedis(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	from := filepath.Join(dir, "from")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})

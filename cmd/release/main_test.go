@@ -23,9 +23,7 @@ import (
 // right checksums. The program is that of the other tests: to build it as releases are would
 // compile everything anew.
 func TestRelease(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	t.Chdir("../..")
 	out := t.TempDir()
 	build := func(_, _, _, path string) error {

@@ -20,9 +20,7 @@ import (
 // The replica is asynchronous: what was acknowledged and had not reached it is lost, an operation with all
 // its counters and its identity. What had reached it stays, and nothing counts twice.
 func TestSentinelFailover(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	t.Parallel()
 	const clients = 8
 	sentinel := redistest.StartSentinel(t)

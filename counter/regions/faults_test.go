@@ -16,6 +16,7 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/regions"
 	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 )
 
 const faulty = "v" // the counter of these tests
@@ -339,7 +340,7 @@ func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 	remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, list[1].server.URL()), Log: zerolog.Nop()})
 	defer remote.Close()
 	way := &road{Remote: remote, cut: true}
-	var log syncText
+	var log servertest.Log
 	registry := prometheus.NewRegistry()
 	s := regions.New(list[0].store, regions.Config{
 		Region: "us", Rules: counter.BuiltinRules(), Local: list[0].store, Peers: []regions.Peer{{Name: "eu", Remote: way}}, Every: 20 * time.Millisecond,

@@ -18,6 +18,7 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/regions"
 	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
@@ -561,7 +562,7 @@ func TestAPeerOfAnotherName(t *testing.T) {
 	if _, err := there.Outgoing(t.Context(), []int{0}, make([]counterredis.Position, 1), 1); err != nil {
 		t.Fatal(err)
 	}
-	var log syncText
+	var log servertest.Log
 	local := open(t, "us", us.URL())
 	remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, wrong.URL()), Log: zerolog.Nop()})
 	defer remote.Close()
@@ -578,21 +579,4 @@ func TestAPeerOfAnotherName(t *testing.T) {
 	if c := read1(t, there, key); c.Touched() {
 		t.Errorf("it was told %+v", c)
 	}
-}
-
-type syncText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (s *syncText) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(b)
-}
-
-func (s *syncText) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
@@ -72,7 +72,7 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 		_ = killed.Close()
 	}
 	other := open(t, cfg)
-	var log lines
+	var log servertest.Log
 	cfg.Log = zerolog.New(&log)
 	s, err := tiered.Open(t.Context(), cfg)
 	if err != nil {
@@ -173,7 +173,7 @@ func TestAdoptionIsRefused(t *testing.T) {
 			if err := before.Close(); err != nil {
 				t.Fatal(err)
 			}
-			var log lines
+			var log servertest.Log
 			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redistest.Dial(t, redis.URL()), Postgres: postgres, Log: zerolog.New(&log)})
 			if err != nil {
 				t.Fatal(err)
@@ -190,22 +190,4 @@ func TestAdoptionIsRefused(t *testing.T) {
 			}
 		})
 	}
-}
-
-// lines is a log that a test reads while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

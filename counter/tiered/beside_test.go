@@ -10,6 +10,7 @@ import (
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
+	"headcount/internal/testkit"
 )
 
 func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
@@ -24,9 +25,7 @@ func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
 }
 
 func TestCopiesBeside(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		return openBeside(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})

@@ -16,6 +16,7 @@ import (
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
 // TestMain is also the process that a test starts to kill.
@@ -111,9 +112,7 @@ func TestContractOnCluster(t *testing.T) {
 }
 
 func TestCopies(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		return open(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})

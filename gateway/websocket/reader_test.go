@@ -9,20 +9,12 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"headcount/internal/testkit"
 )
 
 // masked is a client's frame.
-func masked(first byte, payload string) string {
-	b := AppendFrame(nil, first, []byte(payload))
-	size := len(b) - len(payload)
-	b[1] |= 0x80
-	key := [4]byte{0x12, 0x34, 0x56, 0x78}
-	out := append(append(slices.Clone(b[:size]), key[:]...), payload...)
-	for i := range payload {
-		out[size+4+i] ^= key[i%4]
-	}
-	return string(out)
-}
+func masked(first byte, payload string) string { return string(testkit.ClientFrame(first, payload)) }
 
 // First bytes of fragments.
 const (

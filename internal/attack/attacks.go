@@ -11,7 +11,9 @@ import (
 	"sync"
 	"time"
 
-	hc "headcount/client"
+	"headcount/client"
+	"headcount/internal/benchenv"
+	"headcount/internal/testkit"
 )
 
 // attack is one way to hurt others. run returns soon after ctx ends, with every
@@ -19,19 +21,19 @@ import (
 type attack struct {
 	name  string
 	run   func(ctx context.Context, addr string)
-	flags func(ctx context.Context) ([]string, error) // further ones of the server, until ctx ends; nil: none
-	rules string                                      // of counters, if not the built-in ones
-	tls   bool                                        // the server speaks TLS
-	past  bool                                        // its counters have a history, in a data directory or in Redis
+	flags func(t *benchenv.Trial) []string // further ones of the server; nil: none
+	rules string                           // of counters, if not the built-in ones
+	tls   bool                             // the server speaks TLS
+	past  bool                             // its counters have a history, in a data directory or in Redis
 }
 
-var attacks = []attack{
+// crowding are attacks by many connections and by many well-formed messages.
+var crowding = []attack{
 	{name: "connects", run: repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
-		c, err := dial(addr)
-		if err != nil {
-			return nil
+		if c, err := dial(addr); err == nil {
+			return c
 		}
-		return c
+		return nil
 	})},
 	{name: "silent connects", run: repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
 	{name: "slow writers", run: repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
@@ -52,12 +54,12 @@ var attacks = []attack{
 		}
 		return text(`{"type":"leave","page":"joined %d/%d"}`, n, page+i%90)
 	})},
-	{name: "pings", run: talk(4, 20_000, func(_, _ int) []byte { return frame(0x89, "") })},
+	{name: "pings", run: talk(4, 20_000, func(_, _ int) []byte { return testkit.ClientFrame(0x89, "") })},
 	{name: "fragments", run: talk(4, 20_000, func(_, i int) []byte {
 		if i == 0 {
-			return frame(0x01, "")
+			return testkit.ClientFrame(0x01, "")
 		}
-		return frame(0x00, "")
+		return testkit.ClientFrame(0x00, "")
 	})},
 	{name: "ids", run: repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -82,7 +84,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 	id := ""
 	var wg sync.WaitGroup
 	open := func(n int) {
-		c, err := hc.Dial(there, hc.Config{URL: "http://" + addr, ID: id})
+		c, err := client.Dial(there, client.Config{URL: "http://" + addr, ID: id})
 		if err != nil {
 			return
 		}
@@ -96,7 +98,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 					return
 				}
 			}
-			for f := (hc.Frame{}); c.Receive(&f) == nil; {
+			for f := (client.Frame{}); c.Receive(&f) == nil; {
 			}
 		})
 	}
@@ -153,16 +155,16 @@ func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int
 
 // talk has so many clients send so many messages a second each. A client that is closed
 // connects again. The clients read what they are sent.
-func talk(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
+func talk(clients, perSecond int, say func(n, i int) []byte) func(context.Context, string) {
 	return talking(clients, perSecond, say, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 }
 
 // talkDeaf is talk with clients that read nothing.
-func talkDeaf(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
+func talkDeaf(clients, perSecond int, say func(n, i int) []byte) func(context.Context, string) {
 	return talking(clients, perSecond, say, func(net.Conn) {})
 }
 
-func talking(clients, perSecond int, say func(client, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
+func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range clients {
@@ -173,7 +175,6 @@ func talking(clients, perSecond int, say func(client, i int) []byte, listen func
 						time.Sleep(100 * time.Millisecond)
 						continue
 					}
-					_ = c.SetDeadline(time.Time{})
 					wg.Go(func() { listen(c) }) // ends with the connection
 					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 					paced(ctx, perSecond, func(i int) bool {

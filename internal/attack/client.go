@@ -3,20 +3,18 @@
 package main
 
 import (
-	"bufio"
+	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"strings"
 	"time"
+
+	"headcount/client"
+	"headcount/internal/testkit"
 )
 
 const patience = 5 * time.Second // of whoever connects
-
-const upgrade = "GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
 // secure stands before the address of a server that speaks TLS.
 const secure = "https://"
@@ -43,38 +41,26 @@ func connect(from *net.TCPAddr, addr string, within time.Duration, protocols ...
 	return c, nil
 }
 
-// dial opens a WebSocket for an attack, which writes what no honest client would. What the server sends with its answer is
-// lost.
-func dial(addr string) (net.Conn, error) {
-	c, err := connect(nil, addr, patience)
-	if err != nil {
-		return nil, err
-	}
-	_ = c.SetDeadline(time.Now().Add(patience))
-	if _, err = io.WriteString(c, upgrade); err == nil {
-		var resp *http.Response
-		if resp, err = http.ReadResponse(bufio.NewReader(c), nil); err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
-			err = fmt.Errorf("status %d", resp.StatusCode)
-		}
-	}
-	if err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return c, nil
+// A socket is a WebSocket of an attack, which writes below the client what no honest client would.
+type socket struct {
+	net.Conn
+	client *client.Conn // kept, because one that is collected closes its connection
 }
 
-// frame is a masked frame of up to 65,535 bytes; its mask is 0.
-func frame(first byte, payload string) []byte {
-	b := []byte{first, 0x80 | byte(len(payload))}
-	if len(payload) > 125 {
-		b[1] = 0x80 | 126
-		b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
-	}
-	return append(append(b, 0, 0, 0, 0), payload...)
+func dial(addr string) (s socket, err error) {
+	s.client, err = client.Dial(context.Background(), client.Config{
+		URL: "http://" + addr,
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			s.Conn, err = connect(nil, addr, patience)
+			return s.Conn, err
+		},
+	})
+	return s, err
 }
 
-func text(format string, args ...any) []byte { return frame(0x81, fmt.Sprintf(format, args...)) }
+func text(format string, args ...any) []byte {
+	return testkit.ClientFrame(0x81, fmt.Sprintf(format, args...))
+}
 
 // list returns n pages in JSON whose names begin with name.
 func list(name string, n int) string {

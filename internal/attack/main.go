@@ -78,12 +78,12 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		return false, err
 	}
 	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
-	for _, a := range attacks {
+	for _, a := range slices.Concat(crowding, malforming, asking) {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
 		}
-		r, err := h.attack(ctx, a)
-		if err != nil {
+		var r result
+		if err := benchenv.Try(ctx, func(t *benchenv.Trial) { r = h.attack(t, a) }); err != nil {
 			return broken, fmt.Errorf("%s: %w", a.name, err)
 		}
 		why := r.broken()
@@ -128,6 +128,11 @@ type result struct {
 	wrong         string      // count at the end, in words; "" when it is right
 }
 
+func (r *result) goroutinesLeft() bool { return r.goroutines[1]-r.goroutines[0] > leftGoroutines }
+
+// rested reports whether all that the attack took has been given back.
+func (r *result) rested() bool { return r.server.back() && r.store.back() && !r.goroutinesLeft() }
+
 func (r *result) broken() string {
 	var why []string
 	for name, m := range map[string]memory{"server": r.server, "Redis": r.store} {
@@ -139,7 +144,7 @@ func (r *result) broken() string {
 		}
 	}
 	slices.Sort(why)
-	if r.goroutines[1]-r.goroutines[0] > leftGoroutines {
+	if r.goroutinesLeft() {
 		why = append(why, fmt.Sprintf("%d goroutines, and %d after it", r.goroutines[0], r.goroutines[1]))
 	}
 	for what, t := range map[string][2]times{
@@ -175,75 +180,24 @@ func goroutines(admin string) (n int) {
 }
 
 // attack runs a server of its own for one attack.
-func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var flags []string
-	storePID := 0
-	if h.redis {
-		redis := servertest.FreeAddr()
-		_, port, _ := net.SplitHostPort(redis)
-		var store servertest.Process
-		if err := store.Start(benchenv.On(ctx, benchenv.ServerCore, "redis-server", "--port", port, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning")); err != nil {
-			return r, err
-		}
-		defer store.End(benchenv.EndTime)
-		storePID = store.PID()
-		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
-	}
-	dir, err := os.MkdirTemp("", "headcount-hostile-")
-	if err != nil {
-		return r, err
-	}
-	defer os.RemoveAll(dir)
-	if a.past {
-		if !h.redis {
-			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
-		}
-		if err := h.fillPast(ctx, dir, flags[:2]...); err != nil {
-			return r, err
-		}
-	}
-	if a.flags != nil {
-		further, err := a.flags(ctx)
-		if err != nil {
-			return r, err
-		}
-		flags = append(flags, further...)
-	}
-	if a.rules != "" {
-		rules := filepath.Join(dir, "rules.json")
-		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
-			return r, err
-		}
-		flags = append(flags, "--counters", rules)
-	}
-	if a.tls {
-		c, err := servertest.NewLoopbackCertificate(dir)
-		if err != nil {
-			return r, err
-		}
-		flags = append(flags, "--tls-cert", c.File, "--tls-key", c.Key)
-	}
-	public, admin, server, err := benchenv.Serve(ctx, h.program, flags...)
-	if err != nil {
-		return r, err
-	}
-	defer server.End(benchenv.EndTime)
+func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
+	flags, storePID := h.flags(t, a)
+	server := t.Serve(h.program, flags...)
+	public := server.Addr
 	if a.tls {
 		public = secure + public
 	}
-	pid := server.PID()
 	o := newOrdinary(public)
 	if err := o.open(); err != nil {
-		return r, err
+		t.Fatal(err)
 	}
 	defer o.close()
-	r.felt[0] = o.measure(ctx, h.lasts/2)
-	r.goroutines[0] = goroutines(admin)
+	r.felt[0] = o.measure(t.Context(), h.lasts/2)
+	r.goroutines[0] = goroutines(server.Admin)
+	pid := server.PID()
 	r.server, r.store = memory{before: servertest.Memory(pid)}, memory{before: servertest.Memory(storePID)}
 
-	watching, watched := context.WithCancel(ctx)
+	watching, watched := context.WithCancel(t.Context())
 	var watch, attacking sync.WaitGroup
 	watch.Go(func() { // ends with watched
 		for watching.Err() == nil {
@@ -251,7 +205,7 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
-	attacked, over := context.WithTimeout(ctx, h.lasts)
+	attacked, over := context.WithTimeout(t.Context(), h.lasts)
 	attacking.Go(func() { a.run(attacked, public) })
 	time.Sleep(h.lasts / 8) // the attack has to begin first
 	r.felt[1] = o.measure(attacked, h.lasts)
@@ -259,14 +213,55 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	over()
 	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
 		r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
-		if r.goroutines[1] = goroutines(admin); r.server.back() && r.store.back() && r.goroutines[1]-r.goroutines[0] <= leftGoroutines || time.Now().After(end) || ctx.Err() != nil {
+		r.goroutines[1] = goroutines(server.Admin)
+		if r.rested() || time.Now().After(end) || t.Context().Err() != nil {
 			break
 		}
 	}
 	watched()
 	watch.Wait()
-	if n, err := o.count(ctx); err != nil || n != 1 {
+	if n, err := o.count(t.Context()); err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
-	return r, ctx.Err()
+	return r
+}
+
+// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the files that the
+// flags name.
+func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) {
+	dir := t.TempDir()
+	if h.redis {
+		redis := servertest.FreeAddr()
+		_, port, _ := net.SplitHostPort(redis)
+		store := t.Start(benchenv.On(t.Context(), benchenv.ServerCore, "redis-server", "--port", port, "--save", "", "--appendonly", "no",
+			"--maxmemory-policy", "noeviction", "--loglevel", "warning"))
+		storePID = store.PID()
+		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
+	}
+	if a.past {
+		if !h.redis {
+			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
+		}
+		if err := h.fillPast(t.Context(), dir, flags[:2]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.flags != nil {
+		flags = append(flags, a.flags(t)...)
+	}
+	if a.rules != "" {
+		rules := filepath.Join(dir, "rules.json")
+		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, "--counters", rules)
+	}
+	if a.tls {
+		c, err := servertest.NewLoopbackCertificate(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, "--tls-cert", c.File, "--tls-key", c.Key)
+	}
+	return flags, storePID
 }

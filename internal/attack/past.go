@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/client"
 	"headcount/counter"
 	"headcount/counter/counterfile"
 	"headcount/counter/counterredis"
@@ -27,18 +29,22 @@ const (
 	askers = 64      // of questions about it
 )
 
-func init() {
-	attacks = append(attacks,
-		attack{name: "one question", past: true, run: visiting(askers, func(_, _ int) string {
-			return "GET /api/v1/counters/visitors:1/window?last=90d HTTP/1.1\r\n"
-		})},
-		attack{name: "many questions", past: true, run: visiting(askers, func(n, i int) string {
-			return fmt.Sprintf("GET /api/v1/counters/visitors:%d/range?step=%dh HTTP/1.1\r\n", n%2, 1+i%30)
-		})},
-		attack{name: "questions about top", past: true, run: visiting(askers, func(n, i int) string {
-			return fmt.Sprintf("GET /api/v1/top?match=views:*&last=%dh&n=100 HTTP/1.1\r\n", hours-(200*i+n)%1000)
-		})},
-	)
+// asking are attacks by questions that cost much to answer.
+var asking = []attack{
+	{name: "one question", past: true, run: asked(func(_, _ int) string { return "counters/visitors:1/window?last=90d" })},
+	{name: "many questions", past: true, run: asked(func(n, i int) string {
+		return fmt.Sprintf("counters/visitors:%d/range?step=%dh", n%2, 1+i%30)
+	})},
+	{name: "questions about top", past: true, run: asked(func(n, i int) string {
+		return fmt.Sprintf("top?match=views:*&last=%dh&n=100", hours-(200*i+n)%1000)
+	})},
+}
+
+func asked(question func(n, i int) string) func(context.Context, string) {
+	return visiting(askers, func(ctx context.Context, api *client.API, n, i int) error {
+		_, err := api.Do(ctx, http.MethodGet, "/api/v1/"+question(n, i), nil, nil)
+		return err
+	})
 }
 
 // fillPast imports 90 days of hours of 100 sums and 2 uniques into the store that flags say, and adds the lists of what

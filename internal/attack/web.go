@@ -8,31 +8,37 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"headcount/client"
+	"headcount/internal/benchenv"
+	"headcount/internal/testkit"
 )
 
 // malformed are frames of which none may be sent, each as the first of its connection.
 var malformed = [][]byte{
-	{0x81, 2, 'h', 'i'},                   // without a mask
-	frame(0xc1, "compressed"),             // with a bit that only an extension may set
-	frame(0x83, ""),                       // of an unknown kind
-	frame(0x89, strings.Repeat("p", 126)), // a ping that is too long
-	frame(0x09, "a part of a ping"),
-	frame(0x80, "the end of nothing"),
-	slices.Concat(frame(0x01, "a"), frame(0x81, "b")),   // a message within another
-	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // 2^63 bytes
-	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},    // a terabyte
-	frame(0x88, "\x03\xed"),                             // a close code that is never sent
-	frame(0x88, "x"),
-	frame(0x81, "\xff\xfe"), // no UTF-8
-	{0x81},                  // a half head
+	{0x81, 2, 'h', 'i'},                                 // without a mask
+	testkit.ClientFrame(0xc1, "compressed"),             // with a bit that only an extension may set
+	testkit.ClientFrame(0x83, ""),                       // of an unknown kind
+	testkit.ClientFrame(0x89, strings.Repeat("p", 126)), // a ping that is too long
+	testkit.ClientFrame(0x09, "a part of a ping"),
+	testkit.ClientFrame(0x80, "the end of nothing"),
+	slices.Concat(testkit.ClientFrame(0x01, "a"), testkit.ClientFrame(0x81, "b")), // a message within another
+	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},                           // 2^63 bytes
+	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},                              // a terabyte
+	testkit.ClientFrame(0x88, "\x03\xed"),                                         // a close code that is never sent
+	testkit.ClientFrame(0x88, "x"),
+	testkit.ClientFrame(0x81, "\xff\xfe"), // no UTF-8
+	{0x81},                                // a half head
 }
 
 // refusals are requests that a server must not take for others.
@@ -69,93 +75,93 @@ var oddNames = []string{
 	`"` + strings.Repeat("𝒳", 128) + `"`, `"` + strings.Repeat("𝒳", 129) + `"`, `"../../etc/passwd"`, `"*"`, `"-"`, `"{b}"`, `"a\u0000b"`, `"hc:{1}:x"`, `"\ufffd"`, `"\u00ad"`, `"\u2028"`,
 }
 
-func init() {
-	attacks = append(attacks,
-		attack{name: "malformed frames", run: repeat(500, 50, func(_ context.Context, addr string, i int) io.Closer {
-			c, err := dial(addr)
-			if err != nil {
-				return nil
-			}
-			_, _ = c.Write(malformed[i%len(malformed)])
-			return c
-		})},
-		attack{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
-			if i == 0 {
-				return []byte{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-			}
-			return make([]byte, 16<<10)
-		})},
-		attack{name: "byte by byte", run: talk(1000, 5, func(_, i int) []byte {
-			message := text(`{"type":"subscribe","pages":%s}`, list("slow ", 40))
-			return message[i%len(message):][:1]
-		})},
-		attack{name: "odd names", run: talk(20, 200, func(n, i int) []byte {
-			return text(`{"type":"join","page":%s}`, oddNames[(n+i)%len(oddNames)])
-		})},
-		attack{name: "pages and counters", run: talk(4, 250, func(n, i int) []byte {
-			kind := []string{"subscribe", "unsubscribe"}[i%2]
-			return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
-		})},
-		attack{name: "event streams", run: repeat(1000, 5000, func(_ context.Context, addr string, i int) io.Closer {
-			return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
-		})},
-		attack{name: "wrong requests", run: repeat(1000, 100, func(_ context.Context, addr string, i int) io.Closer {
-			return opened(addr, refusals[i%len(refusals)])
-		})},
-		attack{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
-			return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
-		})},
-		attack{name: "keys", rules: clapping, run: visiting(200, func(n, i int) string {
-			return fmt.Sprintf("POST /api/v1/counters/claps:%d/%d/increment HTTP/1.1\r\nIdempotency-Key: %d/%d/%s\r\nContent-Length: 0\r\n", n, i, n, i, strings.Repeat("k", 200))
-		})},
-		attack{name: "follows", run: visiting(200, func(n, i int) string {
-			return fmt.Sprintf("PUT /-/me/follows/followed%d%%2F%d%s HTTP/1.1\r\nContent-Length: 0\r\n", n, i, strings.Repeat("f", 100))
-		})},
-		attack{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(
-			_ context.Context, addr string, _ int,
-		) io.Closer {
-			c, err := connect(nil, addr, time.Second)
-			if err != nil {
-				return nil
-			}
-			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
-			_, _ = c.Write(nil)
-			return c
-		})},
-		attack{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
-			id := uint32(2*i + 1)
-			h2Frame(to, 1, 0x5, id, h2Headers)
-			h2Frame(to, 3, 0, id, []byte{0, 0, 0, 8})
-		})},
-		attack{name: "continuations", tls: true, run: streams(func(to *bufio.Writer, i int) {
-			if i == 0 {
-				h2Frame(to, 1, 0x1, 1, h2Headers)
-			}
-			h2Frame(to, 9, 0, 1, h2Literal("x", strings.Repeat("y", 1000)))
-		})},
-		attack{name: "pings of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, _ int) {
-			h2Frame(to, 6, 0, 0, make([]byte, 8))
-			h2Frame(to, 4, 0, 0, nil)
-		})},
-		attack{name: "streams of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, i int) {
-			if i < 20_000 {
-				h2Frame(to, 1, 0x5, uint32(2*i+1), h2Events)
-			}
-		})},
-		attack{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
-			return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
-		})},
-	)
+// malforming are attacks by what no honest client sends, and by HTTP.
+var malforming = []attack{
+	{name: "malformed frames", run: repeat(500, 50, func(_ context.Context, addr string, i int) io.Closer {
+		c, err := dial(addr)
+		if err != nil {
+			return nil
+		}
+		_, _ = c.Write(malformed[i%len(malformed)])
+		return c
+	})},
+	{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
+		if i == 0 {
+			return []byte{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+		}
+		return make([]byte, 16<<10)
+	})},
+	{name: "byte by byte", run: talk(1000, 5, func(_, i int) []byte {
+		message := text(`{"type":"subscribe","pages":%s}`, list("slow ", 40))
+		return message[i%len(message):][:1]
+	})},
+	{name: "odd names", run: talk(20, 200, func(n, i int) []byte {
+		return text(`{"type":"join","page":%s}`, oddNames[(n+i)%len(oddNames)])
+	})},
+	{name: "pages and counters", run: talk(4, 250, func(n, i int) []byte {
+		kind := []string{"subscribe", "unsubscribe"}[i%2]
+		return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
+	})},
+	{name: "event streams", run: repeat(1000, 5000, func(_ context.Context, addr string, i int) io.Closer {
+		return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
+	})},
+	{name: "wrong requests", run: repeat(1000, 100, func(_ context.Context, addr string, i int) io.Closer {
+		return opened(addr, refusals[i%len(refusals)])
+	})},
+	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
+		return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
+	})},
+	{name: "keys", rules: clapping, run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
+		name := fmt.Sprintf("%d/%d", n, i)
+		_, err := api.Once(name+strings.Repeat("k", 200)).Increment(ctx, "claps:"+name, 1)
+		return err
+	})},
+	{name: "follows", run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
+		_, err := api.Do(ctx, http.MethodPut, fmt.Sprintf("/-/me/follows/followed%d%%2F%d%s", n, i, strings.Repeat("f", 100)), nil, nil)
+		return err
+	})},
+	{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(_ context.Context, addr string, _ int) io.Closer {
+		c, err := connect(nil, addr, time.Second)
+		if err != nil {
+			return nil
+		}
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
+		_, _ = c.Write(nil)
+		return c
+	})},
+	{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
+		id := uint32(2*i + 1)
+		h2Frame(to, 1, 0x5, id, h2Headers)
+		h2Frame(to, 3, 0, id, []byte{0, 0, 0, 8})
+	})},
+	{name: "continuations", tls: true, run: streams(func(to *bufio.Writer, i int) {
+		if i == 0 {
+			h2Frame(to, 1, 0x1, 1, h2Headers)
+		}
+		h2Frame(to, 9, 0, 1, h2Literal("x", strings.Repeat("y", 1000)))
+	})},
+	{name: "pings of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, _ int) {
+		h2Frame(to, 6, 0, 0, make([]byte, 8))
+		h2Frame(to, 4, 0, 0, nil)
+	})},
+	{name: "streams of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, i int) {
+		if i < 20_000 {
+			h2Frame(to, 1, 0x5, uint32(2*i+1), h2Events)
+		}
+	})},
+	{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
+		return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
+	})},
 }
 
 // deafWebhook sends every event to a server that accepts and never answers.
-func deafWebhook(ctx context.Context) ([]string, error) {
+func deafWebhook(t *benchenv.Trial) []string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	context.AfterFunc(ctx, func() { _ = l.Close() })
-	go func() { // ends with ctx
+	t.Cleanup(func() { _ = l.Close() })
+	go func() { // ends with the listener
 		for {
 			c, err := l.Accept()
 			if err != nil {
@@ -164,7 +170,7 @@ func deafWebhook(ctx context.Context) ([]string, error) {
 			go func() { _, _ = io.Copy(io.Discard, c) }() // ends with the server
 		}
 	}()
-	return []string{"--webhook", "page:*=http://" + l.Addr().String() + "/", "--webhook-secret", "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))}, nil
+	return []string{"--webhook", "page:*=http://" + l.Addr().String() + "/", "--webhook-secret", "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))}
 }
 
 // clapping are rules of counters that visitors may increment, and of likes.
@@ -172,31 +178,25 @@ const clapping = `{"rules":[
 {"match":"claps:*","kind":"sum","public":["read","increment"]},
 {"match":"likes:*","kind":"members","public":["read","member"]}]}`
 
-// visiting has visitors, each with an identity of its own, make requests: what say says, without
-// Host and identity.
-func visiting(visitors int, say func(visitor, i int) string) func(context.Context, string) {
+// visiting has visitors, each with an identity of its own, make calls that the server knows: an attack that it refuses as
+// wrong would attack nothing.
+func visiting(visitors int, call func(ctx context.Context, api *client.API, visitor, i int) error) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range visitors {
 			wg.Go(func() {
-				c, err := connect(nil, addr, patience)
-				if err != nil {
-					return
-				}
-				defer c.Close()
-				defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-				in, id := bufio.NewReader(c), ""
+				jar, _ := cookiejar.New(nil) // without options it cannot fail
+				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, patience) }
+				web := &http.Client{Jar: jar, Timeout: patience, Transport: &http.Transport{DialContext: dial}}
+				defer web.CloseIdleConnections()
+				api := client.NewAPI(client.Config{URL: "http://" + addr, HTTP: web})
 				paced(ctx, 20, func(i int) bool {
-					fmt.Fprintf(c, "%sHost: h\r\nHeadcount-Id: %s\r\n\r\n", say(n, i), id)
-					resp, err := http.ReadResponse(in, nil)
-					if err != nil {
-						return false
+					err := call(ctx, api, n, i)
+					refused := (*client.Error)(nil)
+					if errors.As(err, &refused) && (refused.Status == http.StatusBadRequest || refused.Status == http.StatusNotFound) {
+						panic(fmt.Errorf("the attack misses: %w", err))
 					}
-					_, _ = io.Copy(io.Discard, resp.Body)
-					if got := resp.Header.Get("Headcount-Id"); got != "" {
-						id = got
-					}
-					return true
+					return err == nil || refused != nil
 				})
 			})
 		}

@@ -4,9 +4,7 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -53,37 +51,25 @@ func counted(flags []string, client ...string) func(*trial) figures {
 
 // calls runs clients on a core of their own.
 func (t *trial) calls(s server, client ...string) (f figures) {
-	t.output(benchenv.On(t.ctx, benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
+	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
 	return f
 }
 
-// increments measures increments of one key and of many keys beside the floor of a call: a handler that
-// reads the body as JSON and answers with a counter, and does nothing else. The three take turns, since the machine
-// is not as fast in every second, and the figures are medians of their turns.
-func increments(t *trial) figures {
-	const turns, turn = 5, "1500ms"
-	bare := t.helper(benchenv.ServerCore, "gin")
-	c, err := dial(bare.addr) // waits until the server listens
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Close()
-	one, many := t.serveCounters(), t.serveCounters()
+// inTurns has clients call servers one after the other, several times, since the machine is not as fast in every second.
+// The figures are medians of the turns; NAME_times is the CPU time of a call as times that of the floor, which is "gin".
+func inTurns(turns int, calls map[string]func() figures) figures {
 	all := map[string][]float64{}
 	for range turns {
-		now := figures{}
-		for name, took := range map[string]figures{
-			"gin": t.calls(bare, "-for", turn), "one": t.calls(one, "-for", turn), "many": t.calls(many, "-for", turn, "-keys", "views:*"),
-		} {
-			for figure, value := range took {
-				now[name+"_"+figure] = value
+		took := map[string]figures{}
+		for name, call := range calls {
+			took[name] = call()
+			took[name]["times"] = took[name]["cpu_us_per_call"]
+		}
+		for name, f := range took {
+			f["times"] /= took["gin"]["cpu_us_per_call"]
+			for figure, value := range f {
+				all[name+"_"+figure] = append(all[name+"_"+figure], value)
 			}
-		}
-		for _, name := range []string{"one", "many"} {
-			now[name+"_times"] = now[name+"_cpu_us_per_call"] / now["gin_cpu_us_per_call"]
-		}
-		for name, value := range now {
-			all[name] = append(all[name], value)
 		}
 	}
 	medians := figures{}
@@ -93,20 +79,36 @@ func increments(t *trial) figures {
 	return medians
 }
 
-// reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor: a handler that
-// answers 200 bytes of JSON. All take turns.
-func reads(t *trial) figures {
-	const turns, turn = 3, "1s"
-	bare := t.helper(benchenv.ServerCore, "gin")
-	c, err := dial(bare.addr) // waits until the server listens
-	if err != nil {
+// bareGin is the floor of a call: a handler that reads JSON or answers with it, and does nothing else.
+func (t *trial) bareGin() server {
+	s := t.helper(benchenv.ServerCore, "gin")
+	if err := servertest.Await(s.Process, benchenv.EndTime, func(ctx context.Context) error { return servertest.Listens(ctx, s.addr) }); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.Close()
-	all := map[string][]float64{}
-	servers := map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())}
-	for _, s := range servers {
-		ctx, leave := context.WithCancel(t.ctx)
+	return s
+}
+
+// increments measures increments of one key and of many keys beside the floor.
+func increments(t *trial) figures {
+	const turn = "1500ms"
+	gin, one, many := t.bareGin(), t.serveCounters(), t.serveCounters()
+	return inTurns(5, map[string]func() figures{
+		"gin":  func() figures { return t.calls(gin, "-for", turn) },
+		"one":  func() figures { return t.calls(one, "-for", turn) },
+		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:*") },
+	})
+}
+
+// reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor, which
+// answers 200 bytes of JSON.
+func reads(t *trial) figures {
+	const turn = "1s"
+	get := func(s server, path string) func() figures {
+		return func() figures { return t.calls(s, "-for", turn, "-get", path) }
+	}
+	calls := map[string]func() figures{"gin": get(t.bareGin(), "/read")}
+	for where, s := range map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())} {
+		ctx, leave := context.WithCancel(t.Context())
 		watcher := client.New(client.Config{URL: s.url})
 		watcher.Join("p")
 		var watching sync.WaitGroup
@@ -114,27 +116,14 @@ func reads(t *trial) figures {
 		defer watching.Wait()
 		defer leave()
 		for _, known := watcher.Count("p"); !known; _, known = watcher.Count("p") {
-			if _, err := watcher.Next(t.ctx); err != nil {
+			if _, err := watcher.Next(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		t.calls(s, "-for", "100ms") // the counter exists
+		calls[where+"_page"], calls[where+"_counter"] = get(s, "/p/counter"), get(s, "/api/v1/counters/views:1")
 	}
-	for range turns {
-		all["gin"] = append(all["gin"], t.calls(bare, "-for", turn, "-get", "/read")["cpu_us_per_call"])
-		for where, s := range servers {
-			for what, path := range map[string]string{"page": "/p/counter", "counter": "/api/v1/counters/views:1"} {
-				name := where + "_" + what
-				all[name] = append(all[name], t.calls(s, "-for", turn, "-get", path)["cpu_us_per_call"])
-			}
-		}
-	}
-	medians := figures{}
-	for name, values := range all {
-		medians[name+"_cpu_us"] = median(values)
-		medians[name+"_times"] = median(values) / median(all["gin"])
-	}
-	return medians
+	return inTurns(3, calls)
 }
 
 // bare is the server that is the floor of increments and reads.
@@ -191,7 +180,7 @@ func underDimensions(t *trial) figures {
 // fsync costs there.
 func inFile(client ...string) func(*trial) figures {
 	return func(t *trial) figures {
-		dir := t.folder(".") // /tmp may be memory
+		dir := t.Folder(".") // /tmp may be memory
 		floor, err := syncs(filepath.Join(dir, "floor"))
 		if err != nil {
 			t.Fatal(err)
@@ -226,7 +215,7 @@ func syncs(name string) (float64, error) {
 // plain updates of one row, each from as many connections as there are clients.
 func inPostgres(t *trial) figures {
 	postgres := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
-	floor, err := updates(t.ctx, postgres.Database(t))
+	floor, err := updates(t.Context(), postgres.Database(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +339,7 @@ func (t *trial) exactReads(s server, key string) float64 {
 	var took []time.Duration
 	for range 500 {
 		began := time.Now()
-		if _, err := api.Exact(t.ctx, key); err != nil {
+		if _, err := api.Exact(t.Context(), key); err != nil {
 			t.Fatalf("an exact read: %w", err)
 		}
 		took = append(took, time.Since(began))
@@ -386,89 +375,106 @@ func info(t *trial, s *redistest.Server, section, field string) float64 {
 	return n
 }
 
-// calls is the clients: each sends a change and waits for the answer before the next.
+// A caller has clients that each make a call and wait for the answer before the next.
+type caller struct {
+	url  string // of the server
+	pid  int    // its process
+	keys string // the key, or a prefix and * for many keys
+	many int    // how many keys the * stands for
+
+	// One of these says what is called; without, a counter is incremented.
+	batch   int    // changes of a call
+	members int    // members to add to one set, 1,000 in each call, until all are in it
+	values  int    // values of the dimension country
+	unique  int    // members, of which one is added to a unique
+	limit   bool   // a limit
+	top     bool   // what gained most
+	get     string // this path
+
+	rate    float64 // calls a second, together; 0: as many as go
+	clients int
+	lasts   time.Duration
+
+	began      time.Time
+	turn, left atomic.Int64 // calls that were begun at a rate, and members that are not in the set
+}
+
+// calls is the process of the clients.
 func calls(args []string) error {
-	f := flag.NewFlagSet("calls", flag.ContinueOnError)
-	target := f.String("url", "", "the server")
-	pid := f.Int("pid", 0, "its process")
-	keys := f.String("keys", "views:1", "the key, or a prefix and * for many keys")
-	many := f.Int("many", manyKeys, "how many keys the * of -keys stands for")
-	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
-	members := f.Int("members", 0, "add so many members to one set, instead of changes")
-	limit := f.Bool("limit", false, "ask for a limit, instead of changes")
-	values := f.Int("values", 0, "count changes under so many values of the dimension country")
-	unique := f.Int("unique", 0, "add one of so many members to a unique, instead of changes")
-	top := f.Bool("top", false, "ask for what gained most, instead of changes")
-	get := f.String("get", "", "read this path, instead of changes")
-	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
-	clients := f.Int("callers", callers, "clients")
-	lasts := f.Duration("for", callTime, "how long")
+	r, f := &caller{}, flag.NewFlagSet("calls", flag.ContinueOnError)
+	f.StringVar(&r.url, "url", "", "")
+	f.IntVar(&r.pid, "pid", 0, "")
+	f.StringVar(&r.keys, "keys", "views:1", "")
+	f.IntVar(&r.many, "many", manyKeys, "")
+	f.IntVar(&r.batch, "batch", 0, "")
+	f.IntVar(&r.members, "members", 0, "")
+	f.BoolVar(&r.limit, "limit", false, "")
+	f.IntVar(&r.values, "values", 0, "")
+	f.IntVar(&r.unique, "unique", 0, "")
+	f.BoolVar(&r.top, "top", false, "")
+	f.StringVar(&r.get, "get", "", "")
+	f.Float64Var(&r.rate, "rate", 0, "")
+	f.IntVar(&r.clients, "callers", callers, "")
+	f.DurationVar(&r.lasts, "for", callTime, "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	u, err := url.Parse(*target)
+	return r.run()
+}
+
+func (r *caller) run() error {
+	u, err := url.Parse(r.url)
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, values: *values, unique: *unique, limit: *limit, top: *top, get: *get}
-	var group sync.WaitGroup
-	var turn, left atomic.Int64
-	left.Store(int64(*members))
-	took, errs := make([][]time.Duration, *clients), make([]error, *clients)
-	conns := make([]net.Conn, *clients)
+	conns := make([]net.Conn, r.clients)
 	for i := range conns { // connecting is not a part of the first calls
 		if conns[i], err = dial(u.Host); err != nil {
 			return err
 		}
 		defer conns[i].Close()
 	}
-	before, cpu, began := servertest.Memory(*pid), cpuTime(*pid), time.Now()
+	took, errs := make([][]time.Duration, r.clients), make([]error, r.clients)
+	r.left.Store(int64(r.members))
+	cpu := cpuTime(r.pid)
+	r.began = time.Now()
+	var group sync.WaitGroup
 	for i, c := range conns {
-		group.Go(func() {
-			in := bufio.NewReaderSize(c, 64<<10)
-			for {
-				due := time.Now()
-				if *rate > 0 { // late calls are measured from when they were due
-					due = began.Add(time.Duration(float64(turn.Add(1)) / *rate * float64(time.Second)))
-					time.Sleep(time.Until(due))
-				}
-				from := -1
-				if *members > 0 {
-					if from = int(left.Add(-1000)); from < 0 {
-						return
-					}
-				} else if time.Since(began) > *lasts {
-					return
-				}
-				if errs[i] = r.call(c, in, from); errs[i] != nil {
-					return
-				}
-				took[i] = append(took[i], time.Since(due))
-			}
-		})
+		group.Go(func() { took[i], errs[i] = r.client(c) })
 	}
 	group.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	seconds, used := time.Since(began).Seconds(), cpuTime(*pid)-cpu
+	seconds, used := time.Since(r.began).Seconds(), cpuTime(r.pid)-cpu
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
-	changes := n * float64(max(*batch, 1))
+	changes := n * float64(max(r.batch, 1))
 	return tell(figures{
 		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
 		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
-		"grown_mb": float64(servertest.Memory(*pid)-before) / 1e6,
 	})
 }
 
-// caller makes the calls of all clients.
-type caller struct {
-	host, keys     string
-	many, batch    int
-	values, unique int
-	limit, top     bool
-	get            string
+// client calls over one connection until the time is over, or all members are in the set.
+func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
+	in := bufio.NewReaderSize(c, 64<<10)
+	for {
+		due := time.Now()
+		if r.rate > 0 { // late calls are measured from when they were due
+			due = r.began.Add(time.Duration(float64(r.turn.Add(1)) / r.rate * float64(time.Second)))
+			time.Sleep(time.Until(due))
+		}
+		from := r.left.Add(-1000)
+		if r.members > 0 && from < 0 || r.members == 0 && time.Since(r.began) > r.lasts {
+			return took, nil
+		}
+		method, path, body := r.call(from)
+		if err := send(c, in, method, path, body); err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(due))
+	}
 }
 
 // key is one that fits keys.
@@ -479,69 +485,50 @@ func (r *caller) key() string {
 	return r.keys
 }
 
-// call makes one call and reads its answer. from is the first of the members to add.
-func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
-	path, body := "/api/v1/counters/"+r.key()+"/increment", []byte(`{"delta":1}`)
+// call returns what is called next. from is the first of the members to add.
+func (r *caller) call(from int64) (method, path string, body []byte) {
+	const counters = "/api/v1/counters"
 	switch {
+	case r.get != "":
+		return http.MethodGet, r.get, nil
+	case r.top:
+		return http.MethodGet, "/api/v1/top?match=views:*&last=1h&n=10", nil
 	case r.limit:
-		path, body = "/api/v1/limits/"+r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
+		return http.MethodPost, "/api/v1/limits/" + r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
 	case r.values > 0:
-		body = fmt.Appendf(nil, `{"delta":1,"dimensions":{"country":"c%d"}}`, rand.IntN(r.values))
+		return http.MethodPost, counters + "/" + r.key() + "/increment", fmt.Appendf(nil, `{"delta":1,"dimensions":{"country":"c%d"}}`, rand.IntN(r.values))
 	case r.unique > 0:
-		path = "/api/v1/counters/" + r.key() + "/members"
-		body = fmt.Appendf(nil, `{"add":["user%d"]}`, rand.IntN(r.unique))
-	case from >= 0:
+		return http.MethodPost, counters + "/" + r.key() + "/members", fmt.Appendf(nil, `{"add":["user%d"]}`, rand.IntN(r.unique))
+	case r.members > 0:
 		add := make([]string, 1000)
 		for i := range add {
-			add[i] = "user" + strconv.Itoa(from+i)
+			add[i] = fmt.Sprintf(`"user%d"`, from+int64(i))
 		}
-		path = "/api/v1/counters/likes:1/members"
-		body, _ = json.Marshal(map[string]any{"add": add}) // strings
+		return http.MethodPost, counters + "/likes:1/members", fmt.Appendf(nil, `{"add":[%s]}`, strings.Join(add, ","))
 	case r.batch > 0:
-		b := append(make([]byte, 0, 64*r.batch), `{"changes":[`...)
-		for i := range r.batch {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = fmt.Appendf(b, `{"key":%q,"delta":1}`, r.key())
+		changes := make([]string, r.batch)
+		for i := range changes {
+			changes[i] = fmt.Sprintf(`{"key":%q,"delta":1}`, r.key())
 		}
-		path, body = "/api/v1/counters", append(b, `]}`...)
+		return http.MethodPost, counters, fmt.Appendf(nil, `{"changes":[%s]}`, strings.Join(changes, ","))
 	}
-	method := "POST"
-	switch {
-	case r.top:
-		method, path, body = "GET", "/api/v1/top?match=views:*&last=1h&n=10", nil
-	case r.get != "":
-		method, path, body = "GET", r.get, nil
-	}
-	request := fmt.Appendf(nil, method+" %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
+	return http.MethodPost, counters + "/" + r.key() + "/increment", []byte(`{"delta":1}`)
+}
+
+// send makes a call and reads its answer. All clients share a core, so it does without net/http's client.
+func send(c net.Conn, in *bufio.Reader, method, path string, body []byte) error {
+	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s",
+		method, path, c.RemoteAddr(), apiKey, len(body), body)
 	if _, err := c.Write(request); err != nil {
 		return err
 	}
-	status, err := in.ReadSlice('\n')
+	resp, err := http.ReadResponse(in, nil)
 	if err != nil {
 		return err
 	}
-	ok := bytes.Contains(status, []byte(" 200 "))
-	said, length := string(status), 0
-	for {
-		line, err := in.ReadSlice('\n')
-		if err != nil {
-			return err
-		}
-		if len(line) <= 2 {
-			break
-		}
-		if name, value, _ := bytes.Cut(line, []byte(": ")); bytes.EqualFold(name, []byte("Content-Length")) {
-			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
-				return err
-			}
-		}
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, resp.Status, text)
 	}
-	if !ok {
-		text, _ := io.ReadAll(io.LimitReader(in, int64(length)))
-		return fmt.Errorf("%s: %s%s", path, said, text)
-	}
-	_, err = in.Discard(length)
 	return err
 }

@@ -79,7 +79,7 @@ func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, 
 	proxy := &servertest.Process{}
 	listens := func(ctx context.Context) error { return servertest.Listens(ctx, listen) }
 	t.Cleanup(func() { proxy.End(benchenv.EndTime) })
-	cmd := benchenv.On(t.ctx, benchenv.ServerCore, program, "-p", dir, "-c", conf)
+	cmd := benchenv.On(t.Context(), benchenv.ServerCore, program, "-p", dir, "-c", conf)
 	if err := proxy.Serve(cmd, filepath.Join(dir, "output"), 20*time.Second, listens); err != nil {
 		t.Fatalf("nginx does not listen (make setup installs it): %w", err)
 	}

@@ -6,14 +6,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
-	"testing"
 
 	"headcount/internal/benchenv"
 	"headcount/internal/servertest"
@@ -22,48 +17,19 @@ import (
 // figures are what a trial measures, by name.
 type figures map[string]float64
 
-// A trial is one run of a scenario. To the servers of tests it is the test: it ends them
-// when it is over, and panics where a test would fail.
+// A trial is one run of a scenario.
 type trial struct {
-	testing.TB
+	*benchenv.Trial
 	*bench
-	ctx      context.Context
-	cleanups []func()
-}
-
-func (t *trial) Helper()                   {}
-func (t *trial) Context() context.Context  { return t.ctx }
-func (t *trial) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
-func (t *trial) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (t *trial) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (t *trial) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
-func (t *trial) TempDir() string           { return t.folder("") }
-
-// folder returns a new folder below dir; "": below that of temporary files.
-func (t *trial) folder(dir string) string {
-	name, err := os.MkdirTemp(dir, "bench")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(name) })
-	return name
 }
 
 // try runs a trial and ends the servers that it started.
 func (b *bench) try(ctx context.Context, measure func(*trial) figures) (f figures, err error) {
-	t := &trial{bench: b, ctx: ctx}
-	defer func() {
-		if failed := recover(); failed != nil {
-			err = fmt.Errorf("%v", failed)
-		}
-		for _, c := range slices.Backward(t.cleanups) {
-			c()
-		}
-	}()
-	return measure(t), nil
+	err = benchenv.Try(ctx, func(t *benchenv.Trial) { f = measure(&trial{t, b}) })
+	return f, err
 }
 
-// A server is one that is measured. It may be ended before the trial is over.
+// A server is one that is measured.
 type server struct {
 	*servertest.Process
 	addr  string
@@ -71,27 +37,17 @@ type server struct {
 	roots string // a file of certificates that clients trust; "": those of the system
 }
 
-func (t *trial) started(p *servertest.Process, addr string) server {
-	t.Cleanup(func() { p.End(benchenv.EndTime) })
-	return server{Process: p, addr: addr, url: "http://" + addr}
-}
-
 // serve runs the program with flags.
 func (t *trial) serve(flags ...string) server {
-	addr, _, p, err := benchenv.Serve(t.ctx, t.program, flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return t.started(p, addr)
+	s := t.Serve(t.program, flags...)
+	return server{Process: s.Process, addr: s.Addr, url: "http://" + s.Addr}
 }
 
 // helper runs one of the helpers on a core, with an address for it and others to meet.
 func (t *trial) helper(core int, name string) server {
-	addr, p := servertest.FreeAddr(), &servertest.Process{}
-	if err := p.Start(benchenv.On(t.ctx, core, t.self, name, addr)); err != nil {
-		t.Fatal(err)
-	}
-	return t.started(p, addr)
+	addr := servertest.FreeAddr()
+	p := t.Start(benchenv.On(t.Context(), core, t.self, name, addr))
+	return server{Process: p, addr: addr, url: "http://" + addr}
 }
 
 // output runs cmd and reads the JSON that it prints.
@@ -121,7 +77,7 @@ func (t *trial) simulate(s server, args ...string) figures {
 		JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
 	}
 	args = append([]string{"simulate", "--json", "--url", s.url, "--pid", strconv.Itoa(s.PID())}, args...)
-	cmd := benchenv.On(t.ctx, benchenv.ClientCore, t.program, args...)
+	cmd := benchenv.On(t.Context(), benchenv.ClientCore, t.program, args...)
 	if s.roots != "" {
 		cmd.Env = append(cmd.Env, "SSL_CERT_FILE="+s.roots)
 	}
@@ -137,7 +93,7 @@ func (t *trial) simulate(s server, args ...string) figures {
 // arrived lets all clients connect at once to a server that has just started.
 func arrived(t *trial) (f figures) {
 	s := t.serve("--max-connections", "40000")
-	t.output(benchenv.On(t.ctx, benchenv.ClientCore, t.self, "arrive", s.url, strconv.Itoa(s.PID())), &f)
+	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, "arrive", s.url, strconv.Itoa(s.PID())), &f)
 	return f
 }
 
@@ -145,7 +101,7 @@ func arrived(t *trial) (f figures) {
 func floored(call, pause string) func(*trial) figures {
 	return func(t *trial) (f figures) {
 		readers := t.helper(benchenv.ClientCore, "readers")
-		t.output(benchenv.On(t.ctx, benchenv.ServerCore, t.self, "floor", readers.addr, call, pause), &f)
+		t.output(benchenv.On(t.Context(), benchenv.ServerCore, t.self, "floor", readers.addr, call, pause), &f)
 		return f
 	}
 }

@@ -7,16 +7,12 @@ package benchenv
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"headcount/internal/servertest"
 )
 
 // The cores of the server and of its clients.
@@ -39,23 +35,4 @@ func On(ctx context.Context, core int, program string, args ...string) *exec.Cmd
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = EndTime
 	return cmd
-}
-
-// EndTime bounds how long a process takes to end.
-const EndTime = 10 * time.Second
-
-// Serve starts the program as a server, with further flags, and waits until it is
-// ready. The caller ends it.
-func Serve(ctx context.Context, program string, flags ...string) (public, admin string, server *servertest.Process, err error) {
-	public, admin = servertest.FreeAddr(), servertest.FreeAddr()
-	args := append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)
-	server = &servertest.Process{}
-	if err := server.Start(On(ctx, ServerCore, program, args...)); err != nil {
-		return "", "", nil, err
-	}
-	if err := servertest.Await(server, 20*time.Second, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
-		server.End(EndTime)
-		return "", "", nil, fmt.Errorf("the server is not ready: %w", err)
-	}
-	return public, admin, server, nil
 }

@@ -1,10 +1,8 @@
 package redisconn_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -45,27 +43,9 @@ type stateChan chan bool
 
 func (s stateChan) StoreState(up bool) { s <- up }
 
-// text is a log that a test reads while it is written.
-type text struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.Buffer.Write(p)
-}
-
-func (l *text) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.String(), what)
-}
-
-func open(t *testing.T, url string) (*redisconn.Conn, *text) {
+func open(t *testing.T, url string) (*redisconn.Conn, *servertest.Log) {
 	t.Helper()
-	log := &text{}
+	log := &servertest.Log{}
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.New(log)})
 	if err != nil {
 		t.Fatal(err)
@@ -121,10 +101,10 @@ func TestOneOutageIsToldOnce(t *testing.T) {
 		}
 		return all(false)()
 	})
-	testkit.Eventually(t, "the log says so", func() bool { return log.count("cannot be used") > 0 })
+	testkit.Eventually(t, "the log says so", func() bool { return log.Count("cannot be used") > 0 })
 	server.Restart(t)
 	testkit.Eventually(t, "both are told that it is back", all(true))
-	if away, back := log.count("cannot be used"), log.count("works again"); away != 1 || back != 1 {
+	if away, back := log.Count("cannot be used"), log.Count("works again"); away != 1 || back != 1 {
 		t.Errorf("%d and %d lines: %s", away, back, log.String())
 	}
 }
@@ -162,7 +142,7 @@ func TestWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	if err := serving.Do(t.Context(), ping); err != nil {
 		t.Errorf("the other store: %v", err)
 	}
-	testkit.Eventually(t, "the log says why", func() bool { return serves.is() && log.count(errForeign.Error()) == 1 })
+	testkit.Eventually(t, "the log says why", func() bool { return serves.is() && log.Count(errForeign.Error()) == 1 })
 	if refuses.is() || conn.Cause() != nil {
 		t.Errorf("told up=%t, cause %v", refuses.is(), conn.Cause())
 	}
@@ -196,7 +176,7 @@ func TestADenialIsOfOneStore(t *testing.T) {
 		}
 		time.Sleep(outage.ProbeEvery / 5) // the probe runs meanwhile
 	}
-	if conn.Cause() != nil || len(states) > 0 || log.count("cannot be used") > 0 {
+	if conn.Cause() != nil || len(states) > 0 || log.Count("cannot be used") > 0 {
 		t.Errorf("cause %v, %d changes of state, %s", conn.Cause(), len(states), log.String())
 	}
 }

@@ -28,6 +28,9 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
+// Count returns how often the log has a text.
+func (l *Log) Count(text string) int { return strings.Count(l.String(), text) }
+
 // Complaint returns what the log has that must never be there, or "".
 func (l *Log) Complaint() string {
 	text := l.String()

@@ -3,7 +3,6 @@
 package servertest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +10,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Process is a program that is started, ends, and may be started again. The zero
@@ -194,25 +193,21 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 // Memory is the resident memory of a process in bytes; 0 when it has ended, and
 // on systems without /proc.
 func Memory(pid int) int64 {
-	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
-	fields := bytes.Fields(text)
-	if len(fields) < 2 {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
 		return 0
 	}
-	pages, _ := strconv.ParseInt(string(fields[1]), 10, 64) // digits, as the kernel writes them
-	return pages * int64(os.Getpagesize())
+	stat, _ := p.Stat() // after an error all of it is 0
+	return int64(stat.ResidentMemory())
 }
 
 // Waited is how long the threads of a process together have waited for a core; 0 when it
 // has ended, and on systems without /proc.
-func Waited(pid int) time.Duration {
-	files, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/schedstat")
-	sum := time.Duration(0)
-	for _, file := range files {
-		text, _ := os.ReadFile(file) // running, waiting, times
-		if fields := bytes.Fields(text); len(fields) == 3 {
-			ns, _ := strconv.ParseInt(string(fields[1]), 10, 64)
-			sum += time.Duration(ns)
+func Waited(pid int) (sum time.Duration) {
+	threads, _ := procfs.AllThreads(pid)
+	for _, thread := range threads {
+		if stat, err := thread.Schedstat(); err == nil {
+			sum += time.Duration(stat.WaitingNanoseconds)
 		}
 	}
 	return sum

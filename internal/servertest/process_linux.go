@@ -1,15 +1,14 @@
 package servertest
 
 import (
-	"bytes"
 	"io"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
+
+	"github.com/prometheus/procfs"
 )
 
 // live runs the program to its end. The kernel kills it when the thread that
@@ -26,20 +25,11 @@ func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 
 // children are the processes that pid started and that still run.
 func children(pid int) []int {
-	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	all, _ := procfs.AllProcs()
 	var pids []int
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue // it ended meanwhile
-		}
-		// pid (name) state parent …; a name may hold anything, also a bracket.
-		fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-		if len(fields) < 2 || string(fields[1]) != strconv.Itoa(pid) {
-			continue
-		}
-		if child, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
-			pids = append(pids, child)
+	for _, p := range all {
+		if stat, err := p.Stat(); err == nil && stat.PPID == pid { // an error: it ended meanwhile
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids

@@ -35,7 +35,6 @@ type crowd struct {
 	server    *processes
 	http      *http.Client
 	dialing   chan struct{} // one value per handshake under way
-	graves    chan struct{} // one value per vanished socket that is open
 	heartbeat atomic.Int64  // from welcome, ns
 	phase     atomic.Pointer[string]
 	deaf      atomic.Bool // slow clients do not read
@@ -43,7 +42,8 @@ type crowd struct {
 	baseline   int64 // of `*`, before the run
 	users      int   // made so far
 	probes     probes
-	background sync.WaitGroup // watchdog and graves
+	background sync.WaitGroup // the watchdog
+	graves     []*socket      // vanished sockets that are open; the driver's
 	stop       chan struct{}  // closed to end it
 
 	clients struct {
@@ -65,7 +65,7 @@ type crowd struct {
 
 const (
 	maxDials    = 256 // handshakes at once; more wait
-	maxGraves   = 512 // vanished sockets at once; more: the newest is closed
+	maxGraves   = 512 // vanished sockets at once; more: the oldest is closed
 	silentExtra = 2 * time.Second
 	orphanExtra = 3 * time.Second
 	watchPages  = 99 // pages of one watcher, with `*` the 100 that a connection may have
@@ -83,7 +83,6 @@ func newCrowd(cfg *Command, p plan, server *processes) *crowd {
 		server:  server,
 		http:    &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce}},
 		dialing: make(chan struct{}, maxDials),
-		graves:  make(chan struct{}, maxGraves),
 		stop:    make(chan struct{}),
 	}
 	c.clients.live = map[*tab]struct{}{}
@@ -220,6 +219,9 @@ func (c *crowd) close() {
 	late.Stop()
 	close(c.stop)
 	c.background.Wait()
+	for _, s := range c.graves {
+		s.fin()
+	}
 	c.http.CloseIdleConnections()
 }
 
@@ -242,23 +244,14 @@ func (c *crowd) watchdog() {
 	}
 }
 
-// bury keeps the socket of a vanished client open until the server must have given up
-// on it.
-func (c *crowd) bury(s *socket, bound time.Duration) {
-	select {
-	case c.graves <- struct{}{}:
-	default:
-		_ = s.TCPConn.Close()
-		return
+// bury keeps the socket of a vanished client open to the end of the run, when the server
+// has long given up on it.
+func (c *crowd) bury(s *socket) {
+	if len(c.graves) == maxGraves {
+		c.graves[0].fin()
+		c.graves = c.graves[1:]
 	}
-	c.background.Go(func() {
-		select {
-		case <-time.After(bound):
-		case <-c.stop:
-		}
-		_ = s.TCPConn.Close()
-		<-c.graves
-	})
+	c.graves = append(c.graves, s)
 }
 
 // disturb notes that counts may move for another d, because a user left or has to

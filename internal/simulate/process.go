@@ -1,16 +1,10 @@
 package simulate
 
-import (
-	"bytes"
-	"fmt"
-	"os"
-	"strconv"
-	"strings"
-)
+import "github.com/prometheus/procfs"
 
 // processes are those of the server, as /proc shows them.
 type processes struct {
-	pids  []int
+	procs []procfs.Proc
 	first usage // at the beginning of the run
 	most  int64 // resident memory, whenever sample was called
 }
@@ -31,11 +25,13 @@ type ServerReport struct {
 }
 
 func newProcesses(pids []int) (*processes, error) {
-	p := &processes{pids: pids}
+	p := &processes{}
 	for _, pid := range pids {
-		if _, err := readUsage(pid); err != nil {
+		proc, err := procfs.NewProc(pid)
+		if err != nil {
 			return nil, err
 		}
+		p.procs = append(p.procs, proc)
 	}
 	p.first = p.sample()
 	return p, nil
@@ -43,17 +39,17 @@ func newProcesses(pids []int) (*processes, error) {
 
 // usage is the sum over all processes. A process that has ended adds nothing.
 func (p *processes) usage() (sum usage) {
-	for _, pid := range p.pids {
-		if u, err := readUsage(pid); err == nil {
-			sum.cpu += u.cpu
-			sum.rss += u.rss
+	for _, proc := range p.procs {
+		if stat, err := proc.Stat(); err == nil {
+			sum.cpu += stat.CPUTime()
+			sum.rss += int64(stat.ResidentMemory())
 		}
 	}
 	return sum
 }
 
 func (p *processes) report() *ServerReport {
-	if len(p.pids) == 0 {
+	if len(p.procs) == 0 {
 		return nil
 	}
 	now := p.sample()
@@ -66,32 +62,4 @@ func (p *processes) sample() usage {
 	now := p.usage()
 	p.most = max(p.most, now.rss)
 	return now
-}
-
-// ticksPerSecond is USER_HZ, 100 on every Linux.
-const ticksPerSecond = 100
-
-func readUsage(pid int) (usage, error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return usage{}, fmt.Errorf("read CPU and memory of process %d: %w", pid, err)
-	}
-	return parseStat(stat)
-}
-
-// parseStat reads utime, stime and rss, the fields 14, 15 and 24 of proc(5),
-// counted from behind the name in parentheses, which may hold anything.
-func parseStat(stat []byte) (usage, error) {
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 22 {
-		return usage{}, fmt.Errorf("read stat: %d fields", len(fields))
-	}
-	var n [3]int64
-	for i, at := range []int{11, 12, 21} {
-		var err error
-		if n[i], err = strconv.ParseInt(fields[at], 10, 64); err != nil {
-			return usage{}, fmt.Errorf("read stat: %w", err)
-		}
-	}
-	return usage{cpu: float64(n[0]+n[1]) / ticksPerSecond, rss: n[2] * int64(os.Getpagesize())}, nil
 }

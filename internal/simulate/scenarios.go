@@ -43,7 +43,7 @@ func (c *crowd) measure() (end func()) {
 		f["window_messages"] = float64(c.stats.messages.Load() - messages)
 		f["window_bytes"] = float64(c.stats.bytes.Load() - bytes)
 		f["counts_per_s"] = counts / seconds
-		if len(c.server.pids) == 0 {
+		if len(c.server.procs) == 0 {
 			return
 		}
 		cpu := now.cpu - before.cpu
@@ -58,7 +58,7 @@ func (c *crowd) measure() (end func()) {
 
 // perConnection divides the memory that the server took since the beginning.
 func (c *crowd) perConnection() {
-	if f := c.result.Figures; len(c.server.pids) > 0 {
+	if f := c.result.Figures; len(c.server.procs) > 0 {
 		f["server_rss_bytes_per_connection"] = (f["server_rss_bytes"] - float64(c.server.first.rss)) / float64(c.cfg.Users)
 	}
 }

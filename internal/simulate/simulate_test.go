@@ -102,9 +102,7 @@ func TestAnHonestServerOfCountersPasses(t *testing.T) {
 // What makes clients come back, or calls be made again, is no wrong count.
 func TestTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	every10th := func(status int) func(*proxy) {
 		return func(p *proxy) { p.refuses = status }
 	}
@@ -152,9 +150,7 @@ func TestTroubleIsNoWrongCount(t *testing.T) {
 
 func TestSeveralGatewaysAndOneDies(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
 	stop := time.AfterFunc(time.Second, func() {
@@ -227,9 +223,7 @@ func TestReplay(t *testing.T) {
 // site do not.
 func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	server := serve(t, "--presence-timeout=1m")
 	if _, _, err := client.NewAPI(client.Config{URL: server}).Hold(t.Context(), "/b"); err != nil {
 		t.Fatal(err)

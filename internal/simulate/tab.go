@@ -344,7 +344,7 @@ func (c *tab) leave(how exit) {
 	case vanishes:
 		l.socket.vanish()
 		grace = c.crowd.ghostBound()
-		c.crowd.bury(&l.socket, grace)
+		c.crowd.bury(&l.socket)
 	}
 	c.crowd.disturb(grace)
 }

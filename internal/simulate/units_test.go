@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -253,18 +252,6 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 	}
 	if ok, _ := u.adopt("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
 		t.Error("the next that noticed must dial again with the new id")
-	}
-}
-
-func TestParseStat(t *testing.T) {
-	got, err := parseStat([]byte("42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 9 0 100 1000000 25 18446744073709551615"))
-	if err != nil || got.cpu != 2 || got.rss != 25*int64(os.Getpagesize()) {
-		t.Errorf("parseStat = %+v, %v", got, err)
-	}
-	for _, bad := range []string{"", "1 (a) S", "42 (a) S 1 42 42 0 -1 4194560 1 2 3 4 x 50 0 0 20 0 9 0 100 1000000 25"} {
-		if _, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("parseStat(%q) succeeded", bad)
-		}
 	}
 }
 

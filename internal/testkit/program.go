@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -26,6 +28,15 @@ func Program(dir string) (string, error) {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return bin, nil
+}
+
+// Environ is the environment without the variables that the program and its scripts
+// read, and without the second that the race detector waits at each exit.
+func Environ(extra ...string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "HEADCOUNT_") || strings.HasPrefix(v, "CLUSTER_")
+	})
+	return append(append(env, "GORACE=atexit_sleep_ms=0"), extra...)
 }
 
 // RunWithProgram runs the tests of a package, with *program set to the program's path,

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/node"
 )
@@ -305,7 +306,7 @@ func (t *tab) say(text string) {
 		return
 	}
 	select {
-	case t.link.out <- clientFrame(1, []byte(text)):
+	case t.link.out <- testkit.ClientFrame(0x81, text):
 	default:
 		t.link.close(false)
 	}
@@ -450,7 +451,7 @@ func (t *tab) read(l *link, r *bufio.Reader) error {
 			t.mu.Lock()
 			if t.link == l {
 				select {
-				case l.out <- clientFrame(10, body):
+				case l.out <- testkit.ClientFrame(0x8a, string(body)):
 				default:
 				}
 			}
@@ -531,17 +532,6 @@ func readFrame(r *bufio.Reader) (op byte, body []byte, err error) {
 	body = make([]byte, n)
 	_, err = io.ReadFull(r, body)
 	return head[0] & 0x0f, body, err
-}
-
-// clientFrame is a frame with a mask of zeros.
-func clientFrame(op byte, body []byte) []byte {
-	b := []byte{0x80 | op}
-	if len(body) < 126 {
-		b = append(b, 0x80|byte(len(body)))
-	} else {
-		b = binary.BigEndian.AppendUint16(append(b, 0x80|126), uint16(len(body)))
-	}
-	return append(append(b, 0, 0, 0, 0), body...)
 }
 
 // hold is a user's presence by PUT, renewed and ended by requests to any gateway.

@@ -97,18 +97,14 @@ func failover(t *testing.T, url string, kill func()) {
 }
 
 func TestSentinelFailover(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), s.Master.Kill)
 }
 
 func TestClusterFailover(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
+	testkit.Long(t)
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
 	failover(t, c.URL(), c.Masters[1].Kill)

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -404,30 +403,10 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 	return &rawSocket{Conn: c, t: t}
 }
 
-// clientFrame is a frame as clients send it: masked. first is FIN, the reserved
-// bits and the opcode.
-func clientFrame(first byte, payload []byte) []byte {
-	b := []byte{first}
-	switch n := len(payload); {
-	case n < 126:
-		b = append(b, 0x80|byte(n))
-	case n <= 0xffff:
-		b = binary.BigEndian.AppendUint16(append(b, 0x80|126), uint16(n))
-	default:
-		b = binary.BigEndian.AppendUint64(append(b, 0x80|127), uint64(n))
-	}
-	mask := [4]byte{1, 2, 3, 4}
-	b = append(b, mask[:]...)
-	for i, c := range payload {
-		b = append(b, c^mask[i%4])
-	}
-	return b
-}
-
 func (w *rawSocket) send(first byte, payload string) {
 	w.t.Helper()
 	_ = w.SetWriteDeadline(time.Now().Add(testkit.Timeout))
-	if _, err := w.Write(clientFrame(first, []byte(payload))); err != nil {
+	if _, err := w.Write(testkit.ClientFrame(first, payload)); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -34,7 +34,7 @@ func (s *server) changeWith(page, by, key string) (status int, body string) {
 // its first try was answered or not.
 func TestKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	const rounds, workers = 20, 16
 	dir := t.TempDir()
 	page := fresh(t)
@@ -116,7 +116,7 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 // why. With room again everything works as before.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	dir := t.TempDir()
 	page := fresh(t)
 	s := startWithKey(t, "--data-dir="+dir)

@@ -97,7 +97,7 @@ func clog(w *rawSocket) {
 	for i := range 100 {
 		pages = append(pages, fmt.Sprintf("%030d", i))
 	}
-	subscribe := clientFrame(0x81, []byte(`{"type":"subscribe","pages":`+quoted(pages)+`}`))
+	subscribe := testkit.ClientFrame(0x81, `{"type":"subscribe","pages":`+quoted(pages)+`}`)
 	_ = w.SetWriteDeadline(time.Now().Add(testkit.Timeout))
 	for range 900 { // each is answered with 12 kB
 		if _, err := w.Write(subscribe); err != nil {
@@ -109,7 +109,7 @@ func clog(w *rawSocket) {
 // No client can keep a server from ending in time, and with status 0.
 func TestDrainEndsInTime(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	for name, hang := range map[string]func(*testing.T, *server){
 		"nobody": func(*testing.T, *server) {},
 		"a WebSocket that does not answer the close": func(t *testing.T, s *server) {

@@ -16,7 +16,7 @@ import (
 // When no file is free, the log says so once, and /readyz says so too.
 func TestNoFiles(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	s := start(t)
 	admin := &http.Client{Timeout: testkit.Timeout} // its connection is kept
 	readyz := func() string {
@@ -53,7 +53,7 @@ func TestNoFiles(t *testing.T) {
 	const again = "new clients are accepted again"
 	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(s.log.String(), again) })
 	for _, line := range []string{says, again} {
-		if n := strings.Count(s.log.String(), line); n != 1 {
+		if n := s.log.Count(line); n != 1 {
 			t.Errorf("%q is %d times in the log:\n%s", line, n, s.log)
 		}
 	}

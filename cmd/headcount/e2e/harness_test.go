@@ -67,14 +67,6 @@ func start(t testing.TB, flags ...string) *server {
 	return startAll(t, flags)[0]
 }
 
-// long skips a test that is not part of the short pass.
-func long(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
-}
-
 var shared struct {
 	sync.Once
 	s   *server
@@ -155,9 +147,7 @@ func spawn(flags ...string) (*server, error) {
 	}
 	s := &server{log: &servertest.Log{}}
 	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
-	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
-	cmd.Stderr = s.log
+	cmd.Env, cmd.Stderr = testkit.Environ(), s.log
 	if err := s.Start(cmd); err != nil {
 		return nil, err
 	}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +30,7 @@ func TestPgBouncer(t *testing.T) {
 			flags = append(flags, flag+servertest.FreeAddr())
 		}
 		cmd := exec.CommandContext(ctx, program, append([]string{command}, flags...)...)
-		cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
+		cmd.Env = testkit.Environ()
 		text, err := cmd.CombinedOutput()
 		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)

@@ -276,7 +276,7 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 // known is shown as stale. Afterwards everything is as before.
 func TestStoresAreAway(t *testing.T) {
 	t.Parallel()
-	long(t)
+	testkit.Long(t)
 	type store interface {
 		Kill()
 		Restart(t testing.TB)

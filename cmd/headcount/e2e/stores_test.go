@@ -76,7 +76,7 @@ func TestCountersOverAChangeOfStores(t *testing.T) {
 		t.Run(from+" then "+to, func(t *testing.T) {
 			t.Parallel()
 			if outcome == carried || from == to {
-				long(t)
+				testkit.Long(t)
 			}
 			is, rules := newStores(t, from+to), "--counters="+ruleFile(t)
 			s := startWithKey(t, is.server(from, rules)...)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"headcount/internal/redistest"
+	"headcount/internal/testkit"
 )
 
 // TestFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
@@ -14,7 +15,7 @@ import (
 //
 // prints the table of twenty rounds.
 func TestFaultsAgain(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	stopped := func(which func(*topology) *member) func(*testing.T, *topology, *redistest.Server) {
 		return func(_ *testing.T, top *topology, _ *redistest.Server) {
 			m := which(top)

@@ -16,7 +16,7 @@ import (
 // while users are there, and others start beside them. No user who stays is missing from a
 // count.
 func TestClocksThatAreWrong(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	const wrong = 2 * time.Second
 	top := layout(redistest.Start(t).URL(), nil)
@@ -44,7 +44,7 @@ func TestClocksThatAreWrong(t *testing.T) {
 // long with either of them, and a hold that is ended just after its partition changed hands is
 // over when the call is answered.
 func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()

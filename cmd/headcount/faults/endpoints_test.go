@@ -49,7 +49,7 @@ func crowdAt(t *testing.T, m *member) {
 // TestEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
 // whether or not it also had the dispatcher, and also when all processes ended.
 func TestEndpointsEndWithTheirGateway(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member

@@ -41,7 +41,7 @@ func TestAPresenceNodeDies(t *testing.T) {
 }
 
 func TestCrashes(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	top := newTopology(t, redistest.Start(t).URL(), nil)
 	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
@@ -50,7 +50,7 @@ func TestCrashes(t *testing.T) {
 }
 
 func TestRedisLosesEverything(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -70,7 +70,7 @@ func TestRedisLosesEverything(t *testing.T) {
 // The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
 // also with a presence timeout much shorter than the default.
 func TestAWholeProcessDies(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
 			t.Parallel()
@@ -81,7 +81,7 @@ func TestAWholeProcessDies(t *testing.T) {
 }
 
 func TestFrozenNode(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -106,7 +106,7 @@ func TestFrozenNode(t *testing.T) {
 }
 
 func TestRedisAway(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes")
 	top := newTopology(t, redis.URL(), nil)
@@ -184,7 +184,7 @@ func master(t *testing.T, s *redistest.Server) {
 }
 
 func TestRedisCluster(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
 	top := newTopology(t, redis.URL(), nil)
@@ -203,7 +203,7 @@ func TestRedisCluster(t *testing.T) {
 }
 
 func TestSentinel(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartSentinel(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -219,7 +219,7 @@ func TestSentinel(t *testing.T) {
 }
 
 func TestBadNetwork(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var proxies []*proxy
@@ -252,7 +252,7 @@ func TestBadNetwork(t *testing.T) {
 }
 
 func TestRollingRestart(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)

@@ -13,7 +13,7 @@ import (
 // lease has ended has its partitions back, and no other process had them. Who left another
 // process meanwhile is gone in time.
 func TestAKilledProcessKeepsItsPartitions(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()

@@ -72,7 +72,7 @@ func TestWhatRedisLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if tc.long {
-				long(t)
+				testkit.Long(t)
 			}
 			var args []string
 			if tc.durable {
@@ -139,7 +139,7 @@ func TestWhatRedisLost(t *testing.T) {
 
 // One master of a Cluster comes back with all it had, and then with nothing.
 func TestWhatAMasterOfAClusterLost(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)

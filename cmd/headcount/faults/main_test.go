@@ -30,14 +30,6 @@ func testMain(m *testing.M) int {
 	return status
 }
 
-// long has a test run without -short only: it takes many processes, and many seconds.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("long: make test-all")
-	}
-}
-
 // result is one row of the fault table.
 type result struct {
 	fault string

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,9 +58,7 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 // start starts the process, without waiting until it is ready.
 func (m *member) start() error {
 	cmd := exec.Command(cmp.Or(m.program, program), m.flags...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
-	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
-	cmd.Stderr = &m.log
+	cmd.Env, cmd.Stderr = testkit.Environ(), &m.log
 	m.still.Store(false)
 	return m.process.Start(cmd)
 }

@@ -96,7 +96,7 @@ func refusal(t *testing.T, m *member, words ...string) {
 // when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
 // when it takes part until it has left. No line of the logs has a member twice.
 func TestWhoMayJoin(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	const secret = "--cluster-secret=right one"
 	redis := redistest.Start(t)
@@ -177,7 +177,7 @@ func TestWhoMayJoin(t *testing.T) {
 // program's own time: not how long a busy machine takes to start processes, nor how long they
 // wait for a core.
 func TestAClusterStartsFromNothing(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	redis := redistest.Start(t)
 	watch := testkit.NewStopwatch(t)
 	gateway, all := trio(t, redis.URL())
@@ -213,7 +213,7 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 }
 
 func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Kill()

@@ -265,7 +265,7 @@ func ways(t *testing.T) []way {
 // turn becomes this one, is replaced by itself, and goes back, while people come and go and counters are
 // changed. In every mixture all counts are exact, and nobody who stays was ever missing.
 func TestUpgradeOneByOne(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) []string{
 		"Redis":                        func(*testing.T) []string { return []string{"--hot-rate=" + hotRate} },
@@ -300,7 +300,7 @@ func TestUpgradeOneByOne(t *testing.T) {
 // TestUpgradeByRole is the same over processes that have one role each, in the order of the
 // guide.
 func TestUpgradeByRole(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := layout(redis.URL(), nil, booksFlags...)
@@ -328,7 +328,7 @@ func TestUpgradeByRole(t *testing.T) {
 // one total. (The previous release shares no counters.) People move to the other region
 // meanwhile, and count in both until they have left the first.
 func TestUpgradeOfRegions(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
 	top := &topology{members: []*member{
@@ -356,7 +356,7 @@ func TestUpgradeOfRegions(t *testing.T) {
 // TestUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
 // the previous one, and to this one again.
 func TestUpgradeOfOneProcess(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) string{
 		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
@@ -394,7 +394,7 @@ func alone(flags ...string) *member {
 // TestUpgradeAcrossFormatsIsRefused: a release with other formats ends at once with a sentence,
 // and leaves everything as it was for those that run.
 func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
-	long(t)
+	testkit.Long(t)
 	t.Parallel()
 	this := func(*testing.T) string { return program }
 	of := func(name string) func(*testing.T) string {
