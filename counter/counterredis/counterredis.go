@@ -248,13 +248,19 @@ func identityKey(b int, id counter.Identity) string {
 // channel has the database in its name, because pub-sub knows no databases.
 func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
 
-// allBuckets are the numbers of all buckets.
-func allBuckets() []int {
-	all := make([]int, Buckets)
-	for b := range all {
-		all[b] = b
+// Owner decides which buckets a process serves. For a while several processes, or none, may regard themselves as the
+// owner of a bucket.
+type Owner interface{ Owns(bucket int) bool }
+
+// Owned returns the buckets of o, or all buckets if o is nil.
+func Owned(o Owner) []int {
+	owned := make([]int, 0, Buckets)
+	for b := range Buckets {
+		if o == nil || o.Owns(b) {
+			owned = append(owned, b)
+		}
 	}
-	return all
+	return owned
 }
 
 // perSlot is a script over buckets, of which keys has the keys: one call, or one for each bucket of a Cluster.

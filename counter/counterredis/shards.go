@@ -183,7 +183,7 @@ func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, 
 
 // ShardedKeys returns the keys of the sums with prefix that are sharded.
 func (s *Store) ShardedKeys(ctx context.Context, prefix string) (keys []string, err error) {
-	sums, err := s.Sharded(ctx, allBuckets())
+	sums, err := s.Sharded(ctx, Owned(nil))
 	for i := range sums {
 		if presence.HasPrefix(sums[i].Key, prefix) {
 			keys = append(keys, sums[i].Key)

@@ -31,10 +31,6 @@ const (
 	tries    = 8                      // of a change that needs the sum whole
 )
 
-// Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
-// for a while.
-type Owner interface{ Owns(bucket int) bool }
-
 // ShardStore keeps the shards: a counterredis.Store.
 type ShardStore interface {
 	AddToShards(ctx context.Context, adds []counterredis.ShardAdd) []counterredis.ShardAdded
@@ -50,7 +46,7 @@ type Config struct {
 	// split; required.
 	Rate       int
 	Rules      *counter.Rules        // required
-	Owner      Owner                 // default: every bucket is this process's
+	Owner      counterredis.Owner    // default: every bucket is this process's
 	Gather     time.Duration         // between two gatherings of a sum that changes, default 250ms
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger

@@ -260,13 +260,7 @@ func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
 
 // sweep gathers what processes that died have left in the shards of sums in this process's buckets.
 func (s *Store) sweep(ctx context.Context) error {
-	var buckets []int
-	for b := range counterredis.Buckets {
-		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
-			buckets = append(buckets, b)
-		}
-	}
-	hot, err := s.shards.Sharded(ctx, buckets)
+	hot, err := s.shards.Sharded(ctx, counterredis.Owned(s.cfg.Owner))
 	if err != nil {
 		return err
 	}

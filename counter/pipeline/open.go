@@ -47,7 +47,7 @@ type Config struct {
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
 	HotRate         int                   // as hot.Config has it; required with Redis
-	Owner           hot.Owner             // says which buckets of sharded sums and of regions are this process's; default: all
+	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
 }
