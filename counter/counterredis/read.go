@@ -172,22 +172,28 @@ func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to i
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
-	gains = slices.Grow(gains, strings.Count(text, " ")+1)
-	for f := range strings.FieldsSeq(text) {
-		number, value, _ := strings.Cut(f, ":")
-		var g counter.Gain
-		g.Number, err = strconv.ParseInt(number, 10, 64)
-		if err == nil {
-			g.Value, err = strconv.ParseInt(value, 10, 64)
-		}
-		if err != nil {
-			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-		}
-		if g.Number >= from && g.Number < to {
-			gains = append(gains, g)
-		}
+	sums, err := parseGains(text)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
+	sums = slices.DeleteFunc(sums, func(g counter.Gain) bool { return g.Number < from || g.Number >= to })
+	gains = append(gains, sums...)
 	return c, st.With(gains, step, from, to), nil
+}
+
+// parseGains parses the history of a sum, "index:increment " for each time bucket.
+func parseGains(text string) ([]counter.Gain, error) {
+	gains := make([]counter.Gain, 0, strings.Count(text, " ")+1)
+	for field := range strings.FieldsSeq(text) {
+		number, value, _ := strings.Cut(field, ":")
+		n, err := strconv.ParseInt(number, 10, 64)
+		v, err1 := strconv.ParseInt(value, 10, 64)
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("history: %w", err)
+		}
+		gains = append(gains, counter.Gain{Number: n, Value: v})
+	}
+	return gains, nil
 }
 
 // Dimension implements counter.Reader.
