@@ -104,7 +104,7 @@ func (g *group) declare(c *counter.Change, b int) {
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		name("m", "r", "v")
 	}
-	if g.store.cfg.Behind != nil { // completed time buckets are in a journal
+	if g.store.inFront() { // completed time buckets are in a journal
 		name("p", "b", "pt", "bt", "et", "rt")
 	} else {
 		for _, step := range counter.BucketSteps {
@@ -158,7 +158,7 @@ func ruleArgs(args []any, r *counter.Rule) []any {
 
 // applyCall returns the run of counter_apply.lua for the group.
 func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
-	front, values := g.store.cfg.Behind != nil, counter.MaxValues
+	front, values := g.store.inFront(), counter.MaxValues
 	if front {
 		values = maxCounted
 	}

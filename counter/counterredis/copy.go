@@ -85,18 +85,14 @@ func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.C
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	var keys []located
 	for b := range Buckets {
-		if err := s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-			got := pipe.HKeys(ctx, countersKey(b))
-			return func() error {
-				for _, key := range got.Val() {
-					if key > after {
-						keys = append(keys, located{key, b})
-					}
-				}
-				return got.Err()
-			}
-		}); err != nil {
+		all, err := s.keysIn(ctx, b)
+		if err != nil {
 			return fmt.Errorf("counterredis: dump: %w", err)
+		}
+		for _, key := range all {
+			if key > after {
+				keys = append(keys, located{key, b})
+			}
 		}
 	}
 	slices.SortFunc(keys, func(a, b located) int { return cmp.Compare(a.key, b.key) })
@@ -196,10 +192,8 @@ func parseCopy(key string, reply any) (c counter.Copy, err error) {
 	c.Registers, errs[1] = hyperloglog.Parse([]byte(registers))
 	errs[2] = addDimensions(&c, row[5])
 	errs[3] = addSteps(&c, row[6], row[7])
-	parts, _ := row[3].([]any)
-	for i := 0; i+1 < len(parts); i += 2 {
-		text, _ := parts[i+1].(string)
-		for ; parts[i] != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
+	for part, text := range pairs(row[3]) {
+		for ; part != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
 			c.Hashes = append(c.Hashes, text[:memberWidth])
 		}
 	}
@@ -228,10 +222,7 @@ func addDimensions(c *counter.Copy, reply any) error {
 
 // addSteps adds time buckets to c: those of a unique from seen, and those of a sum from histories.
 func addSteps(c *counter.Copy, seen, histories any) error {
-	list, _ := seen.([]any)
-	for i := 0; i+1 < len(list); i += 2 {
-		name, _ := list[i].(string)
-		text, _ := list[i+1].(string)
+	for name, text := range pairs(seen) {
 		slots, err := counter.ParseSlots(name + ":0")
 		registers, err1 := hyperloglog.Parse([]byte(text))
 		if err := errors.Join(err, err1); err != nil {
@@ -326,11 +317,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
 		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), farKey(b),
 	}}
-	isStaged := 0
-	if staged != "" {
-		isStaged = 1
-	}
-	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), isStaged, c.Elsewhere, len(c.Ledger)}
+	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), flag(staged != ""), c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {
 		cl.Args[3] = ""
 	}

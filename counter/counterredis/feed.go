@@ -54,7 +54,7 @@ func (f *feed) close() {
 	f.wg.Wait()
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
 	return &watch{Watch: s.feed.hub.Watch(told, lost), feed: s.feed}

@@ -167,10 +167,7 @@ func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, 
 	}
 	var sums []counter.Counter
 	for _, cl := range calls {
-		list, _ := cl.Reply.([]any)
-		for i := 0; i+1 < len(list); i += 2 {
-			key, _ := list[i].(string)
-			record, _ := list[i+1].(string)
+		for key, record := range pairs(cl.Reply) {
 			sum, _, err := parseState(key, record)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)

@@ -103,7 +103,7 @@ func newStore(to counter.Store, shards ShardStore, cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says. What shards have gained stays there for the next gathering,
+// Close implements counter.Store. What shards have gained stays there for the next gathering,
 // of whichever process.
 func (s *Store) Close() error {
 	s.stop()
@@ -153,7 +153,7 @@ func (k *sum) counter() counter.Counter { return k.sharding.With(k.record, &k.sh
 // ahead reports whether shards have what the record has not. It is called with mu.
 func (k *sum) ahead() bool { return k.counter().Version != k.record.Version }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	adds, to, rest, whole := s.choose(ops)
@@ -311,7 +311,7 @@ func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.R
 	}
 }
 
-// Read is as counter.Reader says. A read that may lag gets the master value, and what this process
+// Read implements counter.Reader. A read that may lag gets the master value, and what this process
 // has added itself.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	exact := lag < fresh

@@ -135,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.store, redis, c.cause, c.tiered = store, store.Front(), store.Cause, store
+		c.store, redis, c.cause, c.tiered = store, store.Redis(), store.Cause, store
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
 		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,

@@ -79,7 +79,7 @@ func (s *Store) urge(ctx context.Context) error {
 	return nil
 }
 
-// Deleted is as counter.Dumper says.
+// Deleted implements counter.Dumper.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	if err := s.persistAll(ctx); err != nil {
 		return 0, err
@@ -87,7 +87,7 @@ func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	return s.pg.Deleted(ctx)
 }
 
-// Dump is as counter.Dumper says: PostgreSQL has everything, once Redis is persisted.
+// Dump implements counter.Dumper: PostgreSQL has everything, once Redis is persisted.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	if err := s.persistAll(ctx); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return s.pg.Dump(ctx, after, each)
 }
 
-// Restore is as counter.Restorer says. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of copies
+// Restore implements counter.Restorer. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of copies
 // go, so who asks for them next finds what was restored.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	keys := make([]string, len(copies))
@@ -118,7 +118,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, err
 }
 
-// RestoreDeleted is as counter.Restorer says.
+// RestoreDeleted implements counter.Restorer.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	if err := s.pg.RestoreDeleted(ctx, deleted); err != nil {
 		return err

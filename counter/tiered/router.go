@@ -21,6 +21,9 @@ type router struct {
 	rules *counter.Rules
 }
 
+// Redis returns the store in Redis, which has the shards of sums and, with other regions, what they share.
+func (r *router) Redis() *counterredis.Store { return r.redis }
+
 // Cause is why PostgreSQL cannot be used; nil: it can.
 func (r *router) Cause() error { return r.pg.Cause() }
 
@@ -41,7 +44,7 @@ func (r *router) part(keys []string) (hot, exact []string) {
 	return hot, exact
 }
 
-// Apply is as counter.Writer says. What is of one store alone does not wait for the other.
+// Apply implements counter.Writer. What is of one store alone does not wait for the other.
 func (r *router) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	var hot, exact []int // what may go at once
@@ -114,7 +117,7 @@ func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }
 
-// Read is as counter.Reader says: it reads counters where they are.
+// Read implements counter.Reader: it reads counters where they are.
 func (r *router) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	hot, exact := r.part(keys)
 	var hots, exacts []counter.Reading
@@ -153,22 +156,22 @@ func (r *router) reader(key string) counter.Reader {
 	return r.hot
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (r *router) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	return r.reader(key).Ledger(ctx, key, after, limit)
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (r *router) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	return r.reader(key).History(ctx, key, step, from, to)
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (r *router) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	return r.reader(key).Dimension(ctx, key, name)
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (r *router) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	var mu sync.Mutex // told is called by two
 	one := func(updates []counter.Update) {

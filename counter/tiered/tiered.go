@@ -69,7 +69,7 @@ var _ counter.Store = (*Store)(nil)
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, &counterredis.Behind{Touch: cfg.ColdAfter / 8})
+	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, cfg.ColdAfter/8)
 	if err != nil {
 		return nil, err
 	}
@@ -87,14 +87,14 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 // openBoth opens PostgreSQL, and returns a router over both.
-func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, front *counterredis.Behind) (router, error) {
+func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, touch time.Duration) (router, error) {
 	behind.URL, behind.Behind, behind.Log, behind.OnState = cfg.Postgres, true, cfg.Log, cfg.OnPostgres
 	pg, err := counterpg.Open(ctx, behind)
 	if err != nil {
 		return router{}, err
 	}
 	redis := counterredis.New(counterredis.Config{
-		Conn: cfg.Redis, Region: cfg.Region, Behind: front, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		Conn: cfg.Redis, Region: cfg.Region, Touch: touch, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
 	})
 	return router{hot: redis, redis: redis, pg: pg, rules: cmp.Or(cfg.Rules, counter.BuiltinRules())}, nil
 }
@@ -113,10 +113,7 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
-// Front is the store in front, for the shards of sums: they are in Redis alone.
-func (s *Store) Front() *counterredis.Store { return s.redis }
-
-// Limit is as counter.Limiter says. Limits are in Redis alone: a Redis that loses its memory
+// Limit implements counter.Limiter. Limits are in Redis alone: a Redis that loses its memory
 // forgets them.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	return s.redis.Limit(ctx, calls)
@@ -125,7 +122,7 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 // resident has the counters that are not exact: in Redis, and in PostgreSQL when they are not there.
 type resident struct{ *Store }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	began := time.Now()
 	results := s.redis.ApplySplit(ctx, ops, inOneBucket{s})
@@ -141,7 +138,7 @@ func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 // inOneBucket makes operations of one bucket each, when Redis is a Cluster.
 type inOneBucket struct{ resident }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	deadline := time.Now().Add(patience)
 	asked := map[counter.Identity]bool{}
@@ -170,24 +167,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 				todo = nil
 			}
 		case len(left.Unknown) > 0:
-			misplaced, err := s.load(ctx, left.Unknown, true)
-			if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
-				outage.Sleep(ctx, tryAgain)
-				continue
-			}
-			todo = slices.DeleteFunc(todo, func(i int) bool {
-				for _, key := range ops[i].Keys() {
-					switch c, is := misplaced[key]; {
-					case err != nil && slices.Contains(left.Unknown, key): // nobody may change it; those that are in Redis go on
-						fail([]int{i}, err)
-						return true
-					case is:
-						results[i] = counter.Result{Err: counter.Misplaced(c)}
-						return true
-					}
-				}
-				return false
-			})
+			todo = s.loadUnknown(ctx, ops, todo, left.Unknown, results)
 		case left.Ask:
 			if err := s.ask(ctx, ops, todo, asked); err != nil {
 				todo = slices.DeleteFunc(todo, func(i int) bool {
@@ -206,6 +186,29 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 		}
 	}
 	return results
+}
+
+// loadUnknown makes unknown counters resident. It sets the results of operations that cannot be made, and returns the others
+// of todo.
+func (s inOneBucket) loadUnknown(ctx context.Context, ops []counter.Op, todo []int, unknown []string, results []counter.Result) []int {
+	misplaced, err := s.load(ctx, unknown, true)
+	if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
+		outage.Sleep(ctx, tryAgain)
+		return todo
+	}
+	return slices.DeleteFunc(todo, func(i int) bool {
+		for _, key := range ops[i].Keys() {
+			switch c, is := misplaced[key]; {
+			case err != nil && slices.Contains(unknown, key): // it cannot be changed; operations on resident counters go on
+				results[i] = counter.Result{Err: during("apply", err)}
+				return true
+			case is:
+				results[i] = counter.Result{Err: counter.Misplaced(c)}
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // Remembers reports whether an operation was made under the identity of op, also when only PostgreSQL knows it.
@@ -270,7 +273,7 @@ func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map
 	return nil
 }
 
-// Read is as counter.Reader says.
+// Read implements counter.Reader.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	out, err := s.router.Read(ctx, keys, member, lag)
 	if err == nil {
@@ -293,7 +296,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
 }
 
-// Read is as counter.Reader says. Those that are not in Redis come there.
+// Read implements counter.Reader. Those that are not in Redis come there.
 func (s resident) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	start := time.Now()
 	var out []counter.Reading
@@ -357,7 +360,7 @@ func since(v counter.Version, generation uint64) counter.Version {
 	return v
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (s resident) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	if after >= 1<<63-1 {
 		return counter.Ledger{}, nil
@@ -389,23 +392,24 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 	return page, nil
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	var is counterredis.ResidentHistory
+	var found []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
-		is, err = s.redis.HistoryResident(ctx, key, step, from, to)
+		found, err = s.redis.HistoriesResident(ctx, []string{key}, step, from, to)
 		return err
 	})
 	var row counter.State
 	var gains []counter.Gain
-	if err == nil && !is.Alone {
+	if err == nil && !found[0].Alone {
 		row, gains, err = s.pg.Gains(ctx, key, step, from, to)
 	}
 	if err != nil {
 		return counter.Counter{}, nil, during(fmt.Sprintf("history of %q", key), err)
 	}
-	if !is.Alone && !is.Resident {
+	is := &found[0]
+	if !is.Resident {
 		is.State = row
 	}
 	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
@@ -431,7 +435,7 @@ func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain
 	return out
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (s resident) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
 	var is *counterredis.ResidentDimension
@@ -459,17 +463,17 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 	return is.State.Counter(key), all, nil
 }
 
-// Mark is as counter.TopStore says.
+// Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	return during("top", s.redis.Mark(ctx, match, number, keys))
 }
 
-// Marked is as counter.TopStore says: Redis has the marks, PostgreSQL the lists.
+// Marked implements counter.TopStore: Redis has the marks, PostgreSQL the lists.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	return s.redis.Marked(ctx, match)
 }
 
-// KeepTop is as counter.TopStore says.
+// KeepTop implements counter.TopStore.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	if err := s.pg.KeepTop(ctx, match, step, list, kept, nil); err != nil {
 		return err
@@ -477,18 +481,18 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return during("top", s.redis.Unmark(ctx, match, list.Number, marks))
 }
 
-// TopLists is as counter.TopStore says.
+// TopLists implements counter.TopStore.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	return s.pg.TopLists(ctx, match, step, from, to)
 }
 
-// Size is as counter.Reader says: it counts what is persisted.
+// Size implements counter.Reader: it counts what is persisted.
 func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 	n, err := s.pg.Size(ctx, prefix)
 	return n, unavailable(err)
 }
 
-// Aggregate is as counter.Reader says: PostgreSQL adds up, once it has everything that was changed before. Sums that
+// Aggregate implements counter.Reader: PostgreSQL adds up, once it has everything that was changed before. Sums that
 // are sharded are read one by one, since their shards are in Redis alone.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
@@ -525,7 +529,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 // coldSets begins the cursor of sets in PostgreSQL.
 const coldSets = "cold:"
 
-// Sets is as counter.Reader says: those in Redis, and then those in PostgreSQL, which has
+// Sets implements counter.Reader: those in Redis, and then those in PostgreSQL, which has
 // every set that was not in Redis before.
 func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
 	cold, isCold := strings.CutPrefix(cursor, coldSets)
