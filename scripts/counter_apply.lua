@@ -36,7 +36,7 @@
 --#include counter_front.lua
 --#include counter_updates.lua
 
-local command, remember, toldMost, keptDefault, values = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local command, remember, maxNamed, keptDefault, values = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local inFront, region, room, looks = ARGV[6] == '1', ARGV[7], tonumber(ARGV[8]), ARGV[9] == '1'
 if region == '' then region = nil end
 local clock = redis.call('TIME')
@@ -56,7 +56,7 @@ do
       if not b.front then return 'lost' end
       k = k + 4
     end
-    if region then b.fars, b.log, b.gone = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3] end
+    if region then b.remotes, b.log, b.gone = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3] end
     buckets[i] = b
   end
   at = 11 + 2 * #buckets
@@ -178,7 +178,7 @@ local function unknown(op)
 end
 
 -- What to write after all operations are judged.
-local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, sharded = {}, ids = {}, told = {}, tellings = {}}
+local to = {ledgers = {}, histories = {}, counts = {}, journals = {}, marks = {}, sharded = {}, ids = {}, updates = {}, updated = {}}
 
 local regions = region and (function()
 --#include counter_remote.lua
@@ -187,16 +187,16 @@ local regions = region and (function()
   }
 end)()
 
--- farOf returns the replica state of a counter. Whoever changes it sets s.moved. A counter that does not exist has no
+-- remoteOf returns the replica state of a counter. Whoever changes it sets s.moved. A counter that does not exist has no
 -- parts: any that are stored were left by a process without regions, which deleted the counter.
-local function farOf(s)
-  if not s.far then
-    s.far = regions.read(redis.call('HGET', s.bucket.fars, s.key), s.kind)
-    if not s.kind and #s.far.list > 0 then
-      s.far.list, s.far.by, s.moved = {}, {}, true
+local function remoteOf(s)
+  if not s.remote then
+    s.remote = regions.read(redis.call('HGET', s.bucket.remotes, s.key), s.kind)
+    if not s.kind and #s.remote.list > 0 then
+      s.remote.list, s.remote.by, s.moved = {}, {}, true
     end
   end
-  return s.far
+  return s.remote
 end
 
 local function deleted(b)
@@ -212,7 +212,7 @@ end
 -- begin creates a counter: it gets the kind of its rule, and an incarnation that was never used for its key.
 local function begin(s, c)
   if not s.kind then
-    if region and c.rule.kind ~= 'exact' then farOf(s) end -- before kind is set: farOf drops the parts of a missing counter
+    if region and c.rule.kind ~= 'exact' then remoteOf(s) end -- before kind is set: remoteOf drops the parts of a missing counter
     s.kind = c.rule.kind
     -- In front, the clock is not enough: versions that this Redis lost may be newer. front().least is above them.
     local least = inFront and s.bucket.front.least or now
@@ -241,23 +241,23 @@ local function enter(s, c, name, delta)
   l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason, 'by', c.by}
 end
 
--- tell notes that a counter changed, for the publication.
-local function tell(s)
-  local t = to.told[s.key]
+-- notify notes that a counter changed, for the publication.
+local function notify(s)
+  local t = to.updates[s.key]
   if not t then
     t = {places = {}, count = 0}
-    to.told[s.key] = t
-    to.tellings[#to.tellings + 1] = s.key
+    to.updates[s.key] = t
+    to.updated[#to.updated + 1] = s.key
   end
   return t
 end
 
--- tellMember notes that a member joined (true) or left (false).
-local function tellMember(t, name, is)
+-- notifyMember notes that a member joined (true) or left (false).
+local function notifyMember(t, name, is)
   if t.all then return end
   if t.places[name] == nil then t.count = t.count + 1 end
   t.places[name] = is
-  if t.count > toldMost then t.all = true end
+  if t.count > maxNamed then t.all = true end
 end
 
 -- A sharded sum has a mark behind its slots, ' *epoch:s:value/sequence,…', what of each of its shards is in it already, and one
@@ -272,7 +272,7 @@ local function number(s, c)
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
   local mine = after -- this region's part must fit in 64 bits, too, even when the parts of others make the total smaller
-  if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(farOf(s), kind)) end
+  if after and region and kind == 'sum' then mine = minus(after, regions.elsewhere(remoteOf(s), kind)) end
   -- The increments of the shards may bring the value back into 64 bits, so a sharded sum is merged before it overflows.
   if sharded(s) and (not mine or math.max(#after, #mine) > SHORT + 1) then return nil, refuse(s, c, 'sharded') end
   if not mine then return nil, refuse(s, c, 'overflow') end
@@ -323,7 +323,7 @@ local function add(changes)
       gain(s, c.rule, c.delta)
       count(s, c)
     end
-    tell(s)
+    notify(s)
   end
 end
 -- others makes the functions for all verbs but additions. Lua creates a function object whenever it reaches a

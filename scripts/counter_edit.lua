@@ -77,7 +77,7 @@ local function observe(s, c)
     begin(s, c)
     s.value = string.format('%.0f', redis.call('PFCOUNT', keyOf(s, 'r')))
     moved(s)
-    tell(s)
+    notify(s)
   end
   see(s, c, names)
 end
@@ -86,7 +86,7 @@ end
 local function edit(s, c, kind)
   if kind == 'unique' then return observe(s, c) end
   if kind ~= 'members' then return refuse(s, c, 'kind', 'members') end
-  local others = region and regions.elsewhere(farOf(s), kind) or '0'
+  local others = region and regions.elsewhere(remoteOf(s), kind) or '0'
   local members, size, changed = set(s), tonumber(minus(s.value, others)), {}
   for _, m in ipairs(c.join) do
     if join(members, string.sub(m, 1, WIDTH), size) then
@@ -106,9 +106,9 @@ local function edit(s, c, kind)
   s.value = plus(string.format('%.0f', size), others)
   moved(s)
   if size == 0 then set(s, true) end -- deletes the hash with its number of parts
-  local t, places = tell(s), journal(s)
+  local t, places = notify(s), journal(s)
   for _, m in ipairs(changed) do
-    tellMember(t, m[1], m[2])
+    notifyMember(t, m[1], m[2])
     places[m[1]] = m[2] and '1' or '0'
   end
 end

@@ -5,9 +5,9 @@
 local function reset(s, c, kind)
   if s.value == '0' then return nil end
   local delta, own = opposite(s.value), '0'
-  if region and kind == 'sum' then own = minus(s.value, regions.elsewhere(farOf(s), kind)) end
+  if region and kind == 'sum' then own = minus(s.value, regions.elsewhere(remoteOf(s), kind)) end
   if not delta or not own or not opposite(own) then return refuse(s, c, 'overflow', 'opposite') end
-  local t = tell(s)
+  local t = notify(s)
   if kind == 'members' then
     set(s, true)
     journal(s, true)
@@ -16,11 +16,11 @@ local function reset(s, c, kind)
     dropRegisters(s)
   end
   if region and kind ~= 'exact' then
-    local far = farOf(s)
+    local remote = remoteOf(s)
     if kind == 'sum' then
-      regions.takeAway(far, region, tonumber(s.incarnation), s.sequence, own)
+      regions.takeAway(remote, region, tonumber(s.incarnation), s.sequence, own)
     else
-      s.far = {died = far.died, emptied = regions.after(far, now, far.emptied, tonumber(s.incarnation)), list = {}, by = {}}
+      s.remote = {died = remote.died, emptied = regions.after(remote, now, remote.emptied, tonumber(s.incarnation)), list = {}, by = {}}
     end
     s.moved = true
   end
@@ -45,14 +45,14 @@ local function delete(s)
     dropSteps(keyOf(s, 'v'))
   end
   if region and s.kind ~= 'exact' then
-    local far = farOf(s)
-    s.far, s.moved, s.buried = {died = regions.after(far, now, far.died, tonumber(s.incarnation)), emptied = 0, list = {}, by = {}}, true, true
-    b.deleted = math.max(b.deleted, s.far.died)
+    local remote = remoteOf(s)
+    s.remote, s.moved, s.buried = {died = regions.after(remote, now, remote.died, tonumber(s.incarnation)), emptied = 0, list = {}, by = {}}, true, true
+    b.deleted = math.max(b.deleted, s.remote.died)
   end
   s.dropped = true
   to.ledgers[keyOf(s, 'l')] = {drop = true}
   for _, name in ipairs(inFront and {'b'} or HISTORIES) do to.histories[keyOf(s, name)] = {bucket = b, drop = true} end -- whichever lengths former rules had
   to.counts[keyOf(s, 'e')] = {bucket = b, drop = true}
   s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
-  tell(s).all = true
+  notify(s).all = true
 end

@@ -5,7 +5,7 @@ local function reshard(s, c)
   local epoch = string.match(s.mark, '^ %*([^:]+):')
   if c.step == 'split' then
     if s.kind ~= 'sum' or sharded(s) or #s.value > SHORT then return nil end
-    if region and #(minus(s.value, regions.elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
+    if region and #(minus(s.value, regions.elsewhere(remoteOf(s), 'sum')) or MOST) > SHORT then return nil end
     local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
     s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':s'
     to.sharded[s.key] = true
@@ -28,7 +28,7 @@ local function reshard(s, c)
     s.value, s.sequence = plus(s.value, delta), s.sequence + moves
     s.at = string.format('%.0f', math.max(tonumber(s.at), c.time))
     gain(s, c.rule, delta, string.sub(delta, 1, 1) ~= '-')
-    tell(s)
+    notify(s)
   end
   if c.step == 'merge' then
     s.mark, to.sharded[s.key] = ' *' .. epoch .. ':f', false

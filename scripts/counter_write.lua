@@ -26,11 +26,11 @@ end
 for _, key in ipairs(region and order or {}) do
   local s = states[key]
   local b, is, was = s.bucket, s.is, s.was or nil
-  if s.kind and s.kind ~= 'exact' and is ~= was and farOf(s).heard then s.far.heard, s.moved = false, true end
+  if s.kind and s.kind ~= 'exact' and is ~= was and remoteOf(s).heard then s.remote.heard, s.moved = false, true end
   if s.moved then
-    local far = regions.write(s.far)
-    if far then redis.call('HSET', b.fars, key, far) else redis.call('HDEL', b.fars, key) end
-    if s.buried then regions.bury(b.counters, b.fars, b.gone, key, s.far.died, now) end
+    local remote = regions.write(s.remote)
+    if remote then redis.call('HSET', b.remotes, key, remote) else redis.call('HDEL', b.remotes, key) end
+    if s.buried then regions.bury(b.counters, b.remotes, b.gone, key, s.remote.died, now) end
   end
   if s.moved or is ~= was and s.kind ~= 'exact' then regions.noteChange(b.state, b.log, key) end
 end
@@ -121,8 +121,8 @@ for _, b in ipairs(buckets) do
   if b.died then redis.call('HSET', b.state, 'deleted', string.format('%.0f', b.deleted)) end
 end
 local news = {}
-for _, key in ipairs(to.tellings) do
-  local t, s = to.told[key], states[key]
+for _, key in ipairs(to.updated) do
+  local t, s = to.updates[key], states[key]
   local list = news[s.bucket]
   if not list then
     list = {}

@@ -163,7 +163,7 @@ func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 		values = maxCounted
 	}
 	args := make([]any, 0, 16+2*len(g.names.order)+10*len(g.rules)+len(g.args))
-	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxTold, counter.DefaultLedger.Milliseconds(), values,
+	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
 		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
 		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))

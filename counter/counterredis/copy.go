@@ -141,7 +141,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	for i, in := range keys {
 		b, key := in.bucket, in.key
 		cl := &redisconn.Call{Script: scripts.CounterDump, Args: []any{key}}
-		cl.Keys = []string{countersKey(b), farKey(b), ledgerKey(b, key), membersKey(b, key), registersKey(b, key), countedKey(b, key), stepsKey(b, key)}
+		cl.Keys = []string{countersKey(b), remotesKey(b), ledgerKey(b, key), membersKey(b, key), registersKey(b, key), countedKey(b, key), stepsKey(b, key)}
 		for _, step := range counter.BucketSteps {
 			cl.Keys = append(cl.Keys, gainsKey(b, step, key))
 		}
@@ -315,7 +315,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), farKey(b),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), remotesKey(b),
 	}}
 	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), flag(staged != ""), c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {

@@ -132,7 +132,7 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 
 const (
 	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
-	maxTold     = 1000 // members that one update names; beyond, watchers read again
+	maxNamed    = 1000 // members that one update names; beyond, watchers read again
 	maxApply    = 4096 // changes in one run of a script
 )
 
@@ -329,7 +329,7 @@ func (n *names) bucket(b int) int {
 			n.key(key)
 		}
 		if n.shared {
-			for _, key := range []string{farKey(b), logKey(b), goneKey(b)} {
+			for _, key := range []string{remotesKey(b), logKey(b), goneKey(b)} {
 				n.key(key)
 			}
 		}
