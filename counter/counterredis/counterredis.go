@@ -116,8 +116,8 @@ var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQ
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
 
-// accept refuses counters of another format before anything is read or changed. Facts without any number are of a
-// release that is older than all of them, or the counters'; then so are counters.
+// accept refuses counters of another format before anything is read or changed. Facts without a format of counters were
+// written by a release that had no such format yet, if they have any other number.
 func accept(ctx context.Context, c *redisconn.Client) error {
 	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
 	if err != nil {
@@ -132,15 +132,15 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 
 const (
 	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
-	maxNamed    = 1000 // members that one update names; beyond, watchers read again
+	maxNamed    = 1000 // members that one update names; with more, watchers read again
 	maxApply    = 4096 // changes in one run of a script
 )
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	Conn *redisconn.Conn // required
-	// Patience is how long a call waits for a bucket that is held still; default 4s. Then it fails with
-	// ErrUnavailable and has changed nothing.
+	// Patience is how long a call waits for a frozen bucket; default 4s. Then it fails with ErrUnavailable and has changed
+	// nothing.
 	Patience   time.Duration
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
@@ -148,10 +148,9 @@ type Config struct {
 	// Touch is above 0 if Redis is the cache tier of PostgreSQL, whose package tiered calls the methods of front.go. It is
 	// how long after a counter's last use a read notes its use again.
 	Touch time.Duration
-	// Rules say which counters are exact. Nil when none of them is here: PostgreSQL has them.
+	// Rules decide which counters are exact. Nil if PostgreSQL has the exact counters.
 	Rules *counter.Rules
-	// Region is the name of this region when there are others with which it shares its counters, see package
-	// regions; empty: there are none. It goes with no Touch.
+	// Region is the name of this region if it shares its counters with others (package regions), or empty. Not with Touch.
 	Region string
 }
 
@@ -166,7 +165,7 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// accept is what redisconn.CallerConfig.Accept asks for.
+// accept is the store's redisconn.CallerConfig.Accept.
 func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	if err := accept(ctx, c); err != nil {
 		return err
@@ -185,7 +184,7 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
-// New returns a store in the Redis of cfg.Conn. Close ends it, before the connection.
+// New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
@@ -209,7 +208,7 @@ func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 func countersKey(b int) string { return tag(b) + "c" }
 func stateKey(b int) string    { return tag(b) + "s" }
 
-// counterKey is a key of one counter, in the bucket b: what its name means stands in the package doc and in front.go.
+// counterKey returns a key of one counter in bucket b. The package doc and front.go explain the names.
 func counterKey(b int, name, key string) string { return tag(b) + name + ":" + key }
 
 func ledgerKey(b int, key string) string    { return counterKey(b, "l", key) }
@@ -222,14 +221,14 @@ func gainsKey(b int, step time.Duration, key string) string {
 }
 func shardedKey(b int) string { return tag(b) + "h" }
 
-// shardKey is that of a shard of key, in the bucket b.
+// shardKey returns the key of the shard of key in bucket b.
 func shardKey(b int, key string) string { return counterKey(b, "h", key) }
 
 func identityKey(b int, id counter.Identity) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
 }
 
-// channel has the database in its name, because pub-sub knows no databases.
+// channel returns the channel of a bucket. It names the database, because channels are shared by all databases.
 func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
 
 // Owner decides which buckets a process serves. For a while several processes, or none, may regard themselves as the
@@ -247,7 +246,7 @@ func Owned(o Owner) []int {
 	return owned
 }
 
-// perSlot is a script over buckets, of which keys has the keys: one call, or one for each bucket of a Cluster.
+// perSlot returns the runs of a script over buckets: one run, or on a Cluster one for each bucket.
 func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(b int) []string, args ...any) (calls []*redisconn.Call) {
 	for i, b := range buckets {
 		if i == 0 || c.Cluster != nil {
@@ -262,12 +261,12 @@ func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(
 // exactBucket has the counters whose rules are exact, and the identities of batches.
 const exactBucket = 0
 
-// BucketOf is the bucket of a counter that is not exact.
+// BucketOf returns the bucket of a counter that is not exact.
 func BucketOf(key string) int { return hashBucket(key) }
 
 func hashBucket(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
 
-// bucketOf is the bucket of key, as its rule says.
+// bucketOf returns the bucket that the rule of key gives.
 func (s *Store) bucketOf(key string) int {
 	if s.cfg.Rules != nil {
 		if rule := s.cfg.Rules.Find(key); rule != nil && rule.Kind == counter.Exact {
@@ -277,7 +276,7 @@ func (s *Store) bucketOf(key string) int {
 	return hashBucket(key)
 }
 
-// changeBucket is that of the counter that c changes.
+// changeBucket returns the bucket of the counter that c changes.
 func (s *Store) changeBucket(c *counter.Change) int {
 	if s.cfg.Rules != nil && c.Rule.Kind == counter.Exact {
 		return exactBucket
@@ -285,8 +284,8 @@ func (s *Store) changeBucket(c *counter.Change) int {
 	return hashBucket(c.Key)
 }
 
-// identityBucket is where the identity of op is remembered: beside its counter, that of a batch in exactBucket, and that
-// of a part of a batch in the bucket of the part, with whose number it begins.
+// identityBucket returns the bucket that remembers the identity of op: that of its counter; for a batch exactBucket;
+// for a part of a batch the bucket of the part, whose number the identity begins with.
 func (s *Store) identityBucket(op *counter.Op) int {
 	b := s.changeBucket(&op.Changes[0])
 	if b == exactBucket || !op.OfBatch() {
@@ -298,13 +297,13 @@ func (s *Store) identityBucket(op *counter.Op) int {
 	return exactBucket
 }
 
-// names are the keys of one call of a script, and where in it they stand.
+// names has the keys of one run of a script and their indexes.
 type names struct {
-	front   bool // a bucket has seven keys and not two
+	front   bool // a bucket has six keys and not two
 	shared  bool // and three more, for other regions
 	list    []string
 	at      map[string]int // from 1
-	buckets map[int]int    // bucket: its place in the call, from 1
+	buckets map[int]int    // index of each bucket in the run, from 1
 	order   []int          // buckets
 }
 
@@ -342,7 +341,7 @@ func (n *names) bucket(b int) int {
 
 var errState = errors.New("a state that cannot be read")
 
-// parseState reads what counter_apply.lua writes; nothing is a counter never touched.
+// parseState parses a record of counter_apply.lua. The empty text is that of a counter that does not exist.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
 	if text == "" || text == absentState {
@@ -371,7 +370,7 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
 	c := st.Counter(key)
-	if st.Version.Sequence == 0 && !c.IsSharded() { // it was deleted elsewhere: see counter_merge.lua
+	if st.Version.Sequence == 0 && !c.IsSharded() { // deleted in another region: see markOf in counter_merge.lua
 		return counter.Counter{Key: key}, counter.State{}, nil
 	}
 	return c, st, nil

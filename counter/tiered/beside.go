@@ -18,8 +18,7 @@ type Beside struct {
 	region
 }
 
-// region is the Redis of a region. It lies one level deeper than a router, so of two methods of one name the router's is
-// the Beside's.
+// region is the Redis of a region. Its methods are one level deeper than those of router, so those of router win.
 type region struct{ *counterredis.Store }
 
 var (
@@ -28,8 +27,8 @@ var (
 	_ counter.Restorer = (*Beside)(nil)
 )
 
-// OpenBeside returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of
-// the two does not answer. Close ends it, before the connection to Redis.
+// OpenBeside returns a store over both. Like counterpg.Open it fails if settings cannot work, not if a server does not
+// answer. The caller closes it before the connection to Redis.
 func OpenBeside(ctx context.Context, cfg Config) (*Beside, error) {
 	both, err := openBoth(ctx, cfg, counterpg.Config{Beside: true}, 0)
 	if err != nil {
@@ -90,7 +89,7 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 	})
 	defer stop()
 	hot, err, more := next()
-	upTo := func(key string) error { // those of Redis before key; empty: all
+	upTo := func(key string) error { // calls each with those of Redis before key; empty: with all
 		for ; more && err == nil && (key == "" || hot.Key < key); hot, err, more = next() {
 			if err := each(hot); err != nil {
 				return err

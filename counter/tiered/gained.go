@@ -28,7 +28,7 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 
 // Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var front []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
 		front, err = s.redis.HistoriesResident(ctx, keys, step, from, to)

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	patience = 8 * time.Second // of an operation whose counters are on their way
+	patience = 8 * time.Second // of an operation whose counters are being loaded or evicted
 	tryAgain = 2 * time.Millisecond
 )
 
@@ -33,13 +33,13 @@ type Config struct {
 	Redis    *redisconn.Conn // required
 	Postgres string          // URL, as counterpg.Config has it; required
 	Region   string          // of a Beside, as counterredis.Config has it
-	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
-	// looked for changes ten times as often.
+	// PersistInterval is the time within which a change is persisted, default 1s. The worker looks for changes ten times
+	// as often.
 	PersistInterval time.Duration
-	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
+	// ColdAfter is how long after its last use a counter is evicted, default 24h.
 	ColdAfter time.Duration
-	Rules     *counter.Rules // say which counters are exact, and how long a counter's past is kept; default the built-in ones
-	// ReadOnly is for an export: nothing is persisted, and nothing else written.
+	Rules     *counter.Rules // default: the built-in ones
+	// ReadOnly is for an export: the store persists and writes nothing.
 	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
@@ -56,16 +56,16 @@ type Store struct {
 
 	unready atomic.Pointer[error] // why counters of a Redis that had no PostgreSQL are not served yet
 
-	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
-	kick    chan struct{} // holds one: somebody waits for a checkpoint
+	healing chan struct{} // holds one: the right to find out whether Redis has lost data
+	kick    chan struct{} // holds one: a caller waits for a checkpoint
 	stop    context.CancelFunc
 	wg      sync.WaitGroup // the persist worker
 }
 
 var _ counter.Store = (*Store)(nil)
 
-// Open returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of the
-// two does not answer. Close ends it, before the connection to Redis.
+// Open returns a store over both. Like counterpg.Open it fails if settings cannot work, not if a server does not
+// answer. The caller closes it before the connection to Redis.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
@@ -99,8 +99,8 @@ func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, touch ti
 	return router{hot: redis, redis: redis, pg: pg, rules: cmp.Or(cfg.Rules, counter.BuiltinRules())}, nil
 }
 
-// Close waits for what the store runs. What is not persisted is in Redis, and another process,
-// or the next start, persists it.
+// Close implements counter.Store. What it cannot persist stays in Redis until another process, or the next start,
+// persists it.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -119,7 +119,7 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 	return s.redis.Limit(ctx, calls)
 }
 
-// resident has the counters that are not exact: in Redis, and in PostgreSQL when they are not there.
+// resident has the counters that are not exact: in Redis, or in PostgreSQL if they are not resident.
 type resident struct{ *Store }
 
 // Apply implements counter.Writer.
@@ -127,7 +127,7 @@ func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	began := time.Now()
 	results := s.redis.ApplySplit(ctx, ops, inOneBucket{s})
 	for i := range ops {
-		// Redis soon knows nothing of it, and a read that may lag is then answered with what is remembered.
+		// Redis soon forgets the counter, and a read that may lag is then answered with what is remembered.
 		if results[i].Err == nil && ops[i].Changes[0].Verb == counter.Delete {
 			s.pg.Remember([]counter.Reading{{Counter: results[i].Counters[0]}}, "", began)
 		}
@@ -135,7 +135,7 @@ func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return results
 }
 
-// inOneBucket makes operations of one bucket each, when Redis is a Cluster.
+// inOneBucket makes operations that need one bucket each, if Redis is a Cluster.
 type inOneBucket struct{ resident }
 
 // Apply implements counter.Writer.
@@ -180,7 +180,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 			}
 		}
 	}
-	for i := range ops { // what a replay repeats may be anywhere
+	for i := range ops { // the counters of a replay may be in Redis or in PostgreSQL
 		if results[i].Replay && results[i].Err == nil {
 			results[i] = s.replay(ctx, &ops[i])
 		}
@@ -188,8 +188,8 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 	return results
 }
 
-// loadUnknown makes unknown counters resident. It sets the results of operations that cannot be made, and returns the others
-// of todo.
+// loadUnknown makes unknown counters resident. It sets the results of operations that cannot be made, and returns the
+// others of todo.
 func (s inOneBucket) loadUnknown(ctx context.Context, ops []counter.Op, todo []int, unknown []string, results []counter.Result) []int {
 	misplaced, err := s.load(ctx, unknown, true)
 	if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
@@ -232,7 +232,7 @@ func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, e
 	return len(known) > 0, err
 }
 
-// unavailable is err, or nil, as counter.ErrUnavailable.
+// unavailable wraps err, unless it is nil, as counter.ErrUnavailable.
 func unavailable(err error) error {
 	if err == nil || errors.Is(err, counter.ErrUnavailable) {
 		return err
@@ -240,7 +240,7 @@ func unavailable(err error) error {
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 }
 
-// during is unavailable with what was done.
+// during is unavailable that also names what was done.
 func during(what string, err error) error {
 	if err == nil {
 		return nil
@@ -248,7 +248,7 @@ func during(what string, err error) error {
 	return fmt.Errorf("tiered: %s: %w", what, unavailable(err))
 }
 
-// ask looks in PostgreSQL for identities that Redis does not know, and has Redis know them.
+// ask looks up identities in PostgreSQL that Redis does not have, and notes them in Redis.
 func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool) error {
 	by := map[counter.Identity]*counter.Op{}
 	for _, i := range todo {
@@ -283,7 +283,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		if old := s.pg.Recall(keys, member); old != nil {
 			return old, nil
 		}
-		// What PostgreSQL has, or had when it was last read.
+		// PostgreSQL has the value, or had it when it was last read.
 		if old, fault := s.pg.Read(ctx, keys, member, lag); fault == nil {
 			for i := range old {
 				if old[i].Kind != counter.Exact {
@@ -339,7 +339,7 @@ func (s resident) Read(ctx context.Context, keys []string, member string, lag ti
 	return out, nil
 }
 
-// mend calls do, and once more when do met a Redis that may have lost its memory, and it has not.
+// mend calls do, and once more after healing if do found that Redis may have lost data.
 func (s *Store) mend(ctx context.Context, do func() error) error {
 	err := do()
 	if !errors.Is(err, counterredis.ErrLost) {
@@ -351,8 +351,8 @@ func (s *Store) mend(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// since is the version of a counter of PostgreSQL under a generation of Redis: newer than
-// what an earlier one may have had and lost.
+// since returns the version of a row under a generation of Redis: newer than any version that an earlier generation may
+// have lost.
 func since(v counter.Version, generation uint64) counter.Version {
 	if v != (counter.Version{}) && v.Incarnation < generation {
 		v.Incarnation = generation
@@ -365,7 +365,7 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 	if after >= 1<<63-1 {
 		return counter.Ledger{}, nil
 	}
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var newer []counter.Entry
 	var alone bool
 	err := s.mend(ctx, func() (err error) {
@@ -394,7 +394,7 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 
 // History implements counter.Reader.
 func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var found []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
 		found, err = s.redis.HistoriesResident(ctx, []string{key}, step, from, to)
@@ -415,7 +415,7 @@ func (s resident) History(ctx context.Context, key string, step time.Duration, f
 	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
 }
 
-// merged is what Redis and PostgreSQL have of the steps of a counter that are over, in order.
+// merged returns the completed time buckets that Redis and PostgreSQL have, in order.
 func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain {
 	if len(gained) == 0 {
 		return behind
@@ -437,7 +437,7 @@ func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain
 
 // Dimension implements counter.Reader.
 func (s resident) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var is *counterredis.ResidentDimension
 	err := s.mend(ctx, func() (err error) {
 		is, err = s.redis.DimensionResident(ctx, key, name)
@@ -452,7 +452,7 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 		return row, all, during(fmt.Sprintf("dimension %q of %q", name, key), err)
 	}
 	add := func(upTo counter.Version, counts []counter.Count) {
-		if is.Alone || row.Version.Compare(upTo) < 0 { // else the row has it
+		if is.Alone || row.Version.Compare(upTo) < 0 { // otherwise the row has them
 			for _, c := range counts {
 				all.Add(c.Value, c.Count)
 			}
@@ -526,7 +526,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
-// coldSets begins the cursor of sets in PostgreSQL.
+// coldSets precedes cursors of PostgreSQL.
 const coldSets = "cold:"
 
 // Sets implements counter.Reader: those in Redis, and then those in PostgreSQL, which has
