@@ -59,7 +59,6 @@ var layers = []layer{
 	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "presence", "internal/tracing"}},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
-	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                                        // what regions share of a counter, as arithmetic
 	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                              // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                          // shards busy sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn"}}, // the one in front of the other

@@ -245,48 +245,59 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &j); err != nil {
 		return err
 	}
-	fault := func(err error) error { return fmt.Errorf("%w: %q: %w", ErrCopy, presence.Excerpt(j.Key), err) }
+	if err := c.parse(&j); err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrCopy, presence.Excerpt(j.Key), err)
+	}
+	return nil
+}
+
+func (c *Copy) parse(j *copyJSON) error {
 	if err := CheckKey(j.Key); err != nil {
-		return fault(err)
+		return err
 	}
 	name, err := NameIn(j.Site, j.Key)
 	if err != nil {
-		return fault(err)
+		return err
 	}
 	*c = Copy{Key: name, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes, Elsewhere: j.Elsewhere}
 	if j.Elsewhere != "" && !elsewhere.MatchString(j.Elsewhere) {
-		return fault(fmt.Errorf("%q is not the state of other regions", presence.Excerpt(j.Elsewhere)))
+		return fmt.Errorf("%q is not the state of other regions", presence.Excerpt(j.Elsewhere))
 	}
 	var ok bool
 	if c.Kind, ok = ParseKind(j.Kind); !ok {
-		return fault(fmt.Errorf("%.40q is not a kind", j.Kind))
+		return fmt.Errorf("%.40q is not a kind", j.Kind)
 	}
 	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
-		return fault(fmt.Errorf("%.40q is not a version of a counter", j.Version))
+		return fmt.Errorf("%.40q is not a version of a counter", j.Version)
 	}
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
-		return fault(err)
+		return err
 	}
 	if n := int64(len(j.Members) + len(j.Hashes)); c.Kind == Members && n != j.Value && (j.Elsewhere == "" || n > j.Value) {
-		return fault(fmt.Errorf("it has %d members and the value %d", len(j.Members)+len(j.Hashes), j.Value))
+		return fmt.Errorf("it has %d members and the value %d", n, j.Value)
 	}
 	for _, h := range j.Hashes {
 		if len(h) != hashLength || strings.Trim(h, hashDigits) != "" {
-			return fault(fmt.Errorf("%q is not the hash of a member", presence.Excerpt(h)))
+			return fmt.Errorf("%q is not the hash of a member", presence.Excerpt(h))
 		}
 	}
 	for _, m := range j.Members {
 		if err := CheckMember(m); err != nil {
-			return fault(err)
+			return err
 		}
 	}
 	if c.Registers, err = hyperloglog.Parse(j.Registers); err != nil {
-		return fault(err)
+		return err
 	}
+	return c.parsePast(j)
+}
+
+// parsePast parses the ledger, the history and the dimensions.
+func (c *Copy) parsePast(j *copyJSON) error {
 	for _, e := range j.Ledger {
 		entry := Entry{Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Delta: e.Delta, Before: e.Before, After: e.Before + e.Delta, Reason: e.Reason, By: e.By}
-		if entry.Op = ledgerOp(e.Op); entry.Op == 0 {
-			return fault(fmt.Errorf("%.40q is not an op of a ledger", e.Op))
+		if entry.Op = ParseLedgerOp(e.Op); entry.Op == 0 {
+			return fmt.Errorf("%.40q is not an op of a ledger", e.Op)
 		}
 		c.Ledger = append(c.Ledger, entry)
 	}
@@ -295,18 +306,18 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 		if s.Registers != nil {
 			seen, err := hyperloglog.Parse(s.Registers)
 			if err != nil {
-				return fault(err)
+				return err
 			}
 			one.Seen = &seen
 		}
 		if s.Step == 0 {
-			return fault(errors.New("a step of 0 seconds"))
+			return errors.New("a step of 0 seconds")
 		}
 		c.Steps = append(c.Steps, one)
 	}
 	for _, d := range j.Dimensions {
 		if !dimensionName(d.Name) || len(d.Values) > MaxValues {
-			return fault(fmt.Errorf("the dimension %.40q with %d values is not valid", d.Name, len(d.Values)))
+			return fmt.Errorf("the dimension %.40q with %d values is not valid", d.Name, len(d.Values))
 		}
 		counted := c.Dimension(d.Name)
 		maps.Copy(counted.Values, d.Values)
@@ -322,13 +333,4 @@ func NameIn(site, key string) (string, error) {
 	}
 	of, err := presence.ParseSite(site)
 	return of.Qualify(key), err
-}
-
-func ledgerOp(name string) LedgerOp {
-	for op, is := range ledgerNames {
-		if is != "" && is == name {
-			return LedgerOp(op)
-		}
-	}
-	return 0
 }

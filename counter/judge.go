@@ -104,42 +104,37 @@ func Judge(step Step, op *Op, now time.Time) Result {
 
 // makeOp makes op. states has the State of each change.
 func makeOp(step Step, op *Op, states []*State, now time.Time) error {
-	if len(op.Changes) == 1 {
-		c, s := &op.Changes[0], states[0]
-		switch c.Verb {
-		case Add, Adjust:
-			before := s.Value
-			if err := add(s, c, step.Deleted(), now); err != nil {
-				return err
-			}
-			s.Gain(step, c, now)
-			count(step, s, c)
-			enter(step, s, c, before, now)
-			step.Changed(c.Key, nil, nil, false)
-			return nil
-		case Set:
-			return set(step, s, c, now)
-		case Reset:
-			return reset(step, s, c, now)
-		case Edit:
-			return edit(step, s, c, now)
-		case Reshard:
-			return fmt.Errorf("%w: only a store in Redis shards %q", ErrOp, c.Key)
-		default:
-			if s.Version != (Version{}) {
-				step.Drop(c.Key, s.Version)
-				*s = State{}
-				step.Changed(c.Key, nil, nil, true)
-			}
-			return nil
+	switch c, s := &op.Changes[0], states[0]; c.Verb {
+	case Set:
+		return set(step, s, c, now)
+	case Reset:
+		return reset(step, s, c, now)
+	case Edit:
+		return edit(step, s, c, now)
+	case Reshard:
+		return fmt.Errorf("%w: only a store in Redis shards %q", ErrOp, c.Key)
+	case Delete:
+		if s.Version != (Version{}) {
+			step.Drop(c.Key, s.Version)
+			*s = State{}
+			step.Changed(c.Key, nil, nil, true)
 		}
+		return nil
 	}
-	// A batch changes all numbers first, since only these can be refused. After a refusal the numbers before it are
-	// restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow when nothing can
-	// fail any more.
-	before := make([]moves, len(op.Changes))
-	for i := range op.Changes {
-		c, s := &op.Changes[i], states[i]
+	return addAll(step, op.Changes, states, now)
+}
+
+// addAll makes additions. It changes all numbers first, since only these can be refused. After a refusal the
+// numbers before it are restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow
+// when nothing can fail any more.
+func addAll(step Step, changes []Change, states []*State, now time.Time) error {
+	var one [1]moves
+	before := one[:]
+	if len(changes) > 1 {
+		before = make([]moves, len(changes))
+	}
+	for i := range changes {
+		c, s := &changes[i], states[i]
 		before[i] = moves{s.Kind, s.Value, s.Updated, s.Version}
 		if err := add(s, c, step.Deleted(), now); err != nil {
 			for j := i; j >= 0; j-- {
@@ -151,9 +146,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			return err
 		}
 	}
-	for i := range op.Changes {
-		c := &op.Changes[i]
-		s := states[i]
+	for i := range changes {
+		c, s := &changes[i], states[i]
 		s.Gain(step, c, now)
 		count(step, s, c)
 		enter(step, s, c, before[i].value, now)
@@ -176,13 +170,7 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	if by.Delta == 0 {
 		return nil
 	}
-	before := s.Value
-	if err := add(s, &by, step.Deleted(), now); err != nil {
-		return err
-	}
-	enter(step, s, &by, before, now)
-	step.Changed(c.Key, nil, nil, false)
-	return nil
+	return addAll(step, []Change{by}, []*State{s}, now)
 }
 
 // moves has the fields of a State that add changes.

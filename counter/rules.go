@@ -216,66 +216,49 @@ func parseRule(r *reader) (*Rule, error) {
 func (rule *Rule) field(r *reader, name string) (err error) {
 	switch name {
 	case "match":
-		match, err := r.string()
-		if err == nil {
-			err = CheckMatch(match)
+		if rule.Match, err = r.string(); err == nil {
+			err = CheckMatch(rule.Match)
 		}
-		if err == nil {
-			rule.Match = match
-		}
-		return err
-	case "kind":
-		text, err := r.string()
 		if err != nil {
-			return err
+			rule.Match = "" // the message cannot name the rule by it
 		}
-		var ok bool
-		if rule.Kind, ok = ParseKind(text); !ok {
-			return fmt.Errorf("%q is not a kind; write sum, exact, members or unique", text)
-		}
+	case "kind":
+		err = rule.kind(r)
 	case "floor":
-		return bound(r, &rule.Floor, "0 or less", func(n int64) bool { return n <= 0 })
+		err = bound(r, &rule.Floor, "0 or less", func(n int64) bool { return n <= 0 })
 	case "ceiling":
-		return bound(r, &rule.Ceiling, "0 or more", func(n int64) bool { return n >= 0 })
+		err = bound(r, &rule.Ceiling, "0 or more", func(n int64) bool { return n >= 0 })
 	case "public":
-		return texts(r, func(text string) error {
-			i := slices.Index(publicNames, text)
-			if i < 0 {
-				return fmt.Errorf("%q is not a public operation; write read, increment or member", text)
-			}
-			rule.Public |= 1 << i
-			return nil
-		})
+		err = texts(r, rule.public)
 	case "buckets":
-		return texts(r, rule.bucket)
+		err = texts(r, rule.bucket)
 	case "dimensions":
-		return texts(r, func(text string) error {
-			switch {
-			case !dimensionName(text):
-				return fmt.Errorf("%q is not a valid name; write 1 to 32 of a-z, 0-9 and _", text)
-			case len(rule.Dimensions) == MaxDimensions:
-				return fmt.Errorf("there are more than %d; remove some", MaxDimensions)
-			}
-			rule.Dimensions = append(rule.Dimensions, text)
-			return nil
-		})
+		err = texts(r, rule.dimension)
 	case "top":
 		rule.Top, err = r.bool()
-		return err
 	case "ledger":
 		rule.Ledger, err = durationOr0(r, time.Millisecond) // stores keep milliseconds, and 0 means for ever
-		return err
 	case "max":
 		rule.Max, err = r.integer()
 		if err == nil && rule.Max < 1 {
 			err = fmt.Errorf("%d is too small; write 1 or more", rule.Max)
 		}
-		return err
 	case "stale":
 		rule.Stale, err = durationOr0(r, 1)
-		return err
 	default:
-		return errors.New("unknown field; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
+		err = errors.New("unknown field; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
+	}
+	return err
+}
+
+func (rule *Rule) kind(r *reader) error {
+	text, err := r.string()
+	if err != nil {
+		return err
+	}
+	var ok bool
+	if rule.Kind, ok = ParseKind(text); !ok {
+		return fmt.Errorf("%q is not a kind; write sum, exact, members or unique", text)
 	}
 	return nil
 }
@@ -294,6 +277,28 @@ func texts(r *reader, each func(string) error) error {
 		seen = append(seen, text)
 		return each(text)
 	})
+}
+
+// public parses one element of public.
+func (rule *Rule) public(text string) error {
+	i := slices.Index(publicNames, text)
+	if i < 0 {
+		return fmt.Errorf("%q is not a public operation; write read, increment or member", text)
+	}
+	rule.Public |= 1 << i
+	return nil
+}
+
+// dimension parses one element of dimensions.
+func (rule *Rule) dimension(text string) error {
+	switch {
+	case !dimensionName(text):
+		return fmt.Errorf("%q is not a valid name; write 1 to 32 of a-z, 0-9 and _", text)
+	case len(rule.Dimensions) == MaxDimensions:
+		return fmt.Errorf("there are more than %d; remove some", MaxDimensions)
+	}
+	rule.Dimensions = append(rule.Dimensions, text)
+	return nil
 }
 
 // bound parses a floor or a ceiling.

@@ -12,15 +12,15 @@ import (
 // Shards is how many shards a sharded sum has.
 const Shards = 16
 
-// Epoch stands for one time between a split of a sum and its merge. Later ones are greater.
+// Epoch is the time from a split of a sum to its merge. Later epochs are greater.
 type Epoch struct{ Incarnation, Number uint64 }
 
-// String is how stores keep it.
+// String returns the form that stores keep.
 func (e Epoch) String() string {
 	return strconv.FormatUint(e.Incarnation, 10) + "." + strconv.FormatUint(e.Number, 10)
 }
 
-// ParseEpoch reads what String wrote.
+// ParseEpoch parses what String returned.
 func ParseEpoch(text string) (Epoch, error) {
 	incarnation, number, _ := strings.Cut(text, ".")
 	i, err := strconv.ParseUint(incarnation, 10, 64)
@@ -36,8 +36,8 @@ func (e Epoch) Compare(other Epoch) int {
 	return cmp.Or(cmp.Compare(e.Incarnation, other.Incarnation), cmp.Compare(e.Number, other.Number))
 }
 
-// Shard is what one shard of a sum has gained in an epoch, and by how many changes. Of two readings in one
-// epoch the one with the greater Sequence is newer. One that is not there is zero.
+// Shard is the increment of one shard of a sum in an epoch, and the number of additions to it. Of two readings in one
+// epoch the one with the greater Sequence is newer. A shard that does not exist is the zero Shard.
 type Shard struct {
 	Epoch    Epoch
 	Value    int64
@@ -45,20 +45,19 @@ type Shard struct {
 	Updated  time.Time // last change
 }
 
-// Sharding is what the record of a sum says of its shards. The zero Sharding is that of a
-// sum that was never sharded.
+// Sharding is the part of a sum's record about its shards. The zero Sharding is that of a sum that was never sharded.
 type Sharding struct {
 	Epoch  Epoch
-	Active bool          // false: it is whole again; its epoch stays, so that none is used twice
-	Shards [Shards]Shard // the value and the sequence of each shard that are in the sum already
+	Active bool          // false: the sum is merged; it keeps its epoch, so that none is used twice
+	Shards [Shards]Shard // what the record contains of each shard: value and sequence
 }
 
-// sharded is Active of the text that ParseSharding reads.
+// sharded returns Sharding.Active for the text that ParseSharding parses.
 func sharded(text string) bool { return text != "" && !strings.HasSuffix(text, ":f") }
 
-// ParseSharding reads the text of a State's Sharding, as counter_apply.lua writes it:
-// "epoch:s:value/sequence,…" of a sum that is sharded, and "epoch:f" of one that is whole again. Shards that are not there
-// have gained nothing. Instead of s, releases before this one wrote o or c while the sum was split or merged.
+// ParseSharding parses the text of a State's Sharding, as counter_apply.lua writes it: "epoch:s:value/sequence,…" for a
+// sharded sum, and "epoch:f" for one that is merged. A record contains nothing of the shards that are missing in the
+// text. Instead of s, older releases wrote o or c while the sum was split or merged.
 func ParseSharding(text string) (s Sharding, err error) {
 	if text == "" {
 		return s, nil
@@ -86,13 +85,13 @@ func ParseSharding(text string) (s Sharding, err error) {
 	return s, nil
 }
 
-// With is c, whose record has s, with all that its shards have gained beyond that in the epoch of s.
+// With returns c, whose record has s, with everything that its shards have in the epoch of s beyond the record.
 func (s *Sharding) With(c Counter, shards *[Shards]Shard) Counter {
 	if !s.Active {
 		return c
 	}
 	for i := range shards {
-		// A shard that is behind has lost its memory: what is in the sum of it stays there.
+		// A shard that is behind the record has lost data: the record keeps what it has of the shard.
 		if p, has := &shards[i], &s.Shards[i]; p.Epoch == s.Epoch && p.Sequence > has.Sequence {
 			c.Value += p.Value - has.Value
 			c.Version.Sequence += p.Sequence - has.Sequence
@@ -101,31 +100,30 @@ func (s *Sharding) With(c Counter, shards *[Shards]Shard) Counter {
 			}
 		}
 	}
-	if c.Version.Sequence == 0 { // it was deleted in another region, and its shards have gained nothing since
+	if c.Version.Sequence == 0 { // deleted in another region, and nothing was added to its shards since
 		return Counter{Key: c.Key}
 	}
 	return c
 }
 
-// ReshardStep is a step of the record of a sharded sum. A step that comes late, or a second time, changes nothing.
+// ReshardStep is a change of a record about its shards. A step that is late or repeated changes nothing.
 type ReshardStep struct {
 	To     ReshardTo
 	Epoch  Epoch   // of all but ToSplit
 	Shards []Shard // of ToGather and ToMerge: all shards, of the latter as they were closed
 }
 
-// ReshardTo says what a ReshardStep is.
+// ReshardTo is the kind of a ReshardStep.
 type ReshardTo string
 
-// The steps. Package hot has what lies between them.
+// The kinds. Package hot explains them.
 const (
 	ToSplit  ReshardTo = "split"  // the next epoch begins, unless the sum is sharded
-	ToGather ReshardTo = "gather" // what shards have gained goes to the sum
+	ToGather ReshardTo = "gather" // the record takes the increments of the shards
 	ToMerge  ReshardTo = "merge"  // the last gathering; all shards are closed
 )
 
-// AppendRest appends the part of a state that stores keep as one text: the slots, then how
-// it is sharded.
+// AppendRest appends the part of a state that stores keep as one text: the slots, then the sharding.
 func (s *State) AppendRest(b []byte) []byte {
 	b = s.Slots.Append(b)
 	if s.Sharding != nil {
@@ -135,7 +133,7 @@ func (s *State) AppendRest(b []byte) []byte {
 	return b
 }
 
-// ParseRest reads what AppendRest wrote.
+// ParseRest parses what AppendRest appended.
 func (s *State) ParseRest(text string) (err error) {
 	slots, sharded, is := strings.Cut(text, "*")
 	if is {

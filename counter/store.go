@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -219,6 +220,11 @@ func (o LedgerOp) String() string {
 		return ledgerNames[o]
 	}
 	return ""
+}
+
+// ParseLedgerOp returns the op with that name, or 0.
+func ParseLedgerOp(name string) LedgerOp {
+	return LedgerOp(max(slices.Index(ledgerNames[1:], name)+1, 0))
 }
 
 // Ledger is a page of a ledger.

@@ -31,8 +31,8 @@ end
 
 local out, bytes = {log, '', 'end'}, 0
 local tag = string.match(KEYS[1], '^(hc:{n%d+}:)')
--- tell adds a counter to the batch. This region's own part is computed from the record.
-local function tell(key)
+-- add adds a counter to the batch. This region's own part is computed from the record.
+local function add(key)
   local text = redis.call('HGET', KEYS[1], key)
   local kind, value, at, incarnation, sequence = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
   if kind == 'exact' then return end
@@ -60,7 +60,7 @@ end
 
 if has == 'keys' then
   for i = 5, #ARGV do
-    tell(ARGV[i])
+    add(ARGV[i])
     out[2] = string.format('%.0f', i - 4)
     if bytes > REGISTERS then break end
   end
@@ -71,7 +71,7 @@ else
   local to = #found < 2 * limit and string.format('%.0f', places) or found[#found]
   if #found == 2 * limit then out[3] = 'more' end
   for i = 1, #found, 2 do
-    tell(found[i])
+    add(found[i])
     if bytes > REGISTERS and i + 1 < #found then
       to, out[3] = found[i + 1], 'more'
       break

@@ -47,7 +47,7 @@ local has, at = string.match(place, '^(%S+) (%d+)$')
 local follows = mode == 'log' and has == ARGV[6] and tonumber(at) >= tonumber(ARGV[7])
 
 local updates, news, odd = {}, 0, 0
-local function tell(key, rec, all) noteUpdate(updates, key, rec and text(rec), all) end
+local function notify(key, rec, all) noteUpdate(updates, key, rec and text(rec), all) end
 local function note(key) noteChange(state, log, key) end
 
 -- take merges the parts that the sender has into remote. It returns
@@ -137,7 +137,7 @@ local function merge(i)
       for k = first + 4, first + 11 do redis.call('UNLINK', KEYS[k]) end
       dropSteps(KEYS[first + 3])
       redis.call('HDEL', counters, key)
-      if kind == '' then tell(key, nil, true) end
+      if kind == '' then notify(key, nil, true) end
     end
     dropped = rec ~= nil
     rec, remote = nil, {died = died, emptied = emptied, heard = orphans ~= nil, list = {}, by = {}}
@@ -223,7 +223,7 @@ local function merge(i)
     is.value, is.sequence = value, is.sequence + 1
     is.at = string.format('%.0f', math.max(tonumber(is.at), tonumber(at)))
     redis.call('HSET', counters, key, text(is))
-    tell(key, is, empties and kind == 'members')
+    notify(key, is, empties and kind == 'members')
   end
   if new then news = news + 1 end
   if again or behind or new and not follows then note(key) end

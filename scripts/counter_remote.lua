@@ -1,5 +1,5 @@
 -- counter_remote.lua: the replica state of a counter, its parts from other regions. Scripts include this file after
--- counter_number.lua; it does not run by itself. Package shares has the same arithmetic in Go.
+-- counter_number.lua; it does not run by itself. counter/regions/model_test.go has the same arithmetic in Go.
 --
 -- A counter's record has the total of all regions. The part of this region's own incarnation is the record less
 -- everything in the counter's field of hc:{n}:f: 'died emptied', then ' region/incarnation/sequence/value/at/base'

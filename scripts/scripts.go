@@ -39,6 +39,7 @@ const (
 	CounterBegin       Name = "counter_begin"
 	CounterCheckpoint  Name = "counter_checkpoint"
 	CounterDimension   Name = "counter_dimension"
+	CounterDump        Name = "counter_dump"
 	CounterAcknowledge Name = "counter_acknowledge"
 	CounterEvict       Name = "counter_evict"
 	CounterFreeze      Name = "counter_freeze"
@@ -68,7 +69,7 @@ var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
 // Counters are the scripts of durable counters.
 var Counters = []Name{
-	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterDump, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
 	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterShard, CounterSharded, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterDrain,
 }

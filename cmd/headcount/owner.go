@@ -22,7 +22,7 @@ type owner struct {
 	table    *ring.Table
 }
 
-// Owns implements hot.Owner. While no leases are known, the process owns no bucket.
+// Owns implements counterredis.Owner. While no leases are known, the process owns no bucket.
 func (o *owner) Owns(bucket int) bool {
 	var gateways []string
 	for _, p := range o.member.Members() {

@@ -18,7 +18,7 @@ var (
 	_ counter.Restorer = (*Store)(nil)
 )
 
-// Deleted is as counter.Dumper says.
+// Deleted implements counter.Dumper.
 func (s *Store) Deleted(context.Context) (deleted uint64, err error) {
 	err = s.view("deleted", func(tx *bbolt.Tx) error {
 		deleted = deletedIn(tx)
@@ -27,7 +27,7 @@ func (s *Store) Deleted(context.Context) (deleted uint64, err error) {
 	return deleted, err
 }
 
-// Dump is as counter.Dumper says: all is of one moment.
+// Dump implements counter.Dumper: all is of one moment.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	var refused error // what each has said
 	err := s.view("dump", func(tx *bbolt.Tx) error {
@@ -123,7 +123,7 @@ func dumpDimensions(tx *bbolt.Tx, history uint64, one *counter.Copy) error {
 	return nil
 }
 
-// Restore is as counter.Restorer says: one transaction.
+// Restore implements counter.Restorer: one transaction.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	for i := range copies {
 		if err := copies[i].Named(); err != nil {
@@ -188,7 +188,7 @@ func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
 	}
 }
 
-// RestoreDeleted is as counter.Restorer says.
+// RestoreDeleted implements counter.Restorer.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return s.update(ctx, "restore", func(tx *bbolt.Tx) error {
 		t := s.begin(tx)

@@ -177,7 +177,7 @@ func (s *Store) Close() error {
 	return db.Close()
 }
 
-// Apply is as counter.Writer says: one transaction. It waits for the disk,
+// Apply implements counter.Writer: one transaction. It waits for the disk,
 // whatever becomes of ctx: what is being written is not called back.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	s.write.Lock() // watchers are told before the next transaction
@@ -306,7 +306,7 @@ func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
 	return err
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)
 }

@@ -13,7 +13,7 @@ import (
 	"headcount/counter/limit"
 )
 
-// Limit is as counter.Limiter says: one transaction, so the file alone knows what has passed, and
+// Limit implements counter.Limiter: one transaction, so the file alone knows what has passed, and
 // a restart lets nothing pass twice. When all of calls are refused nothing is written.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))

@@ -13,7 +13,7 @@ import (
 	"headcount/presence"
 )
 
-// Read is as counter.Reader says; no answer lags.
+// Read implements counter.Reader; no answer lags.
 func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	out := make([]counter.Reading, len(keys))
 	err := s.view("read", func(tx *bbolt.Tx) error {
@@ -31,7 +31,7 @@ func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Dur
 	return out, err
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
 	err := s.view("ledger", func(tx *bbolt.Tx) error {
@@ -58,7 +58,7 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 	return page, err
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (s *Store) History(_ context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	var out counter.Counter
 	var gains []counter.Gain
@@ -90,7 +90,7 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 	return out, gains, err
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	var out counter.Counter
 	var counted counter.Counted
@@ -120,7 +120,7 @@ func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter,
 	return out, counted, err
 }
 
-// Size is as counter.Reader says.
+// Size implements counter.Reader.
 func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
 	err = s.view("size", func(tx *bbolt.Tx) error {
 		c := tx.Bucket(countersBucket).Cursor()
@@ -132,7 +132,7 @@ func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
 	return n, err
 }
 
-// Aggregate is as counter.Reader says. It reads each counter with the prefix
+// Aggregate implements counter.Reader. It reads each counter with the prefix
 // once; writes go on meanwhile.
 func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {
 	err = s.view("aggregate", func(tx *bbolt.Tx) error {
@@ -162,7 +162,7 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate
 // setsAtOnce is how many counters one call of Sets looks at.
 const setsAtOnce = 10_000
 
-// Sets is as counter.Reader says. The cursor is the key that comes next.
+// Sets implements counter.Reader. The cursor is the key that comes next.
 func (s *Store) Sets(_ context.Context, cursor string) (keys []string, next string, err error) {
 	err = s.view("sets", func(tx *bbolt.Tx) error {
 		c := tx.Bucket(countersBucket).Cursor()

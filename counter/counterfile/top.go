@@ -27,7 +27,7 @@ func topKey(match string, step time.Duration) []byte {
 	return binary.BigEndian.AppendUint32(matchKey(match), uint32(step/time.Second))
 }
 
-// Mark is as counter.TopStore says.
+// Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	return s.update(ctx, "top", func(tx *bbolt.Tx) error {
 		marks := tx.Bucket(marksBucket)
@@ -40,7 +40,7 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 	})
 }
 
-// Marked is as counter.TopStore says.
+// Marked implements counter.TopStore.
 func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = map[int64][]string{}
@@ -55,7 +55,7 @@ func (s *Store) Marked(_ context.Context, match string) (out map[int64][]string,
 	return out, err
 }
 
-// KeepTop is as counter.TopStore says.
+// KeepTop implements counter.TopStore.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	text, err := json.Marshal(list.Most)
 	if err != nil { // strings and numbers always marshal
@@ -80,7 +80,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	})
 }
 
-// TopLists is as counter.TopStore says.
+// TopLists implements counter.TopStore.
 func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
 	err = s.view("top", func(tx *bbolt.Tx) error {
 		out = nil
@@ -101,7 +101,7 @@ func (s *Store) TopLists(_ context.Context, match string, step time.Duration, fr
 	return out, err
 }
 
-// Running is as counter.TopStore says.
+// Running implements counter.TopStore.
 func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	slots := make([]counter.Slot, len(keys))
 	err := s.view("top", func(tx *bbolt.Tx) error {
@@ -118,7 +118,7 @@ func (s *Store) Running(_ context.Context, keys []string, step time.Duration) ([
 	return slots, err
 }
 
-// Histories is as counter.TopStore says.
+// Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
 	return counter.HistoriesOf(ctx, s, keys, step, from, to)
 }

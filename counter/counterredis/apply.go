@@ -104,7 +104,7 @@ func (g *group) declare(c *counter.Change, b int) {
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		name("m", "r", "v")
 	}
-	if g.store.cfg.Behind != nil { // completed time buckets are in a journal
+	if g.store.inFront() { // completed time buckets are in a journal
 		name("p", "b", "pt", "bt", "et", "rt")
 	} else {
 		for _, step := range counter.BucketSteps {
@@ -158,12 +158,12 @@ func ruleArgs(args []any, r *counter.Rule) []any {
 
 // applyCall returns the run of counter_apply.lua for the group.
 func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
-	front, values := g.store.cfg.Behind != nil, counter.MaxValues
+	front, values := g.store.inFront(), counter.MaxValues
 	if front {
 		values = maxCounted
 	}
 	args := make([]any, 0, 16+2*len(g.names.order)+10*len(g.rules)+len(g.args))
-	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxTold, counter.DefaultLedger.Milliseconds(), values,
+	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
 		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
 		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))

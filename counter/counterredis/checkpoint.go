@@ -46,7 +46,7 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 		return nil, err
 	}
 	if len(buckets) == 0 {
-		buckets = allBuckets()
+		buckets = Owned(nil)
 	}
 	calls := perSlot(c, scripts.CounterStatus, buckets, func(b int) []string { return []string{stateKey(b)} })
 	if err := s.conn.Run(ctx, calls); err != nil {
@@ -91,7 +91,7 @@ func (s *Store) Checkpoint(ctx context.Context, generation, number uint64) error
 	if err != nil {
 		return err
 	}
-	calls := perSlot(c, scripts.CounterCheckpoint, allBuckets(), func(b int) []string {
+	calls := perSlot(c, scripts.CounterCheckpoint, Owned(nil), func(b int) []string {
 		k := bucketKeys(b, true)
 		return []string{k[1], k[2], k[3], k[4], drainedIdentitiesKey(b)}
 	}, checkpointArgs(generation, number)...)

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,18 +85,14 @@ func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.C
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	var keys []located
 	for b := range Buckets {
-		if err := s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-			got := pipe.HKeys(ctx, countersKey(b))
-			return func() error {
-				for _, key := range got.Val() {
-					if key > after {
-						keys = append(keys, located{key, b})
-					}
-				}
-				return got.Err()
-			}
-		}); err != nil {
+		all, err := s.keysIn(ctx, b)
+		if err != nil {
 			return fmt.Errorf("counterredis: dump: %w", err)
+		}
+		for _, key := range all {
+			if key > after {
+				keys = append(keys, located{key, b})
+			}
 		}
 	}
 	slices.SortFunc(keys, func(a, b located) int { return cmp.Compare(a.key, b.key) })
@@ -142,182 +137,114 @@ func (s *Store) states(ctx context.Context, keys []located) (texts []string, err
 
 // dump reads counters with everything that Redis keeps of them.
 func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy, err error) {
-	texts, err := s.states(ctx, keys)
-	if err != nil {
-		return nil, err
-	}
-	var split []counter.Counter
-	var at []int // where they are in copies
-	buckets := map[string]int{}
+	calls := make([]*redisconn.Call, len(keys))
 	for i, in := range keys {
-		c, st, err := parseState(in.key, texts[i])
-		if err != nil {
-			return nil, err
+		b, key := in.bucket, in.key
+		cl := &redisconn.Call{Script: scripts.CounterDump, Args: []any{key}}
+		cl.Keys = []string{countersKey(b), remotesKey(b), ledgerKey(b, key), membersKey(b, key), registersKey(b, key), countedKey(b, key), stepsKey(b, key)}
+		for _, step := range counter.BucketSteps {
+			cl.Keys = append(cl.Keys, gainsKey(b, step, key))
 		}
-		if c.IsSharded() {
-			split, at = append(split, c), append(at, len(copies))
-		}
-		if st.Kind != 0 {
-			copies = append(copies, counter.Copy{Key: in.key, State: st})
-			buckets[in.key] = in.bucket
-		}
+		calls[i] = cl
 	}
-	if len(split) > 0 {
-		if err := s.whole(ctx, split); err != nil {
-			return nil, err
-		}
-		for n, c := range split {
-			copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
-		}
-		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // deleted elsewhere, see closing in counter_merge.lua
-	}
-	seen := make([]*redis.StringSliceCmd, len(copies))
-	if err := s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		var then []func() error
-		for i := range copies {
-			c := &copies[i]
-			then = append(then, dumpParts(ctx, pipe, buckets[c.Key], c))
-			if c.Kind == counter.Unique {
-				seen[i] = pipe.ZRange(ctx, stepsKey(hashBucket(c.Key), c.Key), 0, -1)
-			}
-		}
-		return func() error {
-			for _, take := range then {
-				if err := take(); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}); err != nil {
+	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
-	return copies, s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		var then []func() error
-		for i := range copies {
-			if seen[i] != nil {
-				then = append(then, dumpSeen(ctx, pipe, &copies[i], seen[i].Val()))
-			}
+	var sharded []counter.Counter
+	var at []int // where they are in copies
+	for i, in := range keys {
+		c, err := parseCopy(in.key, calls[i].Reply)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, in.key, err)
 		}
-		return func() error {
-			for _, take := range then {
-				if err := take(); err != nil {
-					return err
-				}
-			}
-			return nil
+		if c.Kind == 0 { // deleted meanwhile
+			continue
 		}
-	})
+		if sum := c.Counter(c.Key); sum.IsSharded() {
+			sharded, at = append(sharded, sum), append(at, len(copies))
+		}
+		copies = append(copies, c)
+	}
+	if err := s.whole(ctx, sharded); err != nil {
+		return nil, err
+	}
+	for n, c := range sharded {
+		copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
+	}
+	return slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }), nil // deleted elsewhere, see counter_merge.lua
 }
 
-// dumpParts reads everything but the states of counters and the time buckets of uniques.
-func dumpParts(ctx context.Context, pipe redis.Pipeliner, b int, c *counter.Copy) (take func() error) {
-	var ledger *redis.XMessageSliceCmd
-	var members, counted *redis.MapStringStringCmd
-	var registers *redis.StringCmd
-	var gains []*redis.StringCmd
-	far := pipe.HGet(ctx, farKey(b), c.Key)
-	if c.Entries > 0 {
-		ledger = pipe.XRange(ctx, ledgerKey(b, c.Key), "-", "+")
+// parseCopy parses the reply of counter_dump.lua.
+func parseCopy(key string, reply any) (c counter.Copy, err error) {
+	row, _ := reply.([]any)
+	if len(row) != 8 {
+		return c, errReplied()
 	}
-	switch c.Kind {
-	case counter.Members:
-		members = pipe.HGetAll(ctx, membersKey(b, c.Key))
-	case counter.Unique:
-		registers = pipe.Get(ctx, registersKey(b, c.Key))
-	case counter.Sum:
-		counted = pipe.HGetAll(ctx, countedKey(b, c.Key))
-		for _, step := range counter.BucketSteps {
-			gains = append(gains, pipe.Get(ctx, gainsKey(b, step, c.Key)))
+	state, _ := row[0].(string)
+	if _, c.State, err = parseState(key, state); err != nil {
+		return c, err
+	}
+	c.Key = key
+	c.Elsewhere, _ = row[1].(string)
+	registers, _ := row[4].(string)
+	var errs [4]error
+	c.Ledger, errs[0] = parseEntries(row[2])
+	c.Registers, errs[1] = hyperloglog.Parse([]byte(registers))
+	errs[2] = addDimensions(&c, row[5])
+	errs[3] = addSteps(&c, row[6], row[7])
+	for part, text := range pairs(row[3]) {
+		for ; part != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
+			c.Hashes = append(c.Hashes, text[:memberWidth])
 		}
 	}
-	return func() (err error) {
-		if err := far.Err(); err != nil && !errors.Is(err, redis.Nil) {
+	slices.Sort(c.Hashes)
+	return c, errors.Join(errs[:]...)
+}
+
+// addDimensions adds the fields of dimensions to c.
+func addDimensions(c *counter.Copy, reply any) error {
+	fields, err := parseCounts(reply)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(fields, func(a, b counter.Count) int { return cmp.Compare(a.Value, b.Value) })
+	for _, f := range fields {
+		name, value, _ := strings.Cut(f.Value, ":")
+		if is := c.Dimension(name); value == "" {
+			is.Other = f.Count
+		} else {
+			is.Values[value] = f.Count
+		}
+	}
+	slices.SortFunc(c.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) })
+	return nil
+}
+
+// addSteps adds time buckets to c: those of a unique from seen, and those of a sum from histories.
+func addSteps(c *counter.Copy, seen, histories any) error {
+	for name, text := range pairs(seen) {
+		slots, err := counter.ParseSlots(name + ":0")
+		registers, err1 := hyperloglog.Parse([]byte(text))
+		if err := errors.Join(err, err1); err != nil {
 			return err
 		}
-		c.Elsewhere = far.Val()
-		if ledger != nil {
-			for _, m := range ledger.Val() {
-				e, err := parseEntry(m)
-				if err != nil {
-					return err
-				}
-				c.Ledger = append(c.Ledger, e)
-			}
-		}
-		if members != nil {
-			for part, text := range members.Val() {
-				for ; part != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
-					c.Hashes = append(c.Hashes, text[:memberWidth])
-				}
-			}
-			slices.Sort(c.Hashes)
-		}
-		if registers != nil {
-			if c.Registers, err = hyperloglog.Parse([]byte(registers.Val())); err != nil {
-				return fmt.Errorf("registers of %q: %w", c.Key, err)
-			}
-		}
-		if counted != nil {
-			for _, field := range slices.Sorted(maps.Keys(counted.Val())) {
-				name, value, _ := strings.Cut(field, ":")
-				text, _, _ := strings.Cut(counted.Val()[field], " ") // of the empty value there is more
-				n, err := strconv.ParseInt(text, 10, 64)
-				if err != nil {
-					return fmt.Errorf("the dimensions of %q: %w", c.Key, err)
-				}
-				if is := c.Dimension(name); value == "" {
-					is.Other = n
-				} else {
-					is.Values[value] = n
-				}
-			}
-			slices.SortFunc(c.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) })
-		}
-		for i, g := range gains {
-			for _, field := range strings.Fields(g.Val()) {
-				number, value, _ := strings.Cut(field, ":")
-				n, err := strconv.ParseInt(number, 10, 64)
-				v, err1 := strconv.ParseInt(value, 10, 64)
-				if err := errors.Join(err, err1); err != nil {
-					return fmt.Errorf("the history of %q: %w", c.Key, err)
-				}
-				c.Steps = append(c.Steps, counter.StepCopy{Step: uint32(counter.BucketSteps[i] / time.Second), Number: n, Value: v})
-			}
-		}
-		return nil
+		c.Steps = append(c.Steps, counter.StepCopy{Step: slots[0].Step, Number: int64(slots[0].Number), Seen: &registers})
 	}
-}
-
-// dumpSeen reads time buckets of a unique by their names.
-func dumpSeen(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy, names []string) (take func() error) {
-	got := make([]*redis.StringCmd, len(names))
-	slots := make([]counter.Slot, len(names))
-	for i, name := range names {
-		step, number, _ := strings.Cut(name, ":")
-		length, err := strconv.ParseUint(step, 10, 32)
-		n, err1 := strconv.ParseUint(number, 10, 32)
-		if errors.Join(err, err1) == nil {
-			slots[i] = counter.Slot{Step: uint32(length), Number: uint32(n)}
-			got[i] = pipe.Get(ctx, stepKey(hashBucket(c.Key), slots[i], c.Key))
+	texts, _ := histories.([]any)
+	for i, step := range counter.BucketSteps[:min(len(texts), len(counter.BucketSteps))] {
+		text, _ := texts[i].(string)
+		gains, err := parseGains(text)
+		if err != nil {
+			return err
+		}
+		for _, g := range gains {
+			c.Steps = append(c.Steps, counter.StepCopy{Step: uint32(step / time.Second), Number: g.Number, Value: g.Value})
 		}
 	}
-	return func() error {
-		for i, g := range got {
-			if g == nil || g.Val() == "" { // it has expired
-				continue
-			}
-			registers, err := hyperloglog.Parse([]byte(g.Val()))
-			if err != nil {
-				return fmt.Errorf("the history of %q: %w", c.Key, err)
-			}
-			c.Steps = append(c.Steps, counter.StepCopy{Step: slots[i].Step, Number: int64(slots[i].Number), Seen: &registers})
-		}
-		slices.SortFunc(c.Steps, func(a, b counter.StepCopy) int {
-			return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.Number, b.Number))
-		})
-		return nil
-	}
+	slices.SortFunc(c.Steps, func(a, b counter.StepCopy) int {
+		return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.Number, b.Number))
+	})
+	return nil
 }
 
 // Restore implements counter.Restorer, but only each counter by itself is atomic.
@@ -388,13 +315,9 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), farKey(b),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), remotesKey(b),
 	}}
-	isStaged := 0
-	if staged != "" {
-		isStaged = 1
-	}
-	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), isStaged, c.Elsewhere, len(c.Ledger)}
+	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), flag(staged != ""), c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {
 		cl.Args[3] = ""
 	}

@@ -1,86 +1,70 @@
-// Package counterredis keeps counters in Redis: single, Sentinel or Cluster, 6.2 or
-// newer, without modules. All changes are made by the scripts counter_*.lua of
-// package scripts, which judge as [counter.Judge] does.
+// Package counterredis keeps counters in Redis: a single server, Sentinel or Cluster, 6.2 or newer, without modules.
+// The scripts counter_*.lua of package scripts make all changes. They judge as [counter.Judge] does.
 //
 // # Buckets
 //
-// A counter is in one of 64 buckets, by a hash of its key. A bucket is a hash tag:
-// all there is of a counter is in one slot, so one script may change it. Their
-// number is a constant, so no two processes can disagree about it. On a single
-// server (also behind Sentinel) all buckets are in one place, and one call of a
-// script makes all that one Apply brings; on a Cluster a call has the keys of one
-// bucket only, and calls of several buckets go in one pipeline.
+// A counter is in one of 64 buckets, by a hash of its key. A bucket is a hash tag: everything about a counter is in one
+// slot, so one script may change it. The number of buckets is a constant, so processes cannot disagree about it. On a
+// single server, also with Sentinel, one run of a script makes all changes of one Apply. On a Cluster a run has the
+// keys of one bucket, and the runs of several buckets go in one pipeline.
 //
 //	hc:{n5}:c       hash: state of each counter: kind value updated incarnation sequence entries
-//	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (publications),
-//	                freeze and until (who holds the bucket still, and how long)
-//	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
+//	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (number of publications),
+//	                freeze and until (which process has frozen the bucket, and for how long)
+//	hc:{n5}:l:KEY   stream: ledger; the id of an entry is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
-//	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
+//	hc:{n5}:g60:KEY string: increments of a sum in completed time buckets of 60 s
 //	hc:{n5}:h       hash: sharded sums of the bucket
 //	hc:{n5}:h:KEY   string: a shard of a sum, see counter_shard.lua
-//	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
-//	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
-//	hc:{n5}:v:KEY   zset: these steps
-//	hc:{n5}:e:KEY   hash: what a sum counted under its dimensions, name:value
-//	hc:{n5}:z:MATCH set: number:key of counters that may have gained most in a step
-//	hc:top:60:7:MATCH string: what gained most in a step, in no bucket
-//	hc:{n5}:i:ID    string: an identity, for a day
+//	hc:{n5}:r:KEY   string: registers of a unique, a HyperLogLog of Redis
+//	hc:{n5}:v60:7:KEY string: registers of a unique for time bucket 7 of 60 s
+//	hc:{n5}:v:KEY   zset: these time buckets
+//	hc:{n5}:e:KEY   hash: counts of a sum's dimensions, name:value
+//	hc:{n5}:z:MATCH set: index:key of candidates for the top list of a time bucket
+//	hc:top:60:7:MATCH string: the top list of a time bucket, in no bucket
+//	hc:{n5}:i:ID    string: an idempotency key, for a day
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
 //	hc:limit:…      string or list: the state of a limit, see counter_limit.lua
 //
 // # Members
 //
-// A member is kept as the first 84 bits of SHA-256 of its name: 14 characters. That
-// two of a million members share them has a chance of one in 4*10^13; who looks for
-// two such names on purpose has to try 2^42 names, and makes one of two members of
-// his own. Names are only published, to those who watch.
+// A member is kept as the first 84 bits of the SHA-256 of its name, in 14 characters. Two of a million members have the
+// same ones with a probability of 1 in 4*10^13. Finding two such names on purpose takes 2^42 attempts, and gains
+// nothing but two members that count as one. Names are published to watchers, and not stored.
 //
-// # Registers
+// # Registers and history
 //
-// A unique is a HyperLogLog of Redis' own: PFADD says whether an add changed a register, PFCOUNT
-// is the value, which is kept in the state like any other. Package hyperloglog reads the same bytes.
+// A unique is a HyperLogLog of Redis: PFADD reports whether a register changed, and PFCOUNT is the value, which is kept
+// in the state. Package hyperloglog reads the same bytes.
 //
-// # History
-//
-// The steps of time that are running stand in the state, so a change in the same step writes nothing
-// else. A step that is over is appended to a string, from which the oldest go in bulk; it expires
-// when all of it is old.
-//
-// Each step of a unique is a HyperLogLog by itself, to which PFADD adds at once; it expires. A list of
-// them is kept beside, so that a read or a DELETE finds those that exist.
-//
-// # Dimensions
-//
-// What a sum counted under values is a hash beside it, written by the script that makes the change. Only
-// changes with dimensions, a DELETE and who asks look at it.
+// The running time buckets of a sum are part of the state, so a change in the same bucket writes nothing else. A
+// completed bucket is appended to a string. Expired ones are cut off many at a time, and the string expires with the
+// last one. A time bucket of a unique is a HyperLogLog by itself, which expires; a list of them serves reads and
+// deletes.
 //
 // # Operations of several buckets
 //
-// Nothing is ever decided in two buckets. Counters whose rule is exact are all in bucket 0, with their identities, so a
-// batch of them is one run of one script, also on a Cluster. Every other batch is made counter by counter: on a
-// Cluster it is cut into one operation for each bucket, each under an identity of its own that is derived from the
-// batch's (see batch.go). A process that dies in the midst leaves some of them unmade; a repetition under the same
-// identity makes the rest, and nothing twice.
+// No decision involves two buckets. Counters whose rule is exact are all in bucket 0, with their idempotency keys, so a
+// batch of them is one run of one script, also on a Cluster. Any other batch is made counter by counter: on a Cluster
+// it is split into one operation for each bucket, with an idempotency key that is derived from the batch's (batch.go).
+// If a process dies in between, a repetition with the same key makes the rest, and nothing twice.
 //
-// A rule may have been changed from exact to another kind, or back. So a counter that is not in its bucket is looked for
-// in the other one before it is made; when it is there, the change is refused with [counter.ErrKind].
+// A rule may have been changed from exact to another kind, or back. So before a counter is created, it is looked for in
+// the bucket that the other kind gives. If it is there, the change is refused with [counter.ErrKind].
 //
 // # Limits
 //
-// A limit's state is one key, in no bucket, and a call on it is one run of counter_limit.lua, which judges
-// as package limit does. Its time is that of the server, so processes whose clocks differ agree. A
-// key ends by itself when it counts for nothing any more; until then it takes about 150 bytes, and of
-// the algorithm log 40 for each call that passed, 10,000 of them at most. A Redis whose memory is
-// full refuses to make more, and those calls fail.
+// The state of a limit is one key, in no bucket. A call is one run of counter_limit.lua, which judges as package limit
+// does. The server's clock counts, so clocks of processes may differ. The key expires when it no longer affects any
+// call. It takes about 150 bytes, and with the algorithm log 40 more for each of at most 10,000 permitted calls. If the
+// memory of Redis is full, calls that need a new key fail.
 //
-// # What an outage means
+// # Outages
 //
-// A call that Redis did not answer may have been made: it is ErrUnavailable, and safe to
-// repeat with its identity. Redis that answers nothing, or refuses writes, makes all
-// calls fail at once; package redisconn looks when it is back. A call on a limit has no identity:
-// when it is not answered, its cost may have been counted. The store is as durable
-// as Redis: appendfsync always, or replicas and WAIT, are settings of the server.
+// A call that Redis did not answer may have been made: it fails with ErrUnavailable, and may be repeated with its
+// idempotency key. A call on a limit has none, so its cost may have been counted. While Redis does not answer or
+// refuses writes, all calls fail at once; package redisconn finds out when it is back. The store is as durable as the
+// server's settings make it: appendfsync always, or replicas and WAIT.
 package counterredis
 
 import (
@@ -132,8 +116,8 @@ var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQ
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
 
-// accept refuses counters of another format before anything is read or changed. Facts without any number are of a
-// release that is older than all of them, or the counters'; then so are counters.
+// accept refuses counters of another format before anything is read or changed. Facts without a format of counters were
+// written by a release that had no such format yet, if they have any other number.
 func accept(ctx context.Context, c *redisconn.Client) error {
 	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
 	if err != nil {
@@ -148,26 +132,25 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 
 const (
 	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
-	maxTold     = 1000 // members that one update names; beyond, watchers read again
+	maxNamed    = 1000 // members that one update names; with more, watchers read again
 	maxApply    = 4096 // changes in one run of a script
 )
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	Conn *redisconn.Conn // required
-	// Patience is how long a call waits for a bucket that is held still; default 4s. Then it fails with
-	// ErrUnavailable and has changed nothing.
+	// Patience is how long a call waits for a frozen bucket; default 4s. Then it fails with ErrUnavailable and has changed
+	// nothing.
 	Patience   time.Duration
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnState    counter.States // optional
-	// Behind is what stands behind this store, nil for nothing. With it Redis is a
-	// front: package tiered says of what, and calls the methods of front.go.
-	Behind *Behind
-	// Rules say which counters are exact. Nil when none of them is here: PostgreSQL has them.
+	// Touch is above 0 if Redis is the cache tier of PostgreSQL, whose package tiered calls the methods of front.go. It is
+	// how long after a counter's last use a read notes its use again.
+	Touch time.Duration
+	// Rules decide which counters are exact. Nil if PostgreSQL has the exact counters.
 	Rules *counter.Rules
-	// Region is the name of this region when there are others with which it shares its counters, see package
-	// regions; empty: there are none. It goes with no Behind.
+	// Region is the name of this region if it shares its counters with others (package regions), or empty. Not with Touch.
 	Region string
 }
 
@@ -182,7 +165,7 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// accept is what redisconn.CallerConfig.Accept asks for.
+// accept is the store's redisconn.CallerConfig.Accept.
 func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	if err := accept(ctx, c); err != nil {
 		return err
@@ -195,13 +178,13 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	if s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
+	if !s.inFront() && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
 		return redisconn.Answered(ErrFront)
 	}
 	return nil
 }
 
-// New returns a store in the Redis of cfg.Conn. Close ends it, before the connection.
+// New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
@@ -213,7 +196,7 @@ func New(cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says.
+// Close implements counter.Store.
 func (s *Store) Close() error {
 	s.feed.close()
 	s.conn.Close()
@@ -225,7 +208,7 @@ func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 func countersKey(b int) string { return tag(b) + "c" }
 func stateKey(b int) string    { return tag(b) + "s" }
 
-// counterKey is a key of one counter, in the bucket b: what its name means stands in the package doc and in front.go.
+// counterKey returns a key of one counter in bucket b. The package doc and front.go explain the names.
 func counterKey(b int, name, key string) string { return tag(b) + name + ":" + key }
 
 func ledgerKey(b int, key string) string    { return counterKey(b, "l", key) }
@@ -238,26 +221,32 @@ func gainsKey(b int, step time.Duration, key string) string {
 }
 func shardedKey(b int) string { return tag(b) + "h" }
 
-// shardKey is that of a shard of key, in the bucket b.
+// shardKey returns the key of the shard of key in bucket b.
 func shardKey(b int, key string) string { return counterKey(b, "h", key) }
 
 func identityKey(b int, id counter.Identity) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
 }
 
-// channel has the database in its name, because pub-sub knows no databases.
+// channel returns the channel of a bucket. It names the database, because channels are shared by all databases.
 func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
 
-// allBuckets are the numbers of all buckets.
-func allBuckets() []int {
-	all := make([]int, Buckets)
-	for b := range all {
-		all[b] = b
+// Owner decides which buckets a process serves. For a while several processes, or none, may regard themselves as the
+// owner of a bucket.
+type Owner interface{ Owns(bucket int) bool }
+
+// Owned returns the buckets of o, or all buckets if o is nil.
+func Owned(o Owner) []int {
+	owned := make([]int, 0, Buckets)
+	for b := range Buckets {
+		if o == nil || o.Owns(b) {
+			owned = append(owned, b)
+		}
 	}
-	return all
+	return owned
 }
 
-// perSlot is a script over buckets, of which keys has the keys: one call, or one for each bucket of a Cluster.
+// perSlot returns the runs of a script over buckets: one run, or on a Cluster one for each bucket.
 func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(b int) []string, args ...any) (calls []*redisconn.Call) {
 	for i, b := range buckets {
 		if i == 0 || c.Cluster != nil {
@@ -272,12 +261,12 @@ func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(
 // exactBucket has the counters whose rules are exact, and the identities of batches.
 const exactBucket = 0
 
-// BucketOf is the bucket of a counter that is not exact.
+// BucketOf returns the bucket of a counter that is not exact.
 func BucketOf(key string) int { return hashBucket(key) }
 
 func hashBucket(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
 
-// bucketOf is the bucket of key, as its rule says.
+// bucketOf returns the bucket that the rule of key gives.
 func (s *Store) bucketOf(key string) int {
 	if s.cfg.Rules != nil {
 		if rule := s.cfg.Rules.Find(key); rule != nil && rule.Kind == counter.Exact {
@@ -287,7 +276,7 @@ func (s *Store) bucketOf(key string) int {
 	return hashBucket(key)
 }
 
-// changeBucket is that of the counter that c changes.
+// changeBucket returns the bucket of the counter that c changes.
 func (s *Store) changeBucket(c *counter.Change) int {
 	if s.cfg.Rules != nil && c.Rule.Kind == counter.Exact {
 		return exactBucket
@@ -295,8 +284,8 @@ func (s *Store) changeBucket(c *counter.Change) int {
 	return hashBucket(c.Key)
 }
 
-// identityBucket is where the identity of op is remembered: beside its counter, that of a batch in exactBucket, and that
-// of a part of a batch in the bucket of the part, with whose number it begins.
+// identityBucket returns the bucket that remembers the identity of op: that of its counter; for a batch exactBucket;
+// for a part of a batch the bucket of the part, whose number the identity begins with.
 func (s *Store) identityBucket(op *counter.Op) int {
 	b := s.changeBucket(&op.Changes[0])
 	if b == exactBucket || !op.OfBatch() {
@@ -308,18 +297,18 @@ func (s *Store) identityBucket(op *counter.Op) int {
 	return exactBucket
 }
 
-// names are the keys of one call of a script, and where in it they stand.
+// names has the keys of one run of a script and their indexes.
 type names struct {
-	front   bool // a bucket has seven keys and not two
+	front   bool // a bucket has six keys and not two
 	shared  bool // and three more, for other regions
 	list    []string
 	at      map[string]int // from 1
-	buckets map[int]int    // bucket: its place in the call, from 1
+	buckets map[int]int    // index of each bucket in the run, from 1
 	order   []int          // buckets
 }
 
 func (s *Store) newNames() *names {
-	return &names{front: s.cfg.Behind != nil, shared: s.cfg.Region != "", at: map[string]int{}, buckets: map[int]int{}}
+	return &names{front: s.inFront(), shared: s.cfg.Region != "", at: map[string]int{}, buckets: map[int]int{}}
 }
 
 func (n *names) key(name string) int {
@@ -339,7 +328,7 @@ func (n *names) bucket(b int) int {
 			n.key(key)
 		}
 		if n.shared {
-			for _, key := range []string{farKey(b), logKey(b), goneKey(b)} {
+			for _, key := range []string{remotesKey(b), logKey(b), goneKey(b)} {
 				n.key(key)
 			}
 		}
@@ -352,7 +341,7 @@ func (n *names) bucket(b int) int {
 
 var errState = errors.New("a state that cannot be read")
 
-// parseState reads what counter_apply.lua writes; nothing is a counter never touched.
+// parseState parses a record of counter_apply.lua. The empty text is that of a counter that does not exist.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
 	if text == "" || text == absentState {
@@ -381,7 +370,7 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
 	c := st.Counter(key)
-	if st.Version.Sequence == 0 && !c.IsSharded() { // it was deleted elsewhere: see counter_merge.lua
+	if st.Version.Sequence == 0 && !c.IsSharded() { // deleted in another region: see markOf in counter_merge.lua
 		return counter.Counter{Key: key}, counter.State{}, nil
 	}
 	return c, st, nil

@@ -18,28 +18,27 @@ import (
 
 const followFor = 3 * time.Second // how long Follow waits for the subscription
 
-// feed hears the channels of all buckets and tells the watchers of this process. Its
-// subscription begins with the first watch. It keeps no queue: the watches of the
-// hub keep the newest update of each key.
+// feed subscribes to the channels of all buckets and notifies the watchers of this process. The subscription begins
+// with the first watch. It has no queue: the watches of the hub keep the newest update of each key.
 type feed struct {
 	s   *Store
 	hub counter.Hub
 	ctx context.Context // ends with the store
-	// listener is nil, or told of publications; it is set before run starts.
+	// listener is notified of publications, or nil; it is set before run starts.
 	listener Listener
 	stop     context.CancelFunc
 	once     sync.Once // starts run
 	wg       sync.WaitGroup
 
 	mu     sync.Mutex                 // guards all below
-	up     map[*redis.PubSub]struct{} // connections that hear all their channels; nil while any does not
+	up     map[*redis.PubSub]struct{} // connections, if all channels are subscribed; otherwise nil
 	change chan struct{}              // closed when up changes
 	pongs  map[string]func()          // by the text of the ping
 	pings  uint64
 
 	last    [Buckets]uint64            // sequence of the last publication of each bucket; 0: none since the subscription
 	missing int                        // channels that are not subscribed yet
-	hearing map[*redis.PubSub]struct{} // connections that hear some
+	hearing map[*redis.PubSub]struct{} // connections with subscribed channels
 }
 
 func newFeed(s *Store) *feed {
@@ -54,20 +53,19 @@ func (f *feed) close() {
 	f.wg.Wait()
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
 	return &watch{Watch: s.feed.hub.Watch(told, lost), feed: s.feed}
 }
 
-// watch is the hub's, which follows when the subscription hears.
+// watch is a watch of the hub that waits for the subscription.
 type watch struct {
 	counter.Watch
 	feed *feed
 }
 
-// Follow also waits until all that was published before has arrived, so that the
-// watch hears only what comes after.
+// Follow also waits until everything that was published before has arrived, so the watch receives only later changes.
 func (w *watch) Follow(ctx context.Context, keys ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, followFor)
 	defer cancel()
@@ -77,8 +75,8 @@ func (w *watch) Follow(ctx context.Context, keys ...string) error {
 	return w.Watch.Follow(ctx, keys...)
 }
 
-// sync returns when the subscription is there and has heard all that was published
-// before the call: what answers a ping comes after that.
+// sync returns when all channels are subscribed and everything that was published before the call has arrived: the
+// answer to a ping comes after it.
 func (f *feed) sync(ctx context.Context) error {
 	for {
 		f.mu.Lock()
@@ -89,7 +87,7 @@ func (f *feed) sync(ctx context.Context) error {
 			f.pings++
 			text, answered = strconv.FormatUint(f.pings, 10), make(chan struct{})
 			left := len(up)
-			f.pongs[text] = func() { // called with mu
+			f.pongs[text] = func() { // the caller holds mu
 				if left--; left == 0 {
 					close(answered)
 				}
@@ -102,7 +100,7 @@ func (f *feed) sync(ctx context.Context) error {
 		}
 		select {
 		case <-answered:
-		case <-change: // a ping that is lost was on a connection that is
+		case <-change: // a ping is lost only together with its connection
 		case <-f.ctx.Done():
 			err = f.ctx.Err()
 		case <-ctx.Done():
@@ -138,14 +136,14 @@ func (f *feed) Begin() {
 	f.set(nil)
 }
 
-// set says which connections hear. It is called with mu.
+// set sets up. The caller holds mu.
 func (f *feed) set(up map[*redis.PubSub]struct{}) {
 	f.up = up
 	close(f.change)
 	f.change = make(chan struct{})
 }
 
-// Subscribed counts channels; when all are heard, what was missed before is lost.
+// Subscribed implements redisconn.Listener. When all channels are subscribed, watchers have to read again.
 func (f *feed) Subscribed(on *redis.PubSub, _ int) {
 	f.mu.Lock()
 	f.hearing[on] = struct{}{}
@@ -169,7 +167,7 @@ func (f *feed) Pong(text string) {
 	}
 }
 
-// parseUpdates reads what counter_updates.lua publishes.
+// parseUpdates parses a publication of counter_updates.lua.
 func parseUpdates(payload string) (sequence uint64, told []counter.Notification, counters map[string]counter.Counter, err error) {
 	lines := strings.Split(payload, "\n")
 	if sequence, err = strconv.ParseUint(lines[0], 10, 64); err != nil || len(lines)%3 != 1 {
@@ -198,7 +196,7 @@ func parseUpdates(payload string) (sequence uint64, told []counter.Notification,
 	return sequence, told, counters, err
 }
 
-// Heard tells of a publication. After a gap all is lost.
+// Heard implements redisconn.Listener. After a gap watchers have to read again.
 func (f *feed) Heard(b int, payload string) {
 	sequence, told, counters, err := parseUpdates(payload)
 	if sequence == 0 {

@@ -63,12 +63,6 @@ var (
 	errFull      = fmt.Errorf("%w: too many changes wait to be persisted", counter.ErrUnavailable)
 )
 
-// Behind configures a cache tier.
-type Behind struct {
-	// Touch is how long after a counter's last use a read notes its use again.
-	Touch time.Duration
-}
-
 func bucketKeys(b int, front bool) []string {
 	keys := []string{countersKey(b), stateKey(b)}
 	if front {
@@ -98,11 +92,16 @@ func stepKey(b int, s counter.Slot, key string) string {
 	return tag(b) + "v" + strconv.FormatUint(uint64(s.Step), 10) + ":" + strconv.FormatUint(uint64(s.Number), 10) + ":" + key
 }
 func stagedKey(b int, id string) string { return tag(b) + "y:" + id }
+
+// inFront reports whether the store is the cache tier of PostgreSQL.
+func (s *Store) inFront() bool { return s.cfg.Touch > 0 }
+
+// touch returns Config.Touch in milliseconds.
 func (s *Store) touch() int64 {
-	if s.cfg.Behind == nil {
+	if !s.inFront() {
 		return 0
 	}
-	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
+	return max(s.cfg.Touch.Milliseconds(), 1)
 }
 
 // Placements has the placement of counters.
@@ -127,14 +126,8 @@ func (s *Store) ReadResident(ctx context.Context, keys []string, member string) 
 
 // parsePast parses the journal of completed time buckets, which has no order.
 func parsePast(reply any) ([]counter.Past, error) {
-	list, ok := reply.([]any)
-	if !ok {
-		return nil, errReplied()
-	}
 	var out []counter.Past
-	for i := 0; i+1 < len(list); i += 2 {
-		name, _ := list[i].(string)
-		text, _ := list[i+1].(string)
+	for name, text := range pairs(reply) {
 		value, kept, _ := strings.Cut(text, " ")
 		slots, err := counter.ParseSlots(name + ":" + value)
 		ms, err1 := strconv.ParseInt(kept, 10, 64)
@@ -154,16 +147,7 @@ type ResidentHistory struct {
 	Alone    bool                   // all there is
 }
 
-// HistoryResident reads the part of a counter's history that is in Redis.
-func (s *Store) HistoryResident(ctx context.Context, key string, step time.Duration, from, to int64) (ResidentHistory, error) {
-	all, err := s.HistoriesResident(ctx, []string{key}, step, from, to)
-	if err != nil {
-		return ResidentHistory{}, err
-	}
-	return all[0], nil
-}
-
-// HistoriesResident is HistoryResident for several counters.
+// HistoriesResident reads the parts of counters' histories that are in Redis.
 func (s *Store) HistoriesResident(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]ResidentHistory, error) {
 	calls := make([]*redisconn.Call, len(keys))
 	for i, key := range keys {
@@ -313,10 +297,8 @@ func parseEntries(reply any) ([]counter.Entry, error) {
 		}
 		m := redis.XMessage{Values: map[string]any{}}
 		m.ID, _ = pair[0].(string)
-		fields, _ := pair[1].([]any)
-		for i := 0; i+1 < len(fields); i += 2 {
-			name, _ := fields[i].(string)
-			m.Values[name] = fields[i+1]
+		for name, text := range pairs(pair[1]) {
+			m.Values[name] = text
 		}
 		e, err := parseEntry(m)
 		if err != nil {
@@ -424,12 +406,8 @@ func (s *Store) note(ctx context.Context, persists bool, ops ...*counter.Op) err
 
 // noteCall returns a run of counter_note.lua. The caller may add identities.
 func noteCall(b int, deleted uint64, persists bool) *redisconn.Call {
-	is := 0
-	if persists {
-		is = 1
-	}
 	return &redisconn.Call{
-		Script: scripts.CounterNote, Keys: []string{stateKey(b), tag(b) + "j"}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10), is},
+		Script: scripts.CounterNote, Keys: []string{stateKey(b), tag(b) + "j"}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10), flag(persists)},
 	}
 }
 

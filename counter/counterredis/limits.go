@@ -20,7 +20,7 @@ func limitKey(n limit.Name) string {
 
 var errAnswer = errors.New("unexpected answer")
 
-// Limit is as counter.Limiter says: a script for each call, all in one pipeline. Times come from
+// Limit implements counter.Limiter: a script for each call, all in one pipeline. Times come from
 // Redis. A state is as durable as Redis, and expires (PX).
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))

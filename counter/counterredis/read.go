@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -36,6 +38,13 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 	return out, nil
 }
 
+// reading is a run of counter_read.lua.
+type reading struct {
+	names *names
+	args  []any
+	at    []int // for each counter, its index in the question
+}
+
 // read reads counters, and in front of PostgreSQL also their placements.
 func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	c, err := s.conn.Known(ctx)
@@ -46,61 +55,61 @@ func (s *Store) read(ctx context.Context, keys []string, member string) ([]count
 	if member != "" {
 		hash = counter.MemberHash(member)
 	}
-	type part struct {
-		names *names
-		args  []any
-		at    []int
-	}
-	parts := map[int]*part{}
+	by := map[int]*reading{} // by bucket; on a single server everything is in -1
 	for i, key := range keys {
-		b := s.bucketOf(key)
-		p := -1
+		b, p := s.bucketOf(key), -1
 		if c.Cluster != nil {
 			p = b
 		}
-		if parts[p] == nil {
-			parts[p] = &part{names: s.newNames(), args: []any{hash, s.touch()}}
+		if by[p] == nil {
+			by[p] = &reading{names: s.newNames(), args: []any{hash, s.touch()}}
 		}
-		in := parts[p]
-		in.names.bucket(b)
-		in.args = append(in.args, key, in.names.at[countersKey(b)], in.names.key(membersKey(b, key)))
-		in.at = append(in.at, i)
+		r := by[p]
+		r.names.bucket(b)
+		r.args = append(r.args, key, r.names.at[countersKey(b)], r.names.key(membersKey(b, key)))
+		r.at = append(r.at, i)
 	}
-	calls := make([]*redisconn.Call, 0, len(parts))
-	order := make([]*part, 0, len(parts))
-	for _, p := range parts {
-		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: p.args})
-		order = append(order, p)
+	readings := slices.Collect(maps.Values(by))
+	calls := make([]*redisconn.Call, len(readings))
+	for i, r := range readings {
+		calls[i] = &redisconn.Call{Script: scripts.CounterRead, Keys: r.names.list, Args: r.args}
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, nil, err
 	}
 	out := make([]counter.Reading, len(keys))
 	places := &Placements{Hot: make([]bool, len(keys))}
-	for i, cl := range calls {
-		if cl.Reply == lostReply {
-			return nil, nil, ErrLost
-		}
-		list, _ := cl.Reply.([]any)
-		if len(list) != len(order[i].at) {
-			return nil, nil, errReplied()
-		}
-		for j, at := range order[i].at {
-			row, _ := list[j].([]any)
-			if len(row) < 2 {
-				return nil, nil, errReplied()
-			}
-			state, _ := row[0].(string)
-			mine, _ := row[1].(int64)
-			read, _, err := parseState(keys[at], state)
-			if err != nil {
-				return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-			}
-			out[at] = counter.Reading{Counter: read, Mine: mine == 1}
-			places.note(at, state, row[2:])
+	for i, r := range readings {
+		if err := r.parse(calls[i].Reply, keys, out, places); err != nil {
+			return nil, nil, err
 		}
 	}
 	return out, places, nil
+}
+
+// parse parses the reply into out and places.
+func (r *reading) parse(reply any, keys []string, out []counter.Reading, places *Placements) error {
+	if reply == lostReply {
+		return ErrLost
+	}
+	list, _ := reply.([]any)
+	if len(list) != len(r.at) {
+		return errReplied()
+	}
+	for j, at := range r.at {
+		row, _ := list[j].([]any)
+		if len(row) < 2 {
+			return errReplied()
+		}
+		state, _ := row[0].(string)
+		c, _, err := parseState(keys[at], state)
+		if err != nil {
+			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		out[at] = counter.Reading{Counter: c, Mine: row[1] == int64(1)}
+		places.note(at, state, row[2:])
+	}
+	return nil
 }
 
 // Ledger implements counter.Reader.
@@ -172,22 +181,28 @@ func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to i
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
-	gains = slices.Grow(gains, strings.Count(text, " ")+1)
-	for f := range strings.FieldsSeq(text) {
-		number, value, _ := strings.Cut(f, ":")
-		var g counter.Gain
-		g.Number, err = strconv.ParseInt(number, 10, 64)
-		if err == nil {
-			g.Value, err = strconv.ParseInt(value, 10, 64)
-		}
-		if err != nil {
-			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-		}
-		if g.Number >= from && g.Number < to {
-			gains = append(gains, g)
-		}
+	sums, err := parseGains(text)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
+	sums = slices.DeleteFunc(sums, func(g counter.Gain) bool { return g.Number < from || g.Number >= to })
+	gains = append(gains, sums...)
 	return c, st.With(gains, step, from, to), nil
+}
+
+// parseGains parses the history of a sum, "index:increment " for each time bucket.
+func parseGains(text string) ([]counter.Gain, error) {
+	gains := make([]counter.Gain, 0, strings.Count(text, " ")+1)
+	for field := range strings.FieldsSeq(text) {
+		number, value, _ := strings.Cut(field, ":")
+		n, err := strconv.ParseInt(number, 10, 64)
+		v, err1 := strconv.ParseInt(value, 10, 64)
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("history: %w", err)
+		}
+		gains = append(gains, counter.Gain{Number: n, Value: v})
+	}
+	return gains, nil
 }
 
 // Dimension implements counter.Reader.
@@ -222,14 +237,8 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 
 // parseCounts parses values and their counts.
 func parseCounts(reply any) ([]counter.Count, error) {
-	list, ok := reply.([]any)
-	if !ok || len(list)%2 != 0 {
-		return nil, errReplied()
-	}
-	out := make([]counter.Count, 0, len(list)/2)
-	for i := 0; i < len(list); i += 2 {
-		value, _ := list[i].(string)
-		text, _ := list[i+1].(string)
+	var out []counter.Count
+	for value, text := range pairs(reply) {
 		count, _, _ := strings.Cut(text, " ") // of the empty value there is more
 		n, err := strconv.ParseInt(count, 10, 64)
 		if err != nil {
@@ -240,6 +249,20 @@ func parseCounts(reply any) ([]counter.Count, error) {
 	return out, nil
 }
 
+// pairs returns the pairs of texts in a list, like the reply of HGETALL in a script.
+func pairs(reply any) iter.Seq2[string, string] {
+	list, _ := reply.([]any)
+	return func(yield func(string, string) bool) {
+		for i := 0; i+1 < len(list); i += 2 {
+			name, _ := list[i].(string)
+			text, _ := list[i+1].(string)
+			if !yield(name, text) {
+				return
+			}
+		}
+	}
+}
+
 // historyArgs returns the arguments of counter_history.lua.
 func historyArgs(key string, step time.Duration, from, to int64) []any {
 	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}
@@ -247,14 +270,8 @@ func historyArgs(key string, step time.Duration, from, to int64) []any {
 
 // parseSeen parses indexes and registers of time buckets, and sorts them.
 func parseSeen(reply any) ([]counter.Gain, error) {
-	list, ok := reply.([]any)
-	if !ok || len(list)%2 != 0 {
-		return nil, errReplied()
-	}
 	var gains []counter.Gain
-	for i := 0; i < len(list); i += 2 {
-		number, _ := list[i].(string)
-		text, _ := list[i+1].(string)
+	for number, text := range pairs(reply) {
 		n, err := strconv.ParseInt(number, 10, 64)
 		registers, err1 := hyperloglog.Parse([]byte(text))
 		if err := errors.Join(err, err1); err != nil {
@@ -264,10 +281,6 @@ func parseSeen(reply any) ([]counter.Gain, error) {
 	}
 	slices.SortFunc(gains, func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
 	return gains, nil
-}
-
-var ledgerOps = map[string]counter.LedgerOp{
-	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset, "set": counter.LedgerSet,
 }
 
 // parseEntry parses a ledger entry that counter_apply.lua wrote.
@@ -288,7 +301,7 @@ func parseEntry(m redis.XMessage) (counter.Entry, error) {
 	}
 	e.At = time.UnixMilli(ms).UTC()
 	e.Before = e.After - e.Delta
-	e.Op, e.Reason, e.By = ledgerOps[text("op")], text("reason"), text("by")
+	e.Op, e.Reason, e.By = counter.ParseLedgerOp(text("op")), text("reason"), text("by")
 	return e, nil
 }
 
@@ -327,22 +340,26 @@ func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) 
 // Size implements counter.Reader. It reads the keys of one bucket after the other.
 func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 	for b := range Buckets {
-		err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-			got := pipe.HKeys(ctx, countersKey(b))
-			return func() error {
-				for _, key := range got.Val() {
-					if presence.HasPrefix(key, prefix) {
-						n++
-					}
-				}
-				return got.Err()
-			}
-		})
+		keys, err := s.keysIn(ctx, b)
 		if err != nil {
 			return 0, fmt.Errorf("counterredis: size of %q: %w", prefix, err)
 		}
+		for _, key := range keys {
+			if presence.HasPrefix(key, prefix) {
+				n++
+			}
+		}
 	}
 	return n, nil
+}
+
+// keysIn returns the keys of the counters in a bucket.
+func (s *Store) keysIn(ctx context.Context, b int) (keys []string, err error) {
+	return keys, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		s.conn.Metrics.Commands.Inc()
+		keys, err = c.HKeys(ctx, countersKey(b)).Result()
+		return err
+	})
 }
 
 // Sets implements counter.Reader. The cursor is the number of a bucket. It also returns keys whose kind Redis does
@@ -354,16 +371,13 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 			return nil, "", fmt.Errorf("counterredis: sets: %w", err)
 		}
 	}
-	err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		got := pipe.HGetAll(ctx, countersKey(b))
-		return func() error {
-			for key, text := range got.Val() {
-				if c, _, err := parseState(key, text); err != nil || c.Kind == counter.Members {
-					keys = append(keys, key)
-				}
+	err = s.scanHash(ctx, countersKey(b), scanCount, func(pairs []string) error {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if c, _, err := parseState(pairs[i], pairs[i+1]); err != nil || c.Kind == counter.Members {
+				keys = append(keys, pairs[i])
 			}
-			return got.Err()
 		}
+		return nil
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("counterredis: sets: %w", err)

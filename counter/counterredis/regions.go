@@ -22,9 +22,9 @@ import (
 //
 // and further fields in its state, which scripts/README.md has.
 
-func farKey(b int) string  { return tag(b) + "f" }
-func logKey(b int) string  { return tag(b) + "log" }
-func goneKey(b int) string { return tag(b) + "gone" }
+func remotesKey(b int) string { return tag(b) + "f" }
+func logKey(b int) string     { return tag(b) + "log" }
+func goneKey(b int) string    { return tag(b) + "gone" }
 
 const lineFields = 7
 
@@ -99,7 +99,7 @@ type Scan struct {
 
 // Scan returns a Scan from the beginning of a bucket.
 func (s *Store) Scan(b int) *Scan {
-	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), farKey(b)}} // the second one has deleted counters
+	return &Scan{s: s, bucket: b, hashes: []string{countersKey(b), remotesKey(b)}} // the second one has deleted counters
 }
 
 // Next returns about limit lines at most, and whether there may be more. It may be called again after an error.
@@ -154,7 +154,7 @@ func (c *Scan) find(ctx context.Context, limit int) error {
 
 func (s *Store) logCall(b int, log string, cursor uint64, limit int) *redisconn.Call {
 	return &redisconn.Call{
-		Script: scripts.CounterLog, Keys: []string{countersKey(b), stateKey(b), farKey(b), logKey(b)},
+		Script: scripts.CounterLog, Keys: []string{countersKey(b), stateKey(b), remotesKey(b), logKey(b)},
 		Args: []any{s.cfg.Region, log, strconv.FormatUint(cursor, 10), limit},
 	}
 }
@@ -291,7 +291,7 @@ func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *red
 	b := t.Bucket
 	cl := &redisconn.Call{
 		Script: scripts.CounterMerge,
-		Keys:   []string{countersKey(b), stateKey(b), farKey(b), logKey(b), goneKey(b), tag(b) + "free"},
+		Keys:   []string{countersKey(b), stateKey(b), remotesKey(b), logKey(b), goneKey(b), tag(b) + "free"},
 		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
 	}
 	place := strconv.FormatUint(t.To.Cursor, 10)

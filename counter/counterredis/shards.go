@@ -17,15 +17,15 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package hot, which says what a shard is. The shards of one key are in 16 different
-// buckets, so in 16 slots: every third, which leaves no master of a Cluster without some.
+// This file is for package hot, which explains shards. The shards of a key are in 16 buckets, so in 16 slots: in every
+// third bucket, so that every master of a Cluster has some.
 
-// errMoved says that a shard takes nothing in that epoch, and that nothing was added.
+// errMoved means that a shard takes no additions in that epoch, and that nothing was added.
 var errMoved = fmt.Errorf("%w: it is not open", counter.ErrSharded)
 
 func shardBucket(key string, shard int) int { return (hashBucket(key) + 3*shard) % Buckets }
 
-// shardCall is a run of counter_shard.lua.
+// shardCall returns a run of counter_shard.lua.
 func shardCall(what, key string, shard int, e counter.Epoch, more ...any) *redisconn.Call {
 	b := shardBucket(key, shard)
 	return &redisconn.Call{Script: scripts.CounterShard, Keys: []string{shardKey(b, key), stateKey(b)}, Args: append([]any{what, e.String()}, more...)}
@@ -49,7 +49,7 @@ func parseShard(text string) (p counter.Shard, err error) {
 	return p, nil
 }
 
-// ShardAdd is a change of a shard.
+// ShardAdd is an addition to a shard.
 type ShardAdd struct {
 	Key   string
 	Shard int
@@ -57,8 +57,8 @@ type ShardAdd struct {
 	Delta int64
 }
 
-// ShardAdded is what became of a ShardAdd. Err is counter.ErrSharded when the shard takes nothing in that epoch: then
-// nothing was added. Else an error says that it is unknown whether it was.
+// ShardAdded is the result of a ShardAdd. Err is counter.ErrSharded if the shard takes no additions in that epoch: then
+// nothing was added. With any other error it is unknown whether something was added.
 type ShardAdded struct {
 	Shard counter.Shard
 	Err   error
@@ -70,7 +70,7 @@ func (s *Store) AddToShards(ctx context.Context, adds []ShardAdd) []ShardAdded {
 	for i, a := range adds {
 		calls[i] = shardCall("add", a.Key, a.Shard, a.Epoch, strconv.FormatInt(a.Delta, 10))
 	}
-	_ = s.conn.Run(ctx, calls) // each call has its error
+	_ = s.conn.Run(ctx, calls) // every call has its own error
 	out := make([]ShardAdded, len(adds))
 	for i, c := range calls {
 		text, _ := c.Reply.(string)
@@ -86,8 +86,8 @@ func (s *Store) AddToShards(ctx context.Context, adds []ShardAdd) []ShardAdded {
 	return out
 }
 
-// OpenShards opens shards of key in an epoch, and reports whether all of them take additions. fresh: the sum has nothing of
-// its shards yet, so none of those that are not there has lost something that the sum has.
+// OpenShards opens shards of key in an epoch, and reports whether all of them take additions. fresh means that the
+// record contains nothing of its shards yet, so a shard that does not exist has lost nothing.
 func (s *Store) OpenShards(ctx context.Context, key string, e counter.Epoch, fresh bool, shards []int) (open bool, err error) {
 	calls := make([]*redisconn.Call, len(shards))
 	for i, p := range shards {
@@ -99,7 +99,7 @@ func (s *Store) OpenShards(ctx context.Context, key string, e counter.Epoch, fre
 	return !slices.ContainsFunc(calls, func(c *redisconn.Call) bool { return c.Reply == "moved" }), nil
 }
 
-// CloseShards closes shards of key in an epoch, and returns what they have for ever. They end after kept; 0: never.
+// CloseShards closes shards of key in an epoch, and returns their final values. They expire after kept; 0 means never.
 func (s *Store) CloseShards(ctx context.Context, key string, e counter.Epoch, kept time.Duration, shards []int) ([]counter.Shard, error) {
 	calls := make([]*redisconn.Call, len(shards))
 	for i, p := range shards {
@@ -115,7 +115,7 @@ func (s *Store) CloseShards(ctx context.Context, key string, e counter.Epoch, ke
 		if err != nil {
 			return nil, err
 		}
-		if is.Epoch == e { // else it is of a life of the sum that was lost
+		if is.Epoch == e { // otherwise it belongs to an incarnation of the sum that was lost
 			out[i] = is
 		}
 	}
@@ -154,7 +154,7 @@ func (s *Store) Shards(ctx context.Context, keys []string) (out [][counter.Shard
 	return out, err
 }
 
-// Sharded returns the records of the sums of buckets that are sharded, and perhaps of some that are whole again. What was evicted
+// Sharded returns the records of the sharded sums of buckets, and perhaps of some that are merged again. An evicted one
 // has only its key.
 func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, error) {
 	c, err := s.conn.Known(ctx)
@@ -167,10 +167,7 @@ func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, 
 	}
 	var sums []counter.Counter
 	for _, cl := range calls {
-		list, _ := cl.Reply.([]any)
-		for i := 0; i+1 < len(list); i += 2 {
-			key, _ := list[i].(string)
-			record, _ := list[i+1].(string)
+		for key, record := range pairs(cl.Reply) {
 			sum, _, err := parseState(key, record)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
@@ -181,9 +178,9 @@ func (s *Store) Sharded(ctx context.Context, buckets []int) ([]counter.Counter, 
 	return sums, nil
 }
 
-// ShardedKeys returns the keys of the sums with prefix that are sharded.
+// ShardedKeys returns the keys of the sharded sums with prefix.
 func (s *Store) ShardedKeys(ctx context.Context, prefix string) (keys []string, err error) {
-	sums, err := s.Sharded(ctx, allBuckets())
+	sums, err := s.Sharded(ctx, Owned(nil))
 	for i := range sums {
 		if presence.HasPrefix(sums[i].Key, prefix) {
 			keys = append(keys, sums[i].Key)
@@ -192,7 +189,7 @@ func (s *Store) ShardedKeys(ctx context.Context, prefix string) (keys []string, 
 	return keys, err
 }
 
-// AddWhole adds sums to total, with what their shards have beyond what was read.
+// AddWhole adds sharded sums to total, with what their shards have beyond their records.
 func (s *Store) AddWhole(ctx context.Context, total *counter.Total, sums []counter.Counter) error {
 	if err := s.whole(ctx, sums); err != nil {
 		return err
@@ -203,7 +200,7 @@ func (s *Store) AddWhole(ctx context.Context, total *counter.Total, sums []count
 	return nil
 }
 
-// whole adds to sums what their shards have beyond what was read.
+// whole adds to sharded sums what their shards have beyond their records.
 func (s *Store) whole(ctx context.Context, sums []counter.Counter) error {
 	if len(sums) == 0 {
 		return nil

@@ -23,10 +23,10 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *counter
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules})
+	s = newStore(p, p.Redis(), Config{Rate: 1000, Rules: rules})
 	t.Cleanup(func() { s.Close() })
 	settled(t, "start", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err }) // the tables may not be made yet
-	return s, p.Front()
+	return s, p.Redis()
 }
 
 // persisted waits until all that is in Redis is in PostgreSQL, too.

@@ -22,18 +22,14 @@ const (
 	maxKnown = 1000 // sharded sums that a process knows; others are changed by their records
 
 	gathers  = 250 * time.Millisecond // between two gatherings of a sum that changes
-	fresh    = 3 * time.Second        // a read that may lag less reads the shards
-	sweeps   = 2 * time.Second        // between two looks of an owner at what others have left in shards
-	busyFor  = 10 * time.Second       // a sum stays busy after it was seen to be, or was first seen to be sharded
+	fresh    = 3 * time.Second        // a read that may lag by less reads the shards
+	sweeps   = 2 * time.Second        // between two sweeps of the owner of a bucket
+	busyFor  = 10 * time.Second       // how long a sum counts as busy after its rate was high, or after it was found sharded
 	unused   = 2 * time.Minute        // until a process forgets a sharded sum that it does not change
-	ended    = 24 * time.Hour         // a closed shard stays, which is longer than a call can be on its way
+	ended    = 24 * time.Hour         // how long a closed shard stays: longer than a call can be delayed
 	stepTime = 5 * time.Second        // of one step, or of a gathering
 	tries    = 8                      // of a change that needs the sum whole
 )
-
-// Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
-// for a while.
-type Owner interface{ Owns(bucket int) bool }
 
 // ShardStore keeps the shards: a counterredis.Store.
 type ShardStore interface {
@@ -46,11 +42,10 @@ type ShardStore interface {
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	// Rate is how many writes of one sum all processes make in a second, about, before it is
-	// split; required.
+	// Rate is the number of writes per second by all processes, about, above which a sum is split; required.
 	Rate       int
 	Rules      *counter.Rules        // required
-	Owner      Owner                 // default: every bucket is this process's
+	Owner      counterredis.Owner    // default: every bucket is this process's
 	Gather     time.Duration         // between two gatherings of a sum that changes, default 250ms
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
@@ -63,11 +58,11 @@ type Store struct {
 	cfg    Config
 	rates  *rates
 
-	mu sync.Mutex // guards known and what is in it
-	// known are the sums that this process knows to be sharded: at most maxKnown.
+	mu sync.Mutex // guards known and its elements
+	// known has the sums that this process knows to be sharded, at most maxKnown.
 	known map[string]*sum
 
-	start chan string // sums that have become busy; when it is full they are found busy again
+	start chan string // sums that have become busy; if it is full, they will be found again
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // run
 }
@@ -77,12 +72,12 @@ type sum struct {
 	record   counter.Counter               // the newest that was read
 	sharding counter.Sharding              // what record says
 	shards   [counter.Shards]counter.Shard // the newest that were read
-	used     time.Time                     // when it was changed here
+	used     time.Time                     // last change by this process
 	busy     time.Time                     // additions go to shards until then
-	broken   bool                          // a shard took nothing
+	broken   bool                          // a shard took no addition
 }
 
-// New returns a Store in front of to, with the shards of its sums in shards. Close ends it, and closes to.
+// New returns a Store that wraps to and keeps the shards of its sums in shards. Close also closes to.
 func New(to counter.Store, shards ShardStore, cfg Config) *Store {
 	s := newStore(to, shards, cfg)
 	ctx, stop := context.WithCancel(context.Background())
@@ -107,20 +102,19 @@ func newStore(to counter.Store, shards ShardStore, cfg Config) *Store {
 	return s
 }
 
-// Close is as counter.Store says. What shards have gained stays there for the next gathering,
-// of whichever process.
+// Close implements counter.Store. Increments of shards stay there until any process gathers them.
 func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return s.Store.Close()
 }
 
-// learn takes what was read of a sum's record, and returns what is known of it then: nil when
-// it is whole, or too many are known. It is called with mu.
+// learn notes a record that was read, and returns what is known of the sum then: nil if it is not sharded, or if too
+// many sums are known. The caller holds mu.
 func (s *Store) learn(c counter.Counter) *sum {
 	k := s.known[c.Key]
 	if k != nil && c.Version.Compare(k.record.Version) < 0 && c.Version != (counter.Version{}) {
-		return k // an older one
+		return k // an older record
 	}
 	if !c.IsSharded() {
 		delete(s.known, c.Key)
@@ -133,7 +127,7 @@ func (s *Store) learn(c counter.Counter) *sum {
 	if k == nil {
 		now := time.Now()
 		k = &sum{used: now, busy: now.Add(busyFor)}
-		k.record.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
+		k.record.Key = strings.Clone(c.Key) // it may be a slice of a request
 		s.known[k.record.Key] = k
 	}
 	if k.sharding.Epoch != sharding.Epoch {
@@ -144,25 +138,25 @@ func (s *Store) learn(c counter.Counter) *sum {
 	return k
 }
 
-// take notes a shard that was read. It is called with mu.
+// take notes a shard that was read. The caller holds mu.
 func (k *sum) take(i int, p counter.Shard) {
 	if cmp.Or(p.Epoch.Compare(k.shards[i].Epoch), cmp.Compare(p.Sequence, k.shards[i].Sequence)) > 0 {
 		k.shards[i] = p
 	}
 }
 
-// counter is the sum with all that is known of its shards. It is called with mu.
+// counter returns the sum with everything that is known of its shards. The caller holds mu.
 func (k *sum) counter() counter.Counter { return k.sharding.With(k.record, &k.shards) }
 
-// ahead reports whether shards have what the record has not. It is called with mu.
+// ahead reports whether shards have something that the record lacks. The caller holds mu.
 func (k *sum) ahead() bool { return k.counter().Version != k.record.Version }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
 	adds, to, rest, whole := s.choose(ops)
 	for _, key := range whole {
-		_ = s.merge(ctx, key) // else the record refuses the change, and again sees to it
+		_ = s.merge(ctx, key) // if it fails, the record refuses the change, and again merges the sum
 	}
 	var added []counterredis.ShardAdded
 	var wg sync.WaitGroup
@@ -176,7 +170,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// apply makes the operations with these indexes by records.
+// apply makes the operations with these indexes on records.
 func (s *Store) apply(ctx context.Context, ops []counter.Op, at []int, results []counter.Result) {
 	if len(at) == 0 {
 		return
@@ -195,8 +189,8 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, at []int, results [
 	}
 }
 
-// choose divides operations into additions to shards, with their indexes, and others, and returns the sums that have to be
-// merged for these. All operations on a key of which one is no plain addition go to its record, so that their order stays.
+// choose divides operations into additions to shards, with their indexes, and others, and returns the sums that have to
+// be merged for these. If one operation on a key is not a plain addition, all of them go to its record, in order.
 func (s *Store) choose(ops []counter.Op) (adds []counterredis.ShardAdd, to, rest []int, whole []string) {
 	now := time.Now()
 	s.mu.Lock()
@@ -233,7 +227,7 @@ func (s *Store) choose(ops []counter.Op) (adds []counterredis.ShardAdd, to, rest
 	return adds, to, rest, whole
 }
 
-// answer says what became of additions to shards, and returns the indexes of those that no shard took.
+// answer sets the results of additions to shards, and returns the indexes of those that no shard took.
 func (s *Store) answer(
 	ctx context.Context, adds []counterredis.ShardAdd, added []counterredis.ShardAdded, to []int, results []counter.Result,
 ) (late []int) {
@@ -267,7 +261,7 @@ func (s *Store) answer(
 	return late
 }
 
-// note looks at what was made: which sums are sharded, and which are busy.
+// note learns from results which sums are sharded, and which are busy.
 func (s *Store) note(results []counter.Result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,7 +279,8 @@ func (s *Store) note(results []counter.Result) {
 	}
 }
 
-// watch sees by the version of a sum that was changed whether the sum is busy, and has it split. It is called with mu.
+// watch finds out by the version of a changed sum whether the sum is busy, and then starts a split. The caller holds
+// mu.
 func (s *Store) watch(c counter.Counter) {
 	if !s.rates.hot(c.Key, c.Version) {
 		return
@@ -300,7 +295,7 @@ func (s *Store) watch(c counter.Counter) {
 	}
 }
 
-// again makes what was refused because a sum is sharded, after merging it.
+// again repeats operations that were refused because a sum is sharded, after merging the sum.
 func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.Result) {
 	for i := range results {
 		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSharded); n++ {
@@ -315,8 +310,7 @@ func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.R
 	}
 }
 
-// Read is as counter.Reader says. A read that may lag gets the master value, and what this process
-// has added itself.
+// Read implements counter.Reader. A read that may lag gets the record, and what this process has added itself.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	exact := lag < fresh
 	var sharded []string // their shards are read in the same round trip
@@ -344,7 +338,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		case fault != nil && exact:
 			return nil, fmt.Errorf("hot: shards of %d sums: %w", len(sharded), fault)
 		case fault != nil:
-			return out, nil // the master value is as old as may be, or a little older
+			return out, nil // the record may be a little older than permitted
 		}
 		if sharded = s.whole(out, sharded, shards, exact); len(sharded) == 0 {
 			return out, nil
@@ -353,8 +347,8 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return nil, fmt.Errorf("hot: %w: sums are split and merged faster than they can be read", counter.ErrUnavailable)
 }
 
-// whole adds to readings what shards have beyond them. When it has not all shards, or some of a later epoch than their
-// record, it returns the keys of all sums that are to be read again.
+// whole adds to readings what shards have beyond the records. If shards are missing, or belong to a later epoch than
+// their record, it returns the keys of all sharded sums, which have to be read again.
 func (s *Store) whole(out []counter.Reading, keys []string, shards [][counter.Shards]counter.Shard, exact bool) (again []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	ratesKept = 4096        // keys whose rates are watched at a time; a new one takes the place of one that was watched for rateOver
-	rateOver  = time.Second // the least time over which a rate is taken
+	ratesKept = 4096        // keys that are observed at a time; a new one may replace one that was observed for rateOver
+	rateOver  = time.Second // the shortest time over which a rate is measured
 )
 
-// rates finds the sums that all processes together write often: the sequence of a version grows
-// by one with each write, of whatever process.
+// rates finds the sums that all processes together write often: the sequence of a version grows by 1 with each write of
+// any process.
 type rates struct {
 	most float64 // writes a second
 
@@ -33,7 +33,7 @@ type watched struct {
 
 func newRates(most int) *rates { return &rates{most: float64(most)} }
 
-// hot notes what a write of key has answered, and reports whether the key is hot.
+// hot notes the version that a write of key returned, and reports whether the key is hot.
 func (r *rates) hot(key string, v counter.Version) bool {
 	now := time.Now()
 	r.mu.Lock()
@@ -41,12 +41,12 @@ func (r *rates) hot(key string, v counter.Version) bool {
 	w := &r.list[xxhash.Sum64String(key)%ratesKept]
 	took := now.Sub(w.at)
 	if took < rateOver {
-		return false // also of another key, whose turn it is
+		return false // also if another key is being observed
 	}
 	hot := w.key == key && w.version.Incarnation == v.Incarnation && v.Sequence > w.version.Sequence &&
 		float64(v.Sequence-w.version.Sequence) > r.most*took.Seconds()
 	if w.key != key {
-		w.key = strings.Clone(key) // it may be a part of a request
+		w.key = strings.Clone(key) // it may be a slice of a request
 	}
 	w.version, w.at = v, now
 	return hot

@@ -20,7 +20,7 @@ var (
 	errMerges = fmt.Errorf("%w: it is split faster than it is merged", counter.ErrSharded)
 )
 
-// step makes a step on the record of a sum, and returns what the record says then.
+// step makes a step on the record of a sum, and returns the new sharding.
 func (s *Store) step(ctx context.Context, key string, step counter.ReshardStep) (sharding counter.Sharding, err error) {
 	op, err := s.stepOp(key, step)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Store) stepOp(key string, step counter.ReshardStep) (counter.Op, error)
 	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Reshard, Reshard: &step}}}, nil
 }
 
-// split has the record of a sum say that it is sharded, and opens its shards.
+// split makes a sum sharded, and opens its shards.
 func (s *Store) split(ctx context.Context, key string) error {
 	is, err := s.step(ctx, key, counter.ReshardStep{To: counter.ToSplit})
 	if err != nil || !is.Active {
@@ -54,8 +54,8 @@ func (s *Store) split(ctx context.Context, key string) error {
 	return s.repair(ctx, key)
 }
 
-// repair sees to a sum of which a shard took nothing: it opens the shards that were never open in its epoch, and merges the sum
-// when another one takes nothing.
+// repair repairs a sum with a shard that takes no additions: it opens shards that were never open in the epoch, and
+// merges the sum if another shard takes no additions.
 func (s *Store) repair(ctx context.Context, key string) error {
 	is, err := s.look(ctx, key)
 	if err != nil || !is.Active {
@@ -76,7 +76,7 @@ func (s *Store) repair(ctx context.Context, key string) error {
 	return nil
 }
 
-// merge makes a sum whole, in whichever epoch it is. When it returns nil the sum was whole.
+// merge merges a sum, whatever its epoch. If it returns nil, the sum was not sharded at some moment of the call.
 func (s *Store) merge(ctx context.Context, key string) error {
 	for range tries {
 		is, err := s.look(ctx, key)
@@ -90,7 +90,7 @@ func (s *Store) merge(ctx context.Context, key string) error {
 	return errMerges
 }
 
-// mergeIn makes a sum whole that is sharded in that epoch.
+// mergeIn merges a sum that is sharded in that epoch.
 func (s *Store) mergeIn(ctx context.Context, key string, e counter.Epoch) error {
 	last, err := s.shards.CloseShards(ctx, key, e, 0, all[:])
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Store) look(ctx context.Context, key string) (is counter.Sharding, err 
 	return counter.ParseSharding(read[0].Sharding)
 }
 
-// gather brings what the shards of sums have gained to their records.
+// gather adds the increments of shards to the records of their sums.
 func (s *Store) gather(ctx context.Context, sums []*sum) error {
 	if len(sums) == 0 {
 		return nil
@@ -188,7 +188,7 @@ func (s *Store) run(ctx context.Context) {
 			return
 		}
 		if (err != nil) != failed {
-			level := zerolog.DebugLevel // nothing is hot, and the store has said that it is away
+			level := zerolog.DebugLevel // no sum is sharded, and the store has logged the outage
 			s.mu.Lock()
 			if len(s.known) > 0 {
 				level = zerolog.WarnLevel
@@ -209,7 +209,7 @@ func (s *Store) within(ctx context.Context, do func(context.Context) error) erro
 	return do(ctx)
 }
 
-// tick gathers what this process has added to shards, and repairs what is broken.
+// tick gathers what this process has added to shards, and repairs broken sums.
 func (s *Store) tick(ctx context.Context) error {
 	now := time.Now()
 	var ahead, broken []string
@@ -232,8 +232,8 @@ func (s *Store) tick(ctx context.Context) error {
 	return err
 }
 
-// gatherUnlessOthers gathers those of sums that no other process has gathered since this one has last seen their records.
-// So one of many processes gathers, and when it dies another one.
+// gatherUnlessOthers gathers sums, except those that another process has gathered since this one last read their
+// records. So one of many processes gathers, and if it dies, another one.
 func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
 	if len(keys) == 0 {
 		return nil
@@ -258,15 +258,9 @@ func (s *Store) gatherUnlessOthers(ctx context.Context, keys []string) error {
 	return s.gather(ctx, sums)
 }
 
-// sweep gathers what processes that died have left in the shards of sums in this process's buckets.
+// sweep gathers what dead processes have added to shards, in this process's buckets.
 func (s *Store) sweep(ctx context.Context) error {
-	var buckets []int
-	for b := range counterredis.Buckets {
-		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
-			buckets = append(buckets, b)
-		}
-	}
-	hot, err := s.shards.Sharded(ctx, buckets)
+	hot, err := s.shards.Sharded(ctx, counterredis.Owned(s.cfg.Owner))
 	if err != nil {
 		return err
 	}
@@ -279,7 +273,7 @@ func (s *Store) sweep(ctx context.Context) error {
 			sums = append(sums, &sum{record: c, sharding: sharding})
 		case sharding.Active: // it was deleted in another region
 			fault = s.merge(ctx, c.Key)
-		case c.Touched(): // it is whole, and its bucket has not heard of that
+		case c.Touched(): // it is merged, and the bucket still lists it
 			_, fault = s.step(ctx, c.Key, counter.ReshardStep{To: counter.ToMerge})
 		}
 		err = errors.Join(err, fault)

@@ -47,7 +47,7 @@ type Config struct {
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
 	HotRate         int                   // as hot.Config has it; required with Redis
-	Owner           hot.Owner             // says which buckets of sharded sums and of regions are this process's; default: all
+	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
 }
@@ -135,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.store, redis, c.cause, c.sql, c.tiered = store, store.Front(), store.Cause, store, store
+		c.store, redis, c.cause, c.sql, c.tiered = store, store.Redis(), store.Cause, store, store
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
 		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,

@@ -20,8 +20,8 @@
 //     are added up; if a region does not answer within a second, the answer is stale.
 //
 // The merge of a part takes the newer value, independently of all other parts. So it is commutative, associative and
-// idempotent: batches may be lost, repeated, late and out of order. Package shares has the merge as plain arithmetic,
-// scripts/counter_merge.lua does it in Redis, and a test compares the two.
+// idempotent: batches may be lost, repeated, late and out of order. scripts/counter_merge.lua does it in
+// Redis, and a test compares it with a model that has the merge as plain arithmetic.
 //
 // # Resets and deletes
 //

@@ -61,7 +61,7 @@ func newLink(s *Store, p Peer, m *metrics) *link {
 }
 
 // Owned returns the buckets of this process.
-func (l *link) Owned() []int { return l.s.owned() }
+func (l *link) Owned() []int { return counterredis.Owned(l.s.cfg.Owner) }
 
 // Greet implements replication.Protocol. It does nothing, because the peer checks the name of its region with each
 // batch.

@@ -11,7 +11,6 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/counterredis"
-	"headcount/counter/shares"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 )
@@ -67,7 +66,7 @@ type replica struct {
 	name   string
 	server *redistest.Server
 	store  *counterredis.Store
-	model  shares.Region
+	model  Region
 	set    map[string]bool
 }
 
@@ -105,7 +104,7 @@ func tell(t testing.TB, to *counterredis.Store, from, self string, bucket int, m
 }
 
 // TestRedisMergesAsTheArithmeticDoes makes random changes in three regions and carries what they tell at random, late,
-// twice and out of order; also when a region loses its memory. What Redis has is what package shares says.
+// twice and out of order; also when a region loses its memory. What Redis has is what the model says.
 func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 	var replicas []*replica
 	for _, name := range []string{"us", "eu", "ap"} {
@@ -121,12 +120,12 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 			type telling struct {
 				from  string
 				lines []counterredis.Line
-				share shares.Share
+				share Share
 			}
 			var said []telling
 			for _, r := range replicas {
 				r.server.Flush(t)
-				r.model, r.set = shares.Region{Name: r.name}, map[string]bool{}
+				r.model, r.set = Region{Name: r.name}, map[string]bool{}
 				r.begin(t, bucket)
 			}
 			var words []string

@@ -16,10 +16,6 @@ import (
 	"headcount/counter/counterredis"
 )
 
-// Owner decides which buckets a process serves. For a while several processes, or none, may regard themselves as the
-// owner.
-type Owner interface{ Owns(bucket int) bool }
-
 // Remote is the Redis of another region: a counterredis.Store.
 type Remote interface {
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error)
@@ -47,7 +43,7 @@ type Config struct {
 	Local      *counterredis.Store // Redis of this region; required
 	Peers      []Peer              // the caller closes them after Close
 	Rules      *counter.Rules      // give the kind of counters that do not exist yet; required
-	Owner      Owner               // default: this process owns every bucket
+	Owner      counterredis.Owner  // default: this process owns every bucket
 	Every      time.Duration       // shortest time between two rounds of a link; default 200ms
 	Registerer prometheus.Registerer
 	Log        zerolog.Logger
@@ -94,17 +90,6 @@ func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return s.Store.Close()
-}
-
-// owned returns the buckets of this process.
-func (s *Store) owned() []int {
-	var list []int
-	for b := range counterredis.Buckets {
-		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
-			list = append(list, b)
-		}
-	}
-	return list
 }
 
 // lags marks a total as approximate, because other regions may have changes that this one lacks.

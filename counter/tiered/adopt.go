@@ -19,9 +19,8 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// adopt carries the counters of a Redis that had no PostgreSQL behind it into PostgreSQL. Nobody
-// changes them meanwhile: Redis has no generation yet. What is there already, because a process
-// died on the way, is skipped.
+// adopt copies the counters of a Redis that had no PostgreSQL into PostgreSQL. Nothing changes them meanwhile, because
+// Redis has no generation yet. Counters that PostgreSQL has already, from a process that died, are skipped.
 func (s *Store) adopt(ctx context.Context) (err error) {
 	defer func() {
 		if s.unready.Store(nil); err != nil {
@@ -67,8 +66,7 @@ func (s *Store) adopt(ctx context.Context) (err error) {
 	return nil
 }
 
-// carry puts counters into PostgreSQL. One that has another row there is refused: nobody
-// knows which of the two is right.
+// carry copies counters into PostgreSQL. It fails if one has a different row there, because either may be right.
 func (s *Store) carry(ctx context.Context, batch []counter.Copy) error {
 	keys := make([]string, len(batch))
 	for i := range batch {

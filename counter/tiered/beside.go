@@ -18,8 +18,7 @@ type Beside struct {
 	region
 }
 
-// region is the Redis of a region. It lies one level deeper than a router, so of two methods of one name the router's is
-// the Beside's.
+// region is the Redis of a region. Its methods are one level deeper than those of router, so those of router win.
 type region struct{ *counterredis.Store }
 
 var (
@@ -28,23 +27,20 @@ var (
 	_ counter.Restorer = (*Beside)(nil)
 )
 
-// OpenBeside returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of
-// the two does not answer. Close ends it, before the connection to Redis.
+// OpenBeside returns a store over both. Like counterpg.Open it fails if settings cannot work, not if a server does not
+// answer. The caller closes it before the connection to Redis.
 func OpenBeside(ctx context.Context, cfg Config) (*Beside, error) {
-	both, err := openBoth(ctx, cfg, counterpg.Config{Beside: true}, nil)
+	both, err := openBoth(ctx, cfg, counterpg.Config{Beside: true}, 0)
 	if err != nil {
 		return nil, err
 	}
 	return &Beside{both, region{both.redis}}, nil
 }
 
-// Close is as counter.Store says.
+// Close implements counter.Store.
 func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close()) }
 
-// Redis is the region's.
-func (s *Beside) Redis() *counterredis.Store { return s.Store }
-
-// Size is as counter.Reader says.
+// Size implements counter.Reader.
 func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
 	exact, err := s.pg.Size(ctx, prefix)
 	if err != nil {
@@ -54,7 +50,7 @@ func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
 	return exact + others, unavailable(err)
 }
 
-// Aggregate is as counter.Reader says.
+// Aggregate implements counter.Reader.
 func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
 	err := s.Store.AddTo(ctx, total, prefix)
@@ -67,7 +63,7 @@ func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	return total.Aggregate(prefix)
 }
 
-// Deleted is as counter.Dumper says.
+// Deleted implements counter.Dumper.
 func (s *Beside) Deleted(ctx context.Context) (uint64, error) {
 	redis, err := s.Store.Deleted(ctx)
 	if err != nil {
@@ -77,7 +73,7 @@ func (s *Beside) Deleted(ctx context.Context) (uint64, error) {
 	return max(redis, pg), err
 }
 
-// Dump is as counter.Dumper says, but each store has a moment of its own.
+// Dump implements counter.Dumper, but each store has a moment of its own.
 func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	next, stop := iter.Pull2(func(yield func(counter.Copy, error) bool) {
 		enough := errors.New("enough")
@@ -93,7 +89,7 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 	})
 	defer stop()
 	hot, err, more := next()
-	upTo := func(key string) error { // those of Redis before key; empty: all
+	upTo := func(key string) error { // calls each with those of Redis before key; empty: with all
 		for ; more && err == nil && (key == "" || hot.Key < key); hot, err, more = next() {
 			if err := each(hot); err != nil {
 				return err
@@ -112,7 +108,7 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 	return upTo("")
 }
 
-// Restore is as counter.Restorer says, but not all or none: a counter goes where its rule says.
+// Restore implements counter.Restorer, but not all or none: a counter goes where its rule says.
 func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	var hot, exact []counter.Copy
 	for _, c := range copies {
@@ -134,7 +130,7 @@ func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *coun
 	return restored, nil
 }
 
-// RestoreDeleted is as counter.Restorer says.
+// RestoreDeleted implements counter.Restorer.
 func (s *Beside) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	if err := s.Store.RestoreDeleted(ctx, deleted); err != nil {
 		return err

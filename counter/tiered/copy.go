@@ -27,7 +27,7 @@ var (
 	errNobody = errors.New("Redis has changes that are not in PostgreSQL, and no server runs that persists them; start one with both for a moment")
 )
 
-// persistAll returns when Redis is good, and PostgreSQL has everything that was changed before the call.
+// persistAll returns when all buckets are good and PostgreSQL has every change from before the call.
 func (s *Store) persistAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleMost)
 	defer cancel()
@@ -63,7 +63,7 @@ func (s *Store) persistAll(ctx context.Context) error {
 	}
 }
 
-// urge has the worker persist soon. A store that only reads has none: it fails unless a server runs, which has.
+// urge makes the worker persist soon. A read-only store has no worker, so urge fails unless a server is running.
 func (s *Store) urge(ctx context.Context) error {
 	if s.cfg.ReadOnly {
 		running, err := s.redis.Leases(ctx)
@@ -79,7 +79,7 @@ func (s *Store) urge(ctx context.Context) error {
 	return nil
 }
 
-// Deleted is as counter.Dumper says.
+// Deleted implements counter.Dumper.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	if err := s.persistAll(ctx); err != nil {
 		return 0, err
@@ -87,7 +87,7 @@ func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	return s.pg.Deleted(ctx)
 }
 
-// Dump is as counter.Dumper says: PostgreSQL has everything, once Redis is persisted.
+// Dump implements counter.Dumper: PostgreSQL has everything, once Redis is persisted.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
 	if err := s.persistAll(ctx); err != nil {
 		return err
@@ -95,8 +95,8 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return s.pg.Dump(ctx, after, each)
 }
 
-// Restore is as counter.Restorer says. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of copies
-// go, so who asks for them next finds what was restored.
+// Restore implements counter.Restorer. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of
+// copies go, so who asks for them next finds what was restored.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	keys := make([]string, len(copies))
 	for i := range copies {
@@ -118,7 +118,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, err
 }
 
-// RestoreDeleted is as counter.Restorer says.
+// RestoreDeleted implements counter.Restorer.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	if err := s.pg.RestoreDeleted(ctx, deleted); err != nil {
 		return err
@@ -126,5 +126,5 @@ func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return s.redis.NoteDeleted(ctx, deleted)
 }
 
-// Leases is as counterredis.Store has it.
+// Leases returns the leases of the processes that use the Redis.
 func (s *Store) Leases(ctx context.Context) ([]string, error) { return s.redis.Leases(ctx) }

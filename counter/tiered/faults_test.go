@@ -146,7 +146,7 @@ func TestPostgresAway(t *testing.T) {
 // aside would never be persisted.
 func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
 	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
-	redis := s.Front()
+	redis := s.Redis()
 	apply(t, s, op("", add(views, "v:1", 7)))
 	buckets, err := redis.Status(t.Context())
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"headcount/counter/counterredis"
 )
 
-// Running is as counter.TopStore says.
+// Running implements counter.TopStore.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
 	slots, at, err := s.redis.RunningResident(ctx, keys, step)
 	if err == nil && len(at) > 0 {
@@ -26,9 +26,9 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 	return slots, during("top", err)
 }
 
-// Histories is as counter.TopStore says.
+// Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var front []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
 		front, err = s.redis.HistoriesResident(ctx, keys, step, from, to)

@@ -10,7 +10,7 @@ import (
 	"headcount/counter/counterredis"
 )
 
-// router sends each call to the store of its counters: the rule of a key says which it is. Store and Beside have one.
+// router sends each call to the store that the rule of its key gives. Store and Beside have one.
 type router struct {
 	hot interface { // has the counters that are not exact
 		counter.Writer
@@ -20,6 +20,9 @@ type router struct {
 	pg    *counterpg.Store // has the exact ones
 	rules *counter.Rules
 }
+
+// Redis returns the store in Redis, which has the shards of sums and the state that regions share.
+func (r *router) Redis() *counterredis.Store { return r.redis }
 
 // Cause is why PostgreSQL cannot be used; nil: it can.
 func (r *router) Cause() error { return r.pg.Cause() }
@@ -34,7 +37,7 @@ func (r *router) exact(key string) bool {
 	return rule != nil && rule.Kind == counter.Exact
 }
 
-// part parts keys by where their counters are.
+// part divides keys by the store of their counters.
 func (r *router) part(keys []string) (hot, exact []string) {
 	for _, key := range keys {
 		if r.exact(key) {
@@ -46,10 +49,10 @@ func (r *router) part(keys []string) (hot, exact []string) {
 	return hot, exact
 }
 
-// Apply is as counter.Writer says. What is of one store alone does not wait for the other.
+// Apply implements counter.Writer. What is of one store alone does not wait for the other.
 func (r *router) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
-	var hot, exact []int // what may go at once
+	var hot, exact []int // operations whose order does not matter
 	flush := func() {
 		var wg sync.WaitGroup
 		wg.Go(func() { applySome(ctx, r.hot, ops, hot, results) })
@@ -67,7 +70,7 @@ func (r *router) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			hot = append(hot, i)
 		case !op.OfBatch():
 			exact = append(exact, i)
-		default: // its order among the others stays
+		default: // it keeps its order among the others
 			flush()
 			results[i] = r.batch(ctx, op)
 		}
@@ -76,7 +79,7 @@ func (r *router) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// applySome makes the operations at of ops.
+// applySome makes the operations of ops with the indexes at.
 func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []int, results []counter.Result) {
 	if len(at) == 0 {
 		return
@@ -90,8 +93,8 @@ func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []in
 	}
 }
 
-// batch makes an operation on exact counters under an identity of a batch. All batches share one space of identities, so
-// Redis is asked before, and told afterwards.
+// batch makes an operation on exact counters with an identity of a batch. All batches share one space of identities, so
+// the identity is looked up in Redis before, and noted there afterwards.
 func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 	known, err := r.redis.Remembers(ctx, op)
 	result := counter.Result{Replay: known}
@@ -110,7 +113,7 @@ func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 	return result
 }
 
-// replay answers an operation that was made before, with its counters as they are.
+// replay returns the result of a replay: the present counters.
 func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
 	by, err := op.ReadFrom(ctx, r)
 	if err != nil {
@@ -119,7 +122,7 @@ func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }
 
-// Read is as counter.Reader says: it reads counters where they are.
+// Read implements counter.Reader: it reads counters where they are.
 func (r *router) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	hot, exact := r.part(keys)
 	var hots, exacts []counter.Reading
@@ -150,7 +153,7 @@ func (r *router) Read(ctx context.Context, keys []string, member string, lag tim
 	return out, nil
 }
 
-// reader is the store in which key is.
+// reader returns the store of key.
 func (r *router) reader(key string) counter.Reader {
 	if r.exact(key) {
 		return r.pg
@@ -158,24 +161,24 @@ func (r *router) reader(key string) counter.Reader {
 	return r.hot
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (r *router) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	return r.reader(key).Ledger(ctx, key, after, limit)
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (r *router) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	return r.reader(key).History(ctx, key, step, from, to)
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (r *router) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	return r.reader(key).Dimension(ctx, key, name)
 }
 
-// Watch is as counter.Feed says.
+// Watch implements counter.Feed.
 func (r *router) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	var mu sync.Mutex // told is called by two
+	var mu sync.Mutex // both stores call told
 	one := func(updates []counter.Update) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -191,7 +194,7 @@ func (r *router) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return &watch{hot: r.redis.Watch(one, missed), exact: r.pg.Watch(one, missed), part: r.part}
 }
 
-// watch is of both.
+// watch is a watch of both stores.
 type watch struct {
 	hot, exact counter.Watch
 	part       func(keys []string) (hot, exact []string)

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	patience = 8 * time.Second // of an operation whose counters are on their way
+	patience = 8 * time.Second // of an operation whose counters are being loaded or evicted
 	tryAgain = 2 * time.Millisecond
 )
 
@@ -33,13 +33,13 @@ type Config struct {
 	Redis    *redisconn.Conn // required
 	Postgres string          // URL, as counterpg.Config has it; required
 	Region   string          // of a Beside, as counterredis.Config has it
-	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
-	// looked for changes ten times as often.
+	// PersistInterval is the time within which a change is persisted, default 1s. The worker looks for changes ten times
+	// as often.
 	PersistInterval time.Duration
-	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
+	// ColdAfter is how long after its last use a counter is evicted, default 24h.
 	ColdAfter time.Duration
-	Rules     *counter.Rules // say which counters are exact, and how long a counter's past is kept; default the built-in ones
-	// ReadOnly is for an export: nothing is persisted, and nothing else written.
+	Rules     *counter.Rules // default: the built-in ones
+	// ReadOnly is for an export: the store persists and writes nothing.
 	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
@@ -56,20 +56,20 @@ type Store struct {
 
 	unready atomic.Pointer[error] // why counters of a Redis that had no PostgreSQL are not served yet
 
-	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
-	kick    chan struct{} // holds one: somebody waits for a checkpoint
+	healing chan struct{} // holds one: the right to find out whether Redis has lost data
+	kick    chan struct{} // holds one: a caller waits for a checkpoint
 	stop    context.CancelFunc
 	wg      sync.WaitGroup // the persist worker
 }
 
 var _ counter.Store = (*Store)(nil)
 
-// Open returns a store over both. It fails as counterpg.Open does: when settings cannot work, not when one of the
-// two does not answer. Close ends it, before the connection to Redis.
+// Open returns a store over both. Like counterpg.Open it fails if settings cannot work, not if a server does not
+// answer. The caller closes it before the connection to Redis.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, &counterredis.Behind{Touch: cfg.ColdAfter / 8})
+	both, err := openBoth(ctx, cfg, counterpg.Config{ReadOnly: cfg.ReadOnly}, cfg.ColdAfter/8)
 	if err != nil {
 		return nil, err
 	}
@@ -87,20 +87,20 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 // openBoth opens PostgreSQL, and returns a router over both.
-func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, front *counterredis.Behind) (router, error) {
+func openBoth(ctx context.Context, cfg Config, behind counterpg.Config, touch time.Duration) (router, error) {
 	behind.URL, behind.Behind, behind.Log, behind.OnState = cfg.Postgres, true, cfg.Log, cfg.OnPostgres
 	pg, err := counterpg.Open(ctx, behind)
 	if err != nil {
 		return router{}, err
 	}
 	redis := counterredis.New(counterredis.Config{
-		Conn: cfg.Redis, Region: cfg.Region, Behind: front, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		Conn: cfg.Redis, Region: cfg.Region, Touch: touch, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
 	})
 	return router{hot: redis, redis: redis, pg: pg, rules: cmp.Or(cfg.Rules, counter.BuiltinRules())}, nil
 }
 
-// Close waits for what the store runs. What is not persisted is in Redis, and another process,
-// or the next start, persists it.
+// Close implements counter.Store. What it cannot persist stays in Redis until another process, or the next start,
+// persists it.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -113,24 +113,21 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
-// Front is the store in front, for the shards of sums: they are in Redis alone.
-func (s *Store) Front() *counterredis.Store { return s.redis }
-
-// Limit is as counter.Limiter says. Limits are in Redis alone: a Redis that loses its memory
+// Limit implements counter.Limiter. Limits are in Redis alone: a Redis that loses its memory
 // forgets them.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	return s.redis.Limit(ctx, calls)
 }
 
-// resident has the counters that are not exact: in Redis, and in PostgreSQL when they are not there.
+// resident has the counters that are not exact: in Redis, or in PostgreSQL if they are not resident.
 type resident struct{ *Store }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	began := time.Now()
 	results := s.redis.ApplySplit(ctx, ops, inOneBucket{s})
 	for i := range ops {
-		// Redis soon knows nothing of it, and a read that may lag is then answered with what is remembered.
+		// Redis soon forgets the counter, and a read that may lag is then answered with what is remembered.
 		if results[i].Err == nil && ops[i].Changes[0].Verb == counter.Delete {
 			s.pg.Remember([]counter.Reading{{Counter: results[i].Counters[0]}}, "", began)
 		}
@@ -138,10 +135,10 @@ func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return results
 }
 
-// inOneBucket makes operations of one bucket each, when Redis is a Cluster.
+// inOneBucket makes operations that need one bucket each, if Redis is a Cluster.
 type inOneBucket struct{ resident }
 
-// Apply is as counter.Writer says.
+// Apply implements counter.Writer.
 func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	deadline := time.Now().Add(patience)
 	asked := map[counter.Identity]bool{}
@@ -170,24 +167,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 				todo = nil
 			}
 		case len(left.Unknown) > 0:
-			misplaced, err := s.load(ctx, left.Unknown, true)
-			if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
-				outage.Sleep(ctx, tryAgain)
-				continue
-			}
-			todo = slices.DeleteFunc(todo, func(i int) bool {
-				for _, key := range ops[i].Keys() {
-					switch c, is := misplaced[key]; {
-					case err != nil && slices.Contains(left.Unknown, key): // nobody may change it; those that are in Redis go on
-						fail([]int{i}, err)
-						return true
-					case is:
-						results[i] = counter.Result{Err: counter.Misplaced(c)}
-						return true
-					}
-				}
-				return false
-			})
+			todo = s.loadUnknown(ctx, ops, todo, left.Unknown, results)
 		case left.Ask:
 			if err := s.ask(ctx, ops, todo, asked); err != nil {
 				todo = slices.DeleteFunc(todo, func(i int) bool {
@@ -200,12 +180,35 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 			}
 		}
 	}
-	for i := range ops { // what a replay repeats may be anywhere
+	for i := range ops { // the counters of a replay may be in Redis or in PostgreSQL
 		if results[i].Replay && results[i].Err == nil {
 			results[i] = s.replay(ctx, &ops[i])
 		}
 	}
 	return results
+}
+
+// loadUnknown makes unknown counters resident. It sets the results of operations that cannot be made, and returns the
+// others of todo.
+func (s inOneBucket) loadUnknown(ctx context.Context, ops []counter.Op, todo []int, unknown []string, results []counter.Result) []int {
+	misplaced, err := s.load(ctx, unknown, true)
+	if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
+		outage.Sleep(ctx, tryAgain)
+		return todo
+	}
+	return slices.DeleteFunc(todo, func(i int) bool {
+		for _, key := range ops[i].Keys() {
+			switch c, is := misplaced[key]; {
+			case err != nil && slices.Contains(unknown, key): // it cannot be changed; operations on resident counters go on
+				results[i] = counter.Result{Err: during("apply", err)}
+				return true
+			case is:
+				results[i] = counter.Result{Err: counter.Misplaced(c)}
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // Remembers reports whether an operation was made under the identity of op, also when only PostgreSQL knows it.
@@ -229,7 +232,7 @@ func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, e
 	return len(known) > 0, err
 }
 
-// unavailable is err, or nil, as counter.ErrUnavailable.
+// unavailable wraps err, unless it is nil, as counter.ErrUnavailable.
 func unavailable(err error) error {
 	if err == nil || errors.Is(err, counter.ErrUnavailable) {
 		return err
@@ -237,7 +240,7 @@ func unavailable(err error) error {
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 }
 
-// during is unavailable with what was done.
+// during is unavailable that also names what was done.
 func during(what string, err error) error {
 	if err == nil {
 		return nil
@@ -245,7 +248,7 @@ func during(what string, err error) error {
 	return fmt.Errorf("tiered: %s: %w", what, unavailable(err))
 }
 
-// ask looks in PostgreSQL for identities that Redis does not know, and has Redis know them.
+// ask looks up identities in PostgreSQL that Redis does not have, and notes them in Redis.
 func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool) error {
 	by := map[counter.Identity]*counter.Op{}
 	for _, i := range todo {
@@ -270,7 +273,7 @@ func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map
 	return nil
 }
 
-// Read is as counter.Reader says.
+// Read implements counter.Reader.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	out, err := s.router.Read(ctx, keys, member, lag)
 	if err == nil {
@@ -280,7 +283,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		if old := s.pg.Recall(keys, member); old != nil {
 			return old, nil
 		}
-		// What PostgreSQL has, or had when it was last read.
+		// PostgreSQL has the value, or had it when it was last read.
 		if old, fault := s.pg.Read(ctx, keys, member, lag); fault == nil {
 			for i := range old {
 				if old[i].Kind != counter.Exact {
@@ -293,7 +296,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
 }
 
-// Read is as counter.Reader says. Those that are not in Redis come there.
+// Read implements counter.Reader. Those that are not in Redis come there.
 func (s resident) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	start := time.Now()
 	var out []counter.Reading
@@ -336,7 +339,7 @@ func (s resident) Read(ctx context.Context, keys []string, member string, lag ti
 	return out, nil
 }
 
-// mend calls do, and once more when do met a Redis that may have lost its memory, and it has not.
+// mend calls do, and once more after healing if do found that Redis may have lost data.
 func (s *Store) mend(ctx context.Context, do func() error) error {
 	err := do()
 	if !errors.Is(err, counterredis.ErrLost) {
@@ -348,8 +351,8 @@ func (s *Store) mend(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// since is the version of a counter of PostgreSQL under a generation of Redis: newer than
-// what an earlier one may have had and lost.
+// since returns the version of a row under a generation of Redis: newer than any version that an earlier generation may
+// have lost.
 func since(v counter.Version, generation uint64) counter.Version {
 	if v != (counter.Version{}) && v.Incarnation < generation {
 		v.Incarnation = generation
@@ -357,12 +360,12 @@ func since(v counter.Version, generation uint64) counter.Version {
 	return v
 }
 
-// Ledger is as counter.Reader says.
+// Ledger implements counter.Reader.
 func (s resident) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	if after >= 1<<63-1 {
 		return counter.Ledger{}, nil
 	}
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var newer []counter.Entry
 	var alone bool
 	err := s.mend(ctx, func() (err error) {
@@ -389,29 +392,30 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 	return page, nil
 }
 
-// History is as counter.Reader says.
+// History implements counter.Reader.
 func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	var is counterredis.ResidentHistory
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
+	var found []counterredis.ResidentHistory
 	err := s.mend(ctx, func() (err error) {
-		is, err = s.redis.HistoryResident(ctx, key, step, from, to)
+		found, err = s.redis.HistoriesResident(ctx, []string{key}, step, from, to)
 		return err
 	})
 	var row counter.State
 	var gains []counter.Gain
-	if err == nil && !is.Alone {
+	if err == nil && !found[0].Alone {
 		row, gains, err = s.pg.Gains(ctx, key, step, from, to)
 	}
 	if err != nil {
 		return counter.Counter{}, nil, during(fmt.Sprintf("history of %q", key), err)
 	}
-	if !is.Alone && !is.Resident {
+	is := &found[0]
+	if !is.Resident {
 		is.State = row
 	}
 	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
 }
 
-// merged is what Redis and PostgreSQL have of the steps of a counter that are over, in order.
+// merged returns the completed time buckets that Redis and PostgreSQL have, in order.
 func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain {
 	if len(gained) == 0 {
 		return behind
@@ -431,9 +435,9 @@ func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain
 	return out
 }
 
-// Dimension is as counter.Reader says.
+// Dimension implements counter.Reader.
 func (s resident) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var is *counterredis.ResidentDimension
 	err := s.mend(ctx, func() (err error) {
 		is, err = s.redis.DimensionResident(ctx, key, name)
@@ -448,7 +452,7 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 		return row, all, during(fmt.Sprintf("dimension %q of %q", name, key), err)
 	}
 	add := func(upTo counter.Version, counts []counter.Count) {
-		if is.Alone || row.Version.Compare(upTo) < 0 { // else the row has it
+		if is.Alone || row.Version.Compare(upTo) < 0 { // otherwise the row has them
 			for _, c := range counts {
 				all.Add(c.Value, c.Count)
 			}
@@ -459,17 +463,17 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 	return is.State.Counter(key), all, nil
 }
 
-// Mark is as counter.TopStore says.
+// Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	return during("top", s.redis.Mark(ctx, match, number, keys))
 }
 
-// Marked is as counter.TopStore says: Redis has the marks, PostgreSQL the lists.
+// Marked implements counter.TopStore: Redis has the marks, PostgreSQL the lists.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	return s.redis.Marked(ctx, match)
 }
 
-// KeepTop is as counter.TopStore says.
+// KeepTop implements counter.TopStore.
 func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
 	if err := s.pg.KeepTop(ctx, match, step, list, kept, nil); err != nil {
 		return err
@@ -477,18 +481,18 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 	return during("top", s.redis.Unmark(ctx, match, list.Number, marks))
 }
 
-// TopLists is as counter.TopStore says.
+// TopLists implements counter.TopStore.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
 	return s.pg.TopLists(ctx, match, step, from, to)
 }
 
-// Size is as counter.Reader says: it counts what is persisted.
+// Size implements counter.Reader: it counts what is persisted.
 func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 	n, err := s.pg.Size(ctx, prefix)
 	return n, unavailable(err)
 }
 
-// Aggregate is as counter.Reader says: PostgreSQL adds up, once it has everything that was changed before. Sums that
+// Aggregate implements counter.Reader: PostgreSQL adds up, once it has everything that was changed before. Sums that
 // are sharded are read one by one, since their shards are in Redis alone.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
@@ -522,10 +526,10 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
-// coldSets begins the cursor of sets in PostgreSQL.
+// coldSets precedes cursors of PostgreSQL.
 const coldSets = "cold:"
 
-// Sets is as counter.Reader says: those in Redis, and then those in PostgreSQL, which has
+// Sets implements counter.Reader: those in Redis, and then those in PostgreSQL, which has
 // every set that was not in Redis before.
 func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
 	cold, isCold := strings.CutPrefix(cursor, coldSets)

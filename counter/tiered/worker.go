@@ -18,12 +18,12 @@ import (
 
 const (
 	leastTick = 5 * time.Millisecond
-	hurries   = 10 * time.Millisecond // the least time between two checkpoints that somebody waits for
-	evictMost = 30 * time.Second      // the most time between two rounds of evicting
+	hurries   = 10 * time.Millisecond // shortest time between two checkpoints that callers wait for
+	evictMost = 30 * time.Second      // longest time between two evictions
 	lastRound = 2 * time.Second       // for persistLast
 )
 
-// metrics are the store's.
+// metrics has the metrics of a store.
 type metrics struct {
 	lag         *atomic.Int64 // nanoseconds
 	persisted   prometheus.Counter
@@ -48,7 +48,7 @@ func newMetrics(to prometheus.Registerer) metrics {
 	return m
 }
 
-// hurry has the worker persist soon.
+// hurry makes the worker persist soon.
 func (s *Store) hurry() {
 	select {
 	case s.kick <- struct{}{}:
@@ -56,8 +56,8 @@ func (s *Store) hurry() {
 	}
 }
 
-// persist is the worker: it persists what is old enough, and lets cold counters go,
-// until ctx ends. Its tick leaves a checkpoint the last tenth of the interval.
+// persist is the worker: it persists changes and evicts unused counters until ctx ends. Its tick leaves the last tenth
+// of the interval for the checkpoint itself.
 func (s *Store) persist(ctx context.Context) {
 	ticker := time.NewTicker(max(s.cfg.PersistInterval/10, leastTick))
 	defer ticker.Stop()
@@ -88,7 +88,7 @@ func (s *Store) persist(ctx context.Context) {
 			evicted = time.Now()
 			for more := true; more && ctx.Err() == nil; {
 				var gone int
-				// While PostgreSQL is away nothing that is there leaves Redis.
+				// While PostgreSQL is unavailable, nothing is evicted.
 				if _, err = s.pg.Rows(ctx, nil); err == nil {
 					gone, more, err = s.redis.Evict(ctx, s.cfg.ColdAfter)
 				}
@@ -108,8 +108,8 @@ func (s *Store) persist(ctx context.Context) {
 	}
 }
 
-// persistLast waits until PostgreSQL has what is left in Redis, when the process ends in an orderly way, so that PostgreSQL
-// alone has everything after the last one. What it does not reach stays in Redis for the next process.
+// persistLast waits until PostgreSQL has everything, when the process ends in an orderly way. So after the last process
+// PostgreSQL alone has all counters. Whatever it cannot persist in time stays in Redis for the next process.
 func (s *Store) persistLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
 	defer cancel()
@@ -120,7 +120,7 @@ func (s *Store) persistLast() {
 	}
 	if err == nil {
 		if slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
-			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
+			return // healing and adopting are left to a process that stays
 		}
 		err = s.persistAll(ctx)
 	}
@@ -129,7 +129,7 @@ func (s *Store) persistLast() {
 	}
 }
 
-// round persists what is old enough, or all, when somebody waits for it.
+// round persists changes that are old enough, or with hurry all changes.
 func (s *Store) round(ctx context.Context, hurry bool) error {
 	all, err := s.redis.Status(ctx)
 	if err != nil {
@@ -143,7 +143,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		if !b.Since.IsZero() {
 			lag = max(lag, b.Now.Sub(b.Since))
 		}
-		due = due || b.Draining != 0 && lag > s.cfg.PersistInterval // somebody died over it
+		due = due || b.Draining != 0 && lag > s.cfg.PersistInterval // the process that drained it has died
 	}
 	s.metrics.lag.Store(int64(lag))
 	s.unready.Store(nil)
@@ -162,7 +162,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if err != nil || busy || done == 0 {
 		return err
 	}
-	// Who does not come to this leaves it to the next checkpoint.
+	// If the process dies before this, the next checkpoint acknowledges.
 	if err := s.redis.Acknowledge(ctx, generation, done); err != nil {
 		return err
 	}
@@ -170,16 +170,16 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	return nil
 }
 
-// checkpoint writes the next checkpoint, and returns its number. all is what buckets said before p: when another process has
-// persisted since, it looks like a loss, and heal finds none.
+// checkpoint writes the next checkpoint, and returns its number. all has the buckets from before p. If another process
+// has persisted since, that looks like a loss of data, and heal finds that there was none.
 func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []counterredis.Bucket) (number, deleted uint64, err error) {
 	dirty := false
 	for _, b := range all {
 		if b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
 			return 0, 0, counterredis.ErrLost
 		}
-		if b.Draining != 0 && b.Draining == p.Checkpoint { // it is persisted: who did so has died
-			// What came after it is for the next round.
+		if b.Draining != 0 && b.Draining == p.Checkpoint { // it is persisted, and the process that did so has died
+			// Later changes are left to the next round.
 			return 0, 0, s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint)
 		}
 		dirty = dirty || !b.Since.IsZero()
@@ -199,7 +199,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 	if err != nil {
 		return 0, 0, err
 	}
-	// A bucket that has lost its memory meanwhile has told of counters as if they did not exist.
+	// A bucket that lost its data meanwhile has reported counters as not existing.
 	if all, err = s.redis.Status(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -216,8 +216,8 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 	return number, deleted, nil
 }
 
-// heal finds out whether Redis has lost its memory, and begins a new generation if it has. One
-// call at a time does so. The worker's also adopts counters that Redis had alone.
+// heal finds out whether Redis has lost data, and then begins a new generation. One call at a time does so. With adopts
+// it also adopts the counters of a Redis that had no PostgreSQL.
 func (s *Store) heal(ctx context.Context, adopts bool) error {
 	if err := s.Ready(); err != nil && !adopts {
 		return err
@@ -232,7 +232,8 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 	return during("looking whether Redis has lost its memory", err)
 }
 
-// generation begins a new generation in Redis and returns its number, or 0 when Redis has lost nothing that was persisted.
+// generation begins a new generation in Redis and returns its number, or 0 when Redis has lost nothing that was
+// persisted.
 func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) (uint64, error) {
 	all, err := s.redis.Status(ctx)
 	if err != nil {
@@ -247,7 +248,7 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 	}
 	switch {
 	case good && whole:
-		return 0, nil // somebody was faster
+		return 0, nil // another call was faster
 	case whole:
 		return 0, s.redis.Adopt(ctx, f.Generation, next)
 	}
@@ -265,7 +266,7 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 		}
 	}
 	asks, deleted := time.Time{}, f.Deleted
-	if unmarked { // it brought what Redis has deleted, and identities
+	if unmarked { // PostgreSQL got the highest deleted incarnation and the identities of Redis
 		for _, b := range all {
 			deleted = max(deleted, b.Deleted)
 		}
@@ -283,7 +284,7 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 	return next, nil
 }
 
-// tickets are those of the buckets of keys, and the generation.
+// tickets has the tickets of buckets, and their generation.
 type tickets struct {
 	of         map[int]string
 	generation uint64
@@ -313,8 +314,8 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 	return t, nil
 }
 
-// load makes counters resident. wanted says that those that do not exist are to be known in Redis, too. It returns the
-// counters that stay in PostgreSQL, because they are exact.
+// load makes counters resident. With wanted, Redis also notes those that do not exist. It returns the counters that
+// stay in PostgreSQL because they are exact.
 func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced map[string]counter.Counter, err error) {
 	t, err := s.tickets(ctx, keys)
 	if err != nil {

@@ -1,4 +1,4 @@
-package shares_test
+package regions_test
 
 import (
 	"fmt"
@@ -8,20 +8,19 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
-	"headcount/counter/shares"
 )
 
 // text is all that two shares may differ in.
-func text(s shares.Share) string {
+func text(s Share) string {
 	return fmt.Sprint(s.Kind, s.Died, s.Emptied, s.Parts, s.Seen.Count(), s.Value())
 }
 
 // share is any share of a kind, of few regions and small numbers, so that they meet. One
 // sequence of one life may have two values, as an older memory leaves them.
-func share(t *rapid.T, name string, kind counter.Kind) shares.Share {
-	s := shares.Share{Kind: kind, Died: rapid.Uint64Range(0, 2).Draw(t, name+" died")}
+func share(t *rapid.T, name string, kind counter.Kind) Share {
+	s := Share{Kind: kind, Died: rapid.Uint64Range(0, 2).Draw(t, name+" died")}
 	if rapid.IntRange(0, 4).Draw(t, name+" is deleted") == 0 {
-		return shares.Share{Died: s.Died}
+		return Share{Died: s.Died}
 	}
 	if kind != counter.Sum {
 		s.Emptied = rapid.Uint64Range(0, 2).Draw(t, name+" emptied")
@@ -32,10 +31,10 @@ func share(t *rapid.T, name string, kind counter.Kind) shares.Share {
 		s.Seen = seen
 		return s
 	}
-	s.Parts = map[shares.Incarnation]shares.Part{}
+	s.Parts = map[Incarnation]Part{}
 	for range rapid.IntRange(0, 4).Draw(t, name+" has parts") {
-		life := shares.Incarnation{Region: rapid.SampledFrom([]string{"us", "eu"}).Draw(t, name+" region"), Number: rapid.Uint64Range(1, 2).Draw(t, name+" life")}
-		p := shares.Part{Sequence: rapid.Uint64Range(1, 4).Draw(t, name+" sequence")}
+		life := Incarnation{Region: rapid.SampledFrom([]string{"us", "eu"}).Draw(t, name+" region"), Number: rapid.Uint64Range(1, 2).Draw(t, name+" life")}
+		p := Part{Sequence: rapid.Uint64Range(1, 4).Draw(t, name+" sequence")}
 		p.Value = rapid.Int64Range(-2, 9).Draw(t, name+" value")
 		if kind == counter.Sum {
 			p.At = rapid.Uint64Range(0, p.Sequence).Draw(t, name+" at")
@@ -76,8 +75,8 @@ func TestRegionsAgree(t *testing.T) {
 	for _, kind := range []counter.Kind{counter.Sum, counter.Members} {
 		t.Run(kind.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				regions := []*shares.Region{{Name: "us"}, {Name: "eu"}, {Name: "ap"}}
-				var told []shares.Share
+				regions := []*Region{{Name: "us"}, {Name: "eu"}, {Name: "ap"}}
+				var told []Share
 				made := map[int]bool{}                 // changes, by number
 				knows := []map[int]bool{{}, {}, {}}    // of each region; whoever hears a share knows what its teller knew
 				var knew []map[int]bool                // of told

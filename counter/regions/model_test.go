@@ -1,6 +1,4 @@
-// Package shares defines the replica state of a counter and its merge as pure arithmetic. No store uses it: it is the
-// model with which the tests compare scripts/counter_merge.lua.
-package shares
+package regions_test
 
 import (
 	"maps"
@@ -8,6 +6,9 @@ import (
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
 )
+
+// This file has the replica state of a counter and its merge as pure arithmetic: the model with which the tests compare
+// scripts/counter_merge.lua.
 
 // Incarnation is a period in which a region did not lose the counter. A later one has a greater Number.
 type Incarnation struct {
