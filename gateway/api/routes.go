@@ -32,9 +32,7 @@ func (a *API) Engine() *gin.Engine {
 	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.parts.Log}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
 	e.NoRoute(notFound)
-	e.NoMethod(func(c *gin.Context) {
-		httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
-	})
+	e.NoMethod(RefuseMethod)
 	httppolicy.Get(e, "/:page/counter", a.getCounter)
 	e.PUT("/:page/counter", a.putCounter)
 	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { a.putPresence(c, true) })
@@ -110,6 +108,11 @@ func (o *loggedOrigins) Refusal(r *http.Request) string {
 			Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
 	}
 	return reason
+}
+
+// RefuseMethod answers 405. The Allow header has been set.
+func RefuseMethod(c *gin.Context) {
+	httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 }
 
 func notFound(c *gin.Context) {
