@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 
 	"headcount/counter/limit"
 	"headcount/gateway/counterapi"
@@ -122,7 +123,8 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	metrics    *httpMetrics
-	started    atomic.Bool // the cluster was ready once; from then on there are counts to serve
+	foreign    rate.Sometimes // when a refused origin is logged
+	started    atomic.Bool    // the cluster was ready once; from then on there are counts to serve
 }
 
 // New returns the API of a gateway with these parts.
@@ -130,7 +132,7 @@ func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
-		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer),
+		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
 	}
 }
 

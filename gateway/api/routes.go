@@ -4,15 +4,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/gin-gonic/gin"
-	"github.com/rs/zerolog"
 
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
-	"headcount/gateway/identity"
 	"headcount/presence"
 )
 
@@ -29,8 +25,7 @@ func (a *API) Engine() *gin.Engine {
 	if a.cfg.Tracer != nil {
 		e.Use(a.traced)
 	}
-	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.parts.Log}
-	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
+	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(a.cfg.Origins, a.callers.Proxies), a.callers.findSite)
 	e.NoRoute(notFound)
 	e.NoMethod(RefuseMethod)
 	httppolicy.Get(e, "/:page/counter", a.getCounter)
@@ -84,30 +79,6 @@ func closeAfterChunks(c *gin.Context) {
 	if len(c.Request.TransferEncoding) > 0 {
 		c.Header("Connection", "close")
 	}
-}
-
-// logEvery is the least time between two log lines about refused origins.
-const logEvery = time.Minute
-
-// loggedOrigins are Origins that also log a refusal, at most once per logEvery.
-type loggedOrigins struct {
-	*identity.Origins
-	log    zerolog.Logger
-	mu     sync.Mutex
-	logged time.Time // guarded by mu
-}
-
-// Refusal returns why a request is refused, and may log it.
-func (o *loggedOrigins) Refusal(r *http.Request) string {
-	reason := o.Origins.Refusal(r)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if now := time.Now(); o.logged.IsZero() || now.Sub(o.logged) >= logEvery {
-		o.logged = now
-		o.log.Warn().Str("origin", presence.Excerpt(r.Header.Get("Origin"))).Str("host", presence.Excerpt(r.Host)).
-			Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
-	}
-	return reason
 }
 
 // RefuseMethod answers 405. The Allow header has been set.
