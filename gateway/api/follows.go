@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -94,9 +94,8 @@ func (a *API) getFollows(c *gin.Context) {
 	if !ok {
 		return
 	}
-	query, err := url.ParseQuery(c.Request.URL.RawQuery)
-	if err != nil {
-		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?after=page, percent-encoded.")
+	query, ok := counterapi.Query(c, "?after=page")
+	if !ok {
 		return
 	}
 	var s unread.State
