@@ -38,12 +38,6 @@ const budgetPerCore = 60_000
 // ErrConfig is wrapped by every error about a setting that cannot work.
 var ErrConfig = errors.New("bad setting")
 
-// Store is the part of a store that a gateway uses.
-type Store interface {
-	presence.Updates
-	presence.Endpoints
-}
-
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
@@ -62,7 +56,7 @@ type Config struct {
 	// Default: a new incarnation.
 	Incarnation uint64
 
-	Store   Store        // required
+	Store   fanout.Store // required
 	Unread  unread.Store // required; its publications arrive as updates, like counts
 	Cluster Cluster      // required
 	API     api.Config   // of plain HTTP calls; Origins and Assets are required
