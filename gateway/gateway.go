@@ -117,7 +117,7 @@ type Gateway struct {
 	callers   *api.Callers
 	api       *api.API
 	slots     *httppolicy.AddressSlots
-	newTopics *newTopics
+	newTopics *httppolicy.SharedLimiter
 	grace     *restartGrace
 	metrics   *metrics
 	handler   http.Handler
@@ -164,7 +164,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
-	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
+	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
