@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -219,18 +217,15 @@ func (a *API) putUnread(c *gin.Context) {
 	}
 	var pages []string
 	if raw, given := members["page"]; given {
-		var name *string
-		err := json.Unmarshal(raw, &name)
-		if err != nil || name == nil {
-			err = errors.New("it is no string")
-		} else {
-			err = presence.CheckPage(*name)
+		name, err := textOf(raw)
+		if err == nil {
+			err = presence.CheckPage(name)
 		}
 		if err != nil {
 			badRequest(c, `"page" is the page whose changes are read: `+err.Error()+"; leave it out for all.")
 			return
 		}
-		pages = []string{siteOf(c).Qualify(*name)}
+		pages = []string{siteOf(c).Qualify(name)}
 	}
 	if !a.admitIdentity(c, id) {
 		return
