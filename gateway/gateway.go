@@ -38,6 +38,9 @@ const budgetPerCore = 60_000
 // ErrConfig is wrapped by every error about a setting that cannot work.
 var ErrConfig = errors.New("bad setting")
 
+// Store is the part of a store that a gateway uses.
+type Store = fanout.Store
+
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
@@ -56,7 +59,7 @@ type Config struct {
 	// Default: a new incarnation.
 	Incarnation uint64
 
-	Store   fanout.Store // required
+	Store   Store        // required
 	Unread  unread.Store // required; its publications arrive as updates, like counts
 	Cluster Cluster      // required
 	API     api.Config   // of plain HTTP calls; Origins and Assets are required
