@@ -104,7 +104,7 @@ var layers = []layer{
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
-	{"cmd/headcount/top", []string{"client"}}, // the dashboard in a terminal
+	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                // tests alone
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives

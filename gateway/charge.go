@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"net/netip"
 	"time"
 
 	"headcount/counter/limit"
@@ -90,33 +89,19 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 		return true
 	}
 	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.newTopicsRate, c.Now(), fresh)
-	if wait > 0 || !c.g.newTopics.Admit(c.addr, fresh) {
+	if wait > 0 {
 		return false
 	}
-	c.newTopicsRate = back
-	return true
-}
-
-// newTopics limits the topics new to the gateway that one address, and all addresses together,
-// may name.
-type newTopics struct {
-	ofAddress *httppolicy.RateLimiter
-	ofAll     *httppolicy.RateLimiter // one caller stands for all clients
-}
-
-func newNewTopics() *newTopics {
-	return &newTopics{httppolicy.NewRateLimiter(addressPageRate, addressPageBurst), httppolicy.NewRateLimiter(gatewayPageRate, gatewayPageBurst)}
-}
-
-// Admit charges n new topics to the address and to the gateway, and reports whether both rates
-// allow them.
-func (t *newTopics) Admit(addr netip.Addr, n int) bool {
-	now := time.Now()
-	ok, _ := t.ofAddress.AllowN(httppolicy.Caller{Addr: addr}, n, now)
+	ok, _ := c.g.newTopics.Admit(c.addr, fresh)
 	if ok {
-		ok, _ = t.ofAll.AllowN(httppolicy.Caller{}, n, now)
+		c.newTopicsRate = back
 	}
 	return ok
+}
+
+// newTopics limits the topics new to the gateway that one address, and all addresses together, may name.
+func newTopics() *httppolicy.SharedLimiter {
+	return httppolicy.NewSharedLimiter(limit.PerSecond(addressPageRate, addressPageBurst), limit.PerSecond(gatewayPageRate, gatewayPageBurst))
 }
 
 // chargeNames charges names in lists to the client. If they are too many, the client is throttled until the

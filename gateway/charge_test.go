@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/counter/limit"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
@@ -158,7 +159,7 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
-	s.g.newTopics.ofAddress = httppolicy.NewRateLimiter(1, 150)
+	*s.g.newTopics = *httppolicy.NewSharedLimiter(limit.PerSecond(1, 150), limit.PerSecond(gatewayPageRate, gatewayPageBurst))
 	first, second := s.socket(""), s.socket("")
 	first.write(onPages("subscribe", 0, 100))
 	first.expect(websocket.Text, `{"type":"count"`)

@@ -95,9 +95,10 @@ type input struct {
 
 // States of the close handshake.
 const (
-	open       uint32 = iota
-	closeSent         // a close frame has been sent, or is about to be
-	handshaken        // the client's close frame has arrived, too
+	open      uint32 = iota
+	closeSent        // a close frame has been sent, or is about to be
+	answered         // the client's close frame has arrived, too, after the gateway's
+	leftFirst        // the client's close frame came first, and has been answered
 )
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
@@ -172,7 +173,7 @@ func (c *conn) Freed(taken bool) {
 		c.Heard() // a client that takes a write is alive
 	}
 	switch c.closing.Load() {
-	case handshaken:
+	case answered, leftFirst:
 		_ = c.Close()
 	case closeSent:
 		c.awaitClose()
@@ -214,10 +215,10 @@ func (c *conn) blocked() bool {
 	return c.wire.Busy() && !c.wire.Closed() && !c.events && c.closing.Load() == open
 }
 
-// finish closes the connection after the close handshake: at once, or when the client has taken the close
-// frame.
-func (c *conn) finish() {
-	c.closing.Store(handshaken)
+// finish closes the connection after the close handshake, which has come to the state answered or leftFirst: at once, or
+// when the client has taken the close frame.
+func (c *conn) finish(state uint32) {
+	c.closing.Store(state)
 	if !c.wire.Busy() {
 		_ = c.Close()
 	}
@@ -256,9 +257,9 @@ func (c *conn) Ended() {
 // cause returns the cause of the connection's end, as a label of the metrics.
 func (c *conn) cause() string {
 	switch c.closing.Load() {
-	case handshaken:
+	case leftFirst:
 		return leftClosed
-	case closeSent:
+	case closeSent, answered:
 		return leftSentAway
 	}
 	return leftLost

@@ -17,6 +17,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -719,6 +720,46 @@ func TestDrainWaitsForTheClose(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
+func TestCausesOfLeaves(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
+	leaves := func(cause string) float64 {
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "headcount_leaves_total" && m.GetLabel()[0].GetValue() == cause {
+					return m.GetCounter().GetValue()
+				}
+			}
+		}
+		return -1
+	}
+	for cause, end := range map[string]func(*raw){
+		leftClosed: func(r *raw) {
+			r.write([]byte(masked(websocket.Close, "\x03\xe8")))
+			r.expectClose(1000)
+		},
+		leftSentAway: func(r *raw) {
+			s.g.each(func(c *conn) { c.Expire() })
+			r.expect(websocket.Text, `{"type":"error","code":"token_expired"`)
+			r.expectClose(websocket.StatusPolicyViolation)
+			r.write([]byte(masked(websocket.Close, "\x03\xf0")))
+		},
+		leftLost: func(r *raw) { _ = r.SetLinger(0) },
+	} {
+		s.visit("p", end)
+		s.settles(0)
+		if n := leaves(cause); n != 1 {
+			t.Errorf("%s: %v leaves", cause, n)
+		}
+	}
 }
 
 // TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may

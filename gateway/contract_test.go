@@ -63,6 +63,22 @@ func everything(t *testing.T) func(*Config) {
 	}
 }
 
+// documentedCalls returns the calls of openapi.json as "METHOD /path".
+func documentedCalls(t *testing.T) (calls []string) {
+	var doc struct{ Paths map[string]map[string]any }
+	if err := json.Unmarshal(openapi.OpenAPI, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, members := range doc.Paths {
+		for member := range members {
+			if member != "parameters" {
+				calls = append(calls, strings.ToUpper(member)+" "+path)
+			}
+		}
+	}
+	return calls
+}
+
 // The documents for programs and the one for people have every route, and no other.
 func TestDocumentsHaveEveryRoute(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
@@ -87,7 +103,7 @@ func TestDocumentsHaveEveryRoute(t *testing.T) {
 			}
 		}
 	}
-	same("openapi.json", openapi.Calls())
+	same("openapi.json", documentedCalls(t))
 	text, err := os.ReadFile("../docs/http.md")
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +302,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		}
 	}
 	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"], good["GET /api/v1/top/events"], good["GET /-/users/events"] = true, true, true, true, true // TestFramesAreAsDocumented
-	for _, call := range openapi.Calls() {
+	for _, call := range documentedCalls(t) {
 		if !good[call] {
 			t.Errorf("%s was not answered", call)
 		}

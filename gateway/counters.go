@@ -96,7 +96,7 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 			return nil, badCounter(key, err.Error())
 		}
 		if !c.server && !rule.Allows(counter.PublicRead) {
-			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", counter: presence.KeyOf(key), hasCounter: true}
+			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", member: "counter", value: presence.KeyOf(key)}
 		}
 		rules[i] = rule
 	}
@@ -162,5 +162,5 @@ func (c *conn) Mine(key string, is, again bool) {
 }
 
 func badCounter(key, why string) *fault {
-	return &fault{code: codeBadCounter, message: why, counter: presence.Excerpt(presence.KeyOf(key)), hasCounter: true}
+	return &fault{code: codeBadCounter, message: why, member: "counter", value: presence.Excerpt(presence.KeyOf(key))}
 }

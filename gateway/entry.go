@@ -99,6 +99,10 @@ func (g *Gateway) routes() http.Handler {
 	e.GET("/-/ws", g.getSocket)
 	e.GET("/:page/counter/events", g.getEvents)
 	e.GET("/-/users/events", g.getUserEvents)
+	e.HEAD("/-/users/events", func(c *gin.Context) { // otherwise it would be the HEAD of a user called events
+		c.Header("Allow", http.MethodGet)
+		api.RefuseMethod(c)
+	})
 	if g.counters != nil {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)

@@ -51,9 +51,11 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unwatched(topics); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
-		g.api.RefuseNewPages(c)
-		return
+	if n := g.hub.Unwatched(topics); n > 0 {
+		if ok, _ := g.newTopics.Admit(g.callers.Addr(c.Request), n); !ok {
+			g.api.RefuseNewPages(c)
+			return
+		}
 	}
 	slot, ok := g.reserve(c)
 	if !ok {

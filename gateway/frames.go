@@ -17,7 +17,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 		case c.closing.Load() != open:
 			n, closed := c.reader.Skip(data)
 			if closed {
-				c.finish()
+				c.finish(answered)
 				return nil, nil
 			}
 			if n == 0 {
@@ -64,9 +64,12 @@ func (c *conn) frame(f websocket.Frame) error {
 	case websocket.Ping:
 		return c.send(websocket.Pong, f.Payload)
 	case websocket.Close:
-		c.closing.Store(closeSent)
+		state := answered
+		if c.closing.CompareAndSwap(open, closeSent) { // otherwise the gateway began to close at this moment
+			state = leftFirst
+		}
 		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
-		c.finish()
+		c.finish(state)
 		return err
 	}
 	return nil // a fragment of a message, or a pong

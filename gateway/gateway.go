@@ -39,10 +39,7 @@ const budgetPerCore = 60_000
 var ErrConfig = errors.New("bad setting")
 
 // Store is the part of a store that a gateway uses.
-type Store interface {
-	presence.Updates
-	presence.Endpoints
-}
+type Store = fanout.Store
 
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
@@ -123,7 +120,7 @@ type Gateway struct {
 	callers   *api.Callers
 	api       *api.API
 	slots     *httppolicy.AddressSlots
-	newTopics *newTopics
+	newTopics *httppolicy.SharedLimiter
 	grace     *restartGrace
 	metrics   *metrics
 	handler   http.Handler
@@ -170,7 +167,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
-	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
+	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{

@@ -31,6 +31,39 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 	}
 }
 
+// Every event stream is refused to pages of other origins, and answers GET alone.
+func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, everything(t))
+	for _, path := range []string{
+		"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice",
+	} {
+		for _, of := range []struct {
+			method, origin string
+			status         int
+		}{
+			{"GET", "http://evil.example", http.StatusForbidden},
+			{"GET", "http://" + s.addr, http.StatusOK},
+			{"HEAD", "http://" + s.addr, http.StatusMethodNotAllowed},
+		} {
+			r, err := http.NewRequest(of.method, "http://"+s.addr+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Origin", of.origin)
+			r.Header.Set("X-API-Key", "k")
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed && resp.Header.Get("Allow") != "GET" {
+				t.Errorf("%s %s of %s: %s, Allow %q", of.method, path, of.origin, resp.Status, resp.Header.Get("Allow"))
+			}
+		}
+	}
+}
+
 // The connection ends after a request whose end others may see elsewhere. The server
 // asks for no body that it would refuse.
 func TestBodies(t *testing.T) {

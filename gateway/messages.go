@@ -56,11 +56,8 @@ type message struct {
 type fault struct {
 	code    string
 	message string
-	page    string
-	hasPage bool
-
-	counter    string
-	hasCounter bool
+	member  string // "page" or "counter", if one is at fault
+	value   string // of the member
 }
 
 func (f *fault) Error() string { return f.code + ": " + f.message }
@@ -198,7 +195,7 @@ func because(err error) string {
 }
 
 func badPage(page string, err error) *fault {
-	return &fault{code: codeBadPage, message: err.Error(), page: presence.Excerpt(page), hasPage: true}
+	return &fault{code: codeBadPage, message: err.Error(), member: "page", value: presence.Excerpt(page)}
 }
 
 // appendJSON appends the error frame's text.
@@ -207,13 +204,9 @@ func (f *fault) appendJSON(b []byte) []byte {
 	b = append(b, f.code...)
 	b = append(b, `","message":`...)
 	b = appendQuoted(b, f.message)
-	if f.hasPage {
-		b = append(b, `,"page":`...)
-		b = appendQuoted(b, f.page)
-	}
-	if f.hasCounter {
-		b = append(b, `,"counter":`...)
-		b = appendQuoted(b, f.counter)
+	if f.member != "" {
+		b = append(append(append(b, `,"`...), f.member...), `":`...)
+		b = appendQuoted(b, f.value)
 	}
 	return append(b, '}')
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/api"
-	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
@@ -57,19 +56,16 @@ func (g *Gateway) Stats() presence.GatewayStats {
 
 // newMetrics makes the metrics that the gateway counts itself.
 func newMetrics() *metrics {
+	plain := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
 	return &metrics{
 		faults: labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
 			codeBadJSON, codeBadType, codeBadPage, codeBadCounter, codeForbidden, codeTooManyPages, codeTooLarge, codeBinary,
 			codeTooManyErrors, codeRateLimited, codeTokenExpired),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_connections_refused_total", Help: "Connections refused because there were too many.",
-		}),
-		evicted: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_connections_evicted_total", Help: "Connections closed to make room for others, because they were silent or made no progress.",
-		}),
-		joins: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_joins_total", Help: "Pages that connections joined.",
-		}),
+		refused: plain("headcount_connections_refused_total", "Connections refused because there were too many."),
+		evicted: plain("headcount_connections_evicted_total", "Connections closed to make room for others, because they were silent or made no progress."),
+		joins:   plain("headcount_joins_total", "Pages that connections joined."),
 		leaves: labeled("headcount_leaves_total",
 			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the connection), sent_away (the gateway closed it), lost (the connection ended without a close frame).", "cause",
 			leftPage, leftClosed, leftSentAway, leftLost),
@@ -95,36 +91,27 @@ func labeled(name, help, label string, values ...string) *prometheus.CounterVec 
 
 // registerMetrics registers the metrics, including those that are read from the parts of the gateway.
 func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
-	figure := func(name, help string, of func(fanout.Figures) int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(of(g.hub.Figures())) })
+	sum := func(name, help string, labels prometheus.Labels, of func() int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return float64(of()) })
 	}
-	dropped := func(reason string, of func(fanout.Figures) int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "headcount_deliveries_dropped_total", ConstLabels: prometheus.Labels{"reason": reason},
-			Help: "Counts not written to a subscriber, by reason: busy (the last write was still under way; the newest count follows), gone (the connection had ended, or the write failed).",
-		}, func() float64 { return float64(of(g.hub.Figures())) })
+	gauge := func(name, help string, of func() int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(of()) })
 	}
-	m := g.metrics
+	dropped := func(reason string, of func() int64) prometheus.Collector {
+		return sum("headcount_deliveries_dropped_total", "Counts not written to a subscriber, by reason: busy (the last write was still under way; the newest count follows), gone (the connection had ended, or the write failed).",
+			prometheus.Labels{"reason": reason}, of)
+	}
+	m, figures := g.metrics, g.hub.Figures
 	reg.MustRegister(
 		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.ignored, m.joinWait,
-		figure("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
-		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
-		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),
-		figure("headcount_clients_silent_total", "Connections closed because the client did not answer a ping.", func(f fanout.Figures) int64 { return f.Silent }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "headcount_beats_repeated_total", Help: "Joins and leaves sent to a presence node again because it had not acknowledged them.",
-		}, func() float64 { return float64(g.roster.repeated.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_connections", Help: "Open WebSockets and event streams.",
-		}, func() float64 { return float64(g.connections.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_pages_watched", Help: "Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.",
-		}, func() float64 { return float64(g.hub.Topics()) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "headcount_deliveries_total", Help: "Counts written to subscribers.",
-		}, func() float64 { return float64(g.hub.Figures().Delivered) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "headcount_client_messages_total", Help: "Messages received from clients.",
-		}, func() float64 { return float64(m.received.Load()) }),
+		sum("headcount_deliveries_total", "Counts written to subscribers.", nil, func() int64 { return figures().Delivered }),
+		sum("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", nil, func() int64 { return figures().Conflated }),
+		dropped("busy", func() int64 { return figures().Busy }),
+		dropped("gone", func() int64 { return figures().Unwritten }),
+		sum("headcount_clients_silent_total", "Connections closed because the client did not answer a ping.", nil, func() int64 { return figures().Silent }),
+		sum("headcount_client_messages_total", "Messages received from clients.", nil, m.received.Load),
+		sum("headcount_beats_repeated_total", "Joins and leaves sent to a presence node again because it had not acknowledged them.", nil, g.roster.repeated.Load),
+		gauge("headcount_connections", "Open WebSockets and event streams.", g.connections.Load),
+		gauge("headcount_pages_watched", "Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.", func() int64 { return int64(g.hub.Topics()) }),
 	)
 }

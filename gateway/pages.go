@@ -97,7 +97,7 @@ func (c *conn) admitPrivate(names []string) error {
 		open = *c.opens
 	}
 	if name := c.g.callers.Shut(names, open); name != "" {
-		return &fault{code: codeForbidden, message: api.PrivateDetail, page: presence.KeyOf(name), hasPage: true}
+		return &fault{code: codeForbidden, message: api.PrivateDetail, member: "page", value: presence.KeyOf(name)}
 	}
 	return nil
 }
@@ -126,11 +126,11 @@ func (c *conn) absent(name string, lost bool) {
 func (c *conn) join(name string) error {
 	w := c.want(name)
 	if w == nil {
-		return tooManyPages(name)
+		return tooManyPages.about(name)
 	}
 	if !w.joined && w.counts == noCounts && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
-		return tooManyNew(name)
+		return tooManyNew.about(name)
 	}
 	topic := presence.CountTopic(name)
 	switch {
@@ -144,7 +144,7 @@ func (c *conn) join(name string) error {
 				c.Unsubscribe(topic)
 			}
 			c.tidy()
-			return tooManyOfUser(name)
+			return tooManyOfUser.about(name)
 		}
 		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
@@ -244,16 +244,16 @@ func (c *conn) subscribe(m message) error {
 	names := m.pages
 	for _, name := range names {
 		if !add(presence.CountTopic(name), slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name })) {
-			return tooManyPages("")
+			return &tooManyPages
 		}
 	}
 	for _, key := range m.counters {
 		if !add(counterapi.Topic(key), slices.Contains(c.subscribed(), key)) {
-			return tooManyPages("")
+			return &tooManyPages
 		}
 	}
 	if !c.admitNewTopics(fresh...) {
-		return tooManyNew("")
+		return &tooManyNew
 	}
 	var held []string
 	for _, name := range names {
@@ -294,14 +294,15 @@ func (c *conn) unsubscribe(names []string) {
 	c.tidy()
 }
 
-func tooManyNew(page string) *fault {
-	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once", page: presence.KeyOf(page), hasPage: page != ""}
-}
+// Faults about too much, which may name a page.
+var (
+	tooManyNew    = fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once"}
+	tooManyOfUser = fault{code: codeTooManyPages, message: "a user may join at most 10000 pages over all connections; leave some"}
+	tooManyPages  = fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection"}
+)
 
-func tooManyOfUser(page string) *fault {
-	return &fault{code: codeTooManyPages, message: "a user may join at most 10000 pages over all connections; leave some", page: presence.KeyOf(page), hasPage: true}
-}
-
-func tooManyPages(page string) *fault {
-	return &fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection", page: presence.KeyOf(page), hasPage: page != ""}
+// about returns the fault with the page that is at fault.
+func (f fault) about(name string) *fault {
+	f.member, f.value = "page", presence.KeyOf(name)
+	return &f
 }

@@ -389,8 +389,8 @@ func TestProbes(t *testing.T) {
 	for range maxProbes {
 		begin()
 	}
-	if code, _ := get(first, "10.1.2.3"); code != 404 || len(p.open) != maxProbes || len(p.order) != maxProbes {
-		t.Errorf("%d, and %d are open", code, len(p.open))
+	if code, _ := get(first, "10.1.2.3"); code != 404 || p.open.Len() != maxProbes {
+		t.Errorf("%d, and %d are open", code, p.open.Len())
 	}
 	if code, _ := get("guessed", "10.1.2.3"); code != 404 {
 		t.Errorf("a guess: %d", code)

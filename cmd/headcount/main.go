@@ -131,7 +131,7 @@ func (p program) end(err error) int {
 		return exitFailure // the check has printed its findings already
 	case errors.As(err, &refused):
 		return p.fail(exitSettings, refused)
-	case errors.Is(err, top.ErrSettings), errors.Is(err, simulate.ErrSettings):
+	case errors.Is(err, simulate.ErrSettings):
 		return p.fail(exitSettings, err)
 	}
 	return p.fail(exitFailure, err)

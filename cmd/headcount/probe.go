@@ -4,10 +4,10 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"net/http"
-	"net/netip"
 	"strings"
-	"sync"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"headcount/gateway/identity"
 )
@@ -18,18 +18,13 @@ import (
 // found.
 type probes struct {
 	proxies *identity.Proxies
-	path    string // prefix of all probes at the public address
-
-	mu    sync.Mutex // guards open
-	open  map[string]time.Time
-	order []string // of open, the oldest first
+	path    string                        // prefix of all probes at the public address
+	open    *lru.Cache[string, time.Time] // when each began; a further one replaces the oldest
 }
 
 const (
 	probePath = "/-/probe/" // below --base-path
-
-	// maxProbes is how many probes may be open; a further one replaces the oldest.
-	maxProbes = 64
+	maxProbes = 64          // that may be open
 	probeTTL  = time.Minute
 )
 
@@ -43,39 +38,24 @@ type probed struct {
 }
 
 func newProbes(cfg Config) *probes {
-	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: map[string]time.Time{}}
+	open, err := lru.New[string, time.Time](maxProbes)
+	if err != nil { // a size under 1
+		panic(err)
+	}
+	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: open}
 }
 
 // begin answers with the name of a new probe.
 func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
 	name := rand.Text()
-	p.mu.Lock()
-	if len(p.order) == maxProbes {
-		delete(p.open, p.order[0])
-		p.order = p.order[1:]
-	}
-	p.open[name] = time.Now()
-	p.order = append(p.order, name)
-	p.mu.Unlock()
+	p.open.Add(name, time.Now())
 	_, _ = w.Write([]byte(name)) // an error means that the client is gone
 }
 
 // take reports whether the probe is open, and closes it.
 func (p *probes) take(name string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	began, ok := p.open[name]
-	if !ok {
-		return false
-	}
-	delete(p.open, name)
-	for i, other := range p.order {
-		if other == name {
-			p.order = append(p.order[:i:i], p.order[i+1:]...)
-			break
-		}
-	}
-	return time.Since(began) < probeTTL
+	began, _ := p.open.Peek(name)
+	return p.open.Remove(name) && time.Since(began) < probeTTL
 }
 
 // before returns a handler that answers probes and passes all other requests to next.
@@ -86,26 +66,13 @@ func (p *probes) before(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		bare := *r
-		bare.Header = http.Header{}
-		peer := p.proxies.Addr(&bare)
+		peer, trusted := p.proxies.Peer(r)
 		seen := probed{
 			Host: r.Host, ForwardedFor: r.Header.Get("X-Forwarded-For") != "", Peer: peer.String(),
-			Trusted: p.trusts(&bare, peer), Secure: p.proxies.Secure(r),
+			Trusted: trusted, Secure: p.proxies.Secure(r),
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		_ = json.NewEncoder(w).Encode(seen)
 	})
-}
-
-// trusts reports whether the settings name the peer as a proxy: then they accept its
-// X-Forwarded-For.
-func (p *probes) trusts(bare *http.Request, peer netip.Addr) bool {
-	other := netip.MustParseAddr("192.0.2.1") // reserved for documentation
-	if peer == other {
-		return false
-	}
-	bare.Header = http.Header{"X-Forwarded-For": {other.String()}}
-	return p.proxies.Addr(bare) == other
 }

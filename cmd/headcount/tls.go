@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
+	"golang.org/x/time/rate"
 
 	"headcount/internal/setting"
 )
@@ -227,7 +228,7 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		redirect = manager.HTTPHandler(toHTTPS{domains(cfg.Domains)})
 	}
 	config := manager.TLSConfig()
-	var logged atomic.Int64                                           // the last minute in which an error was logged
+	logged := rate.Sometimes{Interval: time.Minute}
 	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
 	get := boundedWait(maxWaitingHandshakes, manager.GetCertificate)
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -236,8 +237,10 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		if err == nil && domain >= 0 && cert.Leaf != nil && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			last[domain].Store(cert)
 		}
-		if minute := time.Now().Unix() / 60; err != nil && domain >= 0 && logged.Swap(minute) != minute {
-			log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
+		if err != nil && domain >= 0 {
+			logged.Do(func() {
+				log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
+			})
 		}
 		return cert, err
 	}

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 
 	"headcount/counter/limit"
 	"headcount/gateway/counterapi"
@@ -64,7 +64,7 @@ type Config struct {
 type Parts struct {
 	Callers   *Callers
 	Counts    Counts
-	NewTopics NewTopics
+	NewTopics *httppolicy.SharedLimiter // of topics that the gateway does not have yet
 	Cluster   Cluster
 	Unread    unread.Store
 	Follows   *unread.FollowService
@@ -84,12 +84,6 @@ type Counts interface {
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
 	// Unread returns how many of these topics nobody here has subscribed to or read lately.
 	Unread(topics []presence.Topic) int
-}
-
-// NewTopics bounds how many topics that the gateway does not have yet clients may name.
-type NewTopics interface {
-	// Admit takes n topics from what the address may still name, and reports whether it may.
-	Admit(addr netip.Addr, n int) bool
 }
 
 // Cluster reaches the presence nodes.
@@ -122,7 +116,8 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	metrics    *httpMetrics
-	started    atomic.Bool // the cluster was ready once; from then on there are counts to serve
+	foreign    rate.Sometimes // when a refused origin is logged
+	started    atomic.Bool    // the cluster was ready once; from then on there are counts to serve
 }
 
 // New returns the API of a gateway with these parts.
@@ -130,7 +125,7 @@ func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
-		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer),
+		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
 	}
 }
 
@@ -172,14 +167,17 @@ func (a *API) admitIdentity(c *gin.Context, id identity.Identity) bool {
 // no limit. If admitPages returns false, it has written the error answer.
 func (a *API) admitPages(c *gin.Context, pages ...string) bool {
 	fresh := a.parts.Counts.Unread(presence.CountTopics(pages))
-	if fresh == 0 || a.callers.IsServer(c.Request) || a.parts.NewTopics.Admit(a.callers.Addr(c.Request), fresh) {
+	if fresh == 0 || a.callers.IsServer(c.Request) {
 		return true
 	}
-	a.RefuseNewPages(c)
-	return false
+	ok, _ := a.parts.NewTopics.Admit(a.callers.Addr(c.Request), fresh)
+	if !ok {
+		a.RefuseNewPages(c)
+	}
+	return ok
 }
 
-// RefuseNewPages answers a request that names more new topics than NewTopics admits.
+// RefuseNewPages answers a request that names more new topics than Parts.NewTopics admits.
 func (a *API) RefuseNewPages(c *gin.Context) {
 	a.tooMany(c, LimitRate, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(retryAfter))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"testing"
 	"testing/fstest"
 
@@ -20,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// empty is a gateway with nobody on any page, which admits everything.
+// empty is a gateway with nobody on any page.
 type empty struct{}
 
 func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []presence.Update, ok bool) {
@@ -35,7 +34,6 @@ func (e empty) Read(ctx context.Context, topics []presence.Topic) ([]presence.Up
 }
 
 func (empty) Unread([]presence.Topic) int                             { return 0 }
-func (empty) Admit(netip.Addr, int) bool                              { return true }
 func (empty) Hold(context.Context, presence.User, string, bool) error { return nil }
 func (empty) Users(context.Context, []presence.User) ([]presence.UserState, error) {
 	return nil, nil
@@ -74,7 +72,7 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	store := presencemem.New(presencemem.Config{})
 	return New(cfg, Parts{
 		Callers: &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}},
-		Counts:  empty{}, NewTopics: empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
+		Counts:  empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
 		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
 	}).Engine(), identities
 }

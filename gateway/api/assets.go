@@ -9,7 +9,6 @@ import (
 	"mime"
 	"net/http"
 	"path"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -62,9 +61,7 @@ func kindOf(name string) string {
 // ETag.
 func (a *asset) serve(c *gin.Context, status int) {
 	h := c.Writer.Header()
-	h.Set("Content-Type", a.kind)
 	h.Set("Cache-Control", "no-cache")
-	h.Set("X-Content-Type-Options", "nosniff")
 	httppolicy.AddVary(h, "Accept-Encoding")
 	if strings.HasPrefix(a.kind, "text/html") {
 		h.Set("Content-Security-Policy", contentPolicy)
@@ -75,21 +72,15 @@ func (a *asset) serve(c *gin.Context, status int) {
 	if packs {
 		etag = a.etags[1]
 	}
-	if status == http.StatusOK {
-		h.Set("ETag", etag)
-		if c.GetHeader("If-None-Match") == etag {
-			c.Status(http.StatusNotModified)
-			return
-		}
+	if status == http.StatusOK && httppolicy.NotModified(c, etag) {
+		return
 	}
 	out := a.body
 	if packs {
 		out = a.packed()
 		h.Set("Content-Encoding", "gzip")
 	}
-	h.Set("Content-Length", strconv.Itoa(len(out)))
-	c.Writer.WriteHeader(status)
-	_, _ = c.Writer.Write(out) // the client may be gone
+	httppolicy.AnswerWith(c.Writer, status, a.kind, out)
 }
 
 // assets adds the demo page, the browser client and the documents of the contract. Pages of any origin may load

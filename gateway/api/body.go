@@ -55,12 +55,20 @@ func readActionAnd(c *gin.Context, names []string, actions ...string) (action st
 	if !ok {
 		return "", nil, false
 	}
-	var value *string
-	if err := json.Unmarshal(members["action"], &value); err != nil || value == nil || !slices.Contains(actions, *value) {
-		badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
-		return "", nil, false
+	if action, err := textOf(members["action"]); err == nil && slices.Contains(actions, action) {
+		return action, members, true
 	}
-	return *value, members, true
+	badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
+	return "", nil, false
+}
+
+// textOf returns a member that is a string.
+func textOf(member json.RawMessage) (string, error) {
+	var text *string // nil: null
+	if err := json.Unmarshal(member, &text); err != nil || text == nil {
+		return "", errors.New("it is no string")
+	}
+	return *text, nil
 }
 
 // readMembers reads a body that is empty or a JSON object with members of these names.

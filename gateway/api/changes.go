@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -58,18 +57,15 @@ func (a *API) readChange(c *gin.Context) (change unread.Change, ok bool) {
 		return change, false
 	}
 	if raw, given := members["by"]; given {
-		var by *string
-		err := json.Unmarshal(raw, &by)
-		if err != nil || by == nil {
-			err = errors.New("it is no string")
-		} else {
-			err = identity.CheckUser(*by)
+		by, err := textOf(raw)
+		if err == nil {
+			err = identity.CheckUser(by)
 		}
 		if err != nil {
 			badRequest(c, `"by" is the id of a user: `+err.Error()+".")
 			return change, false
 		}
-		user := a.callers.UserOf(siteOf(c), *by)
+		user := a.callers.UserOf(siteOf(c), by)
 		change.By = &user
 	}
 	return change, true
@@ -82,13 +78,13 @@ func readNote(c *gin.Context, members map[string]json.RawMessage, name string, v
 	if !given {
 		return "", true
 	}
-	var value *string
-	if err := json.Unmarshal(raw, &value); err != nil || value == nil || *value == "" || utf8.RuneCountInString(*value) > maxNote ||
-		strings.ContainsFunc(*value, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) || !valid(*value) {
+	text, err := textOf(raw)
+	if err != nil || text == "" || utf8.RuneCountInString(text) > maxNote ||
+		strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) || !valid(text) {
 		badRequest(c, fmt.Sprintf("%q is 1 to %d characters without control characters; a url begins with http://, https:// or a single slash.", name, maxNote))
 		return "", false
 	}
-	return *value, true
+	return text, true
 }
 
 // isLink reports whether a page may show text as a link: one that leads to the web or stays on

@@ -6,12 +6,12 @@ import (
 	"html"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
@@ -167,28 +167,12 @@ func markup(text string, namesAndValues ...string) []byte {
 
 func (a *API) getCounters(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
-	query, err := url.ParseQuery(c.Request.URL.RawQuery)
-	if err != nil {
-		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?page=a&page=b, percent-encoded.")
+	pages, ok := counterapi.Several(c, "page", "pages", presence.CheckReadable)
+	if !ok {
 		return
 	}
-	site := siteOf(c)
-	var pages []string
-	for _, name := range query["page"] {
-		if slices.Contains(pages, site.Qualify(name)) {
-			continue
-		}
-		if err := presence.CheckReadable(name); err != nil {
-			badRequest(c, err.Error())
-			return
-		}
-		if pages = append(pages, site.Qualify(name)); len(pages) > presence.MaxPages {
-			break
-		}
-	}
-	if len(pages) == 0 || len(pages) > presence.MaxPages {
-		badRequest(c, "Ask for 1 to 100 distinct pages, as ?page=a&page=b.")
-		return
+	for i, page := range pages {
+		pages[i] = siteOf(c).Qualify(page)
 	}
 	if !a.callers.Public(c) || !a.callers.admitPrivate(c, false, pages...) || !a.admitPages(c, pages...) {
 		return

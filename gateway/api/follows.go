@@ -2,16 +2,14 @@ package api
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -94,9 +92,8 @@ func (a *API) getFollows(c *gin.Context) {
 	if !ok {
 		return
 	}
-	query, err := url.ParseQuery(c.Request.URL.RawQuery)
-	if err != nil {
-		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?after=page, percent-encoded.")
+	query, ok := counterapi.Query(c, "?after=page")
+	if !ok {
 		return
 	}
 	var s unread.State
@@ -220,18 +217,15 @@ func (a *API) putUnread(c *gin.Context) {
 	}
 	var pages []string
 	if raw, given := members["page"]; given {
-		var name *string
-		err := json.Unmarshal(raw, &name)
-		if err != nil || name == nil {
-			err = errors.New("it is no string")
-		} else {
-			err = presence.CheckPage(*name)
+		name, err := textOf(raw)
+		if err == nil {
+			err = presence.CheckPage(name)
 		}
 		if err != nil {
 			badRequest(c, `"page" is the page whose changes are read: `+err.Error()+"; leave it out for all.")
 			return
 		}
-		pages = []string{siteOf(c).Qualify(*name)}
+		pages = []string{siteOf(c).Qualify(name)}
 	}
 	if !a.admitIdentity(c, id) {
 		return

@@ -4,15 +4,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/gin-gonic/gin"
-	"github.com/rs/zerolog"
 
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
-	"headcount/gateway/identity"
 	"headcount/presence"
 )
 
@@ -29,12 +25,9 @@ func (a *API) Engine() *gin.Engine {
 	if a.cfg.Tracer != nil {
 		e.Use(a.traced)
 	}
-	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.parts.Log}
-	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
+	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(a.cfg.Origins, a.callers.Proxies), a.callers.findSite)
 	e.NoRoute(notFound)
-	e.NoMethod(func(c *gin.Context) {
-		httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
-	})
+	e.NoMethod(RefuseMethod)
 	httppolicy.Get(e, "/:page/counter", a.getCounter)
 	e.PUT("/:page/counter", a.putCounter)
 	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { a.putPresence(c, true) })
@@ -88,28 +81,9 @@ func closeAfterChunks(c *gin.Context) {
 	}
 }
 
-// logEvery is the least time between two log lines about refused origins.
-const logEvery = time.Minute
-
-// loggedOrigins are Origins that also log a refusal, at most once per logEvery.
-type loggedOrigins struct {
-	*identity.Origins
-	log    zerolog.Logger
-	mu     sync.Mutex
-	logged time.Time // guarded by mu
-}
-
-// Refusal returns why a request is refused, and may log it.
-func (o *loggedOrigins) Refusal(r *http.Request) string {
-	reason := o.Origins.Refusal(r)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if now := time.Now(); o.logged.IsZero() || now.Sub(o.logged) >= logEvery {
-		o.logged = now
-		o.log.Warn().Str("origin", presence.Excerpt(r.Header.Get("Origin"))).Str("host", presence.Excerpt(r.Host)).
-			Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
-	}
-	return reason
+// RefuseMethod answers 405. The Allow header has been set.
+func RefuseMethod(c *gin.Context) {
+	httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 }
 
 func notFound(c *gin.Context) {

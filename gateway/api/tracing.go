@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"headcount/gateway/httppolicy"
+	"headcount/presence"
 )
 
 // traced makes a span of a request that is sampled. The id of its trace is the request's id. Trace headers
@@ -39,6 +40,12 @@ func (a *API) noteRefusal(c *gin.Context) {
 		return
 	}
 	a.metrics.refusals.WithLabelValues(reason).Inc()
+	if reason == httppolicy.ReasonOrigin {
+		a.foreign.Do(func() {
+			a.parts.Log.Warn().Str("origin", presence.Excerpt(c.Request.Header.Get("Origin"))).Str("host", presence.Excerpt(c.Request.Host)).
+				Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
+		})
+	}
 	if line := a.parts.Log.Debug(); line.Enabled() {
 		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
 			Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).Msg("a request was refused")

@@ -2,20 +2,16 @@ package api
 
 import (
 	"context"
-	"net/url"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
 )
-
-// maxUsers is how many users one request asks about.
-const maxUsers = 100
 
 // getUsers answers whether users are here, in the order in which the request names them.
 func (a *API) getUsers(c *gin.Context) {
@@ -55,28 +51,7 @@ func (a *API) UsersAsked(c *gin.Context) (users []string, ok bool) {
 	if !a.callers.Server(c) {
 		return nil, false
 	}
-	query, err := url.ParseQuery(c.Request.URL.RawQuery)
-	if err != nil {
-		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?user=a&user=b, percent-encoded.")
-		return nil, false
-	}
-	for _, user := range query["user"] {
-		if err := identity.CheckUser(user); err != nil {
-			badRequest(c, err.Error())
-			return nil, false
-		}
-		if !slices.Contains(users, user) {
-			users = append(users, user)
-		}
-		if len(users) > maxUsers {
-			break
-		}
-	}
-	if len(users) == 0 || len(users) > maxUsers {
-		badRequest(c, "Ask for 1 to "+strconv.Itoa(maxUsers)+" distinct users, as ?user=a&user=b.")
-		return nil, false
-	}
-	return users, true
+	return counterapi.Several(c, "user", "users", identity.CheckUser)
 }
 
 // userStates returns the states of users of the request's site. If ok is false, it has written the error answer.

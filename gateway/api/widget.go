@@ -35,8 +35,6 @@ type display struct {
 	Site       string // the name of the widget's site; empty: that of the server's own pages
 	Read       bool   // the widget can only read, see getWidget
 	Nonce      string // of the widget's style
-
-	Left, Right, Width int // of a badge's parts, in pixels
 }
 
 // readDisplay reads what a badge or a widget is to show. If ok is false, it has written the error
@@ -114,17 +112,6 @@ func (a *API) getCounterBadge(c *gin.Context) {
 	}
 }
 
-func (s display) writeBadge(c *gin.Context) {
-	s.Left = utf8.RuneCountInString(s.Label)*letterWidth + badgePadding
-	s.Right = len(strconv.FormatInt(s.Users, 10))*letterWidth + badgePadding
-	if s.Label == "" {
-		s.Left = 0
-	}
-	s.Width = s.Left + s.Right
-	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-	write(c, "image/svg+xml", s.badge())
-}
-
 // getWidget answers with a page that any site may frame. The widget joins the page that it shows, unless the
 // query has watch=1. Since the widget is one of the server's own pages, it names its site if that is not the
 // site of those. If the server's origin belongs to another site, the server's pages cannot be visitors of
@@ -143,20 +130,22 @@ func (a *API) getWidget(c *gin.Context) {
 	write(c, "text/html; charset=utf-8", s.widget())
 }
 
-func (s display) badge() []byte {
-	label := ""
+func (s display) writeBadge(c *gin.Context) {
+	left, right, label := 0, len(s.users())*letterWidth+badgePadding, ""
 	if s.Label != "" {
+		left = utf8.RuneCountInString(s.Label)*letterWidth + badgePadding
 		label = `<text x="6" y="14" textLength="{leftText}">{label}</text>`
 	}
 	pixels := strconv.Itoa
-	return markup(`<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{users} {label}">
+	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	write(c, "image/svg+xml", markup(`<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{users} {label}">
 <title>{users} {label}</title>
 <clipPath id="r"><rect width="{width}" height="20" rx="3"/></clipPath>
 <g clip-path="url(#r)"><rect width="{left}" height="20" fill="{background}"/><rect x="{left}" width="{right}" height="20" fill="{color}"/></g>
 <g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">`+label+`<text x="{at}" y="14" textLength="{rightText}">{users}</text></g>
 </svg>
-`, "users", s.users(), "label", s.Label, "color", s.Color, "background", s.Background, "width", pixels(s.Width), "left", pixels(s.Left), "right", pixels(s.Right),
-		"leftText", pixels(s.Left-badgePadding), "rightText", pixels(s.Right-badgePadding), "at", pixels(s.Left+badgePadding/2))
+`, "users", s.users(), "label", s.Label, "color", s.Color, "background", s.Background, "width", pixels(left+right), "left", pixels(left), "right", pixels(right),
+		"leftText", pixels(left-badgePadding), "rightText", pixels(right-badgePadding), "at", pixels(left+badgePadding/2)))
 }
 
 func (s display) widget() []byte {

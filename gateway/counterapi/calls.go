@@ -2,7 +2,6 @@ package counterapi
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"net/http"
 	"slices"
@@ -322,28 +321,22 @@ func (a *API) getSeveral(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := Query(c, "?key=a&key=b")
-	if !ok {
-		return
-	}
-	keys := distinct(values["key"])
+	var names []string
 	lag, open := counter.DefaultStale, true
-	for i, key := range keys {
+	if _, ok := Several(c, "key", "counters", func(key string) error {
 		name, rule, err := a.Find(a.callers.Site(c), key)
 		if err != nil {
-			badKey(c, err)
-			return
+			return errors.New(badKey(err))
 		}
-		keys[i] = name
-		open = open && rule.Allows(counter.PublicRead)
-		if i == 0 || rule.Stale < lag {
+		if len(names) == 0 || rule.Stale < lag {
 			lag = rule.Stale
 		}
+		names, open = append(names, name), open && rule.Allows(counter.PublicRead)
+		return nil
+	}); !ok {
+		return
 	}
 	switch {
-	case len(keys) == 0 || len(keys) > counter.MaxKeys:
-		problem(c, http.StatusBadRequest, fmt.Sprintf("Ask for 1 to %d distinct counters, as ?key=a&key=b.", counter.MaxKeys))
-		return
 	case !server && !open:
 		forbidden(c, ", or that on another one of those asked for")
 		return
@@ -352,7 +345,7 @@ func (a *API) getSeveral(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	read, err := a.read(ctx, keys, "", lag)
+	read, err := a.read(ctx, names, "", lag)
 	if err != nil {
 		a.unavailable(c, err)
 		return

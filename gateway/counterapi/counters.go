@@ -48,8 +48,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -254,14 +252,14 @@ func (a *API) named(c *gin.Context) (one call, ok bool) {
 		one.key, one.rule, err = a.Find(a.callers.Site(c), key)
 	}
 	if err != nil {
-		badKey(c, err)
+		problem(c, http.StatusBadRequest, badKey(err))
 	}
 	return one, err == nil
 }
 
-// badKey answers 400 of a key.
-func badKey(c *gin.Context, err error) {
-	problem(c, http.StatusBadRequest, "This cannot be the key of a counter: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded, that fit a rule.")
+// badKey returns the detail of the refusal of a key.
+func badKey(err error) string {
+	return "This cannot be the key of a counter: " + strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ") + ". Send 1 to 128 characters without control characters and *, percent-encoded, that fit a rule."
 }
 
 // allowed reports whether a caller has permission p. If not, it has written the error answer.
@@ -546,42 +544,4 @@ func (a *API) known(keys []string) []counter.Reading {
 		known[i].Counter = c
 	}
 	return known
-}
-
-// Query returns the parameters of the request. If it returns false, it has written
-// the error answer.
-func Query(c *gin.Context, example string) (url.Values, bool) {
-	values, err := url.ParseQuery(c.Request.URL.RawQuery)
-	if err != nil {
-		problem(c, http.StatusBadRequest, "The query cannot be read: "+err.Error()+". Ask as "+example+", percent-encoded.")
-	}
-	return values, err == nil
-}
-
-// number returns a parameter that is a whole number from least to most; otherwise is its default.
-// If ok is false, it has written the error answer.
-func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (n uint64, ok bool) {
-	given := values[name]
-	if len(given) == 0 {
-		return otherwise, true
-	}
-	n, err := strconv.ParseUint(given[0], 10, 64)
-	if err != nil || len(given) > 1 || n < least || n > most {
-		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one whole number from %d to %d, or left out.", name, least, most))
-		return 0, false
-	}
-	return n, true
-}
-
-// distinct returns list without repetitions, cut off beyond counter.MaxKeys.
-func distinct(list []string) []string {
-	var out []string
-	for _, s := range list {
-		if !slices.Contains(out, s) {
-			if out = append(out, s); len(out) > counter.MaxKeys {
-				break
-			}
-		}
-	}
-	return out
 }

@@ -3,9 +3,7 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -159,34 +157,4 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		return all, false, false
 	}
 	return found.all, found.is.Stale, true
-}
-
-// moment returns a parameter that is a time, or zero if it was not sent. If ok is false, it
-// has written the error answer.
-func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bool) {
-	given := values[name]
-	if len(given) == 0 {
-		return at, true
-	}
-	at, err := time.Parse(time.RFC3339, given[0])
-	if err != nil || len(given) > 1 || at.IsZero() {
-		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one time such as 2030-10-10T12:00:00Z, percent-encoded, or left out.", name))
-		return at, false
-	}
-	return at, true
-}
-
-// Duration returns a parameter that is a duration, or 0 if it was not sent. If ok is false,
-// it has written the error answer.
-func Duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
-	given := values[name]
-	if len(given) == 0 {
-		return 0, true
-	}
-	d, err := counter.ParseDuration(given[0])
-	if err != nil || len(given) > 1 || d <= 0 {
-		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one duration such as 5m, 1h or 7d, or left out.", name))
-		return 0, false
-	}
-	return d, true
 }

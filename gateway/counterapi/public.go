@@ -40,10 +40,11 @@ const (
 
 // publicBounds limit the changes of callers without API key. They are safe for use by many goroutines.
 type publicBounds struct {
-	users, addresses, makers, made *httppolicy.RateLimiter // made has one caller that stands for all
-	identities                     *httppolicy.IdentityLimiter
-	seed                           maphash.Seed
-	existing                       *lru.Cache[uint64, struct{}] // hashes of the names of counters
+	users, addresses *httppolicy.RateLimiter
+	made             *httppolicy.SharedLimiter // new counters
+	identities       *httppolicy.IdentityLimiter
+	seed             maphash.Seed
+	existing         *lru.Cache[uint64, struct{}] // hashes of the names of counters
 
 	mu    sync.Mutex
 	sizes map[*counter.Rule]*ruleSize // guarded by mu; one for each public rule
@@ -63,7 +64,7 @@ func newPublicBounds() (*publicBounds, error) {
 	}
 	return &publicBounds{
 		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
-		makers: httppolicy.NewRateLimiter(newRate, newBurst), made: httppolicy.NewRateLimiter(allNewRate, allNewBurst),
+		made:       httppolicy.NewSharedLimiter(limit.PerSecond(newRate, newBurst), limit.PerSecond(allNewRate, allNewBurst)),
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
 		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
 	}, nil
@@ -150,13 +151,8 @@ func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, 
 		b.existing.Add(hash, struct{}{})
 		return nil
 	}
-	for _, by := range []struct {
-		rates  *httppolicy.RateLimiter
-		caller httppolicy.Caller
-	}{{b.makers, httppolicy.Caller{Addr: addr}}, {b.made, httppolicy.Caller{}}} {
-		if ok, wait := by.rates.Allow(by.caller, now); !ok {
-			return &refusal{detail: "Too many new counters have been made lately, by this address or by all; send the change again later.", header: httppolicy.Limited(by.rates.Rate, wait)}
-		}
+	if ok, header := b.made.Admit(addr, 1); !ok {
+		return &refusal{detail: "Too many new counters have been made lately, by this address or by all; send the change again later.", header: header}
 	}
 	if a.full(ctx, one.rule, now) {
 		return &refusal{

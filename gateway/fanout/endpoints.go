@@ -77,7 +77,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 		failed = 0
 		detached := h.detach(ctx)
 		h.mu.Lock()
-		more := h.backlog.fresh.len > 0 || detached && len(h.backlog.gone) > 0
+		more := h.backlog.fresh.Len() > 0 || detached && len(h.backlog.gone) > 0
 		h.mu.Unlock()
 		if more {
 			signal(h.wake)
@@ -103,7 +103,7 @@ func (h *Hub) renew(w *watched) {
 	switch {
 	case w.in != nil:
 	case w.refs > 0:
-		h.backlog.fresh.push(w)
+		w.join(&h.backlog.fresh)
 	default: // it was read twice, and the store did not answer
 		h.linger(w)
 	}
@@ -128,7 +128,7 @@ func (h *Hub) verify(ctx context.Context) {
 		chosen, next = v.used.some(v.next)
 	}
 	v.used = buckets{}
-	reread := h.backlog.fresh.len == 0 // otherwise fresh topics come first
+	reread := h.backlog.fresh.Len() == 0 // otherwise fresh topics come first
 	var topics []presence.Topic
 	for t, w := range h.topics {
 		if (w.refs > 0 && w.endpoint >= outdated || w.endpoint == attached) && w.kind.source == nil {
@@ -187,11 +187,11 @@ func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bo
 func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
 	renewed, fresh := h.renewed, &h.backlog.fresh
-	batch := make([]*watched, 0, min(fresh.len, limit))
+	batch := make([]*watched, 0, min(fresh.Len(), limit))
 	topics := make([]presence.Topic, 0, cap(batch))
 	for len(batch) < cap(batch) {
-		w := fresh.first
-		w.leaveLine()
+		w := first(fresh)
+		w.leave()
 		w.endpoint = max(w.endpoint, asked)
 		batch, topics = append(batch, w), append(topics, w.update.Topic)
 	}
@@ -230,7 +230,7 @@ func (h *Hub) expire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now, lingering := time.Since(h.born), &h.backlog.lingering
-	for w := lingering.first; w != nil && now-w.left >= lingerFor; w = lingering.first {
+	for w := first(lingering); w != nil && now-w.left >= lingerFor; w = first(lingering) {
 		h.drop(w)
 	}
 }

@@ -77,11 +77,11 @@ var ErrBusy = errors.New("the client has not taken what was sent")
 // Store is the part of a store that a hub uses: the endpoints of a gateway, and the newest
 // updates of topics.
 type Store interface {
+	presence.Updates
 	Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error)
 	Detach(ctx context.Context, gateway string, topics []presence.Topic) error
 	// Missing returns those of the topics that the gateway is not attached to.
 	Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error)
-	Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error)
 }
 
 // Config tunes a Hub. All of it is required.

@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"container/list"
 	"context"
 	"fmt"
 	"sync"
@@ -56,10 +57,10 @@ const (
 
 // backlog is what keepAttached has to do.
 type backlog struct {
-	fresh line // wanted topics to attach, the oldest first
+	fresh list.List // of *watched: wanted topics to attach, the oldest first
 	// lingering has the topics that nobody wants any more and that the store may have. Beyond
 	// maxLingering the one left longest ago is dropped.
-	lingering line
+	lingering list.List
 	// gone has topics that were dropped, and are to be detached. The store was asked for each
 	// of them, so it grows no faster than topics are attached; as many are detached in a turn.
 	gone map[presence.Topic]struct{}
@@ -204,9 +205,9 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 		w = h.watch(t)
 	}
 	if w.refs++; w.refs == 1 {
-		w.leaveLine()
+		w.leave()
 		if w.endpoint != attached {
-			h.backlog.fresh.push(w)
+			w.join(&h.backlog.fresh)
 			signal(h.wake)
 		}
 	}
@@ -236,7 +237,7 @@ func (h *Hub) Unwant(t presence.Topic) {
 	if w.refs--; w.refs > 0 {
 		return
 	}
-	w.leaveLine()
+	w.leave()
 	if w.endpoint == unasked {
 		delete(h.topics, t)
 		return
@@ -246,19 +247,21 @@ func (h *Hub) Unwant(t presence.Topic) {
 
 // linger keeps a topic that nobody wants for lingerFor from now on; under mu.
 func (h *Hub) linger(w *watched) {
-	w.leaveLine()
 	w.left = time.Since(h.born)
 	lingering := &h.backlog.lingering
-	lingering.push(w)
-	if lingering.len > maxLingering {
-		h.drop(lingering.first)
+	if w.in == lingering {
+		lingering.MoveToBack(w.at)
+		return
+	}
+	if w.join(lingering); lingering.Len() > maxLingering {
+		h.drop(first(lingering))
 		signal(h.wake)
 	}
 }
 
 // drop forgets a topic that nobody wants and that the store or a source may have; under mu.
 func (h *Hub) drop(w *watched) {
-	w.leaveLine()
+	w.leave()
 	t := w.update.Topic
 	delete(h.topics, t)
 	if w.kind.source != nil {

@@ -103,8 +103,7 @@ func (h *Hub) follow(t presence.Topic) {
 	case w.endpoint == attached:
 		h.linger(w)
 	case w.in != &h.backlog.fresh:
-		w.leaveLine()
-		h.backlog.fresh.push(w)
+		w.join(&h.backlog.fresh)
 		signal(h.wake)
 	}
 }

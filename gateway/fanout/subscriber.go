@@ -147,14 +147,6 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	}
 }
 
-// Has reports whether an update of the topic was sent to the subscriber since it last asked for one.
-func (s *Subscriber) Has(t presence.Topic) bool {
-	s.shard.mu.Lock()
-	defer s.shard.mu.Unlock()
-	p := s.place(t)
-	return p != nil && p.topic.subs[p.index].gen != 0
-}
-
 // Reform sends a topic in another form from now on, if there is a subscription. If again is
 // set, the client gets the newest update in that form even if it has it in another one.
 func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {

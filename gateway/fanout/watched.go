@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"container/list"
 	"time"
 
 	"headcount/presence"
@@ -17,8 +18,8 @@ type watched struct {
 	refs     int32         // shards with subscribers, and watchers
 	left     time.Duration // when refs fell to 0, since Hub.born
 
-	in         *line // the line it stands in; nil: none
-	prev, next *watched
+	in *list.List    // fresh or lingering of the backlog; nil: neither
+	at *list.Element // its place there
 }
 
 // endpoint says how far the store is with the endpoint of a topic. A topic whose kind has
@@ -40,41 +41,24 @@ func (w *watched) remember(u presence.Update) {
 	}
 }
 
-// line is topics in the order in which they came. A topic stands in one line at most, and
-// can leave it from any place at the same cost.
-type line struct {
-	first, last *watched
-	len         int
+// join adds w at the end of a list, instead of the one it is in.
+func (w *watched) join(l *list.List) {
+	w.leave()
+	w.in, w.at = l, l.PushBack(w)
 }
 
-// push adds w, which stands in no line, at the end.
-func (l *line) push(w *watched) {
-	w.in, w.prev = l, l.last
-	if l.last == nil {
-		l.first = w
-	} else {
-		l.last.next = w
+// leave takes w out of its list, if it is in one.
+func (w *watched) leave() {
+	if w.in != nil {
+		w.in.Remove(w.at)
+		w.in, w.at = nil, nil
 	}
-	l.last = w
-	l.len++
 }
 
-// leaveLine takes w out of its line, if it stands in one.
-func (w *watched) leaveLine() {
-	l := w.in
-	if l == nil {
-		return
+// first returns the first topic of a list, or nil.
+func first(l *list.List) *watched {
+	if e := l.Front(); e != nil {
+		return e.Value.(*watched)
 	}
-	if w.prev == nil {
-		l.first = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		l.last = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.in, w.prev, w.next = nil, nil, nil
-	l.len--
+	return nil
 }

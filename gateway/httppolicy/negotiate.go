@@ -9,6 +9,7 @@ import (
 	"compress/gzip"
 	"iter"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -25,9 +26,12 @@ func headerList(h http.Header, name string) string {
 	}
 }
 
-// A preference is how much a client wants a media type: the quality in thousandths,
-// and how exactly the client named the type (2 type/subtype, 1 type/*, 0 */*).
-type preference struct{ quality, exact int }
+// A preference is how much a client wants a media type: the quality, and how exactly
+// the client named the type (2 type/subtype, 1 type/*, 0 */*).
+type preference struct {
+	quality float64
+	exact   int
+}
 
 func (p preference) compare(o preference) int {
 	return cmp.Or(cmp.Compare(p.quality, o.quality), cmp.Compare(p.exact, o.exact))
@@ -86,7 +90,7 @@ func wantsGzip(acceptEncoding string) bool {
 	if acceptEncoding == "" {
 		return false
 	}
-	gz, identity, anything := -1, -1, -1 // -1: the header does not name it
+	gz, identity, anything := -1., -1., -1. // -1: the header does not name it
 	for value, quality := range qualities(acceptEncoding) {
 		switch {
 		case equalFold(value, "gzip"), equalFold(value, "x-gzip"):
@@ -104,16 +108,16 @@ func wantsGzip(acceptEncoding string) bool {
 }
 
 // qualities yields the elements of an Accept header without their parameters, each
-// with its quality in thousandths. The default quality is 1000. An element whose
+// with its quality. The default quality is 1. An element whose
 // quality cannot be read is left out.
-func qualities(list string) iter.Seq2[string, int] {
-	return func(yield func(string, int) bool) {
+func qualities(list string) iter.Seq2[string, float64] {
+	return func(yield func(string, float64) bool) {
 		for list != "" {
 			var element string
 			element, list = cutUnquoted(list, ',')
 			value, params := cutUnquoted(element, ';')
 			value = strings.TrimSpace(value)
-			quality, ok := 1000, value != ""
+			quality, ok := 1.0, value != ""
 			for params != "" && ok {
 				var param string
 				param, params = cutUnquoted(params, ';')
@@ -145,28 +149,10 @@ func cutUnquoted(s string, sep byte) (before, after string) {
 	return s, ""
 }
 
-// parseQuality reads a qvalue in thousandths. It also accepts ".5", which some
-// clients send, and more than three digits, but only the first three count.
-func parseQuality(s string) (int, bool) {
-	whole, fraction, _ := strings.Cut(s, ".")
-	quality := 0
-	switch {
-	case whole == "1":
-		quality = 1000
-	case whole == "0", whole == "" && fraction != "":
-	default:
-		return 0, false
-	}
-	place := 100
-	for i := range len(fraction) {
-		digit := int(fraction[i]) - '0'
-		if digit < 0 || digit > 9 {
-			return 0, false
-		}
-		quality += digit * place
-		place /= 10
-	}
-	return quality, quality <= 1000
+// parseQuality reads a qvalue. It also accepts ".5", which some clients send, and more than three digits.
+func parseQuality(s string) (float64, bool) {
+	quality, err := strconv.ParseFloat(s, 64)
+	return quality, err == nil && quality >= 0 && quality <= 1
 }
 
 // equalFold compares s with an ASCII word without regard to case. Unlike

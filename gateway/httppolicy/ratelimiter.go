@@ -84,6 +84,29 @@ func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfte
 	return wait == 0, wait
 }
 
+// SharedLimiter bounds what each address, and all addresses together, may do.
+type SharedLimiter struct{ address, all *RateLimiter }
+
+// NewSharedLimiter returns a SharedLimiter with the rate of an address and that of all.
+func NewSharedLimiter(address, all limit.Rate) *SharedLimiter {
+	return &SharedLimiter{newRateLimiter(address, maxCallers), newRateLimiter(all, 1)}
+}
+
+// Admit charges n calls to the address and to all, and reports whether both rates allow them. If not, refusal has the headers
+// of the answer.
+func (l *SharedLimiter) Admit(addr netip.Addr, n int) (ok bool, refusal Option) {
+	now := time.Now()
+	for _, of := range []struct {
+		rates  *RateLimiter
+		caller Caller
+	}{{l.address, Caller{Addr: addr}}, {l.all, Caller{}}} {
+		if ok, wait := of.rates.AllowN(of.caller, n, now); !ok {
+			return false, Limited(of.rates.Rate, wait)
+		}
+	}
+	return true, nil
+}
+
 // limitKey returns the /64 of an IPv6 address, and other addresses as they are.
 func limitKey(addr netip.Addr) netip.Addr {
 	addr = addr.Unmap().WithZone("")

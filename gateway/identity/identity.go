@@ -10,11 +10,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash"
-	"iter"
 	"net/http"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -234,7 +231,8 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		return
 	}
 	if !id.Fresh {
-		if user, ok := ids.fromCookie(r, id.Site); ok && user != id.User || !ok && id.Linked {
+		tries := maxIDs
+		if held, ok := ids.fromCookie(r, id.Site, &tries); ok && held.User != id.User || !ok && id.Linked {
 			return
 		}
 	}
@@ -264,7 +262,7 @@ func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site
 func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool) Identity {
 	tries := maxIDs
 	if query {
-		for v := range queryValues(r.URL.RawQuery, "id") {
+		for _, v := range queryValues(r, "id") {
 			if id, ok := ids.verify(v, site, &tries); ok {
 				id.Linked = true
 				return id
@@ -277,10 +275,8 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 		}
 	}
 	if !unstored(r) {
-		for v := range cookieValues(r.Header["Cookie"], cookieOf(site)) {
-			if id, ok := ids.verify(v, site, &tries); ok {
-				return id
-			}
+		if id, ok := ids.fromCookie(r, site, &tries); ok {
+			return id
 		}
 	}
 	id := ids.issue(site)
@@ -290,24 +286,17 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 // unstored reports whether the URL has storage=none: then no cookie is read or set. A script
 // has no other way to ask for that for a WebSocket.
-func unstored(r *http.Request) bool {
-	for v := range queryValues(r.URL.RawQuery, "storage") {
-		if v == "none" {
-			return true
-		}
-	}
-	return false
-}
+func unstored(r *http.Request) bool { return slices.Contains(queryValues(r, "storage"), "none") }
 
-// fromCookie returns the user of the first valid cookie, if there is one.
-func (ids *Identities) fromCookie(r *http.Request, site presence.Site) (string, bool) {
-	tries := maxIDs
-	for v := range cookieValues(r.Header["Cookie"], cookieOf(site)) {
-		if id, ok := ids.verify(v, site, &tries); ok {
-			return id.User, true
+// fromCookie returns the user of the first valid cookie, if there is one. A browser sends several if it holds the cookie for
+// several paths or domains.
+func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *int) (Identity, bool) {
+	for _, c := range r.CookiesNamed(cookieOf(site)) {
+		if id, ok := ids.verify(c.Value, site, tries); ok {
+			return id, true
 		}
 	}
-	return "", false
+	return Identity{}, false
 }
 
 func (ids *Identities) issue(site presence.Site) Identity {
@@ -341,58 +330,12 @@ func (ids *Identities) verify(presented string, site presence.Site, tries *int) 
 	return ids.in(site, Identity{User: current[:idLen], Signed: current}), true
 }
 
-// queryValues yields the values of one parameter, in order. Unlike URL.Query it
-// builds no map. Like URL.Query it skips parameters that are badly escaped or
-// contain a semicolon.
-func queryValues(raw, name string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for raw != "" {
-			var pair string
-			pair, raw, _ = strings.Cut(raw, "&")
-			key, value, _ := strings.Cut(pair, "=")
-			if strings.Contains(pair, ";") || !unescapesTo(key, name) {
-				continue
-			}
-			if value, err := url.QueryUnescape(value); err == nil && !yield(value) {
-				return
-			}
-		}
+// queryValues returns the values of one parameter of r's URL.
+func queryValues(r *http.Request, name string) []string {
+	if r.URL.RawQuery == "" { // the common case needs no map
+		return nil
 	}
-}
-
-func unescapesTo(key, name string) bool {
-	if key == name {
-		return true
-	}
-	if !strings.ContainsAny(key, "%+") {
-		return false
-	}
-	key, err := url.QueryUnescape(key)
-	return err == nil && key == name
-}
-
-// cookieValues yields the values of one cookie, in the order sent. A browser sends
-// several values if it holds the cookie for several paths or domains.
-func cookieValues(lines []string, name string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, line := range lines {
-			for line != "" {
-				var pair string
-				pair, line, _ = strings.Cut(line, ";")
-				key, value, ok := strings.Cut(pair, "=")
-				if !ok || strings.TrimSpace(key) != name {
-					continue
-				}
-				value = strings.TrimSpace(value)
-				if len(value) > 1 && value[0] == '"' && value[len(value)-1] == '"' {
-					value = value[1 : len(value)-1]
-				}
-				if !yield(value) {
-					return
-				}
-			}
-		}
-	}
+	return r.URL.Query()[name]
 }
 
 // keyedMAC computes HMAC-SHA256 under one secret. A pool keeps used hashes, whose

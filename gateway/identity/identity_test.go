@@ -516,35 +516,6 @@ func FuzzIdentifyAnonymous(f *testing.F) {
 	})
 }
 
-// The scanners find the same as the standard library.
-func FuzzScanners(f *testing.F) {
-	f.Add("id=1&id=2&%69d=3;x&i+d=4&id", "headcount_id=a; b=c; headcount_id=d")
-	f.Add("id=%2", `headcount_id="a b"`)
-	f.Add("0", "headcount_id= 0")
-	f.Fuzz(func(t *testing.T, query, cookie string) {
-		values, _ := url.ParseQuery(query)
-		var got []string
-		for v := range queryValues(query, "id") {
-			got = append(got, v)
-		}
-		if strings.Join(got, "\x00") != strings.Join(values["id"], "\x00") {
-			t.Fatalf("queryValues(%q) = %q, want %q", query, got, values["id"])
-		}
-		found := map[string]bool{}
-		for v := range cookieValues([]string{cookie}, Cookie) {
-			found[v] = true
-		}
-		r := &http.Request{Header: http.Header{"Cookie": {cookie}}}
-		for _, c := range r.CookiesNamed(Cookie) {
-			// A cookie without "=" is passed over, and spaces around a value do not
-			// belong to it.
-			if strings.TrimSpace(c.Value) != "" && !found[c.Value] && !found[strings.TrimSpace(c.Value)] {
-				t.Fatalf("cookieValues(%q) lacks %q", cookie, c.Value)
-			}
-		}
-	})
-}
-
 func FuzzToken(f *testing.F) {
 	now := time.Unix(1_900_000_000, 0)
 	ids := newTestIDs(f, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})

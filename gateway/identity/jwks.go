@@ -12,12 +12,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/golang-jwt/jwt/v5"
+	"golang.org/x/sync/singleflight"
 
 	"headcount/counter/limit"
 )
@@ -59,8 +59,7 @@ type keySet struct {
 
 // keySource holds the keys of a URL. It fetches the keys when they are first needed,
 // when they are old and when a token names an unknown key. While the URL cannot be
-// reached, the old keys serve. A keySource is safe for use by many goroutines. It
-// owns the one goroutine that fetches.
+// reached, the old keys serve. A keySource is safe for use by many goroutines.
 type keySource struct {
 	url    string
 	client *http.Client
@@ -72,9 +71,8 @@ type keySource struct {
 	ctx    context.Context        // ends with close
 	cancel context.CancelFunc
 
-	mu     sync.Mutex
-	flight chan struct{} // closed at the end of the fetch under way; nil: no fetch is under way
-	back   time.Duration // after began: when all fetches that keysRate allows are back
+	fetches singleflight.Group // one at a time
+	back    time.Duration      // after began: when all fetches that keysRate allows are back; only fetches use it
 }
 
 func newKeySource(raw string, now func() time.Time, failed func(error)) (*keySource, error) {
@@ -90,15 +88,10 @@ func newKeySource(raw string, now func() time.Time, failed func(error)) (*keySou
 	return k, nil
 }
 
-// close cancels a fetch under way and waits for its end. No fetch starts after it.
+// close cancels a fetch under way and waits for its end. No fetch begins after it.
 func (k *keySource) close() {
 	k.cancel()
-	k.mu.Lock()
-	flight := k.flight
-	k.mu.Unlock()
-	if flight != nil {
-		<-flight
-	}
+	<-k.fetches.DoChan("", func() (any, error) { return nil, nil })
 	k.client.CloseIdleConnections()
 }
 
@@ -142,32 +135,22 @@ func (k *keySource) renew(ctx context.Context, old *keySet) bool {
 	if k.set.Load() != old {
 		return true
 	}
-	if flight := k.fetch(); flight != nil {
-		select {
-		case <-flight:
-		case <-ctx.Done():
-		}
+	select {
+	case <-k.fetch():
+	case <-ctx.Done():
 	}
 	return k.set.Load() != old
 }
 
-// fetch starts a fetch unless one is under way. It returns a channel that is closed
-// when that fetch is over, or nil if there were too many fetches lately or the
-// source is closed.
-func (k *keySource) fetch() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.flight != nil {
-		return k.flight
-	}
-	back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
-	if wait > 0 || k.ctx.Err() != nil {
-		return nil
-	}
-	k.back = back
-	flight := make(chan struct{})
-	k.flight = flight
-	go func() { // ends with the fetch, for which close waits
+// fetch starts a fetch, unless one is under way. When it is over, the channel has an element. If there were too many fetches
+// lately, or the source is closed, it is over at once.
+func (k *keySource) fetch() <-chan singleflight.Result {
+	return k.fetches.DoChan("", func() (any, error) {
+		back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
+		if wait > 0 || k.ctx.Err() != nil {
+			return nil, nil
+		}
+		k.back = back
 		set, err := k.get()
 		switch {
 		case err == nil:
@@ -175,12 +158,8 @@ func (k *keySource) fetch() <-chan struct{} {
 		case k.failed != nil && k.ctx.Err() == nil:
 			k.failed(fmt.Errorf("jwks-url: %w", err))
 		}
-		k.mu.Lock()
-		k.flight = nil
-		k.mu.Unlock()
-		close(flight)
-	}()
-	return flight
+		return nil, nil
+	})
 }
 
 func (k *keySource) get() (*keySet, error) {

@@ -93,8 +93,14 @@ func (p *Proxies) Secure(r *http.Request) bool {
 	if !strings.EqualFold(proto, "https") && !strings.EqualFold(proto, "wss") {
 		return false
 	}
-	peer, _ := parseHop(r.RemoteAddr)
-	return p.trusts(peer)
+	_, trusted := p.Peer(r)
+	return trusted
+}
+
+// Peer returns the address that sent r to this server, and whether it is a trusted proxy.
+func (p *Proxies) Peer(r *http.Request) (addr netip.Addr, trusted bool) {
+	addr, _ = parseHop(r.RemoteAddr)
+	return addr, p.trusts(addr)
 }
 
 func (p *Proxies) trusts(addr netip.Addr) bool {

@@ -189,10 +189,8 @@ func (s *Sites) named(r *http.Request) (site *Site, err error) {
 	for _, name := range r.Header[SiteHeader] {
 		take(name)
 	}
-	if strings.Contains(r.URL.RawQuery, "=") {
-		for name := range queryValues(r.URL.RawQuery, siteParameter) {
-			take(name)
-		}
+	for _, name := range queryValues(r, siteParameter) {
+		take(name)
 	}
 	return site, err
 }

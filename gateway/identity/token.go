@@ -217,8 +217,8 @@ func presentedToken(r *http.Request, query bool) (string, bool) {
 		}
 	}
 	if query {
-		for v := range queryValues(r.URL.RawQuery, "token") {
-			return v, true
+		if tokens := queryValues(r, "token"); len(tokens) > 0 {
+			return tokens[0], true
 		}
 	}
 	return "", false

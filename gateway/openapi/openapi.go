@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -214,16 +213,6 @@ func refusals() object {
 		}
 		all[strconv.Itoa(status)] = answer
 	}
-	return all
-}
-
-// Calls are the calls as "METHOD /path", sorted.
-func Calls() []string {
-	var all []string
-	for _, c := range calls {
-		all = append(all, c.method+" "+c.path)
-	}
-	slices.Sort(all)
 	return all
 }
 

@@ -59,10 +59,7 @@ func (c *counters) receive(results []counter.Result) {
 		}
 	}
 	if changed {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
+		signal(c.wake)
 	}
 }
 
@@ -100,10 +97,7 @@ func (c *counters) restore(changed map[string]counter.Counter) {
 		}
 	}
 	if len(c.changed) > 0 {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
+		signal(c.wake)
 	}
 }
 

@@ -81,7 +81,7 @@ func (p *pages) serve(buckets []int) {
 	}
 	p.served, p.reload = served, true
 	p.mu.Unlock()
-	p.signal()
+	signal(p.wake)
 }
 
 func (p *pages) receive(updates []presence.Update) {
@@ -107,7 +107,7 @@ func (p *pages) receive(updates []presence.Update) {
 	}
 	p.mu.Unlock()
 	if changed {
-		p.signal()
+		signal(p.wake)
 	}
 }
 
@@ -116,14 +116,7 @@ func (p *pages) lost() {
 	p.mu.Lock()
 	p.reload = true
 	p.mu.Unlock()
-	p.signal()
-}
-
-func (p *pages) signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	signal(p.wake)
 }
 
 // run judges the counts that changed or are due, in rounds, until ctx ends.

@@ -40,13 +40,6 @@ type sender struct {
 	wake    chan struct{} // holds one: the outbox may have events, or owned has changed
 }
 
-func (o *sender) signal() {
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
-}
-
 // run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure. Only
 // the end of ctx ends a pause early.
 func (o *sender) run(ctx context.Context) {

@@ -93,7 +93,7 @@ func (s *Service) Run(ctx context.Context) {
 func (s *Service) Serve(buckets []int) {
 	for _, o := range s.senders {
 		o.owned.Store(slices.Contains(buckets, o.hook.bucket))
-		o.signal()
+		signal(o.wake)
 	}
 	if s.pages != nil {
 		s.pages.serve(buckets)
@@ -138,7 +138,7 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 	}
 	for _, o := range s.senders {
 		if slices.ContainsFunc(changes, func(c Change) bool { return c.Hook == o.hook.ID && c.Event != "" }) {
-			o.signal()
+			signal(o.wake)
 		}
 	}
 	return reported, err
@@ -152,6 +152,14 @@ func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
 	}
 	f.is = err != nil
+}
+
+// signal wakes the reader of a channel that holds one.
+func signal(wake chan struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
 }
 
 // sleep waits for d, for a signal of wake, or for the end of ctx. It reports whether ctx has not ended.

@@ -61,86 +61,91 @@ type screen struct {
 
 // text returns the screen as text of that many columns and lines; 0: as many as needed.
 func (s screen) text(width, height int) string {
-	var lines []string
-	add := func(format string, args ...any) {
-		line := plain(fmt.Sprintf(format, args...))
-		if width > 0 {
+	lines := []string{"Headcount  asking"}
+	switch {
+	case s.now != nil:
+		lines = s.lines(height > 0)
+	case s.err != nil:
+		lines[0] = "Headcount  " + s.err.Error()
+	}
+	if height > 0 {
+		lines = lines[:min(len(lines), height)]
+	}
+	for i, line := range lines {
+		if line = plain(line); width > 0 {
 			line = cut(line, width)
 		}
-		lines = append(lines, strings.TrimRight(line, " "))
+		lines[i] = strings.TrimRight(line, " ")
 	}
-	status := ""
-	if s.err != nil {
-		status = "  " + s.err.Error()
-	}
-	if s.now == nil {
-		if status == "" {
-			status = "  asking"
-		}
-		add("Headcount%s", status)
-		return strings.Join(lines, "\n") + "\n"
-	}
-	d := s.now
-	here := "?"
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// Formats of rows. The first column of processes and regions is padded already.
+const (
+	processRow = "%s %s %8s %6s %8s %8s %8s %9s %8s"
+	regionRow  = "%s %8s %8s%s"
+	eventRow   = "%-16s  %s"
+	pageRow    = "%9s  %s"
+)
+
+// lines returns the lines of the answer. If few is set, it leaves out the older events.
+func (s screen) lines(few bool) []string {
+	d, here, status := s.now, "?", ""
 	if d.Site != nil {
 		here = fmt.Sprint(d.Site.Count)
 		if d.Site.Stale {
 			here += " (stale)"
 		}
 	}
+	if s.err != nil {
+		status = "  " + s.err.Error()
+	}
+	var lines []string
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	add("Headcount  region %s  users here %s  %s%s", d.Region, here, time.UnixMilli(d.At).UTC().Format("15:04:05 UTC"), status)
 	if d.State.Text != "" {
-		mark := map[string]string{"warn": "!  ", "bad": "!! "}[d.State.Level]
-		add("%s%s", mark, d.State.Text)
+		add("%s%s", map[string]string{"warn": "!  ", "bad": "!! "}[d.State.Level], d.State.Text)
 	}
 	add("")
-	add("%s %s %s %s %s %s %s %s %s", pad("PROCESS", 24), pad("ROLES", 28), left("UP", 8), left("CPU", 6), left("MEMORY", 8), left("CONNS", 8), left("USERS", 8), left("DELIV/S", 9), left("MSGS/S", 8))
+	add(processRow, pad("PROCESS", 24), pad("ROLES", 28), "UP", "CPU", "MEMORY", "CONNS", "USERS", "DELIV/S", "MSGS/S")
 	for _, p := range d.Processes {
 		add("%s", s.row(p))
 	}
 	if len(d.Regions) > 0 {
 		add("")
-		add("%s %s %s", pad("REGION", 24), left("LAG", 8), left("HEARD", 8))
+		add(regionRow, pad("REGION", 24), "LAG", "HEARD", "")
 		for _, r := range d.Regions {
 			out := ""
 			if r.LeftOut {
 				out = "  left out of totals"
 			}
-			add("%s %s %s%s", pad(r.Name, 24), left(fmt.Sprintf("%.1fs", r.Lag), 8), left(fmt.Sprintf("%.1fs", r.Heard), 8), out)
+			add(regionRow, pad(r.Name, 24), fmt.Sprintf("%.1fs", r.Lag), fmt.Sprintf("%.1fs", r.Heard), out)
 		}
 	}
 	if events := d.Events; len(events) > 0 {
-		if height > 0 {
+		if few {
 			events = events[:min(len(events), shownEvents)]
 		}
 		add("")
-		add("%s  WHAT HAPPENED", pad("TIME", 16))
+		add(eventRow, "TIME", "WHAT HAPPENED")
 		for _, e := range events {
-			add("%s  %s", time.UnixMilli(e.At).UTC().Format("2006-01-02 15:04"), e.Text)
+			add(eventRow, time.UnixMilli(e.At).UTC().Format("2006-01-02 15:04"), e.Text)
 		}
 	}
 	add("")
-	add("%s  PAGE", left("USERS", 9))
-	pages := d.Pages
-	rest := height - len(lines)
-	if height > 0 && len(pages) > max(rest, 1) {
-		pages = pages[:max(rest, 1)]
+	add(pageRow, "USERS", "PAGE")
+	for _, p := range d.Pages {
+		add(pageRow, fmt.Sprint(p.Count), p.Page)
 	}
-	for _, p := range pages {
-		add("%s  %s", left(fmt.Sprint(p.Count), 9), p.Page)
-	}
-	if height > 0 {
-		lines = lines[:min(len(lines), height)]
-	}
-	return strings.Join(lines, "\n") + "\n"
+	return lines
 }
 
 // row returns the line of a process.
 func (s screen) row(p process) string {
 	up := time.Duration(s.now.At-p.Since) * time.Millisecond
-	row := fmt.Sprintf("%s %s %s", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8))
+	name, roles := pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28)
 	if p.Load == nil {
-		return row + "  does not answer"
+		return fmt.Sprintf("%s %s %8s  does not answer", name, roles, age(up))
 	}
 	value := func(name string) string {
 		v, ok := p.Load[name]
@@ -157,8 +162,8 @@ func (s screen) row(p process) string {
 	if r, ok := s.rate(p, "process_cpu_seconds_total"); ok {
 		cpu = fmt.Sprintf("%.0f%%", 100*r)
 	}
-	return fmt.Sprintf("%s %s %s %s %s %s %s", row, left(cpu, 6), left(memory, 8), left(value("headcount_connections"), 8), left(value("headcount_users"), 8),
-		left(s.perSecond(p, "headcount_deliveries_total"), 9), left(s.perSecond(p, "headcount_client_messages_total"), 8))
+	return fmt.Sprintf(processRow, name, roles, age(up), cpu, memory, value("headcount_connections"), value("headcount_users"),
+		s.perSecond(p, "headcount_deliveries_total"), s.perSecond(p, "headcount_client_messages_total"))
 }
 
 // rate returns how much a counter of the process grows in a second. The rate is unknown after only one answer,
@@ -197,14 +202,10 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// pad pads text to that many columns, with the text at the left; left does so with the text at the right.
+// pad returns text with exactly that many columns.
 func pad(text string, limit int) string {
 	text = cut(plain(text), limit)
 	return text + strings.Repeat(" ", limit-columns(text))
-}
-
-func left(text string, limit int) string {
-	return strings.Repeat(" ", max(limit-columns(text), 0)) + text
 }
 
 // columns returns how many columns a terminal needs for text, at least: East Asian letters and emoji take two.

@@ -17,12 +17,10 @@ import (
 	"golang.org/x/term"
 
 	"headcount/client"
+	"headcount/internal/setting"
 )
 
 const timeout = 5 * time.Second // for one answer
-
-// ErrSettings is wrapped by errors about flags.
-var ErrSettings = errors.New("bad setting")
 
 // Command is `headcount top`.
 type Command struct {
@@ -38,7 +36,7 @@ type Command struct {
 func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return fmt.Errorf("--url: %w: it is not an http or https URL; write the address of a gateway", ErrSettings)
+		return setting.Errorf("url", "it is not an http or https URL; write the address of a gateway")
 	}
 	cfg := client.Config{URL: c.URL, Site: c.Site}
 	if len(c.APIKeys) > 0 {
@@ -46,7 +44,7 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	}
 	api := client.NewAPI(cfg)
 	if c.JSON && !c.Once {
-		return fmt.Errorf("--json: %w: it needs --once", ErrSettings)
+		return setting.Errorf("json", "it needs --once; give that, too")
 	}
 	file, isFile := out.(*os.File)
 	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -21,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -29,7 +29,6 @@ const (
 	batch      = 512
 	batchWait  = time.Second     // how long spans wait for a batch to fill
 	timeout    = 5 * time.Second // for one answer of the collector
-	logEvery   = time.Minute     // the least time between two log lines about a collector that does not answer
 )
 
 // Config tunes a Provider. All of it is required.
@@ -62,7 +61,7 @@ func New(cfg Config) *Provider {
 	return &Provider{sdk.NewTracerProvider(
 		sdk.WithResource(from),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
-		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: timeout}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(batchWait)),
+		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: timeout}, logged: rate.Sometimes{Interval: time.Minute}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(batchWait)),
 	)}
 }
 
@@ -81,21 +80,16 @@ type exporter struct {
 	url    string
 	log    zerolog.Logger
 	client *http.Client
-
-	mu     sync.Mutex
-	logged time.Time // the last log line; guarded by mu
+	logged rate.Sometimes // the failures
 }
 
 // ExportSpans implements sdk.SpanExporter. Spans that the collector does not accept are dropped, with a
 // log line, because they are not worth memory.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if err := e.send(ctx, spans); err != nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if now := time.Now(); e.logged.IsZero() || now.Sub(e.logged) >= logEvery {
-			e.logged = now
+		e.logged.Do(func() {
 			e.log.Warn().Err(err).Int("spans", len(spans)).Msg("the collector of --otlp did not accept traces; they are lost. This is logged at most once a minute")
-		}
+		})
 	}
 	return nil
 }
