@@ -34,7 +34,7 @@ const (
 func (s *Store) keepPresent() {
 	wait := time.NewTimer(presentEvery)
 	defer wait.Stop()
-	failing := false
+	failing, seenFailing := false, false
 	for {
 		closing := false
 		select {
@@ -43,6 +43,12 @@ func (s *Store) keepPresent() {
 			closing = true
 		}
 		began := time.Now()
+		// Before the present users: whoever a killed process had removed from that file is in this one.
+		err := s.writeSeen()
+		if err != nil && !seenFailing {
+			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again every second")
+		}
+		seenFailing = err != nil
 		switch err := s.writePresent(began); {
 		case err != nil && !failing:
 			s.cfg.Log.Warn().Err(err).Msg("present users cannot be written to the data directory; after a restart counts would begin at zero")
@@ -140,10 +146,15 @@ func (s *Store) loadPresent(now time.Time) {
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
+	if written.After(now) {
+		written = now
+	}
 	for id, members := range partitions {
 		for m, hold := range members {
 			if end := max(hold, -hold); recent || end > now.UnixMilli() && end <= latest {
 				s.partitions[id].members[m] = max(-latest, min(hold, latest))
+			} else {
+				s.seen.departed(m.user, written)
 			}
 		}
 	}
