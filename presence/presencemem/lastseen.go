@@ -1,10 +1,10 @@
 package presencemem
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +15,10 @@ import (
 	"headcount/presence"
 )
 
-const seenBatch = 4096 // entries in one transaction of the data directory
+const (
+	seenBatch  = 4096 // entries in one transaction of the data directory
+	seenExpire = 1000 // users that are forgotten at a time, so that joins do not wait; the others go with later writes
+)
 
 // lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the retention, and beyond
 // the bound, it forgets those who departed first.
@@ -47,10 +50,10 @@ func (l *lastSeen) departed(u presence.User, at time.Time) {
 	}
 }
 
-// expire forgets those who departed before the retention.
+// expire forgets some of those who departed before the retention.
 func (l *lastSeen) expire(now time.Time) {
 	oldest := now.Add(-l.retention).Unix()
-	for {
+	for range seenExpire {
 		if _, at, ok := l.users.GetOldest(); !ok || at >= oldest {
 			return
 		}
@@ -65,9 +68,9 @@ func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time,
 	times := make([]time.Time, len(users))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.seen.expire(time.Now())
+	oldest := time.Now().Add(-s.seen.retention).Unix()
 	for i, u := range users {
-		if at, ok := s.seen.users.Peek(u); ok {
+		if at, ok := s.seen.users.Peek(u); ok && at >= oldest {
 			times[i] = timeOf(at)
 		}
 	}
@@ -87,34 +90,70 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 
 // In the data directory, the bucket seen has 8 bytes of user -> 8 bytes: unix seconds.
 
+// keepSeen writes what the data directory lacks once a second, until Close, and so rarely that it takes at most
+// 1/presentShare of the time. A killed process loses the departures since the last write.
+func (s *Store) keepSeen() {
+	wait := time.NewTimer(presentEvery)
+	defer wait.Stop()
+	failing := false
+	for {
+		closing := false
+		select {
+		case <-wait.C:
+		case <-s.closing:
+			closing = true
+		}
+		began := time.Now()
+		s.mu.Lock()
+		s.seen.expire(began)
+		s.mu.Unlock()
+		err := s.writeSeen()
+		if err != nil && !failing {
+			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again")
+		}
+		if failing = err != nil; closing {
+			return
+		}
+		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
+	}
+}
+
 // writeSeen writes what the data directory lacks. After a failure the next call writes it.
 func (s *Store) writeSeen() error {
 	s.seen.writing.Lock()
 	defer s.seen.writing.Unlock()
+	for {
+		puts := s.unsavedSeen()
+		if len(puts) == 0 {
+			return nil
+		}
+		slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) }) // neighbours share pages of the file
+		if err := s.unread.disk.update(puts, nil); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, p := range puts {
+				s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
+			}
+			return err
+		}
+	}
+}
+
+// unsavedSeen takes some of the users that the data directory lacks, few enough that joins do not wait.
+func (s *Store) unsavedSeen() (puts []put) {
 	s.mu.Lock()
-	puts := make([]put, 0, len(s.seen.unsaved))
-	for _, u := range slices.Sorted(maps.Keys(s.seen.unsaved)) { // neighbours share pages of the file
+	defer s.mu.Unlock()
+	for u := range s.seen.unsaved {
 		p := put{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}
 		if at, ok := s.seen.users.Peek(u); ok {
 			p.value = binary.BigEndian.AppendUint64(nil, uint64(at))
 		}
-		puts = append(puts, p)
-	}
-	clear(s.seen.unsaved)
-	s.mu.Unlock()
-	for len(puts) > 0 {
-		n := min(len(puts), seenBatch)
-		if err := s.unread.disk.update(puts[:n], nil); err != nil {
-			s.mu.Lock()
-			for _, p := range puts {
-				s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
-			}
-			s.mu.Unlock()
-			return err
+		delete(s.seen.unsaved, u)
+		if puts = append(puts, p); len(puts) == seenBatch {
+			break
 		}
-		puts = puts[n:]
 	}
-	return nil
+	return puts
 }
 
 // loadSeen fills lastSeen from the file.
@@ -136,7 +175,6 @@ func (l *loader) loadSeen(tx *bbolt.Tx) {
 	for _, e := range all {
 		l.seen.users.Add(e.user, e.at)
 	}
-	l.seen.expire(l.now)
 }
 
 // dropSeen deletes what an earlier process remembered, because this one has --last-seen 0.

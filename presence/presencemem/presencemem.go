@@ -148,6 +148,9 @@ func Open(dir string, cfg Config) (*Store, error) {
 	if s.history.retention > 0 {
 		s.writers.Go(s.keepMinutes)
 	}
+	if s.cfg.LastSeen > 0 {
+		s.writers.Go(s.keepSeen)
+	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
 		s.writers.Go(s.keepPresent)

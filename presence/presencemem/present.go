@@ -34,7 +34,7 @@ const (
 func (s *Store) keepPresent() {
 	wait := time.NewTimer(presentEvery)
 	defer wait.Stop()
-	failing, seenFailing := false, false
+	failing := false
 	for {
 		closing := false
 		select {
@@ -43,12 +43,6 @@ func (s *Store) keepPresent() {
 			closing = true
 		}
 		began := time.Now()
-		// Before the present users: whoever a killed process had removed from that file is in this one.
-		err := s.writeSeen()
-		if err != nil && !seenFailing {
-			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again every second")
-		}
-		seenFailing = err != nil
 		switch err := s.writePresent(began); {
 		case err != nil && !failing:
 			s.cfg.Log.Warn().Err(err).Msg("present users cannot be written to the data directory; after a restart counts would begin at zero")
