@@ -7,8 +7,8 @@ import (
 	"headcount/presence"
 )
 
-// lastSeenTimeout bounds the wait for the store's part of an answer, so that a store that is away does not keep back
-// who is present.
+// lastSeenTimeout bounds the wait for the store's part of an answer, so that a store that is away
+// does not keep back who is present.
 const lastSeenTimeout = time.Second
 
 // usersCall asks an actor about users of its partition.

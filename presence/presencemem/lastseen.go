@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	seenBatch  = 4096 // entries in one transaction of the data directory
+	seenBatch  = 1024 // entries in one transaction of the data directory
 	seenExpire = 1000 // users that are forgotten at a time, so that joins do not wait; the others go with later writes
 )
 
-// lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the retention, and beyond
-// the bound, it forgets those who departed first.
+// lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the
+// retention, and beyond the bound, it forgets those who departed first.
 type lastSeen struct {
 	retention time.Duration                        // 0: nothing is kept
 	users     *simplelru.LRU[presence.User, int64] // the one who departed first is the next to be forgotten
 
-	// With a data directory: the users whose entry there differs, at most those here and those there. Otherwise nil.
+	// With a data directory: the users whose entry there differs, at most those here and those
+	// there. Otherwise nil.
 	unsaved map[presence.User]struct{}
 	writing sync.Mutex // held while entries are written, so that none replaces a newer one
 }
