@@ -75,6 +75,9 @@ type Change struct {
 	// Arrivals are for stores that keep minutes, see package minutes. They are not
 	// absolute: each one is in exactly one change that is written without an error.
 	Arrivals []Arrival
+	// Departures are for stores that remember when users were last present. The store keeps
+	// the latest departure of each user. A user may have returned since.
+	Departures []Departure
 	// Reset says that Members has all members of the partition, and replaces those in the
 	// store.
 	Reset bool

@@ -46,6 +46,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		Facts:      s.cfg.facts(),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
+		LastSeen:   s.cfg.LastSeen,
 		Registerer: s.registry,
 		Log:        s.log,
 		OnState:    s.member,

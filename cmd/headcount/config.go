@@ -62,6 +62,7 @@ type Config struct {
 	HotRate         int           `hidden:"" type:"number" placeholder:"N" default:"1000" group:"counters" help:"With --redis: how many writes per second of one sum, by all processes together, split it into 16 shards."`
 
 	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
+	LastSeen  time.Duration  `type:"days-or-0" placeholder:"TIME" default:"0" group:"times" help:"How long it is remembered when a user was last here, such as 30d, of a million users at most. Servers with an API key may ask for it. From 1s to 365d; 0: it is not remembered."`
 
 	HeartbeatInterval time.Duration `hidden:"" type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
 	PresenceTimeout   time.Duration `type:"span" placeholder:"TIME" default:"7s" group:"times" help:"A user is gone after this long without a heartbeat. At least 3 heartbeats."`
@@ -230,6 +231,9 @@ func (c *Config) checkTimes() error {
 	}
 	if retention := c.KeptMinutes(); retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
 		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", retention)
+	}
+	if c.LastSeen != 0 && (c.LastSeen < time.Second || c.LastSeen > 365*24*time.Hour) {
+		return setting.Errorf("last-seen", "%s is not from 1s to 365d; give a time in between, or 0 to remember nothing", c.LastSeen)
 	}
 	if c.CacheReads%time.Second != 0 {
 		return setting.Errorf("cache-reads", "%s is no number of whole seconds; give 1s or more, or 0", c.CacheReads)

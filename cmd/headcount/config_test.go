@@ -289,6 +289,10 @@ var refused = map[string]struct {
 	"private pages for nobody":                  {flag: "private", args: "--private team/*"},
 	"cache-reads of half a second":              {flag: "cache-reads", args: "--cache-reads 500ms"},
 	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
+	"last-seen that is no time":                 {flag: "last-seen", args: "--last-seen long"},
+	"last-seen of half a second":                {flag: "last-seen", args: "--last-seen 500ms"},
+	"last-seen of more than a year":             {flag: "last-seen", args: "--last-seen 366d"},
+	"last-seen below 0":                         {flag: "last-seen", args: "--last-seen=-1h"},
 	"hot-rate of 0":                             {flag: "hot-rate", args: "--hot-rate 0"},
 	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
 	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
@@ -388,7 +392,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"cluster addresses without redis":     "--cluster-listen :7946 --advertise node-1:7946",
 		"cluster secret without redis":        "--cluster-secret s --cluster-secret t",
 		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
-		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d",
+		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
 		"no stats of pages":                   "--page-stats 0",
 		"private pages":                       "--private team/* --private board --jwt-secret s",
 		"crawlers and proxies":                "--count-bots --cache-reads 5s",
@@ -539,7 +543,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats cache-reads count-bots private otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {

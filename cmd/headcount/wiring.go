@@ -44,6 +44,7 @@ type store interface {
 	presence.Store
 	presence.Processes
 	unread.Store
+	presence.LastSeen
 	minutes.Store
 	presence.Lister
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
@@ -127,9 +128,13 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
 	cfg := s.cfg
 	if s.member.Has(presence.RolePresence) {
-		if s.node, err = node.New(s.store, node.Config{
+		config := node.Config{
 			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
-		}); err != nil {
+		}
+		if cfg.LastSeen > 0 {
+			config.LastSeen = s.store
+		}
+		if s.node, err = node.New(s.store, config); err != nil {
 			return err
 		}
 		s.parts.Node = s.node
@@ -206,7 +211,7 @@ func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bo
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() error {
-	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
+	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), LastSeen: s.cfg.LastSeen, PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
 	var opened *presencemem.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
@@ -288,6 +293,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Regions:   s.store,
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
+			LastSeen:  s.store,
 			Dashboard: s.board,
 			Origins:   cfg.Origins,
 			Assets:    web.Files,

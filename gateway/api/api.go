@@ -52,6 +52,8 @@ type Config struct {
 	PageStats time.Duration
 	Minutes   minutes.Store
 
+	LastSeen presence.LastSeen // erases when users were last here; nil: that is never known
+
 	Dashboard Dashboard // nil: no dashboard is served
 	Origins   *identity.Origins
 	Assets    fs.FS  // index.html is served at /, the other files under /-/

@@ -72,12 +72,21 @@ func (a *API) deleteUser(c *gin.Context) {
 	}
 }
 
-// erase erases the user's follows, unread changes and memberships in the request's site. If it returns
-// false, it has written the error answer.
+// erase erases the user's follows, unread changes, last departure and memberships in the request's site.
+// If it returns false, it has written the error answer.
 func (a *API) erase(c *gin.Context, user string, server bool) bool {
 	return a.call(c, eraseTimeout, func(ctx context.Context) error {
-		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(siteOf(c), user)); err != nil || a.parts.Counters == nil {
+		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(siteOf(c), user)); err != nil {
 			return err
+		}
+		// Also with --last-seen 0: an earlier process may have had another setting.
+		if a.cfg.LastSeen != nil {
+			if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
+				return err
+			}
+		}
+		if a.parts.Counters == nil {
+			return nil
 		}
 		end, err := a.erasures.turn(ctx, server)
 		if err != nil {

@@ -72,7 +72,11 @@ func AppendUser(b []byte, user string, state presence.UserState) []byte {
 	b = append(b, `{"user":`...)
 	b = presence.AppendString(b, user)
 	if state.Since.IsZero() {
-		return append(b, `,"online":false}`...)
+		b = append(b, `,"online":false`...)
+		if !state.LastSeen.IsZero() {
+			b = presence.AppendTime(append(b, `,"last_seen":`...), state.LastSeen)
+		}
+		return append(b, '}')
 	}
 	b = append(b, `,"online":true,"since":"`...)
 	b = state.Since.UTC().AppendFormat(b, time.RFC3339)

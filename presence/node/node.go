@@ -50,6 +50,7 @@ type Config struct {
 	// may be lost, because gateways repeat their requests.
 	Reply      Replies
 	Arrivals   bool                  // report arrivals to the store
+	LastSeen   presence.LastSeen     // where departures are remembered; nil: they are neither reported nor looked up
 	Tick       func()                // called at every tick of the node's clock, which waits for it; may be nil
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger

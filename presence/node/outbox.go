@@ -2,6 +2,7 @@ package node
 
 import (
 	"sync"
+	"time"
 
 	"headcount/presence"
 )
@@ -23,6 +24,9 @@ type outbox struct {
 	// arrivals is bounded like members: one entry for each member that was added since
 	// the last write, and one per user for the user's site.
 	arrivals map[memberKey]struct{}
+	// departures has one entry at most for each user who left since the last write. departing
+	// are those of the change in flight: a question may come before the store has them.
+	departures, departing map[presence.User]time.Time
 	// reset and complete are those of the next change, see presence.Change.
 	reset, complete bool
 	check           bool   // the next change is written even if it is empty, to prove the claim
@@ -90,6 +94,12 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	for a := range o.arrivals {
 		c.Arrivals = append(c.Arrivals, presence.Arrival{User: a.user, Page: a.page})
 	}
+	if len(o.departures) > 0 {
+		for u, at := range o.departures {
+			c.Departures = append(c.Departures, presence.Departure{User: u, At: at})
+		}
+		o.departing, o.departures = o.departures, map[presence.User]time.Time{}
+	}
 	clear(o.members)
 	clear(o.counts)
 	clear(o.arrivals)
@@ -103,7 +113,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.state = idle
+	o.state, o.departing = idle, nil
 	return o.batch - 1
 }
 
@@ -116,8 +126,8 @@ func (o *outbox) superseded(c presence.Change) bool {
 }
 
 // restore puts back a change that was not written, except where the outbox has newer
-// values. If the partition was claimed again meanwhile, only the arrivals are put back:
-// rewrite has put every member into the outbox, and a member missing there has left since.
+// values. If the partition was claimed again meanwhile, only arrivals and departures are put
+// back: rewrite has put every member into the outbox, and a member missing there has left since.
 // invalid says that the store refused the claim; otherwise the writer queues the outbox
 // again.
 func (o *outbox) restore(c presence.Change, invalid bool) {
@@ -140,10 +150,26 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
+	for _, d := range c.Departures {
+		if _, newer := o.departures[d.User]; !newer {
+			o.departures[d.User] = d.At
+		}
+	}
+	o.departing = nil
 	o.state = queued
 	if invalid {
 		o.state = idle
 	}
+}
+
+// departed returns when the user departed, if the store does not have it yet; otherwise zero.
+func (o *outbox) departed(u presence.User) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if at, newer := o.departures[u]; newer {
+		return at
+	}
+	return o.departing[u]
 }
 
 // empty reports whether there is nothing to write. The caller holds mu.

@@ -81,6 +81,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 marks a reply that waits for no write
 	p.out.arrivals = map[memberKey]struct{}{}
+	p.out.departures = map[presence.User]time.Time{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
 	p.site = p.page(presence.AllPages)
 	return p

@@ -152,6 +152,7 @@ func (p *partition) removeSession(s *session, pg *page) {
 		all.users--
 		p.node.users.Add(-1)
 		p.noteCount(all)
+		p.noteDeparture(s.user)
 	case head == s:
 		p.users[s.user] = s.next
 	default:
@@ -247,6 +248,16 @@ func (p *partition) noteArrival(u presence.User, pg *page) {
 	if p.users[u] == nil {
 		p.out.arrivals[memberKey{u, presence.TotalOf(pg.name)}] = struct{}{}
 	}
+}
+
+// noteDeparture records that the user is no longer present.
+func (p *partition) noteDeparture(u presence.User) {
+	if p.node.cfg.LastSeen == nil {
+		return
+	}
+	p.out.mu.Lock()
+	p.out.departures[u] = time.Now()
+	p.out.mu.Unlock()
 }
 
 // noteCount puts the page's number of users into the outbox.

@@ -7,6 +7,10 @@ import (
 	"headcount/presence"
 )
 
+// lastSeenTimeout bounds the wait for the store's part of an answer, so that a store that is away
+// does not keep back who is present.
+const lastSeenTimeout = time.Second
+
 // usersCall asks an actor about users of its partition.
 type usersCall struct {
 	users  []presence.User
@@ -63,7 +67,35 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 			return nil, ctx.Err()
 		}
 	}
+	n.lastSeen(ctx, users, states)
 	return states, nil
+}
+
+// lastSeen asks the store when the absent users departed. If the store does not answer, that is not known.
+func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []presence.UserState) {
+	if n.cfg.LastSeen == nil {
+		return
+	}
+	var places []int
+	var absent []presence.User
+	for i, s := range states {
+		if s.Since.IsZero() && s.LastSeen.IsZero() {
+			places, absent = append(places, i), append(absent, users[i])
+		}
+	}
+	if len(absent) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastSeenTimeout)
+	defer cancel()
+	times, err := n.cfg.LastSeen.LastSeen(ctx, absent)
+	if err != nil {
+		n.cfg.Log.Debug().Err(err).Msg("the store could not be asked when users were last here")
+		return
+	}
+	for i, place := range places {
+		states[place].LastSeen = times[i]
+	}
 }
 
 // answer answers a call about users. While gateways have yet to report who is there, the actor does not know who is not.
@@ -76,6 +108,7 @@ func (p *partition) answer(c *usersCall) {
 	for i, u := range c.users {
 		first := p.users[u]
 		if first == nil {
+			states[i].LastSeen = p.out.departed(u)
 			continue
 		}
 		pages := map[*page]struct{}{}

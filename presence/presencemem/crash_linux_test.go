@@ -28,7 +28,7 @@ func TestCrashes(t *testing.T) {
 		defer os.RemoveAll(root)
 		dir := filepath.Join(root, "data")
 		s := New(Config{})
-		d, _, err := openDisk(dir, &s.unread, &s.history, zerolog.Nop())
+		d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	}
 	n := newUnreadState()
 	var log bytes.Buffer
-	d, _, err := openDisk(dir, &n, &pageHistory{}, zerolog.New(&log))
+	d, _, err := openDisk(dir, &n, &pageHistory{}, &lastSeen{}, zerolog.New(&log))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,7 @@ import (
 //	follows  16 bytes of user, page -> see unread.Follow
 //	keys     16 bytes of hash -> 8 bytes: unix seconds when the key is forgotten
 //	minutes  minutes of pages, see minutes.go
+//	seen     when users departed, see lastseen.go
 const dataFile = "headcount.db"
 
 var (
@@ -45,8 +46,9 @@ var (
 	followsBucket = []byte("follows")
 	keysBucket    = []byte("keys")
 	minutesBucket = []byte("minutes")
+	seenBucket    = []byte("seen")
 
-	buckets = [][]byte{pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
+	buckets = [][]byte{pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket, seenBucket}
 
 	secretKey = []byte("id-secret")
 	probeKey  = []byte("probe")
@@ -84,9 +86,9 @@ type put struct {
 	bucket, key, value []byte // value nil: the key is deleted
 }
 
-// openDisk opens the file in dir, or creates it, and fills n and b from it. secret is
+// openDisk opens the file in dir, or creates it, and fills n, b and l from it. secret is
 // the secret of anonymous ids. No operation is written before run.
-func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d *disk, secret string, err error) {
+func openDisk(dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
@@ -94,7 +96,7 @@ func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d
 	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
 	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
 		d.db = db
-		secret, err = d.load(n, b)
+		secret, err = d.load(n, b, l)
 		return err
 	})
 	if err != nil {
@@ -103,13 +105,14 @@ func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d
 	return d, secret, nil
 }
 
-// load reads the whole file into n and b, and repairs inconsistent entries. When the
+// load reads the whole file into n, b and seen, and repairs inconsistent entries. When the
 // repairs cannot be written, the file counts as not writable.
-func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
+func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret string, err error) {
 	if secret, err = d.secret(); err != nil {
 		return "", err
 	}
-	l := loader{unread: n, history: b, now: time.Now()}
+	seen.unsaved = map[presence.User]struct{}{}
+	l := loader{unread: n, history: b, seen: seen, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
@@ -120,6 +123,11 @@ func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
 		if err := d.update(l.puts, nil); err != nil {
 			d.undo = l.puts
 			d.fail(err)
+		}
+	}
+	if seen.retention == 0 {
+		if err := d.dropSeen(); err != nil {
+			d.log.Warn().Err(err).Msg("the data directory still has when users were last here; it is deleted at the next start")
 		}
 	}
 	return secret, nil
@@ -143,6 +151,7 @@ func (d *disk) secret() (secret string, err error) {
 type loader struct {
 	unread   *unreadState
 	history  *pageHistory
+	seen     *lastSeen
 	now      time.Time
 	puts     []put
 	repaired int    // inconsistent entries
@@ -169,6 +178,9 @@ func (l *loader) load(tx *bbolt.Tx) error {
 	}
 	if l.history.retention > 0 {
 		l.loadMinutes(tx)
+	}
+	if l.seen.retention > 0 {
+		l.loadSeen(tx)
 	}
 	l.repairLevels()
 	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })

@@ -273,7 +273,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = New(Config{})
-	d, _, err := openDisk(dir, &s.unread, &s.history, zerolog.Nop())
+	d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +301,7 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	if s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, zerolog.Nop()); err != nil {
+	if s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, s.seen, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return s

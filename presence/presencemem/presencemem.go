@@ -34,6 +34,10 @@ type Config struct {
 	// that has not changed for the longest time is forgotten.
 	PageStats      time.Duration
 	PageStatsBytes int
+	// LastSeen is how long departures of users are remembered; 0: not at all. Of more than
+	// MaxLastSeen (default presence.MaxLastSeen) those who departed first are forgotten.
+	LastSeen    time.Duration
+	MaxLastSeen int
 	// Backlog bounds the publications that wait for one watcher (default 4,096). Further
 	// publications are dropped, and the watcher gets a Lost.
 	Backlog int
@@ -60,6 +64,7 @@ type Store struct {
 	watchers    map[*watcher]struct{}
 	leases      map[string]lease // by process
 	history     pageHistory
+	seen        *lastSeen
 
 	membersChanged bool // since the file of present users was written
 
@@ -104,6 +109,7 @@ func New(cfg Config) *Store {
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
 	cfg.Remember = cmp.Or(cfg.Remember, 100_000)
 	cfg.PageStatsBytes = cmp.Or(cfg.PageStatsBytes, 64<<20)
+	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 4096)
 	s := &Store{
 		cfg:        cfg,
@@ -116,6 +122,7 @@ func New(cfg Config) *Store {
 		leases:     map[string]lease{},
 		unread:     newUnreadState(),
 		history:    newPageHistory(cfg),
+		seen:       newLastSeen(cfg),
 		closing:    make(chan struct{}),
 	}
 	for i := range s.partitions {
@@ -133,13 +140,16 @@ func New(cfg Config) *Store {
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	if s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, cfg.Log); err != nil {
+	if s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, s.seen, cfg.Log); err != nil {
 		return nil, err
 	}
 	s.dir = dir
 	go s.unread.disk.run(s.commit) // ends with Close
 	if s.history.retention > 0 {
 		s.writers.Go(s.keepMinutes)
+	}
+	if s.cfg.LastSeen > 0 {
+		s.writers.Go(s.keepSeen)
 	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
@@ -261,6 +271,9 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 				p.members[key] = m.Hold.UnixMilli()
 			}
 		}
+		for _, d := range c.Departures {
+			s.seen.departed(d.User, d.At)
+		}
 		for _, pu := range c.Counts {
 			if pg := s.set(c.Partition, pu, now); pg != nil {
 				touched[pg] = struct{}{}
@@ -283,6 +296,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		}
 	}
 	s.forget(now)
+	s.seen.expire(now)
 	return outcomes
 }
 

@@ -140,10 +140,15 @@ func (s *Store) loadPresent(now time.Time) {
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
+	if written.After(now) {
+		written = now
+	}
 	for id, members := range partitions {
 		for m, hold := range members {
 			if end := max(hold, -hold); recent || end > now.UnixMilli() && end <= latest {
 				s.partitions[id].members[m] = max(-latest, min(hold, latest))
+			} else {
+				s.seen.departed(m.user, written)
 			}
 		}
 	}

@@ -60,7 +60,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				want[page][claim.Partition] = users
 				present[fmt.Sprint(claim.Partition, page)] = users > 0
 			}
-			calls := memberCalls(c, s.unwritten(c), 1, 0)
+			calls := s.memberCalls(c, s.unwritten(c), 1, 0)
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
@@ -138,7 +138,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
 	}
-	members := memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
+	members := s.memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
 	if err := s.conn.Run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}

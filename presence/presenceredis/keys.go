@@ -14,6 +14,7 @@ import (
 //	hc:{p17}:d       string: pages whose count may not have been written yet (members.lua)
 //	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua,
 //	                 resize.lua says how many hashes there are)
+//	hc:{p17}:s       zset: users who departed, and when (members.lua)
 //	hc:{b5}:s        hash: generation, rebuild, publications (fence.lua)
 //	hc:{b5}:f        string: per partition its epoch (fences.lua)
 //	hc:{b5}:w:ID     string: number of a process's last run of counts.lua
@@ -55,6 +56,7 @@ func partitionKey(p int) string { return prefix + "{p" + strconv.Itoa(p) + "}:" 
 
 func ownerKey(p int) string { return partitionKey(p) + "o" }
 func dirtyKey(p int) string { return partitionKey(p) + "d" }
+func seenKey(p int) string  { return partitionKey(p) + "s" }
 
 func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 

@@ -70,7 +70,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
 				shards, members = p.shards, p.members
 			}
-			calls = append(calls, memberCalls(changes[i], lists[i], shards, members)...)
+			calls = append(calls, s.memberCalls(changes[i], lists[i], shards, members)...)
 			ends[k] = len(calls)
 		}
 		s.mu.Unlock()
@@ -177,7 +177,7 @@ func (s *Store) unwritten(c presence.Change) pageList {
 // memberCalls splits a change into batches. The first batch has the list of pages, so
 // that Redis lists them as unwritten before any member changes. Before the batches the
 // number of shards is adapted to the number of members.
-func memberCalls(c presence.Change, list pageList, shards, members int) []*call {
+func (s *Store) memberCalls(c presence.Change, list pageList, shards, members int) []*call {
 	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
@@ -189,8 +189,11 @@ func memberCalls(c presence.Change, list pageList, shards, members int) []*call 
 		calls = resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
 		shards = shardsAfter(c, shards, members)
 	}
-	rest := c.Members
-	for batch := 0; batch == 0 || len(rest) > 0; batch++ {
+	rest, departures := c.Members, c.Departures
+	if s.cfg.LastSeen == 0 {
+		departures = nil
+	}
+	for batch := 0; batch == 0 || len(rest) > 0 || len(departures) > 0; batch++ {
 		nm := min(len(rest), memberBatch)
 		keys := append(make([]string, 0, 2+drop+min(nm, shards)), ownerKey(c.Partition), dirtyKey(c.Partition))
 		args := make([]any, 0, 8+4*nm)
@@ -204,8 +207,14 @@ func memberCalls(c presence.Change, list pageList, shards, members int) []*call 
 		}
 		list.text = nil
 		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
-		if rest = rest[nm:]; c.Complete && len(rest) == 0 {
-			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch, which completes the members
+		rest = rest[nm:]
+		if n := min(len(departures), memberBatch); n > 0 {
+			keys, args = append(keys, seenKey(c.Partition)), s.appendDepartures(args, departures[:n])
+			args[flagsAt] = args[flagsAt].(int) + 4
+			departures = departures[n:]
+		}
+		if c.Complete && len(rest) == 0 {
+			args[flagsAt] = args[flagsAt].(int) + 2 // this batch completes the members
 		}
 		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
 	}

@@ -34,7 +34,9 @@ func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presen
 }
 
 // forContract are the settings that the contract asks for.
-func forContract(c *presenceredis.Config) { c.PageStats, c.FactsWait = time.Hour, 50*time.Millisecond }
+func forContract(c *presenceredis.Config) {
+	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
+}
 
 func TestContractOnOneServer(t *testing.T) {
 	presencetest.Run(t, presencetest.Full, func(t testing.TB) presencetest.Store { return open(t, redistest.Single(t).URL(), forContract) })

@@ -33,7 +33,7 @@ import (
 func TestEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4})
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4, LastSeen: time.Hour})
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts
@@ -53,7 +53,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	level, u := unread.LevelTopic("p").String(), unread.User{1}
 	ub := s.userBucket(u)
 	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true,
-		Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}}
+		Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}, Departures: []presence.Departure{{User: 3, At: time.Now()}}}
 	var calls []*call
 	add := func(name scripts.Name, keys []string, args ...any) {
 		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
@@ -62,7 +62,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Fence, []string{state, fenceKey(b), readyKey(b), logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
 	add(scripts.Peers, []string{state, readyKey(b), logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
 	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "0")
-	calls = append(calls, memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
+	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
 			s.number(cc, []presence.Change{change})

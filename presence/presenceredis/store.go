@@ -51,6 +51,11 @@ type Config struct {
 	EmptyPages int
 	// PageStats is how long minutes of pages are kept; 0: not at all.
 	PageStats time.Duration
+	// LastSeen is how long departures of users are remembered, in whole seconds; 0: not at
+	// all. Of more than MaxLastSeen (default presence.MaxLastSeen), spread evenly over the
+	// partitions, those who departed first are forgotten.
+	LastSeen    time.Duration
+	MaxLastSeen int
 	// FactsWait is how long a process that finds no cluster facts waits for a running
 	// process to write them again, before it writes its own; default 1.6s. It must be
 	// longer than running processes take to notice that Redis is back (half a second)
@@ -136,6 +141,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
 	cfg.EmptyPages = cmp.Or(cfg.EmptyPages, 100_000)
+	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.FactsWait = cmp.Or(cfg.FactsWait, 1600*time.Millisecond)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 8<<20)
 	switch {

@@ -20,13 +20,15 @@ type Store interface {
 	presence.Store
 	presence.Lister
 	presence.Processes
+	presence.LastSeen
 	minutes.Store
 	unread.Store
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
 // Factory returns an empty store of the region "local", without peers, with the default
-// numbers of partitions and buckets, that remembers minutes. The test's cleanup removes the store.
+// numbers of partitions and buckets, that remembers minutes, and departures
+// for an hour. The test's cleanup removes the store.
 type Factory func(t testing.TB) Store
 
 // Run tests the contract; with -short it tests only the given extent of it.
@@ -51,6 +53,10 @@ func Run(t *testing.T, short Extent, open Factory) {
 		"the region has all of a count":               parts,
 		"nobody is on a page without a past":          noParts,
 		"the running minute is remembered":            runningMinute,
+		"a departure is remembered":                   departed,
+		"many departures in one write":                manyDeparted,
+		"an old departure is forgotten":               departedLongAgo,
+		"a user is forgotten":                         forgotten,
 		"any history of owners equals the model":      model,
 	} {
 		if short.runs(name) {

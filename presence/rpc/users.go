@@ -25,6 +25,7 @@ type wireStates struct {
 type wireState struct {
 	Since int64 `json:"since"` // unix seconds; 0: not present
 	Pages int   `json:"pages"`
+	Seen  int64 `json:"seen,omitempty"` // of a user who is not present: last seen, unix seconds; 0: not known
 }
 
 // Users asks the presence node at addr about users, at most presence.MaxAsked. Its errors are those of Hold.
@@ -47,8 +48,11 @@ func (c *Client) Users(ctx context.Context, addr string, users []presence.User) 
 	}
 	states := make([]presence.UserState, len(users))
 	for i, s := range is.Users {
-		if s.Since != 0 {
+		switch {
+		case s.Since != 0:
 			states[i] = presence.UserState{Since: time.Unix(s.Since, 0), Pages: s.Pages}
+		case s.Seen != 0:
+			states[i].LastSeen = time.Unix(s.Seen, 0)
 		}
 	}
 	return states, nil
@@ -92,8 +96,11 @@ func (h *Handler) users(ctx context.Context, body []byte) ([]byte, error) {
 	}
 	wire := wireStates{Users: make([]wireState, len(states))}
 	for i, s := range states {
-		if !s.Since.IsZero() {
-			wire.Users[i] = wireState{s.Since.Unix(), s.Pages}
+		switch {
+		case !s.Since.IsZero():
+			wire.Users[i] = wireState{Since: s.Since.Unix(), Pages: s.Pages}
+		case !s.LastSeen.IsZero():
+			wire.Users[i] = wireState{Seen: s.LastSeen.Unix()}
 		}
 	}
 	return json.Marshal(wire)

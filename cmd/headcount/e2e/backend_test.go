@@ -19,10 +19,11 @@ import (
 
 // userState is what a server is told of a user.
 type userState struct {
-	User   string
-	Online bool
-	Since  time.Time
-	Pages  int
+	User     string
+	Online   bool
+	Since    time.Time
+	Pages    int
+	LastSeen time.Time `json:"last_seen"`
 }
 
 // users asks who of these users is here.
@@ -34,7 +35,7 @@ func (s *server) users(t testing.TB, names ...string) []userState {
 		t.Fatalf("%d %s, %v", a.status, a.body, err)
 	}
 	for i, u := range is.Users {
-		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) {
+		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) || u.Online && !u.LastSeen.IsZero() {
 			t.Errorf("%+v, asked for %s", u, names[i])
 		}
 	}
@@ -85,10 +86,29 @@ func smokeUsers(t *testing.T, a, b *server) {
 	for _, c := range []*client{one, tab} {
 		c.ws.CloseNow()
 	}
-	testkit.Eventually(t, "an event that the user is gone", func() bool { return !next(one.user).Online })
-	if is := b.users(t, one.user); is[0].Online {
-		t.Errorf("after it has gone: %+v", is)
+	gone := time.Now().Add(-2 * time.Second) // clocks in whole seconds
+	seen := func(is userState) bool {
+		return !is.Online && is.LastSeen.After(gone) && !is.LastSeen.After(time.Now())
 	}
+	testkit.Eventually(t, "an event that the user is gone", func() bool {
+		is := next(one.user)
+		if !is.Online && !seen(is) {
+			t.Errorf("the event that the user is gone: %+v", is)
+		}
+		return !is.Online
+	})
+	for _, s := range []*server{a, b} {
+		if is := s.users(t, one.user, many[1]); !seen(is[0]) || is[1].Online || !is[1].LastSeen.IsZero() {
+			t.Errorf("after it has gone: %+v", is)
+		}
+	}
+	if is := do(t, "DELETE", a.url+"/-/users/"+one.user, "", withKey); is.status != http.StatusNoContent {
+		t.Errorf("erasing: %d %s", is.status, is.body)
+	}
+	if is := b.users(t, one.user); !is[0].LastSeen.IsZero() {
+		t.Errorf("after it was erased: %+v", is)
+	}
+	testkit.Eventually(t, "an event that it is not known any more", func() bool { return next(one.user).LastSeen.IsZero() })
 }
 
 // Only servers are told who is here, and only of users whom they name.
@@ -111,6 +131,11 @@ func TestIsThisUserHere(t *testing.T) {
 	if a := s.get(t, "/-/users/a%2Fb", withKey); !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) || !strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
+	do(t, "DELETE", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
+	if a := s.get(t, "/-/users/a%2Fb", withKey); a.body != `{"user":"a/b","online":false}`+"\n" { // --last-seen is 0
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
 	if a := s.get(t, "/-/users?user=c&user=a/b&user=c", withKey); !strings.HasPrefix(a.body, `{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
 		t.Errorf("%d %s", a.status, a.body)
 	}

@@ -73,7 +73,7 @@ func TestSetups(t *testing.T) {
 			hooks := newReceiver(t)
 			flags := open(t)
 			for i := range flags {
-				flags[i] = append(flags[i], "--api-key="+apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--page-stats=1h", "--counters="+ruleFile(t),
+				flags[i] = append(flags[i], "--api-key="+apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--page-stats=1h", "--last-seen=30d", "--counters="+ruleFile(t),
 					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
 			}
 			all := startAll(t, flags...)

@@ -1,0 +1,138 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+)
+
+// awaitSeen waits until a user is not here any more, and returns when the user was last here. During a takeover the
+// process may answer 503.
+func (s *server) awaitSeen(t *testing.T, user string) time.Time {
+	t.Helper()
+	var is userState
+	testkit.Eventually(t, "when the user was last here", func() bool {
+		a := s.get(t, "/-/users/"+user, withKey)
+		is = userState{}
+		return a.status == http.StatusOK && json.Unmarshal([]byte(a.body), &is) == nil && !is.LastSeen.IsZero()
+	})
+	return is.LastSeen
+}
+
+// A data directory has when users were last here, also of those whom a killed process had, and of no one once the
+// setting is 0.
+func TestLastSeenOverARestart(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, s *server){
+		"SIGTERM": func(t *testing.T, s *server) {
+			s.Signal(syscall.SIGTERM)
+			s.died(t, 0)
+		},
+		"kill -9": func(_ *testing.T, s *server) { s.kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			flags := []string{
+				"--api-key=" + apiKey, "--data-dir=" + dir, "--heartbeat-interval=500ms", "--presence-timeout=1500ms", "--leave-grace=200ms", "--page-stats=0",
+			}
+			remembering := append(flags, "--last-seen=30d")
+			s := start(t, remembering...)
+			left, stays := s.ws(t), s.ws(t)
+			for _, c := range []*client{left, stays} {
+				c.join("p")
+			}
+			left.awaitCount("p", 2)
+			leaves := time.Now()
+			before := leaves.Add(-time.Second) // clocks in whole seconds
+			left.leave("p")
+			at := s.awaitSeen(t, left.user)
+			if at.Before(before) || at.After(time.Now()) {
+				t.Errorf("last seen %s, left after %s", at, before)
+			}
+			written := func(file string, since time.Time) {
+				testkit.Eventually(t, "that it is written", func() bool {
+					is, err := os.Stat(filepath.Join(dir, file))
+					return err == nil && is.ModTime().After(since)
+				})
+			}
+			written("headcount.db", leaves) // nothing else is written there
+			written("present", time.Now())
+			written("present", time.Now()) // the first one may have begun before
+			end(t, s)
+			s = start(t, remembering...)
+			if again := s.users(t, left.user)[0].LastSeen; !again.Equal(at) {
+				t.Errorf("after the restart: last seen %s, was %s", again, at)
+			}
+			if gone := s.awaitSeen(t, stays.user); gone.Before(at) || gone.After(time.Now()) {
+				t.Errorf("who did not come back was last seen %s", gone)
+			}
+			s.Signal(syscall.SIGTERM)
+			s.died(t, 0)
+			s = start(t, flags...)
+			if is := s.users(t, left.user)[0]; !is.LastSeen.IsZero() {
+				t.Errorf("with --last-seen 0: %+v", is)
+			}
+			s.Signal(syscall.SIGTERM)
+			s.died(t, 0)
+			s = start(t, remembering...)
+			if is := s.users(t, left.user)[0]; !is.LastSeen.IsZero() {
+				t.Errorf("after a start with --last-seen 0: %+v", is)
+			}
+		})
+	}
+}
+
+// In a cluster the users of a killed process were last here when presence timed out, and what it knew is still known.
+func TestLastSeenInACluster(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t).URL()
+	flags := []string{
+		"--api-key=" + apiKey, "--heartbeat-interval=500ms", "--presence-timeout=3s", "--leave-grace=200ms", "--last-seen=1d", "--id-secret=0123456789abcdef0123456789abcdef",
+	}
+	all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
+	killed, stays := all[0], all[1]
+	left := map[string]time.Time{} // users of both processes' partitions
+	for i := range 20 {
+		c := all[i%2].ws(t)
+		c.join("p")
+		c.await("a count", func(f frame) bool { return f.Type == "count" })
+		c.leave("p")
+		left[c.user] = time.Now()
+	}
+	for user, at := range left {
+		for _, s := range all {
+			if seen := s.awaitSeen(t, user); seen.Sub(at).Abs() > 3*time.Second {
+				t.Errorf("last seen %s, left at %s", seen, at)
+			}
+		}
+	}
+	var there []*client
+	for i := range 10 {
+		c := killed.ws(t)
+		c.join(fmt.Sprint("page ", i))
+		c.awaitCount(fmt.Sprint("page ", i), 1)
+		there = append(there, c)
+	}
+	at := time.Now().Add(-time.Second)
+	killed.kill()
+	for _, c := range there {
+		// Presence times out 3 s after the kill, or after the takeover that it leads to.
+		if seen := stays.awaitSeen(t, c.user); seen.Before(at) || seen.After(time.Now()) {
+			t.Errorf("of the killed process: last seen %s, killed after %s", seen, at)
+		}
+	}
+	for user, at := range left {
+		if seen := stays.awaitSeen(t, user); seen.Sub(at).Abs() > 3*time.Second {
+			t.Errorf("after the takeover: last seen %s, left at %s", seen, at)
+		}
+	}
+}

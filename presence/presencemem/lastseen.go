@@ -1,0 +1,199 @@
+package presencemem
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"go.etcd.io/bbolt"
+
+	"headcount/presence"
+)
+
+const (
+	seenBatch  = 1024 // entries in one transaction of the data directory
+	seenExpire = 1000 // users that are forgotten at a time, so that joins do not wait; the others go with later writes
+)
+
+// lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the
+// retention, and beyond the bound, it forgets those who departed first.
+type lastSeen struct {
+	retention time.Duration                        // 0: nothing is kept
+	users     *simplelru.LRU[presence.User, int64] // the one who departed first is the next to be forgotten
+
+	// With a data directory: the users whose entry there differs, at most those here and those
+	// there. Otherwise nil.
+	unsaved map[presence.User]struct{}
+	writing sync.Mutex // held while entries are written, so that none replaces a newer one
+}
+
+func newLastSeen(cfg Config) *lastSeen {
+	l := &lastSeen{retention: cfg.LastSeen}
+	l.users, _ = simplelru.NewLRU(cfg.MaxLastSeen, func(u presence.User, _ int64) { l.mark(u) }) // fails only without room
+	return l
+}
+
+func (l *lastSeen) mark(u presence.User) {
+	if l.unsaved != nil {
+		l.unsaved[u] = struct{}{}
+	}
+}
+
+func (l *lastSeen) departed(u presence.User, at time.Time) {
+	if last, ok := l.users.Peek(u); l.retention > 0 && (!ok || last < at.Unix()) {
+		l.users.Add(u, at.Unix())
+		l.mark(u)
+	}
+}
+
+// expire forgets some of those who departed before the retention.
+func (l *lastSeen) expire(now time.Time) {
+	oldest := now.Add(-l.retention).Unix()
+	for range seenExpire {
+		if _, at, ok := l.users.GetOldest(); !ok || at >= oldest {
+			return
+		}
+		l.users.RemoveOldest()
+	}
+}
+
+var _ presence.LastSeen = (*Store)(nil)
+
+// LastSeen implements presence.LastSeen.
+func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time, error) {
+	times := make([]time.Time, len(users))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	oldest := time.Now().Add(-s.seen.retention).Unix()
+	for i, u := range users {
+		if at, ok := s.seen.users.Peek(u); ok && at >= oldest {
+			times[i] = timeOf(at)
+		}
+	}
+	return times, nil
+}
+
+// ForgetSeen implements presence.LastSeen. With a data directory it returns when the file has forgotten the user, too.
+func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
+	s.mu.Lock()
+	s.seen.users.Remove(u)
+	s.mu.Unlock()
+	if err := s.writeSeen(); err != nil {
+		return refused(err)
+	}
+	return nil
+}
+
+// In the data directory, the bucket seen has 8 bytes of user -> 8 bytes: unix seconds.
+
+// keepSeen writes what the data directory lacks once a second, until Close, and so rarely that it takes at most
+// 1/presentShare of the time. A killed process loses the departures since the last write.
+func (s *Store) keepSeen() {
+	wait := time.NewTimer(presentEvery)
+	defer wait.Stop()
+	failing := false
+	for {
+		closing := false
+		select {
+		case <-wait.C:
+		case <-s.closing:
+			closing = true
+		}
+		began := time.Now()
+		s.mu.Lock()
+		s.seen.expire(began)
+		s.mu.Unlock()
+		err := s.writeSeen()
+		if err != nil && !failing {
+			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again")
+		}
+		if failing = err != nil; closing {
+			return
+		}
+		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
+	}
+}
+
+// writeSeen writes what the data directory lacks. After a failure the next call writes it.
+func (s *Store) writeSeen() error {
+	s.seen.writing.Lock()
+	defer s.seen.writing.Unlock()
+	for {
+		puts := s.unsavedSeen()
+		if len(puts) == 0 {
+			return nil
+		}
+		slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) }) // neighbours share pages of the file
+		if err := s.unread.disk.update(puts, nil); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, p := range puts {
+				s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
+			}
+			return err
+		}
+	}
+}
+
+// unsavedSeen takes some of the users that the data directory lacks, few enough that joins do not wait.
+func (s *Store) unsavedSeen() (puts []put) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for u := range s.seen.unsaved {
+		p := put{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}
+		if at, ok := s.seen.users.Peek(u); ok {
+			p.value = binary.BigEndian.AppendUint64(nil, uint64(at))
+		}
+		delete(s.seen.unsaved, u)
+		if puts = append(puts, p); len(puts) == seenBatch {
+			break
+		}
+	}
+	return puts
+}
+
+// loadSeen fills lastSeen from the file.
+func (l *loader) loadSeen(tx *bbolt.Tx) {
+	type entry struct {
+		user presence.User
+		at   int64
+	}
+	var all []entry
+	_ = tx.Bucket(seenBucket).ForEach(func(k, v []byte) error {
+		if len(k) != 8 || len(v) != 8 {
+			l.repair(seenBucket, k, nil, "when a user was last here cannot be read and is dropped: %q", v)
+			return nil
+		}
+		all = append(all, entry{presence.User(binary.BigEndian.Uint64(k)), int64(binary.BigEndian.Uint64(v))})
+		return nil
+	})
+	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.at, b.at) })
+	for _, e := range all {
+		l.seen.users.Add(e.user, e.at)
+	}
+}
+
+// dropSeen deletes what an earlier process remembered, because this one has --last-seen 0.
+func (d *disk) dropSeen() error {
+	empty := false
+	err := d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
+		first, _ := tx.Bucket(seenBucket).Cursor().First()
+		empty = first == nil
+		return nil
+	})
+	if err != nil || empty {
+		return err
+	}
+	return d.db.Update(func(tx *bbolt.Tx) error {
+		if err := tx.DeleteBucket(seenBucket); err != nil {
+			return err
+		}
+		_, err := tx.CreateBucket(seenBucket)
+		return err
+	})
+}

@@ -1,0 +1,177 @@
+package presencemem
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/presence"
+)
+
+func openSeen(t *testing.T, dir string, cfg Config) *Store {
+	t.Helper()
+	cfg.PresenceTimeout = time.Minute
+	s, err := Open(dir, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// depart writes departures into partition 3.
+func depart(t *testing.T, s *Store, departures ...presence.Departure) {
+	t.Helper()
+	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
+	if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Departures: departures}}); out[0].Err != nil {
+		t.Fatal(out[0].Err)
+	}
+}
+
+func wantSeen(t *testing.T, when string, s *Store, users []presence.User, want ...time.Time) {
+	t.Helper()
+	got, err := s.LastSeen(t.Context(), users)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, at := range got {
+		if !at.Equal(want[i]) {
+			t.Errorf("%s: user %d was last seen %s, want %s", when, users[i], at, want[i])
+		}
+	}
+}
+
+// stored returns how many entries the file has of when users were last seen.
+func stored(t *testing.T, s *Store) (n int) {
+	t.Helper()
+	if err := s.unread.disk.db.View(func(tx *bbolt.Tx) error {
+		n = tx.Bucket(seenBucket).Stats().KeyN
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A data directory has what memory has, over restarts with the same and with other settings.
+func TestLastSeenOverRestarts(t *testing.T) {
+	dir, now := t.TempDir(), time.Now().Truncate(time.Second)
+	users := []presence.User{1, 2, 3, 4}
+	never := time.Time{}
+	restart := func(s *Store, cfg Config) *Store {
+		t.Helper()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return openSeen(t, dir, cfg)
+	}
+	s := openSeen(t, dir, Config{LastSeen: time.Hour, MaxLastSeen: 3})
+	depart(t, s, presence.Departure{User: 1, At: now.Add(-5 * time.Second)}, presence.Departure{User: 2, At: now.Add(-4 * time.Second)})
+	depart(t, s, presence.Departure{User: 3, At: now.Add(-3 * time.Minute)}, presence.Departure{User: 1, At: now.Add(-time.Second)})
+	s = restart(s, Config{LastSeen: time.Hour, MaxLastSeen: 3})
+	wantSeen(t, "restarted", s, users, now.Add(-time.Second), now.Add(-4*time.Second), now.Add(-3*time.Minute), never)
+
+	depart(t, s, presence.Departure{User: 4, At: now}) // one too many: 3 departed first
+	if err := s.ForgetSeen(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	want := []time.Time{now.Add(-time.Second), never, never, now}
+	wantSeen(t, "one too many, and one is erased", s, users, want...)
+	if n := stored(t, s); n != 2 {
+		t.Errorf("the file has %d entries, want 2", n)
+	}
+	s = restart(s, Config{LastSeen: time.Hour, MaxLastSeen: 1})
+	wantSeen(t, "with a lower bound", s, users, never, never, never, now)
+	depart(t, s, presence.Departure{User: 1, At: now.Add(-10 * time.Minute)})
+	wantSeen(t, "who departed earlier is remembered nevertheless", s, users[:1], now.Add(-10*time.Minute))
+	s = restart(s, Config{LastSeen: time.Minute})
+	wantSeen(t, "with a shorter retention", s, users, never, never, never, never)
+	s = restart(s, Config{})
+	if n := stored(t, s); n != 0 {
+		t.Errorf("without the setting the file has %d entries", n)
+	}
+	depart(t, s, presence.Departure{User: 4, At: now})
+	s = restart(s, Config{LastSeen: time.Hour})
+	defer s.Close()
+	wantSeen(t, "after a start without the setting", s, users, never, never, never, never)
+}
+
+// Writes free the memory of those who departed long ago.
+func TestLastSeenExpires(t *testing.T) {
+	s := New(Config{LastSeen: time.Minute})
+	depart(t, s, presence.Departure{User: 1, At: time.Now().Add(-2 * time.Minute)})
+	if n := s.seen.users.Len(); n != 0 {
+		t.Errorf("%d departures are kept", n)
+	}
+}
+
+// Those who were present when a process was killed, too long ago for its successor to go on counting them, were last
+// seen then.
+func TestLastSeenOfThosePresentAtACrash(t *testing.T) {
+	dir := t.TempDir()
+	s := openSeen(t, dir, Config{LastSeen: time.Hour})
+	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
+	here := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+	if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Members: []presence.MemberChange{here}}}); out[0].Err != nil {
+		t.Fatal(out[0].Err)
+	}
+	before := time.Now().Add(-time.Second)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for later, known := range map[time.Duration]bool{30 * time.Second: false, 10 * time.Minute: true, 2 * time.Hour: true} {
+		next := New(Config{PresenceTimeout: time.Minute, LastSeen: 24 * time.Hour})
+		next.dir = dir
+		next.loadPresent(time.Now().Add(later))
+		times, err := next.LastSeen(t.Context(), []presence.User{1})
+		if err != nil || times[0].IsZero() == known || known && (times[0].Before(before) || times[0].After(time.Now())) {
+			t.Errorf("%s later: %v, %v; known: %t", later, times, err, known)
+		}
+	}
+}
+
+// An erasure that cannot be written is refused, and nothing is lost meanwhile.
+func TestLastSeenOnAFullDisk(t *testing.T) {
+	dir, at := t.TempDir(), time.Now().Truncate(time.Second)
+	s := openSeen(t, dir, Config{LastSeen: time.Hour})
+	depart(t, s, presence.Departure{User: 1, At: at}, presence.Departure{User: 2, At: at})
+	if err := s.writeSeen(); err != nil {
+		t.Fatal(err)
+	}
+	mend := breakFile(t, dir)
+	if err := s.ForgetSeen(t.Context(), 1); !errors.Is(err, presence.ErrUnavailable) {
+		t.Errorf("erased on a full disk: %v", err)
+	}
+	depart(t, s, presence.Departure{User: 3, At: at})
+	wantSeen(t, "on a full disk", s, []presence.User{2, 3}, at, at)
+	mend()
+	if err := s.ForgetSeen(t.Context(), 1); err != nil {
+		t.Errorf("erased again: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openSeen(t, dir, Config{LastSeen: time.Hour})
+	defer s.Close()
+	wantSeen(t, "restarted", s, []presence.User{1, 2, 3}, time.Time{}, at, at)
+}
+
+func TestLastSeenThatCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	s := openSeen(t, dir, Config{LastSeen: time.Hour})
+	for i, value := range []string{"", "short", "far too long"} {
+		if err := s.unread.disk.update([]put{{seenBucket, fmt.Appendf(nil, "user %d..", i), []byte(value)}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openSeen(t, dir, Config{LastSeen: time.Hour})
+	defer s.Close()
+	if n := stored(t, s); n != 0 {
+		t.Errorf("the file has %d entries", n)
+	}
+}

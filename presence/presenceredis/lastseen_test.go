@@ -1,0 +1,86 @@
+package presenceredis
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/presence"
+)
+
+// A partition remembers its share of the departures, those who departed first are forgotten, and all of them expire.
+// Without the setting nothing is written, and what was remembered before is not shown.
+func TestLastSeenIsBounded(t *testing.T) {
+	t.Parallel()
+	server := redistest.Single(t)
+	const partition, most = 5, 3
+	cfg := func(retention time.Duration) Config {
+		return Config{Conn: redistest.Dial(t, server.URL()), LastSeen: retention, MaxLastSeen: most*presence.DefaultPartitions - 1}
+	}
+	s := open(t, cfg(time.Hour))
+	now := time.Now().Truncate(time.Second)
+	var users []presence.User
+	for i := range 5 {
+		users = append(users, presence.User(partition+i*presence.DefaultPartitions))
+	}
+	seq := uint64(0)
+	depart := func(s *Store, departures ...presence.Departure) {
+		t.Helper()
+		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
+		if err != nil || claims[0].Whole { // nobody has completed it
+			t.Fatalf("%+v, %v", claims, err)
+		}
+		seq++
+		if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: seq, Departures: departures}}); out[0].Err != nil {
+			t.Fatal(out[0].Err)
+		}
+	}
+	for i, u := range users {
+		depart(s, presence.Departure{User: u, At: now.Add(time.Duration(10*i-60) * time.Second)})
+	}
+	want := func(s *Store, known ...bool) {
+		t.Helper()
+		times, err := s.LastSeen(t.Context(), users)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, at := range times {
+			if at.IsZero() == known[i] {
+				t.Errorf("user %d was last seen %s, known: %t", i, at, known[i])
+			}
+		}
+	}
+	want(s, false, false, true, true, true)
+	kept := func(s *Store) (n int64, expires time.Duration) {
+		t.Helper()
+		if err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
+			n, expires = c.ZCard(ctx, seenKey(partition)).Val(), c.TTL(ctx, seenKey(partition)).Val()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n, expires
+	}
+	if n, expires := kept(s); n != most || expires <= 0 || expires > time.Hour {
+		t.Errorf("%d departures are kept, for %s", n, expires)
+	}
+
+	off := open(t, cfg(0))
+	depart(off, presence.Departure{User: users[0], At: now})
+	want(off, false, false, false, false, false)
+	if n, _ := kept(off); n != most {
+		t.Errorf("without the setting %d departures are kept, want the %d from before", n, most)
+	}
+	if err := off.ForgetSeen(t.Context(), users[4]); err != nil {
+		t.Fatal(err)
+	}
+	want(s, false, false, true, true, false)
+
+	short := open(t, cfg(35*time.Second))
+	depart(short, presence.Departure{User: users[0], At: now})
+	want(short, true, false, false, true, false)
+	if n, _ := kept(short); n != 2 {
+		t.Errorf("with a shorter retention %d departures are kept, want 2", n)
+	}
+}
