@@ -103,11 +103,11 @@ var layers = []layer{
 	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/counterfile", "counter/counterredis", "counter/hyperloglog", "internal/redisconn", "internal/servertest", "internal/testkit"}}, // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
-	{"internal/simulate", []string{"client"}}, // a black box client
+	{"internal/simulate", []string{"client"}},                     // a black box client
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
-	{"cmd/headcount/e2e", nil},                // tests alone
-	{"cmd/headcount/faults", nil},             // tests alone
-	{"cmd/release", nil},                      // builds the archives
+	{"cmd/headcount/e2e", nil},                                    // tests alone
+	{"cmd/headcount/faults", nil},                                 // tests alone
+	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/pipeline", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
