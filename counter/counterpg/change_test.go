@@ -706,6 +706,18 @@ func TestTablesStayTogether(t *testing.T) {
 	if n := pgtest.Query[int](t, url, "select count(distinct relnamespace) from pg_class where relname like 'headcount%' and relkind = 'r'"); n != 1 {
 		t.Errorf("the tables are in %d schemas", n)
 	}
+
+	// Another process makes the tables, and then the schema, between a connection and its migrations.
+	c := connect(t, server.Database(t))
+	for _, statement := range []string{tablesFirst, "create schema headcount"} {
+		if _, err := c.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var schema string
+	if err := c.QueryRow(t.Context(), "select current_schema()").Scan(&schema); err != nil || schema != "public" {
+		t.Errorf("new tables would be made in %q, %v", schema, err)
+	}
 }
 
 // TestSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an administrator can

@@ -33,10 +33,12 @@ const (
 	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000; set lock_timeout = 3000;`
 )
 
-// tablesFirst has new tables made in the schema of the old ones. The schema headcount, which is made for headcount.change,
-// would be the first in the search path of a user of that name.
-const tablesFirst = `select set_config('search_path', quote_ident(n.nspname) || ', ' || current_setting('search_path'), false)
-	from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('` + migrations + `');`
+// tablesFirst has new tables made in the schema of the old ones, else in the one that is first now. That does not change
+// while another process makes the tables, and then the schema headcount for headcount.change, which would be the first in
+// the search path of a user of that name.
+const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
+		(select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('` + migrations + `')),
+		quote_ident(current_schema())), current_setting('search_path')), false);`
 
 // begin returns what sets up a session by statements.
 func begin(statements string) pgconn.AfterConnectFunc {
