@@ -31,7 +31,11 @@ func (m *Member) last(t *ring.Table) bool {
 		m.parts.Node == nil && m.parts.Dispatcher == nil
 }
 
+// end ends the lease for good.
 func (m *Member) end(ctx context.Context) {
+	m.renewing.Lock()
+	defer m.renewing.Unlock()
+	m.ended = true
 	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
 	defer cancel()
 	if err := m.parts.Store.Leave(lctx, m.self); err != nil {

@@ -124,6 +124,9 @@ type Member struct {
 
 	suspension suspensionWatch
 	lease      lease // only membership's goroutine uses it
+
+	renewing sync.Mutex // held while the lease is renewed or ended; guards ended
+	ended    bool       // the lease has ended
 }
 
 // New returns a member without its parts, which Join adds: the parts reach each other

@@ -60,3 +60,31 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 		})
 	}
 }
+
+// TestALeaseEndsForGood: a process that has left goes on for a while, until its last calls have been answered. Meanwhile
+// it renews no lease.
+func TestALeaseEndsForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := wholesOf(1)
+		defer s.end()
+		for _, m := range s.members {
+			s.start(m)
+		}
+		s.ready()
+		r := s.members[0].running
+		r.leaving = true
+		s.clients.Go(func() {
+			r.process.Leave(t.Context())
+			time.Sleep(3 * renewEvery)
+			for _, m := range s.members[1:] {
+				if slices.ContainsFunc(*m.process.members.Load(), func(p presence.Process) bool { return p.Name == s.members[0].name }) {
+					t.Errorf("for %s it still runs", m.name)
+				}
+			}
+			r.stop()
+			r.life.kill(true)
+			close(r.left)
+		})
+		<-r.left
+	})
+}
