@@ -409,7 +409,8 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 		case <-tick.C:
 			switch heard := s.conn.HeardAt(); {
 			case time.Since(heard) <= beat:
-			case !asked.After(heard):
+				asked = time.Time{}
+			case asked.IsZero():
 				asked = time.Now()
 				_ = s.conn.Beat() // the session's reader notices an error
 			case time.Since(asked) > maxSilence:

@@ -39,7 +39,7 @@ const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: t
 const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
 const IDLE_MS = 5_000; // a connection of which nothing has been wanted for this long is closed
 const PAUSE_MS = 5_000; // a tab that was hidden this long gets no counts, ...
-const HIDDEN_MS = 55_000; // ... and this much later it is not counted, if countHidden is false
+const AWAY_MS = 50_000; // ... and after this and as long again it is not counted, if countHidden is false
 
 const HOME = new URL('..', import.meta.url); // the server that this file came from
 
@@ -87,7 +87,7 @@ const COUNTER = '\t';
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
-/** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: boolean, unread: boolean, read: boolean, token?: string | false}} Wants */
+/** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */
 /** @typedef {any} Frame */
 /** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: string, full?: boolean, lead?: string, from?: string, wants?: Wants, wake?: boolean}} Word */
 
@@ -151,7 +151,7 @@ export class Headcount extends EventTarget {
   /** @type {Token | undefined} */ #token;
   #keep; // whether the user's id may be stored
   #share;
-  #countHidden = true;
+  /** @type {any} */ #countHidden; // the constructor sets it
 
   // What is wanted.
   /** @type {Set<{page: string}>} */ #joins = new Set(); // without those that were taken back
@@ -184,7 +184,7 @@ export class Headcount extends EventTarget {
     const { server = HOME, token, countHidden = true, share = true, storage } =
       /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : url ?? options) });
     // A server that renders this page has no location. There nothing is ever connected.
-    this.#base = new URL(server, `${globalThis.location ?? 'http://localhost'}`);
+    this.#base = new URL(server, `${globalThis.location ?? 'http://x'}`);
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
     if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not an http address: ${server}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
@@ -233,9 +233,9 @@ export class Headcount extends EventTarget {
     const hide = (/** @type {number} */ times) => {
       this.#hidden = times;
       this.#changed();
-      if (globalThis.document?.hidden && times < 2) this.#hiding = setTimeout(hide, times ? HIDDEN_MS : PAUSE_MS, times + 1);
+      if (globalThis.document?.hidden && times < 2) this.#hiding = setTimeout(hide, PAUSE_MS + times * AWAY_MS, times + 1);
     };
-    hide(0);
+    hide(globalThis.document?.hidden ? this.#hidden : 0);
   }
 
   /**
@@ -442,7 +442,7 @@ export class Headcount extends EventTarget {
   }
 
   async *#iterate(/** @type {string[]} */ keys) {
-    yield* (await more()).iterate(this, keys);
+    yield* (await more()).iterate(this, (callback) => this.#subscribe(keys, callback));
   }
 
   // ---- what is wanted
@@ -482,7 +482,7 @@ export class Headcount extends EventTarget {
     const wants = {
       join: this.#hidden > 1 && !this.#countHidden ? [] : [...this.#joined],
       watch: [...this.#joined, ...this.#watched].filter(Boolean),
-      hidden: this.#hidden > 0,
+      hidden: this.#hidden,
       unread: this.#watched.has(''),
       read: this.#read,
       token: typeof token === 'string' && token,
@@ -657,7 +657,7 @@ export class Headcount extends EventTarget {
 function Hub(base, keep, getToken, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
-  /** @type {Map<string, {join: Set<string>, watch: Set<string>, hidden: boolean, unread: boolean}>} */ const members = new Map();
+  /** @type {Map<string, {join: Set<string>, watch: Set<string>, hidden: number, unread: boolean}>} */ const members = new Map();
   /** @type {string | undefined} */ let given; // the fixed token that a tab sent last
   /** @type {string | undefined} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
   let toRead = false; // "read" must still be sent
@@ -667,7 +667,7 @@ function Hub(base, keep, getToken, say) {
   // stays counted.
   /** @type {Set<Link>} */ const links = new Set();
   let dialing = false;
-  let over = false;
+  /** @type {boolean | undefined} */ let over;
   /** @type {any} */ let retry; // timer of the next attempt
   /** @type {any} */ let idle; // timer that closes a connection of which nothing is wanted
   let attempt = 0;
@@ -862,14 +862,14 @@ function Hub(base, keep, getToken, say) {
     _set(id, wants, wake) {
       const { join, watch, unread: bell, read, token } = wants;
       const old = members.get(id);
-      members.set(id, { ...wants, join: new Set(join), watch: new Set(watch) });
+      members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) }); // an older release sends them apart
       if (all('watch').size > MAX_PAGES && members.size > 1) {
         // Its earlier wants stay until the tab is gone from this Hub, which is soon.
         old ? members.set(id, old) : members.delete(id);
         return false;
       }
       // Values that other tabs have received are sent again for a tab that comes later.
-      const fresh = minus(new Set(watch), old?.watch);
+      const fresh = minus(watch, old?.watch);
       for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
       if (bell && !old?.unread && unread) say({ frame: unread });
       toRead ||= read;
@@ -1040,7 +1040,7 @@ let seenAt = ''; // ... the path under which it was first seen
  */
 function address() {
   let path = location.pathname;
-  const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~="canonical"][href]'))?.href;
+  const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~=canonical][href]'))?.href;
   if (href !== canonical) {
     canonical = href;
     seenAt = path;

@@ -121,17 +121,16 @@ export async function follow(headcount, method, page) {
 /**
  * Keeps the newest value of each page until the loop takes it.
  * @param {Headcount} headcount
- * @param {string[]} topics those that are watched; '' alone is unread
+ * @param {(callback: (value: any) => void) => () => void} subscribe
  */
-export async function* iterate(headcount, topics) {
+export async function* iterate(headcount, subscribe) {
   const fresh = new Map();
   let wake = () => {};
   const next = () => wake();
-  const hear = (/** @type {any} */ value) => {
+  const stop = subscribe((value) => {
     fresh.set(value.page, value);
     next();
-  };
-  const stop = topics[0] ? headcount.watch(topics, hear) : headcount.unread(hear);
+  });
   headcount.addEventListener('state', next);
   try {
     while (headcount.state !== 'closed') {

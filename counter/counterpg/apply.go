@@ -87,15 +87,25 @@ const (
 // tries is how often a transaction is made that was surely rolled back.
 const tries = 4
 
-// Apply is as counter.Writer says: one transaction.
+// Apply is as counter.Writer says: one transaction, unless an application holds one of several counters.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results, err := s.transact(ctx, ops, false)
+	if isHeld(err) && len(ops) > 1 {
+		s.applyAround(ctx, ops, results)
+	}
+	return results
+}
+
+// transact makes operations in one transaction, and returns why it failed. If brief is set, it hardly waits for locks.
+func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]counter.Result, error) {
 	w := s.newStep(ops)
 	if len(w.keys) == 0 {
 		w.judge(ops) // it refuses all of them
-		return w.results
+		return w.results, nil
 	}
 	err := retry(func() error {
 		w = s.newStep(ops)
+		w.brief = brief
 		return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
 	})
 	if err != nil {
@@ -105,10 +115,10 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 				w.results[i].Err = fault
 			}
 		}
-		return w.results
+		return w.results, err
 	}
 	s.publish(w)
-	return w.results
+	return w.results, nil
 }
 
 // publish tells of what w committed.
@@ -164,6 +174,7 @@ type seen struct {
 type step struct {
 	store   *Store
 	results []counter.Result
+	brief   bool // it hardly waits for locks
 
 	// What the operations name, sorted.
 	keys       []string
@@ -268,6 +279,9 @@ func (w *step) judge(ops []counter.Op) {
 func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
+	if w.brief {
+		b.Queue(heldTimeout)
+	}
 	w.queueRows(b)
 	if len(w.edited.key) > 0 {
 		b.Queue(readMembers, w.edited.key, w.edited.member).Query(func(rows pgx.Rows) error {

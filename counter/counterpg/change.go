@@ -39,6 +39,14 @@ const (
 			and case when to_regnamespace('headcount') is null then has_database_privilege(current_database(), 'CREATE')
 				else has_schema_privilege('headcount', 'CREATE') end
 		from pg_roles r where r.rolname = current_user`
+	// readOwners returns what gives the schema and the functions to the server's user: whoever owns the schema may replace
+	// what is in it, and the function runs with the rights of its owner.
+	readOwners = `select coalesce(string_agg('ALTER ' || thing || ' OWNER TO ' || quote_ident(current_user), '; '), '') from (
+		select 'SCHEMA headcount', nspowner from pg_namespace where nspname = 'headcount'
+		union all
+		select format('FUNCTION headcount.%I(%s)', proname, pg_get_function_identity_arguments(oid)), proowner from pg_proc
+			where pronamespace = to_regnamespace('headcount') and proname = any('{wrap64,rotate64,xxhash64,identity,change}')
+		) o (thing, owner) join pg_roles r on r.oid = owner where r.rolname <> current_user and not (r.rolsuper and thing like 'SCHEMA%')`
 	makeSchema = `do $$ begin
 		if to_regnamespace('headcount') is null then create schema headcount; end if;
 	end $$`
@@ -87,7 +95,7 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 		}
 		return why
 	})
-	if ctx.Err() != nil || errors.Is(err, ErrAway) || code(err) == "55P03" { // somebody holds a lock
+	if ctx.Err() != nil || errors.Is(err, ErrAway) || isHeld(err) { // somebody holds a lock
 		return false
 	}
 	if err != nil {
@@ -122,12 +130,17 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 // makeFunction makes or replaces the function, its schema and its role, each as far as that is permitted. With an error
 // it returns what an operator can do about it.
 func makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error) {
-	var user, schema string
+	var user, schema, owners string
 	var foreign bool
 	if err := c.QueryRow(ctx, readTables).Scan(&user, &schema, &foreign); err != nil {
 		return "", err
 	}
+	if err := c.QueryRow(ctx, readOwners).Scan(&owners); err != nil {
+		return "", err
+	}
 	switch {
+	case owners != "" && !foreign:
+		return "as an administrator: " + owners + "; then start a server again", callers{errors.New("the schema headcount, or a function in it, belongs to another user")}
 	case foreign:
 		return "drop the function to have it made for this server",
 			callers{errors.New("the function is of counters in another schema of the database")}

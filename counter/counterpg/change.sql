@@ -147,7 +147,13 @@ BEGIN
 
     INSERT INTO {tables}.headcount_counters AS c (key) VALUES (counter)
         ON CONFLICT (key) DO UPDATE SET kind = c.kind WHERE false;
-    SELECT * INTO STRICT had FROM {tables}.headcount_counters c WHERE c.key = counter;
+    fresh := true;
+    FOR had IN SELECT * FROM {tables}.headcount_counters c WHERE c.key = counter LOOP
+        IF NOT fresh THEN -- above READ COMMITTED one that was deleted since the snapshot is there, too
+            RAISE serialization_failure USING MESSAGE = format('counter "%s" was deleted meanwhile', name);
+        END IF;
+        fresh := false;
+    END LOOP;
     millis := (extract(epoch from clock_timestamp()) * 1000)::bigint;
     IF idempotency_key IS NOT NULL THEN
         INSERT INTO {tables}.headcount_identities AS i (id, until)

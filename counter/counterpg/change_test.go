@@ -774,6 +774,16 @@ func TestSQLWithoutRights(t *testing.T) {
 	if got, err := change(t.Context(), connect(t, shop(t, server, url)), "e:1", 1, ""); err != nil || got != 2 {
 		t.Errorf("%d and %v", got, err)
 	}
+	// Who owns the schema may replace what is in it, and the function runs with the rights of the server.
+	for _, thing := range []string{"schema headcount", "function headcount.identity(key text, idempotency_key text)"} {
+		server.Exec(t, url, "create role mallory; alter "+thing+" owner to mallory")
+		mend := "ALTER " + strings.Replace(strings.Replace(thing, "schema", "SCHEMA", 1), "function", "FUNCTION", 1) + " OWNER TO managed"
+		warned("belongs to another user", mend)
+		found(mend)
+		server.Exec(t, url, mend+"; drop role mallory")
+		warned()
+		found("")
+	}
 	// The counters of another schema in this database do not take the function away.
 	s = open(t, managed+"&search_path=two", func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned("another schema")
@@ -806,6 +816,22 @@ func TestSQLHoldsACounter(t *testing.T) {
 	}
 	wg.Wait()
 	apply(t, s, once("e:2", "", rules, 1))
+	// In one call only the operations on it fail, and on counters that the application has made and not committed.
+	if _, err := change(t.Context(), tx, "free:2", 1, ""); err != nil {
+		t.Fatal(err)
+	}
+	results := s.Apply(t.Context(), []counter.Op{
+		once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("free:1", "", rules, 1), once("free:2", "", rules, 1), once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("e:2", "", rules, 1),
+	})
+	for i, want := range []int64{0, 2, 1, 0, 0, 2, 3} {
+		r := results[i]
+		switch {
+		case want == 0 && !errors.Is(r.Err, counter.ErrUnavailable):
+			t.Errorf("%d, on a counter that is held: %+v", i, r)
+		case want > 0 && (r.Err != nil || r.Replay != (i == 5) || i != 5 && r.Counters[0].Value != want):
+			t.Errorf("%d: %+v, want %d", i, r, want)
+		}
+	}
 	if err := s.Cause(); err != nil {
 		t.Errorf("PostgreSQL cannot be used: %v", err)
 	}

@@ -175,7 +175,6 @@ func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.C
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
 	b.Queue("set local statement_timeout = 0")
-	b.Queue("set local lock_timeout = 0")
 	w.queueRows(b)
 	if err := w.send(ctx, c, b, int64(3*len(copies))); err != nil {
 		return 0, dead(ctx, err)

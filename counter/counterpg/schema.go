@@ -28,9 +28,9 @@ const (
 		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
 		// What is answered is on disk, whatever the database's default is.
 		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
-	// The lock of a counter may be held by an application that has called headcount.change. That is shorter than callTimeout,
-	// so it does not look like a server that does not answer.
-	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000; set lock_timeout = 3000;`
+	// The lock of a counter may be held by an application that has called headcount.change. That is far shorter than
+	// callTimeout, so it does not look like a server that does not answer.
+	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000; set lock_timeout = 1000;`
 )
 
 // tablesFirst has new tables made in the schema of the old ones, else in the one that is first now. That does not change
@@ -165,7 +165,10 @@ func Check(ctx context.Context, cfg Config) (f Facts, err error) {
 	if err == nil {
 		err = db.QueryRowContext(ctx, readRights).Scan(&user, &makesFunction)
 	}
-	if !makesFunction {
+	if err == nil {
+		err = db.QueryRowContext(ctx, readOwners).Scan(&f.AdminSQL)
+	}
+	if f.AdminSQL == "" && !makesFunction {
 		f.AdminSQL = adminSQL(user)
 	}
 	return f, err

@@ -23,7 +23,7 @@ import (
 
 const (
 	dumpAtOnce = 200  // counters in one pipeline
-	scanAtOnce = 1000 // keys in one step of a SCAN
+	scanAtOnce = 1000 // keys in one step of a SCAN, and entries of a ledger in one reply
 )
 
 var (
@@ -141,7 +141,7 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	for i, in := range keys {
 		b, key := in.bucket, in.key
 		cl := &redisconn.Call{Script: scripts.CounterDump, Args: []any{key}}
-		cl.Keys = []string{countersKey(b), remotesKey(b), ledgerKey(b, key), membersKey(b, key), registersKey(b, key), countedKey(b, key), stepsKey(b, key)}
+		cl.Keys = []string{countersKey(b), remotesKey(b), membersKey(b, key), registersKey(b, key), countedKey(b, key), stepsKey(b, key)}
 		for _, step := range counter.BucketSteps {
 			cl.Keys = append(cl.Keys, gainsKey(b, step, key))
 		}
@@ -160,6 +160,9 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 		if c.Kind == 0 { // deleted meanwhile
 			continue
 		}
+		if c.Ledger, err = s.wholeLedger(ctx, in); err != nil {
+			return nil, err
+		}
 		if sum := c.Counter(c.Key); sum.IsSharded() {
 			sharded, at = append(sharded, sum), append(at, len(copies))
 		}
@@ -174,10 +177,36 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	return slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }), nil // deleted elsewhere, see counter_merge.lua
 }
 
+// wholeLedger reads the entries of a counter, some at a time.
+func (s *Store) wholeLedger(ctx context.Context, in located) (entries []counter.Entry, err error) {
+	for after := "-"; ; {
+		var some []redis.XMessage
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+			s.conn.Metrics.Commands.Inc()
+			some, err = c.XRangeN(ctx, ledgerKey(in.bucket, in.key), after, "+", scanAtOnce).Result()
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range some {
+			e, err := parseEntry(m)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, in.key, err)
+			}
+			entries = append(entries, e)
+		}
+		if len(some) < scanAtOnce {
+			return entries, nil
+		}
+		after = "(" + some[len(some)-1].ID
+	}
+}
+
 // parseCopy parses the reply of counter_dump.lua.
 func parseCopy(key string, reply any) (c counter.Copy, err error) {
 	row, _ := reply.([]any)
-	if len(row) != 8 {
+	if len(row) != 7 {
 		return c, errReplied()
 	}
 	state, _ := row[0].(string)
@@ -186,13 +215,12 @@ func parseCopy(key string, reply any) (c counter.Copy, err error) {
 	}
 	c.Key = key
 	c.Elsewhere, _ = row[1].(string)
-	registers, _ := row[4].(string)
-	var errs [4]error
-	c.Ledger, errs[0] = parseEntries(row[2])
-	c.Registers, errs[1] = hyperloglog.Parse([]byte(registers))
-	errs[2] = addDimensions(&c, row[5])
-	errs[3] = addSteps(&c, row[6], row[7])
-	for part, text := range pairs(row[3]) {
+	registers, _ := row[3].(string)
+	var errs [3]error
+	c.Registers, errs[0] = hyperloglog.Parse([]byte(registers))
+	errs[1] = addDimensions(&c, row[4])
+	errs[2] = addSteps(&c, row[5], row[6])
+	for part, text := range pairs(row[2]) {
 		for ; part != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
 			c.Hashes = append(c.Hashes, text[:memberWidth])
 		}

@@ -355,11 +355,12 @@ func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 
 // keysIn returns the keys of the counters in a bucket.
 func (s *Store) keysIn(ctx context.Context, b int) (keys []string, err error) {
-	return keys, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 		s.conn.Metrics.Commands.Inc()
 		keys, err = c.HKeys(ctx, countersKey(b)).Result()
 		return err
 	})
+	return keys, err
 }
 
 // Sets implements counter.Reader. The cursor is the number of a bucket. It also returns keys whose kind Redis does

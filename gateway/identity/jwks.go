@@ -72,6 +72,7 @@ type keySource struct {
 	cancel context.CancelFunc
 
 	fetches singleflight.Group // one at a time
+	busy    atomic.Bool        // a fetch is under way
 	back    time.Duration      // after began: when all fetches that keysRate allows are back; only fetches use it
 }
 
@@ -104,7 +105,7 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 		if set = k.set.Load(); set == nil {
 			return nil, ErrKeysAway
 		}
-	case k.now().Sub(set.fetched) > keysFresh:
+	case k.now().Sub(set.fetched) > keysFresh && !k.busy.Load(): // fetches keeps something for each call meanwhile
 		k.fetch() // the old keys serve meanwhile
 	}
 	return set, nil
@@ -146,6 +147,8 @@ func (k *keySource) renew(ctx context.Context, old *keySet) bool {
 // lately, or the source is closed, it is over at once.
 func (k *keySource) fetch() <-chan singleflight.Result {
 	return k.fetches.DoChan("", func() (any, error) {
+		k.busy.Store(true)
+		defer k.busy.Store(false)
 		back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
 		if wait > 0 || k.ctx.Err() != nil {
 			return nil, nil

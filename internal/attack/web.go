@@ -187,7 +187,7 @@ func visiting(visitors int, call func(ctx context.Context, api *client.API, visi
 			wg.Go(func() {
 				jar, _ := cookiejar.New(nil) // without options it cannot fail
 				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, patience) }
-				web := &http.Client{Jar: jar, Timeout: patience, Transport: &http.Transport{DialContext: dial}}
+				web := &http.Client{Jar: jar, Transport: &http.Transport{DialContext: dial}}
 				defer web.CloseIdleConnections()
 				api := client.NewAPI(client.Config{URL: "http://" + addr, HTTP: web})
 				paced(ctx, 20, func(i int) bool {
@@ -196,7 +196,7 @@ func visiting(visitors int, call func(ctx context.Context, api *client.API, visi
 					if errors.As(err, &refused) && (refused.Status == http.StatusBadRequest || refused.Status == http.StatusNotFound) {
 						panic(fmt.Errorf("the attack misses: %w", err))
 					}
-					return err == nil || refused != nil
+					return ctx.Err() == nil
 				})
 			})
 		}

@@ -8,8 +8,8 @@ import (
 )
 
 // lastSeenTimeout bounds the wait for the store's part of an answer, so that a store that is away
-// does not keep back who is present.
-const lastSeenTimeout = time.Second
+// does not keep back who is present. It is less than redisconn takes for a fault of Redis: a second.
+const lastSeenTimeout = 900 * time.Millisecond
 
 // usersCall asks an actor about users of its partition.
 type usersCall struct {

@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	seenBatch  = 1024 // entries in one transaction of the data directory
-	seenExpire = 1000 // users that are forgotten at a time, so that joins do not wait; the others go with later writes
+	seenBatch  = 1024            // entries in one transaction of the data directory
+	seenFlush  = 2 * time.Second // for what a process that ends has not written; the rest is lost
+	seenExpire = 1000            // users that are forgotten at a time, so that joins do not wait; the others go with later writes
 )
 
 // lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the
@@ -83,7 +84,12 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 	s.mu.Lock()
 	s.seen.users.Remove(u)
 	s.mu.Unlock()
-	if err := s.writeSeen(); err != nil {
+	if s.dir == "" {
+		return nil
+	}
+	s.seen.writing.Lock() // what was taken before is written before
+	defer s.seen.writing.Unlock()
+	if err := s.unread.disk.update([]put{{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}}, nil); err != nil {
 		return refused(err)
 	}
 	return nil
@@ -104,11 +110,14 @@ func (s *Store) keepSeen() {
 		case <-s.closing:
 			closing = true
 		}
-		began := time.Now()
+		began, until := time.Now(), time.Time{}
+		if closing {
+			until = began.Add(seenFlush)
+		}
 		s.mu.Lock()
 		s.seen.expire(began)
 		s.mu.Unlock()
-		err := s.writeSeen()
+		err := s.writeSeen(until)
 		if err != nil && !failing {
 			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again")
 		}
@@ -119,25 +128,34 @@ func (s *Store) keepSeen() {
 	}
 }
 
-// writeSeen writes what the data directory lacks. After a failure the next call writes it.
-func (s *Store) writeSeen() error {
-	s.seen.writing.Lock()
-	defer s.seen.writing.Unlock()
-	for {
-		puts := s.unsavedSeen()
-		if len(puts) == 0 {
-			return nil
-		}
-		slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) }) // neighbours share pages of the file
-		if err := s.unread.disk.update(puts, nil); err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			for _, p := range puts {
-				s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
-			}
+// writeSeen writes what the data directory lacks, unless it takes longer than until; zero: however long it takes. After a
+// failure the next call writes it.
+func (s *Store) writeSeen(until time.Time) error {
+	for until.IsZero() || time.Now().Before(until) {
+		if done, err := s.writeSomeSeen(); done || err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+func (s *Store) writeSomeSeen() (done bool, err error) {
+	s.seen.writing.Lock()
+	defer s.seen.writing.Unlock()
+	puts := s.unsavedSeen()
+	if len(puts) == 0 {
+		return true, nil
+	}
+	slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) }) // neighbours share pages of the file
+	if err := s.unread.disk.update(puts, nil); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, p := range puts {
+			s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
+		}
+		return false, err
+	}
+	return false, nil
 }
 
 // unsavedSeen takes some of the users that the data directory lacks, few enough that joins do not wait.

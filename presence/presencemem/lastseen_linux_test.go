@@ -137,7 +137,7 @@ func TestLastSeenOnAFullDisk(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Second)
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
 	depart(t, s, presence.Departure{User: 1, At: at}, presence.Departure{User: 2, At: at})
-	if err := s.writeSeen(); err != nil {
+	if err := s.writeSeen(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	mend := breakFile(t, dir)

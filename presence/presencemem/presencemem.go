@@ -148,12 +148,12 @@ func Open(dir string, cfg Config) (*Store, error) {
 	if s.history.retention > 0 {
 		s.writers.Go(s.keepMinutes)
 	}
-	if s.cfg.LastSeen > 0 {
-		s.writers.Go(s.keepSeen)
-	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
 		s.writers.Go(s.keepPresent)
+	}
+	if s.cfg.LastSeen > 0 { // after loadPresent, which notes departures
+		s.writers.Go(s.keepSeen)
 	}
 	return s, nil
 }

@@ -705,6 +705,14 @@ test('a tab that was hidden for a minute is not counted, if the site says so', a
   await hide(false);
   assert.deepEqual(counted(), [{ type: 'join', page: 'p' }, { type: 'join', page: 'q' }]);
   await hide(true);
+  await alive(60_000);
+  counted();
+  headcount.countHidden = false; // as an element that is drawn while nobody sees it
+  await alive(30_000);
+  assert.deepEqual(counted(), [], 'the tab is hidden all the while');
+  await hide(false);
+  counted();
+  await hide(true);
   headcount.countHidden = true;
   await alive(120_000);
   assert.deepEqual(counted(), []);
