@@ -33,8 +33,8 @@ func (m *Member) last(t *ring.Table) bool {
 
 // end ends the lease for good.
 func (m *Member) end(ctx context.Context) {
-	m.renewing.Lock()
-	defer m.renewing.Unlock()
+	m.renewing <- struct{}{}
+	defer func() { <-m.renewing }()
 	m.ended = true
 	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
 	defer cancel()

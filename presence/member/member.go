@@ -125,8 +125,8 @@ type Member struct {
 	suspension suspensionWatch
 	lease      lease // only membership's goroutine uses it
 
-	renewing sync.Mutex // held while the lease is renewed or ended; guards ended
-	ended    bool       // the lease has ended
+	renewing chan struct{} // holds one while the lease is renewed or ended, each of which takes renewLimit at most; a lock of ended
+	ended    bool          // the lease has ended
 }
 
 // New returns a member without its parts, which Join adds: the parts reach each other
@@ -143,6 +143,7 @@ func New(cfg Config) *Member {
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
 		renewSoon:    make(chan struct{}, 1),
+		renewing:     make(chan struct{}, 1),
 		lease:        lease{members: map[string]*sighting{}},
 		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_ring_changes_total", Help: "Changes of the table of owners of partitions and buckets.",

@@ -119,8 +119,8 @@ func (m *Member) membership(ctx context.Context) error {
 // renew renews the lease, and updates the table from the processes that have one. After end it does nothing: a renewal
 // would make the lease anew, and the process would seem to run for another leaseTTL.
 func (m *Member) renew(ctx context.Context) error {
-	m.renewing.Lock()
-	defer m.renewing.Unlock()
+	m.renewing <- struct{}{}
+	defer func() { <-m.renewing }()
 	if m.ended {
 		return nil
 	}
