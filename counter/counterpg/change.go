@@ -25,6 +25,8 @@ const (
 	// lockChange is taken by whoever replaces the function or its rules. The number is lockID + 2.
 	lockChange = `select pg_advisory_xact_lock(7522525836385154416)`
 
+	hasTables = `select n.nspname, to_regclass(quote_ident(n.nspname) || '.headcount_changed') is not null
+		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
 	dropRules   = `delete from headcount_rules`
 	insertRules = `insert into headcount_rules (site, place, kind, floor, ceiling, kept, match)
 		select * from unnest($1::text[], $2::int[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])`
@@ -41,12 +43,14 @@ const (
 		from pg_roles r where r.rolname = current_user`
 	// readOwners returns what gives the schema and the functions to the server's user: whoever owns the schema may replace
 	// what is in it, and the function runs with the rights of its owner.
-	readOwners = `select coalesce(string_agg('ALTER ' || thing || ' OWNER TO ' || quote_ident(current_user), '; '), '') from (
+	readOwners = `select coalesce(string_agg('ALTER ' || thing || ' OWNER TO ' || quote_ident(current_user), '; '), '')
+		from (
 		select 'SCHEMA headcount', nspowner from pg_namespace where nspname = 'headcount'
 		union all
 		select format('FUNCTION headcount.%I(%s)', proname, pg_get_function_identity_arguments(oid)), proowner from pg_proc
 			where pronamespace = to_regnamespace('headcount') and proname = any('{wrap64,rotate64,xxhash64,identity,change}')
-		) o (thing, owner) join pg_roles r on r.oid = owner where r.rolname <> current_user and not (r.rolsuper and thing like 'SCHEMA%')`
+		) o (thing, owner) join pg_roles r on r.oid = owner
+		where r.rolname <> current_user and not (r.rolsuper and thing like 'SCHEMA%')`
 	makeSchema = `do $$ begin
 		if to_regnamespace('headcount') is null then create schema headcount; end if;
 	end $$`
@@ -69,6 +73,9 @@ const (
 //go:embed change.sql
 var changeSQL string
 
+//go:embed change_tables.sql
+var changeTablesSQL string
+
 // ServeSQL writes the rules for headcount.change to the database and makes the function. Then it calls changed with the
 // counters that the function has changed, and publishes them, until ctx ends. Several processes share that work: each
 // change is passed to one of them.
@@ -90,6 +97,9 @@ func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func
 func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool) {
 	mend, why := "", error(nil)
 	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		if why = makeTables(ctx, c); why != nil {
+			return why
+		}
 		if why = writeRules(ctx, c, rules); why == nil {
 			mend, why = makeFunction(ctx, c)
 		}
@@ -103,6 +113,18 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 			Msg("counters: applications cannot call headcount.change in SQL; all else works")
 	}
 	return true
+}
+
+// makeTables makes the function's tables beside the others, unless they are there.
+func makeTables(ctx context.Context, c *pgxpool.Conn) error {
+	var schema string
+	var made bool
+	if err := c.QueryRow(ctx, hasTables).Scan(&schema, &made); err != nil || made {
+		return err
+	}
+	tables := strings.ReplaceAll(changeTablesSQL, "{tables}", pgx.Identifier{schema}.Sanitize())
+	_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+tables).ReadAll() // a simple query is one transaction
+	return err
 }
 
 // writeRules replaces the rules in the database. So those of the process that started last hold.
@@ -140,7 +162,8 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error)
 	}
 	switch {
 	case owners != "" && !foreign:
-		return "as an administrator: " + owners + "; then start a server again", callers{errors.New("the schema headcount, or a function in it, belongs to another user")}
+		return "as an administrator: " + owners + "; then start a server again",
+			callers{errors.New("the schema headcount, or a function in it, belongs to another user")}
 	case foreign:
 		return "drop the function to have it made for this server",
 			callers{errors.New("the function is of counters in another schema of the database")}

@@ -94,9 +94,10 @@
 // repeats in plpgsql what counter.Judge does for an Add, on the same rows, with the same locks and the same identities. A
 // test makes the same changes by both and compares all that they leave.
 //
-// [Store.ServeSQL] writes the rules to headcount_rules and makes the function at each start. So after a rolling restart
-// with other rules those of the process that started last hold, also while older processes still judge by theirs. Making
-// the function is no migration, because a user without the right to make schemas and roles can use the tables all the same.
+// [Store.ServeSQL] makes both tables, if they are not there, writes the rules and makes the function at each start. So
+// after a rolling restart with other rules those of the process that started last hold, also while older processes still
+// judge by theirs. That is no migration: releases that do not know the function use the other tables all the same, and
+// so does a user without the right to make schemas and roles.
 //
 // The function appends the key to headcount_changed, within the caller's transaction. Four times a second each process
 // takes what was appended, and publishes it as if it had made the change. So each change is passed on once, also one that
