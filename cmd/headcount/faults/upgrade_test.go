@@ -456,6 +456,18 @@ func kept(t *testing.T, redis *redistest.Server) map[string]any {
 		case key == "hc:{c}:leases", bucket && strings.HasSuffix(key, "}:e"), partition && strings.HasSuffix(key, ":d"), redis.Do(t, "TTL", key).(int64) >= 0:
 		case partition && strings.HasSuffix(key, ":o"):
 			all[key] = redis.Do(t, "HMGET", key, "owner", "epoch")
+		case strings.HasPrefix(key, "hc:{n") && strings.HasSuffix(key, "}:s"):
+			fields := redis.Do(t, "HGETALL", key).([]any)
+			state := map[any]any{}
+			for i := 0; i+1 < len(fields); i += 2 {
+				state[fields[i]] = fields[i+1]
+			}
+			if state["deleted"] == "0" { // what the probe of an older release sets, if the release is not refused before
+				delete(state, "deleted")
+			}
+			if len(state) > 0 {
+				all[key] = state
+			}
 		default:
 			all[key] = redis.Do(t, "DUMP", key)
 		}
