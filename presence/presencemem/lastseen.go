@@ -84,7 +84,7 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 	s.mu.Lock()
 	s.seen.users.Remove(u)
 	s.mu.Unlock()
-	if s.dir == "" {
+	if s.dir == "" || s.seen.retention == 0 { // nothing is kept
 		return nil
 	}
 	s.seen.writing.Lock() // what was taken before is written before
@@ -97,35 +97,18 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 
 // In the data directory, the bucket seen has 8 bytes of user -> 8 bytes: unix seconds.
 
-// keepSeen writes what the data directory lacks once a second, until Close, and so rarely that it takes at most
-// 1/presentShare of the time. A killed process loses the departures since the last write.
+// keepSeen writes what the data directory lacks, until Close. A killed process loses the departures since the last write.
 func (s *Store) keepSeen() {
-	wait := time.NewTimer(presentEvery)
-	defer wait.Stop()
-	failing := false
-	for {
-		closing := false
-		select {
-		case <-wait.C:
-		case <-s.closing:
-			closing = true
-		}
-		began, until := time.Now(), time.Time{}
+	s.keep(func(began time.Time, closing bool) error {
+		until := time.Time{}
 		if closing {
 			until = began.Add(seenFlush)
 		}
 		s.mu.Lock()
 		s.seen.expire(began)
 		s.mu.Unlock()
-		err := s.writeSeen(until)
-		if err != nil && !failing {
-			s.cfg.Log.Warn().Err(err).Msg("when users were last here cannot be written to the data directory; trying again")
-		}
-		if failing = err != nil; closing {
-			return
-		}
-		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
-	}
+		return s.writeSeen(until)
+	}, "when users were last here cannot be written to the data directory; trying again", "when users were last here can be written to the data directory again")
 }
 
 // writeSeen writes what the data directory lacks, unless it takes longer than until; zero: however long it takes. After a

@@ -30,8 +30,9 @@ const (
 	presentHold  = 3 // presence timeouts that a hold lasts at most
 )
 
-// keepPresent keeps the file of present users up to date, until Close.
-func (s *Store) keepPresent() {
+// keep calls write once a second until Close, and so rarely that it takes at most 1/presentShare of the time. The last
+// call is at the end. It logs the first of several failures with broken, and the first success after them with mended.
+func (s *Store) keep(write func(began time.Time, closing bool) error, broken, mended string) {
 	wait := time.NewTimer(presentEvery)
 	defer wait.Stop()
 	failing := false
@@ -43,20 +44,25 @@ func (s *Store) keepPresent() {
 			closing = true
 		}
 		began := time.Now()
-		switch err := s.writePresent(began); {
+		err := write(began, closing)
+		switch {
 		case err != nil && !failing:
-			s.cfg.Log.Warn().Err(err).Msg("present users cannot be written to the data directory; after a restart counts would begin at zero")
+			s.cfg.Log.Warn().Err(err).Msg(broken)
 		case err == nil && failing:
-			s.cfg.Log.Info().Msg("present users can be written to the data directory again")
-			fallthrough
-		default:
-			failing = err != nil
+			s.cfg.Log.Info().Msg(mended)
 		}
-		if closing {
+		if failing = err != nil; closing {
 			return
 		}
 		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
 	}
+}
+
+// keepPresent keeps the file of present users up to date, until Close.
+func (s *Store) keepPresent() {
+	s.keep(func(began time.Time, _ bool) error { return s.writePresent(began) },
+		"present users cannot be written to the data directory; after a restart counts would begin at zero",
+		"present users can be written to the data directory again")
 }
 
 // writePresent replaces the file if a member has changed since it was written, and

@@ -31,13 +31,7 @@ func (s *server) awaitSeen(t *testing.T, user string) time.Time {
 // setting is 0.
 func TestLastSeenOverARestart(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(t *testing.T, s *server){
-		"SIGTERM": func(t *testing.T, s *server) {
-			s.Signal(syscall.SIGTERM)
-			s.died(t, 0)
-		},
-		"kill -9": func(_ *testing.T, s *server) { s.kill() },
-	} {
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

@@ -11,18 +11,21 @@ import (
 	"headcount/internal/testkit"
 )
 
+// ends are the ways in which a process ends.
+var ends = map[string]func(t *testing.T, s *server){
+	"SIGTERM": func(t *testing.T, s *server) {
+		s.Signal(syscall.SIGTERM)
+		s.died(t, 0)
+	},
+	"kill -9": func(_ *testing.T, s *server) { s.kill() },
+}
+
 // A process that is started again over its data directory shows at once who was there,
 // and whoever does not come back is gone after the presence timeout: nobody sees the
 // counts begin at zero. The timeout is long, so that no restart takes as long.
 func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(t *testing.T, s *server){
-		"SIGTERM": func(t *testing.T, s *server) {
-			s.Signal(syscall.SIGTERM)
-			s.died(t, 0)
-		},
-		"kill -9": func(_ *testing.T, s *server) { s.kill() },
-	} {
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
