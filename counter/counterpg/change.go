@@ -25,14 +25,14 @@ const (
 	// lockChange is taken by whoever replaces the function or its rules. The number is lockID + 2.
 	lockChange = `select pg_advisory_xact_lock(7522525836385154416)`
 
-	hasTables = `select n.nspname, to_regclass(quote_ident(n.nspname) || '.headcount_changed') is not null
-		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
 	dropRules   = `delete from headcount_rules`
 	insertRules = `insert into headcount_rules (site, place, kind, floor, ceiling, kept, match)
 		select * from unnest($1::text[], $2::int[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])`
 
-	// readTables returns the server's user, the schema of the tables, and whether the function is of those in another one.
-	readTables = `select quote_ident(current_user), n.nspname, exists (
+	// readTables returns the server's user, the schema of the tables, whether those of the function are among them, and
+	// whether the function is of those in another schema.
+	readTables = `select quote_ident(current_user), n.nspname,
+			to_regclass(quote_ident(n.nspname) || '.headcount_changed') is not null, exists (
 			select from pg_proc p where p.pronamespace = to_regnamespace('headcount') and p.proname = 'change'
 			and strpos(p.prosrc, '"' || replace(n.nspname, '"', '""') || '".headcount_counters') = 0)
 		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
@@ -97,11 +97,15 @@ func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func
 func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool) {
 	mend, why := "", error(nil)
 	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		if why = makeTables(ctx, c); why != nil {
+		var in tables
+		if why = c.QueryRow(ctx, readTables).Scan(&in.user, &in.schema, &in.made, &in.foreign); why != nil {
+			return why
+		}
+		if why = in.makeTables(ctx, c); why != nil {
 			return why
 		}
 		if why = writeRules(ctx, c, rules); why == nil {
-			mend, why = makeFunction(ctx, c)
+			mend, why = in.makeFunction(ctx, c)
 		}
 		return why
 	})
@@ -115,15 +119,19 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 	return true
 }
 
+// tables is what readTables returns.
+type tables struct {
+	user, schema  string
+	made, foreign bool
+}
+
 // makeTables makes the function's tables beside the others, unless they are there.
-func makeTables(ctx context.Context, c *pgxpool.Conn) error {
-	var schema string
-	var made bool
-	if err := c.QueryRow(ctx, hasTables).Scan(&schema, &made); err != nil || made {
-		return err
+func (in *tables) makeTables(ctx context.Context, c *pgxpool.Conn) error {
+	if in.made {
+		return nil
 	}
-	tables := strings.ReplaceAll(changeTablesSQL, "{tables}", pgx.Identifier{schema}.Sanitize())
-	_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+tables).ReadAll() // a simple query is one transaction
+	text := strings.ReplaceAll(changeTablesSQL, "{tables}", pgx.Identifier{in.schema}.Sanitize())
+	_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+text).ReadAll() // a simple query is one transaction
 	return err
 }
 
@@ -151,31 +159,27 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 
 // makeFunction makes or replaces the function, its schema and its role, each as far as that is permitted. With an error
 // it returns what an operator can do about it.
-func makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error) {
-	var user, schema, owners string
-	var foreign bool
-	if err := c.QueryRow(ctx, readTables).Scan(&user, &schema, &foreign); err != nil {
-		return "", err
-	}
+func (in *tables) makeFunction(ctx context.Context, c *pgxpool.Conn) (mend string, err error) {
+	var owners string
 	if err := c.QueryRow(ctx, readOwners).Scan(&owners); err != nil {
 		return "", err
 	}
 	switch {
-	case owners != "" && !foreign:
+	case owners != "" && !in.foreign:
 		return "as an administrator: " + owners + "; then start a server again",
 			callers{errors.New("the schema headcount, or a function in it, belongs to another user")}
-	case foreign:
+	case in.foreign:
 		return "drop the function to have it made for this server",
 			callers{errors.New("the function is of counters in another schema of the database")}
-	case strings.ContainsAny(schema, `'$`):
+	case strings.ContainsAny(in.schema, `'$`):
 		return "give the schema another name",
-			callers{fmt.Errorf("the name of the schema %q has a quote or a dollar sign", schema)}
+			callers{fmt.Errorf("the name of the schema %q has a quote or a dollar sign", in.schema)}
 	}
-	fill := strings.NewReplacer("{tables}", pgx.Identifier{schema}.Sanitize(), "{printable}", printable())
+	fill := strings.NewReplacer("{tables}", pgx.Identifier{in.schema}.Sanitize(), "{printable}", printable())
 	for _, part := range []string{makeSchema, fill.Replace(changeSQL), makeRole, grantRole} {
 		// A simple query is one transaction.
 		if _, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+part).ReadAll(); err != nil {
-			return "as an administrator: " + adminSQL(user) + "; then start a server again", err
+			return "as an administrator: " + adminSQL(in.user) + "; then start a server again", err
 		}
 	}
 	return "", nil
