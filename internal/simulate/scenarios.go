@@ -20,12 +20,14 @@ var scenarios = map[string]func(*Command) plan{
 	"idle":     func(c *Command) plan { return plan{made: c.Pages, limit: c.Users, work: (*crowd).idle} },
 	"storm":    func(c *Command) plan { return plan{made: 1, limit: c.Users, work: (*crowd).storm} },
 	"fanout":   func(c *Command) plan { return plan{made: 1, limit: c.Users, probing: true, work: (*crowd).fanOut} },
+	"hidden":   func(c *Command) plan { return plan{made: 1, limit: c.Users, probing: true, work: (*crowd).hidden} },
 	"slow":     func(c *Command) plan { return plan{made: 1, limit: c.Users, probing: true, work: (*crowd).slow} },
 	"counters": func(c *Command) plan { return plan{limit: lastingConns(c), work: (*crowd).lasting} },
 }
 
 const (
 	stormTime  = 5 * time.Second      // in which everyone arrives
+	shownEvery = 10                   // every tenth client is not hidden
 	slowEvery  = 10                   // every tenth client is slow …
 	slowRead   = 4096                 // … and has a receive buffer this small
 	drivers    = 8                    // users who come and go so that counts move
@@ -118,18 +120,36 @@ func (c *crowd) storm(ctx context.Context) error {
 // fanOut: everyone subscribes to one page without being there, and a few users come
 // and go so fast that its count always moves. It measures how many counts arrive a
 // second, and how long after the first subscriber the others have a count.
-func (c *crowd) fanOut(ctx context.Context) error {
-	drive, err := c.audience(ctx, 0)
+func (c *crowd) fanOut(ctx context.Context) error { return c.fanOutBeside(ctx, 1) }
+
+// hidden is fanOut while only every tenth subscriber wants counts: the others have paused, as
+// hidden tabs do.
+func (c *crowd) hidden(ctx context.Context) error { return c.fanOutBeside(ctx, shownEvery) }
+
+// fanOutBeside measures a fan-out while all but every shown-th subscriber have paused.
+func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
+	var hidden []*tab
+	drive, err := c.audience(ctx, func(i int, t *tab) {
+		if i%shown != 0 {
+			hidden = append(hidden, t)
+		}
+	})
 	if err != nil {
 		return err
 	}
 	c.enterPhase("fanning out")
+	for _, t := range hidden {
+		t.say(`{"type":"pause"}`)
+	}
 	end := c.measure()
 	spread, err := drive(c.cfg.Duration)
 	if err != nil {
 		return err
 	}
 	end()
+	for _, t := range hidden {
+		t.say(`{"type":"resume"}`)
+	}
 	c.perConnection()
 	c.result.Figures["spread_p50_ms"], c.result.Figures["spread_p99_ms"] = spread.ms(0.5), spread.ms(0.99)
 	return c.checkpoint(ctx, "final")
@@ -138,7 +158,11 @@ func (c *crowd) fanOut(ctx context.Context) error {
 // slow is fanOut for half of the time. For the other half every tenth subscriber reads
 // nothing. It measures how much later the others have their counts.
 func (c *crowd) slow(ctx context.Context) error {
-	drive, err := c.audience(ctx, slowEvery)
+	drive, err := c.audience(ctx, func(i int, t *tab) {
+		if i%slowEvery == 0 {
+			t.slow, t.seen = true, nil
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -164,10 +188,10 @@ func (c *crowd) slow(ctx context.Context) error {
 	return c.checkpoint(ctx, "final")
 }
 
-// audience has everyone subscribe to the page, every slowEvery-th of them as a slow
-// client (0: none). The function that it returns moves the page's count for a time
-// and measures how its counts spread.
-func (c *crowd) audience(ctx context.Context, slowEvery int) (drive func(time.Duration) (*spread, error), err error) {
+// audience has everyone subscribe to the page, after prepare was called with each subscriber's
+// number and tab. The function that it returns moves the page's count for a time and measures
+// how its counts spread.
+func (c *crowd) audience(ctx context.Context, prepare func(int, *tab)) (drive func(time.Duration) (*spread, error), err error) {
 	var measured atomic.Pointer[spread] // nil: none
 	seen := func(_ *tab, n *client.Count, at time.Time) {
 		if s := measured.Load(); s != nil {
@@ -176,9 +200,7 @@ func (c *crowd) audience(ctx context.Context, slowEvery int) (drive func(time.Du
 	}
 	for i := range c.cfg.Users {
 		t := &tab{user: c.newUser(), watched: holdings(c.pages), seen: seen}
-		if slowEvery > 0 && i%slowEvery == 0 {
-			t.slow, t.seen = true, nil
-		}
+		prepare(i, t)
 		c.start(t, i%len(c.cfg.URL))
 	}
 	var tabs []*tab

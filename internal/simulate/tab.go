@@ -300,6 +300,15 @@ func (c *tab) move(page string) {
 	}
 }
 
+// say sends a frame, if the client is connected.
+func (c *tab) say(frame string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != nil {
+		_ = c.link.Send([]byte(frame)) // an error ends the connection
+	}
+}
+
 // reload closes the connection and opens another, as F5 does.
 func (c *tab) reload() { c.end(reloaded) }
 
