@@ -87,7 +87,7 @@ bench: build
 hostile: build
 	$(GO) run ./internal/attack $(ARGS) && $(GO) run ./internal/attack -redis $(ARGS)
 
-# Archives with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
+# Archives and packages with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
 release:
 	$(GO) run ./cmd/release -version '$(VERSION)'
 image:
