@@ -8,7 +8,7 @@ LDFLAGS  = -s -w $(if $(VERSION),-X main.version=$(VERSION))
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all test-busy mutants upgrade fuzz bench hostile release image clean
+.PHONY: build run cluster regions setup lint test test-all test-busy mutants upgrade fuzz bench hostile release image chart clean
 
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
@@ -87,11 +87,17 @@ bench: build
 hostile: build
 	$(GO) run ./internal/attack $(ARGS) && $(GO) run ./internal/attack -redis $(ARGS)
 
-# Archives with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
+# Archives and packages with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
 release:
 	$(GO) run ./cmd/release -version '$(VERSION)'
 image:
 	docker build --build-arg VERSION='$(VERSION)' -t headcount:'$(VERSION)' .
+
+# The real Helm on the chart, with each set of values. It takes minutes to compile, so the tests render the chart themselves.
+HELM = $(GO) run helm.sh/helm/v3/cmd/helm@v3.22.0
+chart:
+	@for values in deploy/helm/ci/*.yaml; do $(HELM) lint --strict --kube-version 1.30.0 -f $$values deploy/helm && \
+		$(HELM) template --kube-version 1.30.0 -f $$values headcount deploy/helm >/dev/null || exit; done
 
 clean:
 	rm -rf bin dist web/node_modules

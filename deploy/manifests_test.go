@@ -1,48 +1,49 @@
 package deploy_test
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/goccy/go-yaml"
 )
 
-// The files for Kubernetes, Docker and the monitoring are checked against the part of their
+// What the chart renders, and the files for Docker and the monitoring, are checked against the part of their
 // schemas that they use: a field that is not here is taken for a mistake, and one without
 // fields may say anything. What the fields must say is checked below.
 const (
-	object = "apiVersion, kind, metadata: {name, labels}"
+	object = "apiVersion, kind, metadata: {name, labels, annotations}"
 	probe  = "{httpGet: {path, port}, periodSeconds, timeoutSeconds, failureThreshold}"
 	labels = "{matchLabels}"
 )
 
 var schemas = map[string]string{
-	"Kustomization": "{apiVersion, kind, labels: {pairs}, resources, images: {name, newName, newTag}}",
-	"apps/v1 Deployment": "{" + object + ", spec: {replicas, selector: " + labels + ", strategy: {rollingUpdate: {maxUnavailable, maxSurge}}, " +
-		"template: {metadata: {labels}, spec: {automountServiceAccountToken, enableServiceLinks, terminationGracePeriodSeconds, " +
-		"securityContext: {runAsNonRoot, runAsUser, runAsGroup, seccompProfile: {type}}, " +
+	"apps/v1 Deployment": "{" + object + ", spec: {replicas, selector: " + labels + ", strategy: {type, rollingUpdate: {maxUnavailable, maxSurge}}, " +
+		"template: {metadata: {labels, annotations}, spec: {automountServiceAccountToken, enableServiceLinks, imagePullSecrets: {name}, " +
+		"terminationGracePeriodSeconds, securityContext: {runAsNonRoot, runAsUser, runAsGroup, fsGroup, seccompProfile: {type}}, " +
 		"topologySpreadConstraints: {maxSkew, topologyKey, whenUnsatisfiable, labelSelector: " + labels + "}, " +
-		"containers: {name, image, args, envFrom: {configMapRef: {name}, secretRef: {name}}, " +
+		"volumes: {name, configMap: {name}, persistentVolumeClaim: {claimName}}, " +
+		"containers: {name, image, args, volumeMounts: {name, mountPath, readOnly}, envFrom: {secretRef: {name}}, " +
 		"env: {name, value, valueFrom: {fieldRef: {fieldPath}}}, ports: {name, containerPort, protocol}, " +
 		"startupProbe: " + probe + ", livenessProbe: " + probe + ", readinessProbe: " + probe + ", " +
 		"lifecycle: {preStop: {sleep: {seconds}}}, resources: {requests, limits}, " +
 		"securityContext: {allowPrivilegeEscalation, readOnlyRootFilesystem, capabilities: {drop}}}}}}}",
 	"policy/v1 PodDisruptionBudget": "{" + object + ", spec: {maxUnavailable, selector: " + labels + "}}",
-	"v1 Service":                    "{" + object + ", spec: {selector, ports: {name, port, targetPort}}}",
+	"v1 Service":                    "{" + object + ", spec: {clusterIP, selector, ports: {name, port, targetPort}}}",
+	"v1 PersistentVolumeClaim":      "{" + object + ", spec: {accessModes, storageClassName, resources: {requests: {storage}}}}",
 	"v1 ConfigMap":                  "{" + object + ", data}",
 	"autoscaling/v2 HorizontalPodAutoscaler": "{" + object + ", spec: {scaleTargetRef: {apiVersion, kind, name}, minReplicas, maxReplicas, " +
 		"metrics: {type, pods: {metric: {name}, target: {type, averageValue}}}, " +
 		"behavior: {scaleDown: {stabilizationWindowSeconds, policies: {type, value, periodSeconds}}}}}",
 	"networking.k8s.io/v1 NetworkPolicy": "{" + object + ", spec: {podSelector: " + labels + ", policyTypes, " +
 		"ingress: {from: {podSelector: " + labels + ", namespaceSelector: " + labels + "}, ports: {port, protocol}}}}",
+	"monitoring.coreos.com/v1 ServiceMonitor": "{" + object + ", spec: {selector: " + labels + ", endpoints: {port, interval}}}",
+	"monitoring.coreos.com/v1 PrometheusRule": "{" + object + ", spec: {groups: {name, interval, " +
+		"rules: {alert, expr, for, labels, annotations}}}}",
 	"a service of compose.yaml": "{image, build, restart, hostname, command, ports, volumes, networks, depends_on, environment, " +
 		"healthcheck: {test, interval, timeout, start_period, retries}, stop_grace_period, read_only, cap_drop, security_opt, ulimits}",
 	"prometheus.yaml":         "{global: {scrape_interval}, rule_files, scrape_configs: {job_name, static_configs: {targets}}}",
@@ -133,82 +134,6 @@ func file(t *testing.T, name string) []byte {
 		t.Fatal(err)
 	}
 	return text
-}
-
-func TestKubernetes(t *testing.T) {
-	whole := parsed(t, file(t, "kubernetes/kustomization.yaml"))
-	strict(t, "Kustomization", whole)
-	resources := names(at(whole, "resources"))
-	if all, _ := filepath.Glob("kubernetes/*.yaml"); len(all) != len(resources)+1 {
-		t.Errorf("%d files, %d resources", len(all), len(resources))
-	}
-	objects := map[string]any{} // by kind and name
-	for _, name := range resources {
-		for _, text := range bytes.Split(file(t, "kubernetes/"+name), []byte("\n---\n")) {
-			o := parsed(t, text)
-			kind := says(o, "apiVersion") + " " + says(o, "kind")
-			if schemas[kind] == "" {
-				t.Errorf("%s: nobody checks %s", name, kind)
-			}
-			strict(t, kind, o)
-			objects[says(o, "kind")+" "+says(o, "metadata name")] = o
-		}
-	}
-	drain, err := time.ParseDuration(says(objects["ConfigMap headcount"], "data HEADCOUNT_SHUTDOWN_TIMEOUT"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const (
-		pod       = "spec template spec "
-		container = pod + "containers 0 "
-		component = "app.kubernetes.io/component"
-	)
-	ports := map[string]bool{}
-	for _, role := range []string{"gateway", "presence", "dispatcher"} {
-		d := objects["Deployment "+role]
-		must(t, role, d, map[string]string{
-			"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role, pod + "containers 1": "<nil>",
-			pod + "securityContext runAsNonRoot": "true", container + "securityContext readOnlyRootFilesystem": "true", container + "securityContext capabilities drop": "[ALL]",
-			container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz", container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store", false: "/readyz"}[role == "gateway"],
-			container + "env 0 name": "HEADCOUNT_ROLES", container + "env 0 value": role,
-		})
-		must(t, "the budget of "+role, objects["PodDisruptionBudget "+role], map[string]string{"spec selector matchLabels " + component: role, "spec maxUnavailable": "1"})
-		grace, _ := strconv.Atoi(says(d, pod+"terminationGracePeriodSeconds"))
-		if stop, _ := strconv.Atoi(says(d, container+"lifecycle preStop sleep seconds")); stop == 0 || time.Duration(grace-stop)*time.Second <= drain {
-			t.Errorf("%s has no time to drain", role)
-		}
-		all, _ := at(d, container+"ports").([]any)
-		for _, p := range all {
-			ports[says(p, "name")] = true
-		}
-	}
-	policies := 0
-	for name, n := range objects {
-		if says(n, "kind") != "NetworkPolicy" {
-			continue
-		}
-		policies++
-		must(t, name, n, map[string]string{"spec policyTypes": "[Ingress]"}) // Redis, PostgreSQL and receivers of webhooks must be reached
-		for _, label := range names(at(n, "spec podSelector matchLabels")) {
-			must(t, name, n, map[string]string{"spec podSelector matchLabels " + label: says(objects["Deployment gateway"], "spec template metadata labels "+label)})
-		}
-		ingress, _ := at(n, "spec ingress").([]any)
-		for _, in := range ingress {
-			all, _ := at(in, "ports").([]any)
-			for _, p := range all {
-				if !ports[says(p, "port")] {
-					t.Errorf("%s opens %q, and nobody has it", name, says(p, "port"))
-				}
-			}
-		}
-	}
-	if policies == 0 {
-		t.Error("there is no NetworkPolicy")
-	}
-	must(t, "the autoscaler", objects["HorizontalPodAutoscaler gateway"], map[string]string{
-		"spec scaleTargetRef name": "gateway", "spec metrics 0 pods metric name": "headcount_connections", "spec metrics 1": "<nil>",
-	})
-	must(t, "gateways, of which the autoscaler says how many", objects["Deployment gateway"], map[string]string{"spec replicas": "<nil>"})
 }
 
 func TestCompose(t *testing.T) {

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
 # PostgreSQL, PgBouncer, nginx, chromium, node with npm, a C compiler (for the race
-# detector), on Linux the other proxies of deploy/proxy, and Prometheus. Silent and quick
-# when all is there. Go itself is not installed: distributions lag behind.
+# detector), on Linux the other proxies of deploy/proxy, Prometheus and dpkg. Silent and
+# quick when all is there. Go itself is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -45,6 +45,7 @@ missing() {
 	has caddy || printf 'caddy '
 	has apache2 || has httpd || printf 'apache '
 	has openssl || printf 'openssl '
+	has dpkg || printf 'dpkg '
 	has prometheus && has promtool || printf 'prometheus '
 }
 

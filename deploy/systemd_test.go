@@ -15,7 +15,7 @@ func TestUnit(t *testing.T) {
 	known := map[string]map[string]string{ // what each directive may say
 		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
 		"Service": {
-			"ExecStart": `/\S+ serve`, "EnvironmentFile": `-?/\S+`, "Environment": `HEADCOUNT_[A-Z_]+=\S*`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
+			"ExecStart": `/\S+ serve --config \$\{CREDENTIALS_DIRECTORY\}/headcount\.json`, "LoadCredential": `headcount\.json:/\S+`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
 			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,
 			"DynamicUser": yes, "AmbientCapabilities": `CAP_NET_BIND_SERVICE`, "CapabilityBoundingSet": `CAP_NET_BIND_SERVICE`, "NoNewPrivileges": yes,
 			"ProtectSystem": `yes|full|strict`, "ProtectHome": yes + `|read-only|tmpfs`, "ProtectProc": `default|invisible|noaccess|ptraceable`,
@@ -54,8 +54,9 @@ func TestUnit(t *testing.T) {
 		}
 	}
 	one := func(name string) string { return strings.Join(said[name], " and ") }
-	if one("ProtectSystem") != "strict" || !strings.Contains(one("Environment"), "HEADCOUNT_DATA_DIR=/var/lib/"+one("StateDirectory")) {
-		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q", one("ProtectSystem"), one("StateDirectory"), one("Environment"))
+	dir := says(parsed(t, file(t, "headcount.json")), "data-dir")
+	if one("ProtectSystem") != "strict" || dir != "/var/lib/"+one("StateDirectory") {
+		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q", one("ProtectSystem"), one("StateDirectory"), dir)
 	}
 	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second { // the default of --shutdown-timeout
 		t.Errorf("it has no time to drain: %v, %v", stop, err)

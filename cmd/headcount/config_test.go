@@ -592,7 +592,7 @@ func TestSettingsThatDeployNames(t *testing.T) {
 		known["HEADCOUNT_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))] = true
 	}
 	seen := 0
-	for _, pattern := range []string{"*.yaml", "*.service", "kubernetes/*.yaml"} {
+	for _, pattern := range []string{"*.yaml", "*.service", "helm/*.yaml", "helm/*/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join("../../deploy", pattern))
 		if err != nil {
 			t.Fatal(err)

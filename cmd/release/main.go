@@ -1,6 +1,6 @@
 // Command release builds what people download: for each system an archive with the
-// program, and a list of the modules in it (an SBOM, CycloneDX), and the checksums of all.
-// The same source and version give the same bytes.
+// program, and a list of the modules in it (an SBOM, CycloneDX), for Linux also deb and rpm
+// packages, and the checksums of all. The same source and version give the same bytes.
 //
 //	go run ./cmd/release -version v1.2.3
 package main
@@ -80,7 +80,7 @@ func compile(version, goos, arch, path string) error {
 	return cmd.Run()
 }
 
-// pack makes the archive and the SBOM of one system, and returns their names.
+// pack makes the archive, the SBOM and the packages of one system, and returns their names.
 func pack(version, system, out string, build builder) ([]string, error) {
 	goos, arch, ok := strings.Cut(system, "/")
 	if !ok {
@@ -107,7 +107,30 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []string{name + ".tar.gz", name + ".cdx.json"}, os.WriteFile(filepath.Join(out, name+".cdx.json"), append(text, '\n'), 0o644)
+	if err := os.WriteFile(filepath.Join(out, name+".cdx.json"), append(text, '\n'), 0o644); err != nil {
+		return nil, err
+	}
+	made := []string{name + ".tar.gz", name + ".cdx.json"}
+	if goos != "linux" {
+		return made, nil
+	}
+	for _, kind := range []string{"deb", "rpm"} {
+		if err := nfpm(version, arch, program, kind, filepath.Join(out, name+"."+kind)); err != nil {
+			return nil, fmt.Errorf("nfpm %s: %w", kind, err)
+		}
+		made = append(made, name+"."+kind)
+	}
+	return made, nil
+}
+
+// nfpm makes a package of the kind, as deploy/nfpm.yaml says. It runs as a program of a pinned
+// version, because as a library it would add dozens of modules to go.mod.
+func nfpm(version, arch, program, kind, path string) error {
+	cmd := exec.Command("go", "run", "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2",
+		"package", "--config", "deploy/nfpm.yaml", "--packager", kind, "--target", path)
+	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCH="+arch, "PROGRAM="+program, "SOURCE_DATE_EPOCH=0")
+	cmd.Stderr = os.Stderr
+	return cmd.Run()
 }
 
 // archive writes the program, and what lies beside it, into a folder of the archive.

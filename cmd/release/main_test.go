@@ -3,11 +3,15 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,12 +20,13 @@ import (
 	"strings"
 	"testing"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
-// A release has a program that runs, what belongs beside it, a list of its modules, and
-// right checksums. The program is that of the other tests: to build it as releases are would
-// compile everything anew.
+// A release has a program that runs, what belongs beside it, a list of its modules, packages
+// that can be installed, and right checksums. The program is that of the other tests: to
+// build it as releases are would compile everything anew.
 func TestRelease(t *testing.T) {
 	testkit.Long(t)
 	t.Chdir("../..")
@@ -45,7 +50,12 @@ func TestRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{name + ".tar.gz", name + ".cdx.json"} {
+	assets := []string{name + ".tar.gz", name + ".cdx.json"}
+	if runtime.GOOS == "linux" {
+		assets = append(assets, name+".deb", name+".rpm")
+		t.Run("deb", func(t *testing.T) { testDeb(t, filepath.Join(out, name+".deb")) })
+	}
+	for _, file := range assets {
 		text, err := os.ReadFile(filepath.Join(out, file))
 		if err != nil {
 			t.Fatal(err)
@@ -145,6 +155,122 @@ func TestRelease(t *testing.T) {
 	}
 	if bytes.Contains(program, []byte(of+"GeoAdd")) {
 		t.Errorf("the program has %sGeoAdd, which nobody calls: see who calls reflect.Value.MethodByName (text/template, html/template, a library?) with go build -ldflags=-dumpdep", of)
+	}
+}
+
+// testDeb goes the way of an operator, in a bare root directory: install, edit the settings,
+// upgrade, run what the unit says, remove, purge. In such a directory dpkg runs the package's
+// scripts in the environment of this test, where they must do nothing.
+func testDeb(t *testing.T, deb string) {
+	root := t.TempDir()
+	in := func(path string) string { return filepath.Join(root, path) }
+	for _, dir := range []string{"info", "updates"} {
+		if err := os.MkdirAll(in("var/lib/dpkg/"+dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, in("var/lib/dpkg/status"), nil)
+	dpkg := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command("dpkg", append([]string{
+			"--root=" + root, "--log=" + in("dpkg.log"), "--force-script-chrootless", "--force-not-root", "--force-bad-path",
+		}, args...)...)
+		if said, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("dpkg %v: %v\n%s", args, err, said)
+		}
+	}
+	const program, unitFile, settingsFile = "usr/bin/headcount", "usr/lib/systemd/system/headcount.service", "etc/headcount.json"
+
+	dpkg("--install", deb)
+	for file, want := range map[string]fs.FileMode{program: 0o755, unitFile: 0o644, settingsFile: 0o600} {
+		if info, err := os.Stat(in(file)); err != nil || info.Mode() != want {
+			t.Fatalf("%s: %v, want mode %o", file, cmp.Or(err, fmt.Errorf("%v", info)), want)
+		}
+	}
+
+	settings := map[string]string{}
+	if err := json.Unmarshal(read(t, in(settingsFile)), &settings); err != nil {
+		t.Fatal(err)
+	}
+	listen, admin, data := servertest.FreeAddr(), servertest.FreeAddr(), in(settings["data-dir"])
+	settings["listen"], settings["admin-listen"], settings["data-dir"] = listen, admin, data
+	edited, err := json.Marshal(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, in(settingsFile), edited)
+	dpkg("--install", deb)
+	if got := read(t, in(settingsFile)); !bytes.Equal(got, edited) {
+		t.Fatalf("after an upgrade the settings are %s, want %s", got, edited)
+	}
+
+	unit := map[string]string{}
+	for line := range strings.Lines(string(read(t, in(unitFile)))) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		unit[name] = value
+	}
+	credential, source, _ := strings.Cut(unit["LoadCredential"], ":")
+	credentials := t.TempDir()
+	write(t, filepath.Join(credentials, credential), read(t, in(source)))
+	if err := os.MkdirAll(in("var/lib/"+unit["StateDirectory"]), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	args := strings.Fields(strings.ReplaceAll(unit["ExecStart"], "${CREDENTIALS_DIRECTORY}", credentials))
+	cmd := exec.Command(in(args[0]), args[1:]...)
+	cmd.Env = testkit.Environ()
+	var server servertest.Process
+	t.Cleanup(server.Kill)
+	ready := func(ctx context.Context) error { return servertest.Ready(ctx, admin) }
+	if err := server.Serve(cmd, in("log"), testkit.Timeout, ready); err != nil {
+		t.Fatal(err)
+	}
+	put, err := http.NewRequest(http.MethodPut, "http://"+listen+"/demo/counter", strings.NewReader(`{"action":"increment"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put.Close = true
+	resp, err := http.DefaultClient.Do(put)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), `"count":1`) {
+		t.Errorf("the count is %s %s, %v", resp.Status, body, err)
+	}
+	if status := server.End(testkit.Timeout); status != 0 {
+		t.Errorf("the server ended with status %d:\n%s", status, read(t, in("log")))
+	}
+
+	exist := func(want bool, files ...string) {
+		t.Helper()
+		for _, file := range files {
+			if _, err := os.Stat(file); (err == nil) != want {
+				t.Errorf("%s: %v; want it there: %t", file, err, want)
+			}
+		}
+	}
+	database := filepath.Join(data, "headcount.db")
+	dpkg("--remove", "headcount")
+	exist(false, in(program), in(unitFile))
+	exist(true, in(settingsFile), database)
+	dpkg("--purge", "headcount")
+	exist(false, in(settingsFile))
+	exist(true, database)
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func write(t *testing.T, path string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -1,0 +1,382 @@
+package deploy_test
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+
+	"github.com/goccy/go-yaml"
+
+	"headcount/internal/testkit"
+)
+
+// Helm takes minutes to compile, so these tests render the chart themselves, with the few of
+// Helm's functions that it uses; make chart runs the real Helm.
+var helmFunctions = template.FuncMap{
+	"add":  func(a, b any) int { return number(a) + number(b) },
+	"dict": dict,
+	"fail": func(message string) (string, error) { return "", errors.New(message) },
+	"has":  func(one any, list []any) bool { return slices.Contains(list, one) },
+	"indent": func(n int, text string) string {
+		return strings.ReplaceAll("\n"+text, "\n", "\n"+strings.Repeat(" ", n))[1:]
+	},
+	"int":       number,
+	"list":      func(all ...any) []any { return all },
+	"merge":     merge,
+	"required":  required,
+	"sha256sum": func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) },
+	"toJson":    func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
+}
+
+func number(value any) (n int) {
+	_, _ = fmt.Sscan(fmt.Sprint(value), &n) // 0 if it is none, as in Helm
+	return n
+}
+
+func dict(pairs ...any) map[string]any {
+	all := map[string]any{}
+	for pair := range slices.Chunk(pairs, 2) {
+		all[fmt.Sprint(pair[0])] = pair[1]
+	}
+	return all
+}
+
+// merge adds to a map what it lacks.
+func merge(into map[string]any, others ...map[string]any) map[string]any {
+	for _, from := range others {
+		for name, value := range from {
+			if _, ok := into[name]; !ok {
+				into[name] = value
+			}
+		}
+	}
+	return into
+}
+
+func required(message string, value any) (any, error) {
+	if value == nil || value == "" {
+		return nil, errors.New(message)
+	}
+	return value, nil
+}
+
+// override puts the values of a user over those of the chart, field by field.
+func override(values, with map[string]any) {
+	for name, value := range with {
+		below, ok := values[name].(map[string]any)
+		if fields, is := value.(map[string]any); ok && is {
+			override(below, fields)
+		} else {
+			values[name] = value
+		}
+	}
+}
+
+// chartFiles is .Files of a template.
+type chartFiles struct{}
+
+func (chartFiles) Get(name string) (string, error) {
+	text, err := os.ReadFile("helm/" + name)
+	return string(text), err
+}
+
+// render returns the objects of the chart by kind and name. The release is called hc.
+func render(t *testing.T, set string) (map[string]any, error) {
+	t.Helper()
+	values, user := map[string]any{}, map[string]any{}
+	if err := errors.Join(yaml.Unmarshal(file(t, "helm/values.yaml"), &values), yaml.Unmarshal([]byte(set), &user)); err != nil {
+		t.Fatal(err)
+	}
+	override(values, user)
+	all, err := template.New("").Funcs(helmFunctions).ParseGlob("helm/templates/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := map[string]any{}
+	for _, one := range all.Templates() {
+		var out strings.Builder
+		data := map[string]any{"Values": values, "Release": map[string]any{"Name": "hc"}, "Files": chartFiles{}}
+		if err := one.Execute(&out, data); err != nil {
+			return nil, err
+		}
+		for text := range strings.SplitSeq(out.String(), "\n---\n") {
+			o := parsed(t, []byte(text))
+			if o == nil {
+				continue
+			}
+			name := says(o, "kind") + " " + says(o, "metadata name")
+			if objects[name] != nil {
+				t.Errorf("two objects are %s", name)
+			}
+			objects[name] = o
+		}
+	}
+	return objects, nil
+}
+
+// chartSets returns the sets of values in helm/ci by name.
+func chartSets(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("helm/ci/*-values.yaml")
+	if err != nil || len(paths) < 5 {
+		t.Fatal(paths, err)
+	}
+	sets := map[string]string{}
+	for _, path := range paths {
+		set, _ := strings.CutSuffix(filepath.Base(path), "-values.yaml")
+		sets[set] = string(file(t, path))
+	}
+	return sets
+}
+
+// The chart renders what it should for each set of values in helm/ci.
+func TestChart(t *testing.T) {
+	for set, values := range chartSets(t) {
+		t.Run(set, func(t *testing.T) {
+			objects, err := render(t, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			roles, kinds := []string{"all"}, map[string]int{"Service": 1, "NetworkPolicy": 2, "ConfigMap": 1}
+			if set == "roles" || set == "region" {
+				roles = []string{"gateway", "presence", "dispatcher"}
+			}
+			kinds["Deployment"], kinds["PodDisruptionBudget"] = len(roles), len(roles)
+			switch set {
+			case "default":
+				kinds["PersistentVolumeClaim"] = 1
+			case "region":
+				kinds["HorizontalPodAutoscaler"], kinds["Service"] = 1, 2
+				kinds["ServiceMonitor"], kinds["PrometheusRule"] = 1, 1
+			}
+			got := map[string]int{}
+			for _, o := range objects {
+				got[says(o, "kind")]++
+				schema := says(o, "apiVersion") + " " + says(o, "kind")
+				if schemas[schema] == "" {
+					t.Errorf("nobody checks %s", schema)
+				}
+				strict(t, schema, o)
+			}
+			if !maps.Equal(got, kinds) {
+				t.Errorf("the objects are %v, want %v", got, kinds)
+			}
+			for _, role := range roles {
+				checkRole(t, role, objects, at(parsed(t, []byte(values)), "shutdownSeconds"))
+			}
+			checkReferences(t, objects)
+		})
+	}
+}
+
+const (
+	pod       = "spec template spec "
+	container = pod + "containers 0 "
+	component = "app.kubernetes.io/component"
+)
+
+// checkRole checks the processes of a role. drain is --shutdown-timeout in seconds, or nil.
+func checkRole(t *testing.T, role string, objects map[string]any, drain any) {
+	t.Helper()
+	d := objects["Deployment hc-"+role]
+	visitors := role == "all" || role == "gateway"
+	must(t, role, d, map[string]string{
+		"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role, pod + "containers 1": "<nil>",
+		pod + "securityContext runAsNonRoot": "true", container + "securityContext readOnlyRootFilesystem": "true",
+		container + "securityContext allowPrivilegeEscalation": "false", container + "securityContext capabilities drop": "[ALL]",
+		container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz",
+		container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store", false: "/readyz"}[visitors],
+	})
+	must(t, "the budget of "+role, objects["PodDisruptionBudget hc-"+role], map[string]string{
+		"spec selector matchLabels " + component: role, "spec maxUnavailable": "1",
+	})
+	if visitors {
+		must(t, "the service", objects["Service hc"], map[string]string{"spec selector " + component: role, "spec ports 0 targetPort": "visitors"})
+		must(t, "the policy of "+role, objects["NetworkPolicy hc-"+role], map[string]string{"spec podSelector matchLabels " + component: role})
+	}
+	if drain == nil {
+		drain = 30
+	}
+	env := environment(d)
+	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
+		t.Errorf("%s drains for %s, want %s", role, got, want)
+	}
+	grace, sleep := number(at(d, pod+"terminationGracePeriodSeconds")), number(at(d, container+"lifecycle preStop sleep seconds"))
+	if sleep == 0 || grace-sleep <= number(drain) {
+		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
+	}
+	if want := map[bool]string{false: role}[role == "all"]; env["HEADCOUNT_ROLES"] != want {
+		t.Errorf("the roles of %s are %q, want %q", role, env["HEADCOUNT_ROLES"], want)
+	}
+	if scaler := objects["HorizontalPodAutoscaler hc-"+role]; scaler != nil {
+		must(t, "the autoscaler", scaler, map[string]string{
+			"spec scaleTargetRef name": "hc-" + role, "spec metrics 0 pods metric name": "headcount_connections", "spec metrics 1": "<nil>",
+		})
+		must(t, "processes of which the autoscaler says how many", d, map[string]string{"spec replicas": "<nil>"})
+	} else if number(at(d, "spec replicas")) == 0 {
+		t.Errorf("%s has no replicas", role)
+	}
+	if env["HEADCOUNT_DATA_DIR"] != "" {
+		must(t, "a process with a volume", d, map[string]string{
+			"spec replicas": "1", "spec strategy type": "Recreate", pod + "volumes 1 persistentVolumeClaim claimName": "hc",
+			container + "volumeMounts 1 mountPath": env["HEADCOUNT_DATA_DIR"],
+		})
+		must(t, "the volume", objects["PersistentVolumeClaim hc"], map[string]string{"metadata annotations helm.sh/resource-policy": "keep"})
+	}
+}
+
+// environment returns the variables of a Deployment's process.
+func environment(deployment any) map[string]string {
+	env := map[string]string{}
+	all, _ := at(deployment, container+"env").([]any)
+	for _, one := range all {
+		if value, ok := at(one, "value").(string); ok {
+			env[says(one, "name")] = strings.ReplaceAll(value, "$(POD_IP)", "127.0.0.1")
+		}
+	}
+	return env
+}
+
+// The program takes the settings that each process of each set has.
+func TestChartSettings(t *testing.T) {
+	testkit.Long(t)
+	for set, values := range chartSets(t) {
+		objects, err := render(t, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, o := range objects {
+			if says(o, "kind") == "Deployment" {
+				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, environment(o), objects["ConfigMap hc"]) })
+			}
+		}
+	}
+}
+
+// checkSettings has the program judge the settings of a process. It may find fault with the
+// store, which is not here (status 1), but not with a setting (status 2).
+func checkSettings(t *testing.T, env map[string]string, config any) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range at(config, "data").(map[string]any) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text.(string)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(binary, "check", "--config", filepath.Join(dir, "headcount.json"),
+		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0")
+	cmd.Env = testkit.Environ()
+	for name, value := range env {
+		switch name {
+		case "HEADCOUNT_DATA_DIR":
+			value = t.TempDir()
+		case "HEADCOUNT_COUNTERS":
+			value = filepath.Join(dir, filepath.Base(value))
+		case "HEADCOUNT_ROLES":
+			cmd.Env = append(cmd.Env, "HEADCOUNT_REDIS=redis://127.0.0.1:1", "HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
+		}
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	said, err := cmd.CombinedOutput()
+	code := cmd.ProcessState.ExitCode()
+	if code != 0 && code != 1 {
+		t.Errorf("the settings %v are not those of the program: %v\n%s", env, err, said)
+	}
+}
+
+// checkReferences finds policies that choose no pods or open ports that no process has, and what the
+// monitoring does not choose.
+func checkReferences(t *testing.T, objects map[string]any) {
+	t.Helper()
+	ports := map[string]bool{}
+	var pods []map[string]any // their labels
+	for _, o := range objects {
+		all, _ := at(o, container+"ports").([]any)
+		for _, p := range all {
+			ports[says(p, "name")] = true
+		}
+		if labels, ok := at(o, "spec template metadata labels").(map[string]any); ok {
+			pods = append(pods, labels)
+		}
+	}
+	chosen := func(by any, from ...map[string]any) (n int) {
+		selector, _ := by.(map[string]any)
+		for _, labels := range from {
+			if reflect.DeepEqual(labels, merge(maps.Clone(selector), labels)) {
+				n++
+			}
+		}
+		return n
+	}
+	for name, o := range objects {
+		if says(o, "kind") != "NetworkPolicy" {
+			continue
+		}
+		must(t, name, o, map[string]string{"spec policyTypes": "[Ingress]"}) // Redis, PostgreSQL and receivers of webhooks must be reached
+		want := len(pods)
+		if name != "NetworkPolicy hc" {
+			want = 1
+		}
+		if n := chosen(at(o, "spec podSelector matchLabels"), pods...); n != want {
+			t.Errorf("%s chooses %d Deployments of %v, want %d", name, n, pods, want)
+		}
+		ingress, _ := at(o, "spec ingress").([]any)
+		for _, in := range ingress {
+			if at(in, "from 0 podSelector") != nil && chosen(at(in, "from 0 podSelector matchLabels"), pods...) != len(pods) {
+				t.Errorf("%s lets in %v, and not all of %v", name, at(in, "from"), pods)
+			}
+			all, _ := at(in, "ports").([]any)
+			for _, p := range all {
+				if !ports[says(p, "port")] {
+					t.Errorf("%s opens %q, and nobody has it", name, says(p, "port"))
+				}
+			}
+		}
+	}
+	monitor := objects["ServiceMonitor hc"]
+	if monitor == nil {
+		return
+	}
+	admin, _ := at(objects["Service hc-admin"], "metadata labels").(map[string]any)
+	site, _ := at(objects["Service hc"], "metadata labels").(map[string]any)
+	by := at(monitor, "spec selector matchLabels")
+	if chosen(by, admin) != 1 || chosen(by, site) != 0 {
+		t.Errorf("the monitor chooses by %v", by)
+	}
+	if n := chosen(at(objects["Service hc-admin"], "spec selector"), pods...); n != len(pods) {
+		t.Errorf("the monitor sees %d of %d Deployments", n, len(pods))
+	}
+	rules := objects["PrometheusRule hc"]
+	must(t, "the monitor", monitor, map[string]string{"metadata labels release": "prometheus", "spec endpoints 0 port": says(objects["Service hc-admin"], "spec ports 0 name")})
+	must(t, "the alerts", rules, map[string]string{"metadata labels release": "prometheus"})
+	if want := at(parsed(t, file(t, "alerts.yaml")), "groups"); want == nil || !reflect.DeepEqual(at(rules, "spec groups"), want) {
+		t.Errorf("the alerts are %v, want %v", at(rules, "spec groups"), want)
+	}
+}
+
+// Values that cannot work are refused before anything is installed.
+func TestChartRefuses(t *testing.T) {
+	for name, tc := range map[string]struct{ values, want string }{
+		"a role that does not exist": {`roles: [gateways]`, "is none of all, gateway"},
+		"roles without Redis":        {`roles: [gateway, presence, dispatcher]`, "existingSecret"},
+		"replicas of one volume":     {`{existingSecret: s, all: {replicas: 2}}`, "persistence.size"},
+		"a scaled volume":            {`{existingSecret: s, all: {maxReplicas: 2}}`, "persistence.size"},
+		"replicas without Redis":     {`{persistence: {size: ""}, all: {replicas: 2}}`, "existingSecret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := render(t, tc.values); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}
