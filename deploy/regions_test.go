@@ -21,7 +21,7 @@ func TestRegions(t *testing.T) {
 	all := ports(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
-		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch,
+		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m", // holds last longer than the test
 		"REDIS_PORTS=" + strings.Join(all[:3], " "), "LISTEN_PORTS=" + strings.Join(all[3:6], " "),
 		"ADMIN_PORTS=" + strings.Join(all[6:9], " "), "CLUSTER_PORTS=" + strings.Join(all[9:], " "),
 	}

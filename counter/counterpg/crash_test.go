@@ -187,13 +187,14 @@ func TestALongCallIsNoProbe(t *testing.T) {
 	}
 	server.Restart(t)
 	writing, free := make(chan struct{}), make(chan struct{})
+	begun := sync.OnceFunc(func() { close(writing) }) // it is written again when its end is too late for the server
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer close(free)
 	wg.Go(func() {
 		for {
 			_, err := s.Persist(t.Context(), func(context.Context, *Persisting) (uint64, uint64, error) {
-				close(writing)
+				begun()
 				<-free
 				return 0, 0, nil
 			})

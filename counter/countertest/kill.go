@@ -3,6 +3,7 @@ package countertest
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"headcount/counter"
 )
@@ -58,7 +60,11 @@ func Client(open func(place string) (counter.Store, error)) bool {
 			for n := 0; ; n++ {
 				id := fmt.Sprintf("%d/%d/%d", os.Getpid(), worker, n)
 				print("try", id)
-				if r := c.Do(context.Background(), Moved(id)); r.Err != nil {
+				r := c.Do(context.Background(), Moved(id))
+				for ; errors.Is(r.Err, counter.ErrUnavailable); r = c.Do(context.Background(), Moved(id)) {
+					time.Sleep(time.Millisecond) // the server of a busy machine may not answer for a while
+				}
+				if r.Err != nil {
 					print("fault", r.Err)
 					return
 				}

@@ -100,7 +100,7 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 		t.Errorf("%d identities, there were %d", len(carried), len(identities))
 	}
 	for id, until := range identities {
-		if off := time.UnixMilli(carried[id]).Sub(until).Abs(); off > 2*time.Second { // Redis says only how long is left
+		if off := time.UnixMilli(carried[id]).Sub(until).Abs(); off > time.Minute { // Redis says only how long is left, of a day
 			t.Fatalf("an identity is remembered %s longer or shorter", off)
 		}
 	}

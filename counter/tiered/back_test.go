@@ -213,7 +213,7 @@ func TestPersistedOfOneMoment(t *testing.T) {
 				ops = append(ops, op("", ends(views, "v:1", counter.Delete)))
 			}
 			for _, r := range s.Apply(t.Context(), ops) {
-				if r.Err != nil {
+				if r.Err != nil && !errors.Is(r.Err, counter.ErrUnavailable) { // as on a machine that was busy for seconds
 					t.Error(r.Err)
 					return
 				}

@@ -84,7 +84,7 @@ func manyDeparted(t *testing.T, s Store) {
 
 func departedLongAgo(t *testing.T, s Store) {
 	old, recent := userIn(3, 1), userIn(3, 2)
-	at := secondsAgo(3590)
+	at := secondsAgo(3500)
 	claim(t, s, 3).depart(presence.Departure{User: old, At: secondsAgo(3601)}, presence.Departure{User: recent, At: at})
 	wantSeen(t, s, []presence.User{old, recent}, time.Time{}, at)
 }

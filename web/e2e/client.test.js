@@ -171,11 +171,11 @@ test('the network goes and comes back', async () => {
     const span = document.getElementById('count').shadowRoot.querySelector('[part~=count]');
     return [span.textContent, span.part.contains('offline')];
   });
-  assert.deepEqual(await number(), ['2', true], 'the last number, greyed');
+  await eventually('2,true', 'the last number, greyed', async () => (await number()).join());
   cable.plug();
   await page.context().setOffline(false);
   await within(3_000, 'the client is back', () => expectState(page, 'live'));
-  assert.deepEqual(await number(), ['2', false]);
+  await eventually('2,false', 'the number', async () => (await number()).join());
   await sleep(LEAVE_GRACE + 500);
   assert.deepEqual(await recorded(watcher), [2]);
 
@@ -214,7 +214,7 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   assert.deepEqual(await recorded(watcher), [2, 3, 2], 'a reload is not seen here, too');
   await page.click('#pages a[data-page="pricing"]');
   await expectCount(watcher, 1);
-  assert.equal(await server.count('pricing'), 1);
+  await eventually(1, 'on the next page', () => server.count('pricing'));
   assert.match(page.complaints.join(), /WebSocket/, 'the browser mentions what was blocked');
   for (const window of [page, watcher]) await window.context().close();
 });
@@ -243,9 +243,7 @@ test('where WebSockets are blocked a user stays with the last tab, and no longer
   // The browser keeps the page for "back", and it joins again.
   await two.evaluate(() => addEventListener('pageshow', ({ persisted }) => (window.restored = persisted)));
   await two.goto(at('elsewhere', office.url));
-  const left = Date.now();
-  await expectCount(watcher, 1);
-  assert.ok(Date.now() - left < 12_000, 'the user is gone after the leave-grace of 6 s; a hold by PUT lasts 14 s at least');
+  await within(12_000, 'the user is gone after the leave-grace of 6 s; a hold by PUT lasts 14 s at least', () => expectCount(watcher, 1));
   await two.evaluate(() => void setTimeout(() => history.back()));
   await expectCount(watcher, 2);
   assert.equal(await two.evaluate(() => window.restored), true);
@@ -335,7 +333,7 @@ test('a click shows at once, and a refusal puts it right again', async () => {
     await eventually(true, 'it is asked for', () => answer !== undefined);
     answer();
     await expectLiked(page, '0 false');
-    assert.equal(await said(), 'That could not be saved.');
+    await eventually('That could not be saved.', 'the page says', said);
   }
   assert.deepEqual(await page.evaluate(() => window.refusals), [403, 409, 429, undefined]);
   await page.unroute('**/members/me');
@@ -520,14 +518,15 @@ test('a hidden tab is counted and gets no counts, and has the newest when it is 
   await expectCount(page, 2);
   await page.evaluate(() => hide(true));
   await eventually(true, 'paused', async () => sent.includes('pause'));
-  counts.length = 0;
   const others = [];
   for (let more = 3; more <= 6; more++) {
     others.push(await open(await browser.newContext(), at('paused')));
     await expectCount(watcher, more);
+    if (more === 3) counts.length = 0; // until then the server may have sent some that it had for the page
   }
   assert.deepEqual(counts, []);
-  assert.equal(await shown(page), 2);
+  assert.ok((await shown(page)) < 4);
+  await eventually(6, 'on the site', () => server.count('*')); // those of the test before are gone, so nothing changes any more
   await page.evaluate(() => hide(false));
   await expectCount(page, 6);
   assert.equal(new Set(counts).size, counts.length, 'each page once');
@@ -563,16 +562,16 @@ test('an ordinary restart sends no browser into the fallback', async () => {
 });
 
 test('where a Content-Security-Policy forbids WebSockets the fallback comes soon, and the console names the directive', async () => {
-  const began = Date.now();
-  const page = await open(await browser.newContext(), at('strict'), (page) =>
-    page.route('**/?page=strict', async (route) => {
-      const answer = await route.fetch();
-      await route.fulfill({ response: answer, headers: { ...answer.headers(), 'content-security-policy': `connect-src ${server.url}` } });
-    }),
-  );
-  await expectCount(page, 1);
-  const took = Date.now() - began;
-  assert.ok(took < 20_000, `it took ${took} ms; a socket that says nothing is given up after 20 s`);
+  let page;
+  await within(20_000, 'a socket that says nothing is given up after 20 s, and this one sooner', async () => {
+    page = await open(await browser.newContext(), at('strict'), (page) =>
+      page.route('**/?page=strict', async (route) => {
+        const answer = await route.fetch();
+        await route.fulfill({ response: answer, headers: { ...answer.headers(), 'content-security-policy': `connect-src ${server.url}` } });
+      }),
+    );
+    await expectCount(page, 1);
+  });
   assert.match(page.complaints.join('\n'), new RegExp(`add ${server.url.replace('http', 'ws')} to its connect-src`));
   await page.context().close();
 });

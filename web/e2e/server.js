@@ -28,13 +28,32 @@ export async function program() {
   return { path, remove };
 }
 
+// The range is that of internal/servertest/ports.go. The system takes none of these ports for outgoing connections: else a
+// client of a server that is away may get its port, or be connected to itself there.
+const FIRST_PORT = 12_000;
+const END_PORT = 32_000;
+
+/** Resolves to a server that listens there, or to undefined. */
+const listening = (where) =>
+  new Promise((resolve) => {
+    const server = createServer().on('error', () => resolve()).listen(where, () => resolve(server));
+  });
+
+/** A port that stays free for a server, also while the server is away. Other test files do not take it meanwhile. */
 export async function freePort() {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address();
-  server.close();
-  await once(server, 'close');
-  return port;
+  for (;;) {
+    const port = FIRST_PORT + Math.floor(Math.random() * (END_PORT - FIRST_PORT));
+    if (process.platform === 'linux') {
+      const claim = await listening({ path: `\0headcount-test-port-${port}` }); // until this process ends
+      if (!claim) continue;
+      claim.unref();
+    }
+    const server = await listening({ port, host: '127.0.0.1' });
+    if (!server) continue;
+    server.close();
+    await once(server, 'close');
+    return port;
+  }
 }
 
 /** A server that can be stopped and started again at the same address. */

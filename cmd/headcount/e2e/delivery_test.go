@@ -120,6 +120,7 @@ func TestPause(t *testing.T) {
 	others.join(page)
 	others.awaitCount(page, 2)
 	others.join(later)
+	others.awaitCount(later, 1)
 	c.subscribe(later)
 	like()
 	s.change(t, page, "")
@@ -128,6 +129,8 @@ func TestPause(t *testing.T) {
 	third.join(page)
 	third.awaitCount(page, 3)
 	like()
+	third.send(`{"type":"subscribe","counters":[` + quoted(key) + `]}`)
+	third.await("a counter of 2", func(f frame) bool { return f.Type == "counter" && f.Value == 2 })
 	if s.count(t, page) != 3 {
 		t.Error("who is paused is not counted")
 	}

@@ -42,7 +42,7 @@ func checkCookie(t testing.TB, c *http.Cookie, secure bool) {
 // cookie is secure where the proxy says that the connection is.
 func TestIdentities(t *testing.T) {
 	t.Parallel()
-	s := start(t, "--leave-grace=0s", "--trusted-proxies=127.0.0.1") // alone: an id that it does not know may be one from before a restart
+	s := start(t, "--leave-grace=0s", "--presence-timeout=1m", "--trusted-proxies=127.0.0.1") // alone: an id that it does not know may be one from before a restart
 	ways := map[string]func(query string, headers ...string) http.Header{
 		"WebSocket": func(query string, headers ...string) http.Header {
 			return s.dial(t, dialer{query: query, headers: headers}).resp.Header

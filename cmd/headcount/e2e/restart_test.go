@@ -22,14 +22,14 @@ var ends = map[string]func(t *testing.T, s *server){
 
 // A process that is started again over its data directory shows at once who was there,
 // and whoever does not come back is gone after the presence timeout: nobody sees the
-// counts begin at zero. The timeout is long, so that no restart takes as long.
+// counts begin at zero. The timeout and the grace are long, so that no restart and no end takes as long.
 func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms"}
+			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=30s", "--update-interval=10ms"}
 			s := start(t, flags...)
 			there := make([]*client, 5)
 			for i := range there {

@@ -88,11 +88,12 @@ func TestWhatRedisLost(t *testing.T) {
 			count := func(d time.Duration) {
 				t.Helper()
 				for end := time.Now().Add(d); ; time.Sleep(20 * time.Millisecond) {
-					c, err := api.Increment(t.Context(), "views:1", 1)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if acknowledged = c.Value; time.Now().After(end) {
+					testkit.Eventually(t, "an increment", func() bool { // Redis may be too slow for one on a busy machine
+						c, err := api.Increment(t.Context(), "views:1", 1)
+						acknowledged = max(acknowledged, c.Value)
+						return err == nil
+					})
+					if time.Now().After(end) {
 						return
 					}
 				}
