@@ -76,8 +76,8 @@ var layers = []layer{
 	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}}, // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "internal/setting"}},     // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "presence"}},
-	{"internal/webhook", []string{"counter", "internal/outage", "presence"}}, // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}},           // for the tests of stores; only they import it
+	{"internal/webhook", []string{"counter", "internal/outage", "presence", "presence/hashkey"}}, // what is told, and sending it
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                               // for the tests of stores; only they import it
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},

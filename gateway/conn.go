@@ -67,7 +67,7 @@ type conn struct {
 	counters *[]string
 }
 
-// visitor is the client of a connection. An event stream has only a user and a slot.
+// visitor is the client of a connection. An event stream has only a user, a name and a slot.
 type visitor struct {
 	user presence.User
 	sum  *notifier.Sum           // the user's unread sum
@@ -103,7 +103,7 @@ const (
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) (*conn, error) {
+func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -112,19 +112,20 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	if err != nil {
 		return nil, err
 	}
-	c := g.newConn(tcp, user, expires, slot)
+	c := g.newConn(tcp, id, slot)
 	c.held = bytes.Clone(early)
 	return c, nil
 }
 
 // newConn returns a client on a connection that nothing else reads or writes.
-func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
-	c := &conn{g: g, visitor: visitor{user: user, slot: slot}}
+func (g *Gateway) newConn(over net.Conn, id identity.Identity, slot *httppolicy.AddressSlot) *conn {
+	name := strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
+	c := &conn{g: g, visitor: visitor{user: id.Hash, name: name, slot: slot}}
 	c.wire.Use(over, c)
 	lifetime := time.Duration(0)
-	if !expires.IsZero() {
+	if !id.Expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
-		if lifetime = min(time.Until(expires), maxLifetime); lifetime == 0 {
+		if lifetime = min(time.Until(id.Expires), maxLifetime); lifetime == 0 {
 			lifetime = -1
 		}
 	}
@@ -313,14 +314,13 @@ func (c *conn) Expire() {
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
-	c, err := g.open(w, id.Hash, id.Expires, slot)
+	c, err := g.open(w, id, slot)
 	if err != nil {
 		g.unread.Leave(sum, nil)
 		return err
 	}
 	c.sum = sum
 	c.addr = g.callers.Addr(r)
-	c.name = strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
 	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {

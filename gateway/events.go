@@ -79,7 +79,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
 func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) error {
-	c, err := g.open(w, id.Hash, id.Expires, slot)
+	c, err := g.open(w, id, slot)
 	if err != nil {
 		return err
 	}

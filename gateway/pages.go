@@ -171,6 +171,9 @@ func (c *conn) release(name string) {
 
 // arrived implements joiner: the store has the join.
 func (c *conn) arrived(name string) {
+	if to := c.g.cfg.API.Arrivals; to != nil {
+		to.Arrived(c.user, c.name)
+	}
 	if c.events {
 		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval)) // if it fails, the stream has ended
 	}
@@ -214,7 +217,8 @@ func (c *conn) leave(name string) {
 	w.joined = false
 	switch w.counts {
 	case untilUnsubscribe:
-		c.arrived(name) // the count of the page no longer waits for the join
+		c.Ready(presence.CountTopic(name)) // the count of the page no longer waits for the join
+		c.releaseTotal()
 	case untilLeave:
 		w.counts = noCounts
 		c.Unsubscribe(presence.CountTopic(name))

@@ -41,7 +41,7 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
-	client := g.newConn(s, id.Hash, id.Expires, slot)
+	client := g.newConn(s, id, slot)
 	// The comment makes the server send the head before the first count is known.
 	client.beginEvents(topics, lastID, joins, []byte(":\n\n"))
 	client.wire.Serve()

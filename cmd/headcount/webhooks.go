@@ -74,7 +74,7 @@ func (s *system) openWebhooks() error {
 		store = webhookmem.New()
 	}
 	config := webhook.Config{
-		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
+		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Users: s.member, Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
 	}
 	if s.counters != nil { // only a gateway has counters
 		config.Counters = s.counters

@@ -127,18 +127,6 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 // openRoles opens what this process does over its store, and the dashboard that shows it.
 func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
 	cfg := s.cfg
-	if s.member.Has(presence.RolePresence) {
-		config := node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
-		}
-		if cfg.LastSeen > 0 {
-			config.LastSeen = s.store
-		}
-		if s.node, err = node.New(s.store, config); err != nil {
-			return err
-		}
-		s.parts.Node = s.node
-	}
 	ask := dashboard.Config{
 		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
 	}
@@ -151,10 +139,23 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 			return err
 		}
 	}
-	if s.member.Has(presence.RoleGateway) || s.member.Has(presence.RoleDispatcher) {
-		if err = s.openWebhooks(); err != nil {
+	if err = s.openWebhooks(); err != nil {
+		return err
+	}
+	if s.member.Has(presence.RolePresence) {
+		config := node.Config{
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
+		}
+		if cfg.LastSeen > 0 {
+			config.LastSeen = s.store
+		}
+		if s.webhooks != nil {
+			config.Departures = s.webhooks
+		}
+		if s.node, err = node.New(s.store, config); err != nil {
 			return err
 		}
+		s.parts.Node = s.node
 	}
 	if s.member.Has(presence.RoleDispatcher) {
 		s.openDispatcher()
@@ -284,6 +285,10 @@ func (s *system) openGateway(self presence.Process) (err error) {
 	if err = s.openIdentities(); err != nil {
 		return err
 	}
+	var arrivals api.Arrivals
+	if s.webhooks != nil {
+		arrivals = s.webhooks
+	}
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation,
 		Store: s.store, Unread: s.store, Cluster: s.member,
@@ -294,6 +299,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
 			LastSeen:  s.store,
+			Arrivals:  arrivals,
 			Dashboard: s.board,
 			Origins:   cfg.Origins,
 			Assets:    web.Files,

@@ -54,6 +54,7 @@ type Config struct {
 
 	LastSeen presence.LastSeen // erases when users were last here; nil: that is never known
 
+	Arrivals  Arrivals  // nil: nobody wants to know
 	Dashboard Dashboard // nil: no dashboard is served
 	Origins   *identity.Origins
 	Assets    fs.FS  // index.html is served at /, the other files under /-/
@@ -97,6 +98,12 @@ type Cluster interface {
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	// Ready returns why the other roles cannot be used yet, or nil.
 	Ready() error
+}
+
+// Arrivals learns of users whom the store has on a further page. Arrived has the user's qualified name, and must not
+// block.
+type Arrivals interface {
+	Arrived(u presence.User, name string)
 }
 
 // Regions reads a count with each region's share.

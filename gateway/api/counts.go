@@ -215,7 +215,7 @@ func (a *API) putCounter(c *gin.Context) {
 		}
 		return
 	}
-	if count, ok := a.hold(c, id.Hash, name, on); ok {
+	if count, ok := a.hold(c, id.User, name, on); ok {
 		a.callers.Issue(c, id)
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
@@ -234,27 +234,32 @@ func (a *API) putPresence(c *gin.Context, on bool) {
 	if _, ok := readMembers(c, "{}"); !ok {
 		return
 	}
-	if count, ok := a.hold(c, a.callers.Identities.Hash(siteOf(c).Qualify(user)), name, on); ok {
+	if count, ok := a.hold(c, user, name, on); ok {
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
 }
 
 // hold begins (on) or ends a user's hold on a page, and returns the page's count, which includes
 // the change. If ok is false, it has written the error answer.
-func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (count presence.Count, ok bool) {
+func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.Count, ok bool) {
 	if err := a.Ready(); err != nil {
 		Unavailable(c, err)
 		return count, false
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldTimeout)
 	defer cancel()
-	if err := a.parts.Cluster.Hold(ctx, user, name, on); err != nil {
+	user = siteOf(c).Qualify(user)
+	hash := a.callers.Identities.Hash(user)
+	if err := a.parts.Cluster.Hold(ctx, hash, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {
 			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(retryAfter))
 			return count, false
 		}
 		Unavailable(c, presence.ErrUnavailable)
 		return count, false
+	}
+	if on && a.cfg.Arrivals != nil {
+		a.cfg.Arrivals.Arrived(hash, user)
 	}
 	counts, ok := a.countsWith(c, a.parts.Counts.Read, []string{name})
 	if !ok {

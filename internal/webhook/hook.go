@@ -23,6 +23,7 @@ const (
 	threshold                    // the count of a page passes a threshold
 	peak                         // a page has its greatest count of the day
 	overCounter                  // a counter passes a threshold
+	attendance                   // a user comes or goes
 )
 
 // Hook is one webhook. It does not change.
@@ -37,7 +38,7 @@ type Hook struct {
 	bucket    int            // the owner of this bucket sends the events
 }
 
-// matches reports whether the hook covers the page or counter with this name.
+// matches reports whether the hook covers the page, counter or user with this name.
 func (h *Hook) matches(name string) bool {
 	site, key := presence.SplitName(name)
 	if h.site != nil && *h.site != site {
@@ -50,7 +51,7 @@ func (h *Hook) matches(name string) bool {
 }
 
 // usage describes the form of a webhook.
-const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, or site in place of page:PATTERN for a whole site`
+const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, user:PATTERN=URL, or site in place of page:PATTERN for a whole site`
 
 // Parse parses webhooks in the form of --webhook: the condition, an equals sign, and the URL. sites are
 // the sites of the server. An error is one line and has no URL, because a URL may hold a secret.
@@ -101,7 +102,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	}
 	switch {
 	case kind == "site" && !colon:
-	case (kind == "page" || kind == "counter") && colon:
+	case (kind == "page" || kind == "counter" || kind == "user") && colon:
 		if err := counter.CheckMatch(pattern); err != nil {
 			return nil, fmt.Errorf("%q: %w", presence.Excerpt(subject), err)
 		}
@@ -114,6 +115,10 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", presence.Excerpt(subject))
 	case kind == "counter":
 		h.condition = overCounter
+	case kind == "user" && limited:
+		return nil, fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", presence.Excerpt(subject))
+	case kind == "user":
+		h.condition = attendance
 	case limit == "peak":
 		h.condition = peak
 	case limited:

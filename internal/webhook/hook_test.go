@@ -22,6 +22,8 @@ func TestParse(t *testing.T) {
 		"site=https://r.test":                 {[]string{"*", shop.Qualify("*")}, []string{"p"}},
 		"site@shop>1000=https://r.test":       {[]string{shop.Qualify("*")}, []string{"*"}},
 		"counter:likes:*>1000=https://r.test": {[]string{"likes:1"}, []string{"views:1", "*"}},
+		"user:alice=https://r.test":           {[]string{"alice", shop.Qualify("alice")}, []string{"bob"}},
+		"user@shop:*=https://r.test":          {[]string{shop.Qualify("alice")}, []string{"alice"}},
 	} {
 		hooks, err := Parse([]string{text}, sites)
 		if err != nil {
@@ -50,6 +52,9 @@ func TestParse(t *testing.T) {
 		"page:p>99999999999999999999=http://r.test/": "whole number from 1",
 		"counter:c=http://r.test":                    "has no threshold",
 		"counter:c>peak=http://r.test":               "has no threshold",
+		"user=http://r.test":                         `"user" is not a valid condition`,
+		"user:u>1=http://r.test":                     "which a user cannot have",
+		"user:u>peak=http://r.test":                  "which a user cannot have",
 	} {
 		if _, err := Parse([]string{text}, sites); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, want %q", text, err, want)

@@ -62,7 +62,15 @@ func (o *sender) run(ctx context.Context) {
 			continue
 		}
 		waiting.Set(float64(left))
-		m, err := newMessage(events)
+		shown := events // to the receiver
+		if o.hook.condition == attendance {
+			shown = s.users.reveal(events)
+		}
+		if len(shown) == 0 {
+			o.drop(ctx, events, dropSealed)
+			continue
+		}
+		m, err := newMessage(shown)
 		if err == nil && time.Since(m.oldest) > MaxAge {
 			o.drop(ctx, events, dropOld)
 			log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
@@ -80,6 +88,7 @@ func (o *sender) run(ctx context.Context) {
 			}
 			failed = 0
 			s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+			s.metrics.dropped.WithLabelValues(dropSealed).Add(float64(len(events) - len(shown)))
 			o.done(ctx, events)
 		case err == nil && slices.Contains(refusals, status):
 			failed = 0

@@ -26,16 +26,23 @@ type Counters interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
 }
 
+// Users asks whether users are present. A member of the cluster implements it.
+type Users interface {
+	// Users returns the states of up to presence.MaxAsked users, in their order.
+	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+}
+
 // Config tunes a Service. A zero field takes its default.
 type Config struct {
 	Hooks []*Hook  // required
 	Keys  [][]byte // each signs every message; required
 	Store Store    // required
 	Pages Pages    // required with hooks of pages
+	Users Users    // required with hooks of users
 	// Counters are the counters that this process changes; nil: none, so hooks of counters are left to
 	// other processes.
 	Counters   Counters
-	Settle     time.Duration         // how long a fall or a peak must last, see the package; required
+	Settle     time.Duration         // how long a fall, an absence or a peak must last, see the package; required
 	Transport  http.RoundTripper     // to receivers; default: like http.DefaultTransport
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
@@ -47,6 +54,7 @@ type Service struct {
 	metrics  metrics
 	pages    *pages    // nil: no hook reports pages
 	counters *counters // nil: no hook reports counters, or this process changes none
+	users    *users    // nil: no hook reports users
 	senders  []*sender // one for each hook
 	client   *http.Client
 }
@@ -54,11 +62,14 @@ type Service struct {
 // New returns a Service that does nothing until Run.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, metrics: newMetrics(cfg.Registerer), client: newClient(cfg.Transport)}
-	ofPages, ofCounters := []*Hook{}, []*Hook{}
+	ofPages, ofCounters, ofUsers := []*Hook{}, []*Hook{}, []*Hook{}
 	for _, h := range cfg.Hooks {
-		if h.condition == overCounter {
+		switch h.condition {
+		case overCounter:
 			ofCounters = append(ofCounters, h)
-		} else {
+		case attendance:
+			ofUsers = append(ofUsers, h)
+		default:
 			ofPages = append(ofPages, h)
 		}
 		s.senders = append(s.senders, &sender{service: s, hook: h, wake: make(chan struct{}, 1)})
@@ -68,6 +79,9 @@ func New(cfg Config) *Service {
 	}
 	if len(ofCounters) > 0 && cfg.Counters != nil {
 		s.counters = newCounters(s, ofCounters)
+	}
+	if len(ofUsers) > 0 {
+		s.users = newUsers(s, ofUsers)
 	}
 	return s
 }
@@ -80,6 +94,9 @@ func (s *Service) Run(ctx context.Context) {
 	}
 	if s.counters != nil {
 		wg.Go(func() { s.counters.run(ctx) })
+	}
+	if s.users != nil {
+		wg.Go(func() { s.users.run(ctx) })
 	}
 	for _, o := range s.senders {
 		wg.Go(func() { o.run(ctx) })
@@ -120,6 +137,21 @@ func (s *Service) Lost() {
 func (s *Service) Changed(results []counter.Result) {
 	if s.counters != nil {
 		s.counters.receive(results)
+	}
+}
+
+// Arrived queues a user with this qualified name, whose arrival on a page this process has stored, for the next
+// round. It does not block.
+func (s *Service) Arrived(u presence.User, name string) {
+	if s.users != nil {
+		s.users.judgeLater(u, name, time.Time{})
+	}
+}
+
+// Departed queues a user who is on no page any more, as this process decided. It does not block.
+func (s *Service) Departed(u presence.User) {
+	if s.users != nil {
+		s.users.judgeLater(u, "", time.Now().Add(s.cfg.Settle))
 	}
 }
 

@@ -79,11 +79,13 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 			r.t.Errorf("%s came twice", e.ID)
 		}
 		r.taken[e.ID] = true
-		number := e.Count
-		if e.Counter != "" {
-			number = e.Value
+		text := fmt.Sprint(e.Type, " ", e.User)
+		switch {
+		case e.Counter != "":
+			text = fmt.Sprint(e.Type, " ", e.Counter, " ", *e.Value)
+		case e.Page != "":
+			text = fmt.Sprint(e.Type, " ", e.Page, " ", *e.Count)
 		}
-		text := fmt.Sprint(e.Type, " ", e.Page, e.Counter, " ", *number)
 		if e.Site != "default" {
 			text = e.Site + " " + text
 		}
@@ -160,6 +162,7 @@ type world struct {
 	t *testing.T
 	*receiver
 	*house
+	*crowd
 	store    webhook.Store
 	hooks    []*webhook.Hook
 	counters counter.Store
@@ -177,6 +180,7 @@ func newWorld(t *testing.T, hooks ...string) *world {
 		t: t, hooks: parsed, store: webhookmem.New(), counters: countermem.New(countermem.Config{}),
 		receiver: &receiver{t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{}},
 		house:    &house{counts: map[string]presence.Count{}},
+		crowd:    &crowd{present: map[presence.User]bool{}},
 	}
 }
 
@@ -184,7 +188,7 @@ func newWorld(t *testing.T, hooks ...string) *world {
 func (w *world) start() (stop func()) {
 	w.registry = prometheus.NewRegistry()
 	s := webhook.New(webhook.Config{
-		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Counters: w.counters, Settle: settle, Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
+		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters, Settle: settle, Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
 	})
 	w.service = s
 	var all []int

@@ -1,5 +1,5 @@
-// Package webhook reports changes of pages and counters to servers of the operator: it sends
-// signed events to URLs, in batches.
+// Package webhook reports changes of pages, users and counters to servers of the operator: it
+// sends signed events to URLs, in batches.
 //
 // # From a count to an event
 //
@@ -14,6 +14,15 @@
 //
 // Counters are handled in the same way, except that each process judges the counters that it has
 // changed itself ([Service.Changed]).
+//
+// Users are handled in the same way, too. The gateway that stores a user's arrival reports it
+// ([Service.Arrived]): only gateways know the ids of users. The node that owns the user's partition
+// notices the departure ([Service.Departed]), however the user left, and judges it Settle later: it
+// reads the reported state, asks the owner whether the user is absent, and then replaces that state.
+// Each arrival replaces the state, too, so the departure of a user who has come back meanwhile is
+// refused. Departures that no process has judged are found by the owner of the hook's bucket, which
+// compares all reported users with those present once a minute. The id is in the reported state and
+// in the outbox, sealed with the first key, because a store has no ids of users in the clear.
 //
 // A rise is reported at once. A fall (an empty page, or a count back at the threshold) must last for
 // Settle, and the count is then read from the store before it is reported. A new peak is reported
@@ -62,6 +71,8 @@ const (
 	Over        = "page.over"     // the count passed the threshold
 	Peak        = "page.peak"     // the greatest count of the day so far
 	CounterOver = "counter.over"  // the value passed the threshold
+	Online      = "user.online"   // a user is on a page, and was on none
+	Offline     = "user.offline"  // a user is on no page any more
 )
 
 // Event is one event in a message. ID is the first field in JSON.
@@ -72,6 +83,7 @@ type Event struct {
 	Site      string    `json:"site"`
 	Page      string    `json:"page,omitempty"`
 	Count     *int64    `json:"count,omitempty"` // of the page
+	User      string    `json:"user,omitempty"`  // in the outbox: sealed
 	Counter   string    `json:"counter,omitempty"`
 	Value     *int64    `json:"value,omitempty"`     // of the counter
 	Threshold *int64    `json:"threshold,omitempty"` // that was passed
@@ -97,7 +109,7 @@ func (e Event) encode() string {
 // one step, if Was is the reported state. With Was equal to Is it only reads the state.
 type Change struct {
 	Hook    string // Hook.ID
-	Subject string // the name of a page or counter
+	Subject string // the name of a page or counter, or the hash of a user
 	Was, Is string // reported states; empty: none, or reset
 	Event   string // as JSON; empty: the change has no event
 	kind    string // type of the event, for metrics; stores do not keep it

@@ -17,6 +17,8 @@ import (
 // Size is the length of a key in bytes.
 const Size = 32
 
+const sealUse = "headcount hash key seal"
+
 // ErrSealed says that no secret opens any of the seals.
 var ErrSealed = errors.New("no --id-secret opens the key of user hashes")
 
@@ -36,8 +38,9 @@ func ID(secret []byte) string {
 	return hex.EncodeToString(id)
 }
 
-func aead(secret []byte) cipher.AEAD {
-	key, err := hkdf.Key(sha256.New, secret, nil, "headcount hash key seal", 32)
+// Cipher returns a cipher with a key for one use, derived from a secret. It makes nonces itself.
+func Cipher(secret []byte, use string) cipher.AEAD {
+	key, err := hkdf.Key(sha256.New, secret, nil, use, 32)
 	if err != nil {
 		panic(err) // as above
 	}
@@ -54,7 +57,7 @@ func aead(secret []byte) cipher.AEAD {
 
 // Seal returns key sealed with a secret, as text.
 func Seal(secret, key []byte) string {
-	return hex.EncodeToString(aead(secret).Seal(nil, nil, key, []byte(ID(secret))))
+	return hex.EncodeToString(Cipher(secret, sealUse).Seal(nil, nil, key, []byte(ID(secret))))
 }
 
 // Open returns the key from one of the seals, which are indexed by the ID of their secret.
@@ -69,7 +72,7 @@ func Open(secrets [][]byte, seals map[string]string) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
 		}
-		key, err := aead(secret).Open(nil, nil, sealed, []byte(ID(secret)))
+		key, err := Cipher(secret, sealUse).Open(nil, nil, sealed, []byte(ID(secret)))
 		if err != nil {
 			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
 		}

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,5 +197,67 @@ func TestLastSeenIsOff(t *testing.T) {
 		if times, _ := store.LastSeen(t.Context(), []presence.User{1}); !times[0].IsZero() {
 			t.Errorf("%v was written", times)
 		}
+	})
+}
+
+// departures are the users who were reported as departed.
+type departures struct {
+	mu    sync.Mutex
+	users []presence.User
+}
+
+func (d *departures) Departed(u presence.User) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.users = append(d.users, u)
+}
+
+func (d *departures) want(t *testing.T, users ...presence.User) {
+	t.Helper()
+	synctest.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	slices.Sort(d.users)
+	if !slices.Equal(d.users, users) {
+		t.Fatalf("%v departed, want %v", d.users, users)
+	}
+	d.users = nil
+}
+
+// A user departs once, at the end of the last session, and at the next owner only if it has not returned there. Nobody
+// departs because an owner ends.
+func TestDepartures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, d := newSeenStore(0), &departures{}
+		open := func(name string) (*rig, func()) {
+			return startBeside(t, name, store, nil, func(n *Node) { n.cfg.Departures = d })
+		}
+		r, stop := open("n")
+		a, b := gw("a"), gw("b")
+		r.op(a, join(1, "p"))
+		r.op(a, join(1, "q"))
+		r.op(b, join(1, "p"))
+		r.op(a, join(4, "p"))
+		r.op(a, leave(1, "p", 0))
+		r.op(a, leave(1, "q", 0))
+		d.want(t)
+		r.op(b, leave(1, "p", 2*time.Second))
+		time.Sleep(time.Second)
+		r.op(b, join(1, "p")) // a reload
+		time.Sleep(2 * time.Second)
+		d.want(t)
+		r.op(b, leave(1, "p", 0))
+		d.want(t, 1)
+		if err := r.node.Hold(t.Context(), 7, "p", true); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		d.want(t)
+		next, _ := open("m")
+		next.op(b, join(1, "p"))
+		time.Sleep(2 * timeout)
+		d.want(t, 1, 4) // their gateways are silent
+		time.Sleep(4 * timeout)
+		d.want(t, 7)
 	})
 }

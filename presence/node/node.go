@@ -41,6 +41,9 @@ type Replies interface {
 	SendReply(gateway string, r *heartbeat.Reply)
 }
 
+// Departures learns of users who are on no page any more. The actors call Departed, so it must not block.
+type Departures interface{ Departed(u presence.User) }
+
 // Config tunes a Node. A zero field takes its default.
 type Config struct {
 	Name            string        // this node's name in claims; required
@@ -51,6 +54,7 @@ type Config struct {
 	Reply      Replies
 	Arrivals   bool                  // report arrivals to the store
 	LastSeen   presence.LastSeen     // where departures are remembered; nil: they are neither reported nor looked up
+	Departures Departures            // nil: nobody wants to know
 	Tick       func()                // called at every tick of the node's clock, which waits for it; may be nil
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger

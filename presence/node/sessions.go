@@ -252,6 +252,9 @@ func (p *partition) noteArrival(u presence.User, pg *page) {
 
 // noteDeparture records that the user is no longer present.
 func (p *partition) noteDeparture(u presence.User) {
+	if to := p.node.cfg.Departures; to != nil {
+		to.Departed(u)
+	}
 	if p.node.cfg.LastSeen == nil {
 		return
 	}

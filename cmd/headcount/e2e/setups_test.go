@@ -74,7 +74,7 @@ func TestSetups(t *testing.T) {
 			flags := open(t)
 			for i := range flags {
 				flags[i] = append(flags[i], "--api-key="+apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--page-stats=1h", "--last-seen=30d", "--counters="+ruleFile(t),
-					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
+					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL, "--webhook=user:hooked*="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
 			}
 			all := startAll(t, flags...)
 			a, b := all[0], all[min(1, len(all)-1)]
@@ -97,6 +97,8 @@ func TestSetups(t *testing.T) {
 			smokePages(t, a, b, hooks)
 			smokeUnread(t, a, b)
 			smokeUsers(t, a, b)
+			a.hold(t, "PUT", "hooked", fresh(t))
+			hooks.await("hooked", "user.online")
 			smokeCounters(t, a, b, b)
 			testkit.Eventually(t, "every process on the dashboard", func() bool {
 				processes := a.board(t, withKey).Processes

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -10,11 +11,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
 
@@ -25,9 +29,9 @@ var hookKey, _ = base64.StdEncoding.DecodeString(strings.TrimPrefix(hookSecret, 
 
 // hooked is one event as it came.
 type hooked struct {
-	ID, Type, Timestamp, Site, Page, Counter string
-	Count, Value, Threshold                  *int
-	Day, Version                             string
+	ID, Type, Timestamp, Site, Page, Counter, User string
+	Count, Value, Threshold                        *int
+	Day, Version                                   string
 }
 
 // receiver is a server that webhooks are sent to.
@@ -89,13 +93,13 @@ func (r *receiver) answers(status int) {
 	r.status = status
 }
 
-// told is what came of a page or counter, in order: the types of the events. There is no order between
+// told is what came of a page, counter or user, in order: the types of the events. There is no order between
 // two webhooks.
 func (r *receiver) told(name string) (types []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
-		if e.Page == name || e.Counter == name {
+		if e.Page == name || e.Counter == name || e.User == name {
 			types = append(types, e.Type)
 		}
 	}
@@ -162,4 +166,119 @@ func TestWebhooks(t *testing.T) {
 		}
 	}
 	r.mu.Unlock()
+}
+
+// A user is online once, with whatever tabs and holds, and offline once, when the last of them has ended. A reload is
+// neither, nor is a restart of the server for those who come back.
+func TestWebhooksOfUsers(t *testing.T) {
+	t.Parallel()
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newReceiver(t)
+			dir := t.TempDir()
+			flags := []string{
+				"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop", "--site=main=http://main.test", "--site=shop=http://shop.test",
+				"--webhook-secret=" + hookSecret, "--webhook-settle=2s", "--leave-grace=0s", "--presence-timeout=3s", "--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
+			}
+			s := start(t, flags...)
+			one, watches := s.ws(t), s.ws(t)
+			watches.subscribe("p")
+			tab := s.again(t, one)
+			for i, c := range []*client{one, tab} {
+				c.join("p")
+				c.awaitCount("p", 1)
+				c.join(fmt.Sprint("q", i))
+			}
+			s.sse(t, "/p/counter/events?join=1")
+			s.hold(t, "PUT", "ann", "p")
+			s.hold(t, "PUT", "ann", "q")
+			do(t, "PUT", s.url+"/-/users/ann/pages/p?site=shop", "", withKey).counter(t)
+			r.await("ann", "user.online", "user.online", "user.online") // of two sites, one of them by two webhooks
+			r.await(one.user, "user.online")
+			testkit.Eventually(t, "the user of the stream", func() bool { return len(r.online()) == 4 })
+			one.close()
+			tab.close()
+			one = s.again(t, one)
+			one.join("p")
+			one.awaitCount("p", 3)
+			s.hold(t, "DELETE", "ann", "p")
+			end(t, s)
+
+			s = start(t, flags...)
+			one = s.again(t, one)
+			one.join("p")
+			one.await("a count", func(f frame) bool { return f.Type == "count" })
+			r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline") // holds ended
+			one.leave("p")
+			r.await(one.user, "user.online", "user.offline")
+			one.join("p")
+			r.await(one.user, "user.online", "user.offline", "user.online")
+			if told := r.told(watches.user); len(told) > 0 {
+				t.Errorf("of a user who only watches: %v", told)
+			}
+			s.end()
+			raw, err := os.ReadFile(filepath.Join(dir, "webhooks.db"))
+			if err != nil || bytes.Contains(raw, []byte(one.user)) {
+				t.Errorf("the file has the id of a user in the clear, %v", err)
+			}
+		})
+	}
+}
+
+// online returns the users of whom an event came.
+func (r *receiver) online() map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	users := map[string]bool{}
+	for _, e := range r.events {
+		if e.Type == "user.online" {
+			users[e.Site+"/"+e.User] = true
+		}
+	}
+	return users
+}
+
+// Whoever was connected to a killed process, or whose partition it had, is reported as offline by those that live on.
+func TestWebhooksOfUsersInACluster(t *testing.T) {
+	t.Parallel()
+	r := newReceiver(t)
+	redis := redistest.Start(t).URL()
+	flags := []string{
+		"--webhook=user:*=" + r.URL, "--webhook-secret=" + hookSecret, "--webhook-settle=1s", "--leave-grace=200ms", "--presence-timeout=3s", "--heartbeat-interval=500ms",
+		"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--cluster-secret=0123456789abcdef0123456789abcdef",
+	}
+	all := startAll(t,
+		overRedis(redis, append(flags, "--roles=gateway")...), overRedis(redis, append(flags, "--roles=gateway")...),
+		overRedis(redis, append(flags, "--roles=presence")...), overRedis(redis, append(flags, "--roles=presence,dispatcher")...))
+	var users []string
+	var stay []*client
+	for i := range 20 {
+		c := all[0].ws(t)
+		c.join(fmt.Sprint("p", i))
+		c.awaitCount(fmt.Sprint("p", i), 1)
+		if i%2 == 0 { // a tab at the other gateway
+			tab := all[1].again(t, c)
+			tab.join("tabs")
+			tab.await("a count", func(f frame) bool { return f.Type == "count" })
+			stay = append(stay, tab)
+		} else {
+			users = append(users, c.user)
+		}
+	}
+	for _, user := range users {
+		r.await(user, "user.online")
+	}
+	all[0].kill()
+	all[2].kill()
+	for _, user := range users {
+		r.await(user, "user.online", "user.offline")
+	}
+	for _, c := range stay {
+		r.await(c.user, "user.online")
+		c.close()
+	}
+	for _, c := range stay {
+		r.await(c.user, "user.online", "user.offline")
+	}
 }

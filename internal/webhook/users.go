@@ -1,0 +1,248 @@
+package webhook
+
+import (
+	"context"
+	"crypto/cipher"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/hashkey"
+)
+
+const (
+	// maxUsers bounds the users who came or left and wait to be judged. Beyond the bound a user who came is left out
+	// until the next arrival, and one who left until the next scan.
+	maxUsers = 100_000
+
+	usersEvery = time.Second     // between two rounds
+	askTimeout = 3 * time.Second // for the owners of users' partitions
+)
+
+var errChanged = errors.New("another process has reported a user meanwhile")
+
+// users reports users who come and go, see the package.
+type users struct {
+	service *Service
+	hooks   []*Hook
+	seals   []cipher.AEAD // one for each key; the first one seals
+
+	mu      sync.Mutex
+	waiting map[presence.User]visit // who are judged in the next rounds; at most maxUsers
+}
+
+// visit is what a process has noticed of a user.
+type visit struct {
+	name     string    // qualified, of a user who came; otherwise empty
+	departed time.Time // when to judge whether the user has left; zero: not at all
+}
+
+func newUsers(s *Service, hooks []*Hook) *users {
+	u := &users{service: s, hooks: hooks, waiting: map[presence.User]visit{}}
+	for _, key := range s.cfg.Keys {
+		u.seals = append(u.seals, hashkey.Cipher(key, "headcount webhook users"))
+	}
+	return u
+}
+
+// judgeLater has a user judged as one who came in the next round, or, without a name, as one who left at that time.
+func (u *users) judgeLater(user presence.User, name string, at time.Time) {
+	if name != "" && !slices.ContainsFunc(u.hooks, func(h *Hook) bool { return h.matches(name) }) {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	v, waits := u.waiting[user]
+	switch {
+	case !waits && len(u.waiting) >= maxUsers:
+		u.service.metrics.left.WithLabelValues("user").Inc()
+		return
+	case name != "":
+		v.name = strings.Clone(name) // it may be part of a request, which would stay in memory
+	case at.After(v.departed):
+		v.departed = at
+	}
+	u.waiting[user] = v
+}
+
+// run reports users in rounds, until ctx ends. The first scan is late enough for clients to have come back after a
+// restart, and scans are rare enough not to put off a departure for ever.
+func (u *users) run(ctx context.Context) {
+	var store failing
+	nextScan := time.Now().Add(scanEvery)
+	for sleep(ctx, usersEvery, nil) {
+		now := time.Now()
+		err := u.round(ctx, now)
+		if !now.Before(nextScan) {
+			err = errors.Join(err, u.scan(ctx, now))
+			nextScan = now.Add(max(scanEvery, 2*u.service.cfg.Settle))
+		}
+		if err == nil || errors.Is(err, ErrUnavailable) {
+			store.note(ctx, u.service.cfg.Log, err)
+		} else {
+			u.service.cfg.Log.Debug().Err(err).Msg("users could not be reported; trying again")
+		}
+	}
+}
+
+// round judges the users who came, and those whose departures are due. The next round repeats what fails.
+func (u *users) round(ctx context.Context, now time.Time) (err error) {
+	names := map[presence.User]string{}
+	u.mu.Lock()
+	for user, v := range u.waiting {
+		if v.name == "" && v.departed.After(now) {
+			continue
+		}
+		delete(u.waiting, user)
+		if names[user] = v.name; v.name != "" && !v.departed.IsZero() {
+			u.waiting[user] = visit{departed: v.departed}
+		}
+	}
+	u.mu.Unlock()
+	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
+		if failed := u.judge(ctx, some, names, now); failed != nil {
+			err = errors.Join(err, failed)
+			for _, user := range some {
+				u.judgeLater(user, names[user], now)
+			}
+		}
+	}
+	return err
+}
+
+// judge compares users with their reported states and reports the differences. names has the names of those who came.
+func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string, now time.Time) error {
+	var changes []Change
+	for _, user := range some {
+		for _, h := range u.hooks {
+			if name := names[user]; name == "" || h.matches(name) {
+				changes = append(changes, Change{Hook: h.ID, Subject: fmt.Sprintf("%016x", uint64(user))})
+			}
+		}
+	}
+	// The states are read first: a user who comes after the owner has answered replaces the state.
+	states, _, err := report(ctx, u.service.cfg.Store, changes)
+	if err != nil {
+		return err
+	}
+	present, err := u.present(ctx, some)
+	if err != nil {
+		return err
+	}
+	for i, state := range states {
+		c := &changes[i]
+		user := userOf(c.Subject)
+		c.Was, c.Is = state, state
+		switch name := names[user]; {
+		case name != "" && present[user]: // also replaces the state of one who is reported already
+			if c.Is = u.seal(name); state == "" {
+				u.addEvent(c, Online, name, now)
+			}
+		case name == "" && !present[user]:
+			c.Is = ""
+			if name, ok := u.open(state); ok {
+				u.addEvent(c, Offline, name, now)
+			} else if state != "" {
+				u.service.metrics.dropped.WithLabelValues(dropSealed).Inc()
+			}
+		}
+	}
+	changes = slices.DeleteFunc(changes, func(c Change) bool { return c.Was == c.Is })
+	reported, err := u.service.report(ctx, changes)
+	for i, last := range reported {
+		if last != changes[i].Is {
+			err = errChanged
+		}
+	}
+	return err
+}
+
+// scan finds users who are reported as online and are absent, although no process is about to judge that: the one
+// that noticed was killed. The owner of a hook's bucket scans for the hook.
+func (u *users) scan(ctx context.Context, now time.Time) error {
+	for _, o := range u.service.senders {
+		if o.hook.condition != attendance || !o.owned.Load() {
+			continue
+		}
+		reported, err := u.service.cfg.Store.Reported(ctx, o.hook.ID)
+		if err != nil {
+			return err
+		}
+		var online []presence.User
+		for subject := range reported {
+			online = append(online, userOf(subject))
+		}
+		for some := range slices.Chunk(online, presence.MaxAsked) {
+			present, err := u.present(ctx, some)
+			if err != nil {
+				return err
+			}
+			for _, user := range some {
+				if !present[user] {
+					u.judgeLater(user, "", now.Add(u.service.cfg.Settle))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// present returns which of up to presence.MaxAsked users are on a page, as the owners of their partitions know.
+func (u *users) present(ctx context.Context, some []presence.User) (map[presence.User]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	states, err := u.service.cfg.Users.Users(ctx, some)
+	if err != nil {
+		return nil, err
+	}
+	present := map[presence.User]bool{}
+	for i, state := range states {
+		present[some[i]] = !state.Since.IsZero()
+	}
+	return present, nil
+}
+
+// userOf returns the user with a subject.
+func userOf(subject string) presence.User {
+	n, _ := strconv.ParseUint(subject, 16, 64)
+	return presence.User(n)
+}
+
+func (u *users) addEvent(c *Change, kind, name string, now time.Time) {
+	e := newEvent(kind, name, now)
+	e.User = presence.KeyOf(name)
+	c.kind, c.Event = kind, u.seal(e.encode())
+}
+
+// reveal opens sealed events. It leaves out those that no key opens.
+func (u *users) reveal(sealed []string) (events []string) {
+	for _, text := range sealed {
+		if event, ok := u.open(text); ok {
+			events = append(events, event)
+		}
+	}
+	return events
+}
+
+// seal returns a text in the form that stores may have if it names a user. No two results are equal.
+func (u *users) seal(text string) string {
+	return base64.RawStdEncoding.EncodeToString(u.seals[0].Seal(nil, nil, []byte(text), nil))
+}
+
+// open returns the text that seal was called with.
+func (u *users) open(sealed string) (text string, ok bool) {
+	b, err := base64.RawStdEncoding.DecodeString(sealed)
+	for _, seal := range u.seals {
+		if opened, failed := seal.Open(nil, nil, b, nil); err == nil && failed == nil {
+			return string(opened), true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,297 @@
+package webhook_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/internal/webhook"
+	"headcount/presence"
+)
+
+// crowd is the users who are present, as the owners of their partitions know.
+type crowd struct {
+	mu      sync.Mutex
+	present map[presence.User]bool
+	away    bool
+	asked   func() // called after an answer is known and before it is given; may be nil
+}
+
+func (c *crowd) Users(_ context.Context, users []presence.User) ([]presence.UserState, error) {
+	c.mu.Lock()
+	states := make([]presence.UserState, len(users))
+	for i, u := range users {
+		if c.present[u] {
+			states[i].Since = time.Now()
+		}
+	}
+	away, asked := c.away, c.asked
+	c.mu.Unlock()
+	if away {
+		return nil, presence.ErrNotOwner
+	}
+	if len(users) > presence.MaxAsked {
+		return nil, errors.New("asked about too many users")
+	}
+	if asked != nil {
+		asked()
+	}
+	return states, nil
+}
+
+func (c *crowd) set(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do()
+}
+
+// come has a user on a page, as the gateway and the node notice.
+func (w *world) come(u presence.User, name string) {
+	w.crowd.set(func() { w.present[u] = true })
+	w.service.Arrived(u, name)
+}
+
+func (w *world) leave(u presence.User) {
+	w.crowd.set(func() { delete(w.present, u) })
+	w.service.Departed(u)
+}
+
+// soon is enough for a round, and for the sender.
+const soon = 3 * time.Second
+
+func TestUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/", "user@shop:ann=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		shop := presence.SiteOf("shop")
+		w.come(1, "ann")
+		w.come(1, "ann") // another tab
+		w.come(2, shop.Qualify("ann"))
+		w.come(3, shop.Qualify("bob"))
+		time.Sleep(soon)
+		w.want("user.online ann", "shop user.online ann", "shop user.online ann", "shop user.online bob")
+		w.come(1, "ann") // a further page
+		time.Sleep(soon)
+		w.want()
+
+		// Who is back within Settle causes no event, and begins it anew by leaving again.
+		w.leave(1)
+		time.Sleep(settle - soon)
+		w.come(1, "ann")
+		time.Sleep(soon - time.Second)
+		w.leave(1)
+		time.Sleep(settle - time.Second)
+		w.want()
+		time.Sleep(soon)
+		w.want("user.offline ann")
+		w.leave(2)
+		time.Sleep(settle + soon)
+		w.want("shop user.offline ann", "shop user.offline ann")
+		w.come(1, "ann")
+		time.Sleep(soon)
+		w.want("user.online ann")
+		w.come(1, "ann") // and leaves before the next round
+		w.leave(1)
+		time.Sleep(settle + soon)
+		w.want("user.offline ann")
+		if n := w.metric("headcount_webhook_events_total", "type", webhook.Online); n != 5 {
+			t.Errorf("%v events of users who came", n)
+		}
+	})
+}
+
+// A user who comes back between the answer of the owner and the report of the departure stays reported as online.
+func TestUserReturnsWhileTheDepartureIsJudged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		other := newWorld(t, "user:*=http://r.test/")
+		other.store, other.receiver, other.crowd = w.store, w.receiver, w.crowd
+		defer w.start()()
+		defer other.start()()
+		w.come(1, "ann")
+		time.Sleep(soon)
+		w.want("user.online ann")
+		w.crowd.set(func() {
+			w.asked = func() {
+				w.crowd.set(func() { w.asked = nil })
+				other.come(1, "ann") // reported at once, because other judges nobody else
+				time.Sleep(soon)
+			}
+		})
+		w.leave(1)
+		time.Sleep(2*settle + soon)
+		w.want()
+		w.leave(1)
+		time.Sleep(settle + soon)
+		w.want("user.offline ann")
+	})
+}
+
+// What was noticed while the store or the owners were away is reported when they are back, once and if it lasts.
+func TestUsersWhileTheStoreIsAway(t *testing.T) {
+	for name, away := range map[string]func(w *world, s *shakyStore, is bool){
+		"store":  func(_ *world, s *shakyStore, is bool) { s.set(is) },
+		"owners": func(w *world, _ *shakyStore, is bool) { w.crowd.set(func() { w.away = is }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "user:*=http://r.test/")
+				s := &shakyStore{Store: w.store}
+				w.store = s
+				defer w.start()()
+				w.come(1, "ann")
+				w.come(2, "bob")
+				time.Sleep(soon)
+				w.want("user.online ann", "user.online bob")
+				away(w, s, true)
+				w.leave(1)
+				w.come(3, "cid")
+				w.come(4, "dan")
+				w.leave(4)
+				time.Sleep(time.Minute)
+				w.want()
+				away(w, s, false)
+				time.Sleep(time.Minute)
+				w.want("user.offline ann", "user.online cid")
+			})
+		})
+	}
+}
+
+// shakyStore makes a change, or none, and then returns an error.
+type shakyStore struct {
+	webhook.Store
+	mu   sync.Mutex
+	away bool
+}
+
+func (s *shakyStore) set(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
+}
+
+func (s *shakyStore) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reported, dropped, err := s.Store.Report(ctx, changes)
+	if s.away {
+		return nil, 0, webhook.ErrUnavailable
+	}
+	return reported, dropped, err
+}
+
+// A departure that was noticed by a process that was killed is found by the owner of the hook's bucket.
+func TestUserWhomNobodySawLeaving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		stop := w.start()
+		w.come(1, "ann")
+		w.come(2, "bob")
+		time.Sleep(soon)
+		w.want("user.online ann", "user.online bob")
+		w.leave(1)
+		stop()
+		stop = w.start()
+		defer func() { stop() }()
+		time.Sleep(2*time.Minute + settle + soon)
+		w.want("user.offline ann")
+		stop()
+		w.crowd.set(func() { delete(w.present, 2) })
+		stop = w.start()
+		w.service.Serve(nil) // another process owns the hook's bucket
+		time.Sleep(2*time.Minute + settle + soon)
+		if states, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(states) != 1 {
+			t.Errorf("%d users are reported, %v; the process does not own the bucket", len(states), err)
+		}
+	})
+}
+
+// The store has no ids of users, and events whose secret is gone are dropped.
+func TestUsersAreSealed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		w.answers(503)
+		stop := w.start()
+		w.come(1, "ann.of.the.clear")
+		time.Sleep(soon)
+		states, err := w.store.Reported(t.Context(), w.hooks[0].ID)
+		events, _, failed := w.store.Take(t.Context(), w.hooks[0].ID)
+		if all := fmt.Sprint(states, events); err != nil || failed != nil || len(states) != 1 || len(events) != 1 || strings.Contains(all, "ann") {
+			t.Errorf("the store has %s, %v, %v", all, err, failed)
+		}
+		stop()
+		w.answers(204)
+		keys := slices.Clone(keys)
+		defer func(were [][]byte) { setKeys(were) }(keys)
+		setKeys([][]byte{[]byte("another key of 24 bytes.."), keys[0]}) // rotated
+		stop = w.start()
+		time.Sleep(soon)
+		w.want("user.online ann.of.the.clear")
+		stop()
+		setKeys([][]byte{[]byte("a third key of 24 bytes...")})
+		stop = w.start()
+		defer func() { stop() }()
+		w.leave(1) // nobody knows who that was
+		time.Sleep(settle + soon)
+		w.want()
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "sealed"); n != 1 {
+			t.Errorf("%v departures are dropped", n)
+		}
+		w.answers(503)
+		w.come(2, "bob")
+		time.Sleep(soon)
+		stop()
+		w.answers(204)
+		setKeys([][]byte{[]byte("a fourth key of 24 bytes..")})
+		stop = w.start()
+		time.Sleep(soon)
+		w.want()
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "sealed"); n != 1 {
+			t.Errorf("%v events are dropped", n)
+		}
+	})
+}
+
+func setKeys(to [][]byte) { keys = to }
+
+// A mass departure is more than the outbox and than one question may have.
+func TestManyUsersLeaveAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		w.answers(503)
+		defer w.start()()
+		const all = 6000
+		for i := range all {
+			w.come(presence.User(i+1), fmt.Sprint("user", i))
+		}
+		time.Sleep(soon)
+		for i := range all {
+			w.leave(presence.User(i + 1))
+		}
+		time.Sleep(settle + soon)
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "full"); n < 2*all-webhook.MaxQueue || n > 2*all-webhook.MaxQueue+webhook.MaxBatch {
+			t.Errorf("%v events are dropped", n)
+		}
+		w.answers(204)
+		time.Sleep(10 * time.Minute)
+		w.receiver.mu.Lock()
+		defer w.receiver.mu.Unlock()
+		left := 0
+		for _, e := range w.events {
+			if strings.HasPrefix(e, webhook.Offline) {
+				left++
+			}
+		}
+		if left != all {
+			t.Errorf("%d of %d are reported as offline", left, all)
+		}
+	})
+}
