@@ -142,10 +142,15 @@ func (c *conn) enter(hello []byte) {
 		c.g.unread.Add(c.sum, c)
 	}
 	if c.g.draining.Load() { // Drain may have missed this client
-		if !c.events {
-			_ = c.send(websocket.Text, appendReconnect(nil, 0))
-		}
-		_ = c.end(websocket.StatusServiceRestart, closeReason)
+		c.move(0)
+		_ = c.end(websocket.StatusServiceRestart, closeReason, nil)
+	}
+}
+
+// move asks the client to connect elsewhere after that time. A client of an event stream cannot be asked.
+func (c *conn) move(after time.Duration) {
+	if !c.events {
+		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client is gone already
 	}
 }
 
@@ -303,22 +308,41 @@ func (c *conn) Ping() bool {
 func (c *conn) Expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
 	// An error means that the client is gone already.
-	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil))
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", &f)
 }
 
-// accept upgrades the request, which websocket.CheckUpgrade has accepted, and takes the connection over, so
-// that the server's goroutine and buffers for the request are freed. The answer and the first messages are one
-// write. While the store is unavailable, the unread count of a user who is new at this gateway is not known:
-// the message with the count then follows later, because a 0 would be wrong.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
-	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
+// accept upgrades the request. The answer and the first messages are one write. While the store is unavailable,
+// the unread count of a user who is new at this gateway is not known: the message with the count then follows
+// later, because a 0 would be wrong.
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
-	c, err := g.open(w, id.Hash, id.Expires, slot)
+	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
 	if err != nil {
 		g.unread.Leave(sum, nil)
-		return err
+		return
 	}
 	c.sum = sum
+	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
+	if count, known := g.unread.Unread(sum); known {
+		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
+		c.SentUnread(count)
+	}
+	c.enter(hello)
+	c.start()
+}
+
+// upgrade takes the connection of a request over, which isUpgrade has accepted, so that the server's goroutine and
+// buffers for the request are freed. It returns the answer to the request, which the caller writes. After an error it
+// has given the place back.
+func (g *Gateway) upgrade(w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot) (
+	c *conn, answer []byte, err error,
+) {
+	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
+	if c, err = g.open(w, id.Hash, id.Expires, slot); err != nil {
+		g.release(slot)
+		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+		return nil, nil, err
+	}
 	c.addr = g.callers.Addr(r)
 	c.name = strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
 	c.server = g.callers.IsServer(r)
@@ -329,15 +353,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
-	hello := responseHead(http.StatusSwitchingProtocols, head)
-	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
-	if count, known := g.unread.Unread(sum); known {
-		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
-		c.SentUnread(count)
-	}
-	c.enter(hello)
-	c.start()
-	return nil
+	return c, responseHead(http.StatusSwitchingProtocols, head), nil
 }
 
 // responseHead returns the head of a response on a connection that was taken over.

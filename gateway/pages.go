@@ -149,7 +149,7 @@ func (c *conn) join(name string) error {
 		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
 		if stored {
-			c.Ready(topic)
+			c.arrived(name)
 		}
 	case w.counts != noCounts:
 		c.Renew(topic)
