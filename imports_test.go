@@ -83,6 +83,7 @@ var layers = []layer{
 	{"internal/dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                                 // bytes to and from clients
 	{"gateway/websocket", nil},                                              // RFC 6455, without any I/O
+	{"gateway/pusher", []string{"presence"}},                                // Pusher's events, without any I/O
 	{"gateway/httppolicy", []string{"counter/limit"}},                       // what holds for all of HTTP
 	{"gateway/identity", []string{"counter/limit", "presence"}},             // who a request is from
 	{"gateway/fanout", []string{"internal/outage", "presence"}},             // updates to those who want them
