@@ -17,6 +17,7 @@ import (
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
+	"headcount/gateway/pusher"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -32,8 +33,8 @@ const (
 	maxLifetime = 100 * 365 * 24 * time.Hour // longer than any connection lasts
 )
 
-// conn is one client's connection: a WebSocket, or an event stream, which only delivers
-// and may have joined its page. An idle conn has no goroutine. A goroutine with work for
+// conn is one client's connection: a WebSocket, whose client speaks our protocol or Pusher's,
+// or an event stream, which only delivers and may have joined its page. An idle conn has no goroutine. A goroutine with work for
 // the conn takes its turn, which only one goroutine has at a time, and serves it.
 type conn struct {
 	// The fan-out owns these, under its locks. A delivery reads the end of the first and
@@ -45,6 +46,7 @@ type conn struct {
 	g *Gateway
 	visitor
 	events  bool // this is an event stream
+	pusher  bool // the client speaks Pusher's protocol
 	server  bool // the upgrade had an API key
 	crawler bool // the client only watches the pages that it joins
 
@@ -147,10 +149,15 @@ func (c *conn) enter(hello []byte) {
 	}
 }
 
-// move asks the client to connect elsewhere after that time. A client of an event stream cannot be asked.
+// move asks the client to connect elsewhere after that time. A client of an event stream cannot be asked. One of Pusher
+// can be asked to do so at once, so it is closed then.
 func (c *conn) move(after time.Duration) {
-	if !c.events {
-		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client is gone already
+	switch { // an error means that the client is gone already
+	case c.events:
+	case c.pusher:
+		time.AfterFunc(after, func() { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
+	default:
+		_ = c.send(websocket.Text, appendReconnect(nil, after))
 	}
 }
 
@@ -282,8 +289,14 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once.
-func (c *conn) Close() error { return c.wire.Close() }
+// Close implements fanout.Client: it closes the connection at once. A client of Pusher that was silent is told so, if a write
+// need not wait; any other one has its close frame, or takes nothing.
+func (c *conn) Close() error {
+	if c.pusher {
+		_ = c.wire.Try(websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping"))
+	}
+	return c.wire.Close()
+}
 
 // Ping implements fanout.Client: it sends a silent client a ping. A busy client needs none: it takes the
 // write that is under way, or that write times out.

@@ -121,6 +121,9 @@ func (g *Gateway) routes() http.Handler {
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
 		e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
 	}
+	if g.cfg.PusherKey != "" {
+		g.pusherRoutes(e)
+	}
 	return api.Below(g.cfg.API.BasePath, e)
 }
 

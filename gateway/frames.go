@@ -88,7 +88,11 @@ func (c *conn) breach(err *websocket.Error) error {
 // text serves one message. The client gets an error frame for a mistake of its own; any
 // other error ends the connection.
 func (c *conn) text(text []byte) error {
-	m, err := parseMessage(text)
+	parse := parseMessage
+	if c.pusher {
+		parse = parseEvent
+	}
+	m, err := parse(text)
 	if err == nil {
 		err = c.do(m)
 	}
@@ -124,8 +128,11 @@ func (c *conn) fault(f *fault) error {
 	return c.end(websocket.StatusPolicyViolation, "too many errors", &last)
 }
 
-// appendFault appends the frame of a fault.
+// appendFault appends a fault in the client's protocol.
 func (c *conn) appendFault(b []byte, f *fault) []byte {
+	if c.pusher {
+		return appendPusherFault(b, f)
+	}
 	return websocket.AppendFrame(b, websocket.Text, f.appendJSON(nil))
 }
 
@@ -141,6 +148,9 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	var b []byte
 	if last != nil {
 		b = c.appendFault(b, last)
+	}
+	if c.pusher {
+		code = pusherClose(code, last)
 	}
 	err := c.wire.End(websocket.AppendClose(b, code, reason))
 	if !c.wire.Busy() {

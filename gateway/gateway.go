@@ -103,6 +103,7 @@ type Access struct {
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
 	CountBots  bool     // crawlers are counted like people
+	PusherKey  string   // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 	Private    []string // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
 }
 
