@@ -83,6 +83,7 @@ var layers = []layer{
 	{"internal/dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                                 // bytes to and from clients
 	{"gateway/websocket", nil},                                              // RFC 6455, without any I/O
+	{"gateway/pusher", []string{"presence"}},                                // Pusher's events, without any I/O
 	{"gateway/httppolicy", []string{"counter/limit"}},                       // what holds for all of HTTP
 	{"gateway/identity", []string{"counter/limit", "presence"}},             // who a request is from
 	{"gateway/fanout", []string{"internal/outage", "presence"}},             // updates to those who want them
@@ -95,7 +96,7 @@ var layers = []layer{
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/counterapi",
-		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
+		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}},                                                                      // a core for the program, another for its clients
@@ -111,7 +112,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/pipeline", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

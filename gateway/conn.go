@@ -17,6 +17,7 @@ import (
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
+	"headcount/gateway/pusher"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -32,8 +33,8 @@ const (
 	maxLifetime = 100 * 365 * 24 * time.Hour // longer than any connection lasts
 )
 
-// conn is one client's connection: a WebSocket, or an event stream, which only delivers
-// and may have joined its page. An idle conn has no goroutine. A goroutine with work for
+// conn is one client's connection: a WebSocket, whose client speaks our protocol or Pusher's,
+// or an event stream, which only delivers and may have joined its page. An idle conn has no goroutine. A goroutine with work for
 // the conn takes its turn, which only one goroutine has at a time, and serves it.
 type conn struct {
 	// The fan-out owns these, under its locks. A delivery reads the end of the first and
@@ -45,6 +46,7 @@ type conn struct {
 	g *Gateway
 	visitor
 	events  bool // this is an event stream
+	pusher  bool // the client speaks Pusher's protocol
 	server  bool // the upgrade had an API key
 	crawler bool // the client only watches the pages that it joins
 
@@ -143,10 +145,20 @@ func (c *conn) enter(hello []byte) {
 		c.g.unread.Add(c.sum, c)
 	}
 	if c.g.draining.Load() { // Drain may have missed this client
-		if !c.events {
-			_ = c.send(websocket.Text, appendReconnect(nil, 0))
-		}
-		_ = c.end(websocket.StatusServiceRestart, closeReason)
+		c.move(0)
+		_ = c.end(websocket.StatusServiceRestart, closeReason, nil)
+	}
+}
+
+// move asks the client to connect elsewhere after that time. A client of an event stream cannot be asked. One of Pusher
+// can be asked to do so at once, so it is closed then.
+func (c *conn) move(after time.Duration) {
+	switch { // an error means that the client is gone already
+	case c.events:
+	case c.pusher:
+		time.AfterFunc(after, func() { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
+	default:
+		_ = c.send(websocket.Text, appendReconnect(nil, after))
 	}
 }
 
@@ -278,8 +290,14 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once.
-func (c *conn) Close() error { return c.wire.Close() }
+// Close implements fanout.Client: it closes the connection at once. A client of Pusher that was silent is told so, if a write
+// need not wait; any other one has its close frame, or takes nothing.
+func (c *conn) Close() error {
+	if c.pusher {
+		_ = c.wire.Try(websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping"))
+	}
+	return c.wire.Close()
+}
 
 // Ping implements fanout.Client: it sends a silent client a ping. A busy client needs none: it takes the
 // write that is under way, or that write times out.
@@ -304,22 +322,41 @@ func (c *conn) Ping() bool {
 func (c *conn) Expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
 	// An error means that the client is gone already.
-	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil))
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", &f)
 }
 
-// accept upgrades the request, which websocket.CheckUpgrade has accepted, and takes the connection over, so
-// that the server's goroutine and buffers for the request are freed. The answer and the first messages are one
-// write. While the store is unavailable, the unread count of a user who is new at this gateway is not known:
-// the message with the count then follows later, because a 0 would be wrong.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
-	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
+// accept upgrades the request. The answer and the first messages are one write. While the store is unavailable,
+// the unread count of a user who is new at this gateway is not known: the message with the count then follows
+// later, because a 0 would be wrong.
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
-	c, err := g.open(w, id, slot)
+	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
 	if err != nil {
 		g.unread.Leave(sum, nil)
-		return err
+		return
 	}
 	c.sum = sum
+	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
+	if count, known := g.unread.Unread(sum); known {
+		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
+		c.SentUnread(count)
+	}
+	c.enter(hello)
+	c.start()
+}
+
+// upgrade takes the connection of a request over, which isUpgrade has accepted, so that the server's goroutine and
+// buffers for the request are freed. It returns the answer to the request, which the caller writes. After an error it
+// has given the place back.
+func (g *Gateway) upgrade(w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot) (
+	c *conn, answer []byte, err error,
+) {
+	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
+	if c, err = g.open(w, id, slot); err != nil {
+		g.release(slot)
+		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+		return nil, nil, err
+	}
 	c.addr = g.callers.Addr(r)
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
@@ -329,15 +366,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
-	hello := responseHead(http.StatusSwitchingProtocols, head)
-	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
-	if count, known := g.unread.Unread(sum); known {
-		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
-		c.SentUnread(count)
-	}
-	c.enter(hello)
-	c.start()
-	return nil
+	return c, responseHead(http.StatusSwitchingProtocols, head), nil
 }
 
 // responseHead returns the head of a response on a connection that was taken over.

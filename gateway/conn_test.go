@@ -734,25 +734,28 @@ func TestDrainWaitsForTheClose(t *testing.T) {
 	})
 }
 
+// counted returns the value of a counter with one label, or -1.
+func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return -1
+}
+
 // TestCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
 func TestCausesOfLeaves(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
-	leaves := func(cause string) float64 {
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				if f.GetName() == "headcount_leaves_total" && m.GetLabel()[0].GetValue() == cause {
-					return m.GetCounter().GetValue()
-				}
-			}
-		}
-		return -1
-	}
 	for cause, end := range map[string]func(*raw){
 		leftClosed: func(r *raw) {
 			r.write([]byte(masked(websocket.Close, "\x03\xe8")))
@@ -768,7 +771,7 @@ func TestCausesOfLeaves(t *testing.T) {
 	} {
 		s.visit("p", end)
 		s.settles(0)
-		if n := leaves(cause); n != 1 {
+		if n := counted(t, reg, "headcount_leaves_total", cause); n != 1 {
 			t.Errorf("%s: %v leaves", cause, n)
 		}
 	}

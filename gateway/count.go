@@ -11,8 +11,8 @@ import (
 	"headcount/presence"
 )
 
-// eventForm is a count as a server-sent event. Every other form is a WebSocket
-// frame, whose count may be rounded.
+// eventForm is a count as a server-sent event. Every other form but pusherForm is a
+// frame of our own, whose count may be rounded.
 const eventForm fanout.Form = 1 << 7
 
 // frameForm returns the form of a frame whose count has precision significant digits; 0 means all
@@ -33,6 +33,9 @@ func (e countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 			shown = shownVersion(count.Version.String())
 		}
 		return appendEvent(b, count), shown
+	}
+	if form == pusherForm {
+		return appendPusherCount(b, count)
 	}
 	precision := uint8(form)
 	count.Users = significant(count.Users, precision)

@@ -11,6 +11,7 @@ import (
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 )
@@ -64,33 +65,45 @@ func (g *Gateway) release(slot *httppolicy.AddressSlot) {
 }
 
 func (g *Gateway) getSocket(c *gin.Context) {
-	r := c.Request
-	if problem, status := websocket.CheckUpgrade(r, subprotocol); status != 0 {
-		if status == http.StatusUpgradeRequired {
-			c.Header("Upgrade", "websocket")
-			c.Header("Connection", "Upgrade")
-		}
-		c.Header("Sec-WebSocket-Version", "13")
-		httppolicy.Problem(c.Writer, status, problem)
+	if !isUpgrade(c, subprotocol) {
 		return
 	}
-	if key := httppolicy.APIKey(r); key != "" && !g.callers.Server(c) {
-		return
+	if id, slot, ok := g.admit(c); ok {
+		g.accept(c.Writer, c.Request, id, slot)
+	}
+}
+
+// isUpgrade reports whether a request is an upgrade to a WebSocket that offers the subprotocol or none. If not, it has
+// written the error answer.
+func isUpgrade(c *gin.Context, subprotocol string) bool {
+	problem, status := websocket.CheckUpgrade(c.Request, subprotocol)
+	if status == 0 {
+		return true
+	}
+	if status == http.StatusUpgradeRequired {
+		c.Header("Upgrade", "websocket")
+		c.Header("Connection", "Upgrade")
+	}
+	c.Header("Sec-WebSocket-Version", "13")
+	httppolicy.Problem(c.Writer, status, problem)
+	return false
+}
+
+// admit returns who sent an upgrade, and takes a place for the connection. If ok is false, it has written the error
+// answer.
+func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, ok bool) {
+	if key := httppolicy.APIKey(c.Request); key != "" && !g.callers.Server(c) {
+		return id, nil, false
 	}
 	id, err := g.callers.Identity(c, true)
 	if err != nil {
 		api.RefuseIdentity(c.Writer, err)
-		return
+		return id, nil, false
 	}
-	slot, ok := g.reserve(c)
-	if !ok {
-		return
+	if slot, ok = g.reserve(c); ok {
+		g.callers.SetCookie(c, id)
 	}
-	g.callers.SetCookie(c, id)
-	if err := g.accept(c.Writer, r, id, slot); err != nil {
-		g.release(slot)
-		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
-	}
+	return id, slot, ok
 }
 
 // routes returns the public handler: calls, and long connections.
@@ -107,6 +120,9 @@ func (g *Gateway) routes() http.Handler {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
 		e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
+	}
+	if g.cfg.PusherKey != "" {
+		g.pusherRoutes(e)
 	}
 	return api.Below(g.cfg.API.BasePath, e)
 }

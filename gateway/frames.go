@@ -82,13 +82,17 @@ func (c *conn) breach(err *websocket.Error) error {
 			return err
 		}
 	}
-	return c.end(err.Code, err.Reason)
+	return c.end(err.Code, err.Reason, nil)
 }
 
 // text serves one message. The client gets an error frame for a mistake of its own; any
 // other error ends the connection.
 func (c *conn) text(text []byte) error {
-	m, err := parseMessage(text)
+	parse := parseMessage
+	if c.pusher {
+		parse = parseEvent
+	}
+	m, err := parse(text)
 	if err == nil {
 		err = c.do(m)
 	}
@@ -114,19 +118,27 @@ func (c *conn) fault(f *fault) error {
 	if line := c.g.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
-	if err := c.send(websocket.Text, f.appendJSON(nil)); err != nil {
+	if err := c.wire.Write(c.appendFault(nil, f)); err != nil {
 		return err
 	}
 	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
 		return nil
 	}
 	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
-	return c.end(websocket.StatusPolicyViolation, "too many errors", last.appendJSON(nil))
+	return c.end(websocket.StatusPolicyViolation, "too many errors", &last)
 }
 
-// end sends the last messages and a close frame. The client then has a short time
-// to close its side. An event stream is closed at once.
-func (c *conn) end(code int, reason string, last ...[]byte) error {
+// appendFault appends a fault in the client's protocol.
+func (c *conn) appendFault(b []byte, f *fault) []byte {
+	if c.pusher {
+		return appendPusherFault(b, f)
+	}
+	return websocket.AppendFrame(b, websocket.Text, f.appendJSON(nil))
+}
+
+// end sends the fault that ends the connection, if there is one, and a close frame. The client
+// then has a short time to close its side. An event stream is closed at once.
+func (c *conn) end(code int, reason string, last *fault) error {
 	if c.events {
 		return c.wire.Close()
 	}
@@ -134,8 +146,11 @@ func (c *conn) end(code int, reason string, last ...[]byte) error {
 		return nil
 	}
 	var b []byte
-	for _, text := range last {
-		b = websocket.AppendFrame(b, websocket.Text, text)
+	if last != nil {
+		b = c.appendFault(b, last)
+	}
+	if c.pusher {
+		code = pusherClose(code, last)
 	}
 	err := c.wire.End(websocket.AppendClose(b, code, reason))
 	if !c.wire.Busy() {

@@ -103,6 +103,7 @@ type Access struct {
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
 	CountBots  bool     // crawlers are counted like people
+	PusherKey  string   // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 	Private    []string // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
 }
 
@@ -296,15 +297,9 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	g.entry.Unlock()
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
-	g.each(func(c *conn) {
-		if c.events {
-			return
-		}
-		after := rand.N(window)
-		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client is gone already
-	})
+	g.each(func(c *conn) { c.move(rand.N(window)) })
 	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason) })
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()

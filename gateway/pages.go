@@ -5,6 +5,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
+	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -74,6 +75,9 @@ func (c *conn) do(m message) error {
 		c.unsubscribe(m.pages)
 		c.unsubscribeCounters(m.counters)
 	case typeHeartbeat:
+		if c.pusher {
+			return c.send(websocket.Text, pusher.AppendPong(nil))
+		}
 		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
 	case typePause, typeResume:
 		c.Pause(m.kind == typePause)
@@ -136,6 +140,9 @@ func (c *conn) join(name string) error {
 	switch {
 	case !w.joined:
 		c.Hold(topic)
+		if c.pusher {
+			c.Reform(topic, pusherForm, false)
+		}
 		stored, err := c.present(name)
 		if err != nil {
 			if w.counts != noCounts {
@@ -149,7 +156,7 @@ func (c *conn) join(name string) error {
 		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
 		if stored {
-			c.Ready(topic)
+			c.arrived(name)
 		}
 	case w.counts != noCounts:
 		c.Renew(topic)
@@ -174,8 +181,11 @@ func (c *conn) arrived(name string) {
 	if to := c.g.cfg.API.Arrivals; to != nil {
 		to.Arrived(c.user, c.name)
 	}
-	if c.events {
-		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval)) // if it fails, the stream has ended
+	switch { // if a write fails, the connection has ended
+	case c.events:
+		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval))
+	case c.pusher:
+		_ = c.send(websocket.Text, pusher.AppendSucceeded(nil, presence.KeyOf(name)))
 	}
 	c.Ready(presence.CountTopic(name))
 	c.releaseTotal()

@@ -3,9 +3,12 @@
 package gateway
 
 import (
+	"encoding/binary"
 	"runtime"
 	"testing"
+	"time"
 
+	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
 )
@@ -30,5 +33,33 @@ func TestSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	for _, r := range all {
 		_ = r.Close()
 	}
+	s.settles(0)
+}
+
+// A client that does not answer pings is gone like any other, and hears why if it hears at all. A write that waits would not end before the
+// connection does.
+func TestPusherThatIsSilent(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, time.Second // a busy machine answers late
+	})
+	watcher := s.socket("")
+	deaf := s.pusher("")
+	deaf.enters("p")
+	deaf.awaitsCount("p", 1)
+	deaf.expect(websocket.Ping, "")
+	for opcode := byte(0); opcode != websocket.Close; {
+		var payload []byte
+		var err error
+		if opcode, payload, err = deaf.frame(); err != nil {
+			t.Fatal(err)
+		}
+		if opcode == websocket.Close && int(binary.BigEndian.Uint16(payload)) != pusher.CodePongTimeout {
+			t.Errorf("closed with %q", payload)
+		}
+	}
+	deaf.expectEnd()
+	_ = watcher.Close()
 	s.settles(0)
 }

@@ -16,6 +16,7 @@ import (
 	"headcount/counter/counterpg"
 	"headcount/gateway/api"
 	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/tracing/otlp"
@@ -83,6 +84,7 @@ type Config struct {
 	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to no site are for the first. Without it there is one site, default."`
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	Private        []string `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
+	PusherKey      string   `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	CountBots  bool          `group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
@@ -318,6 +320,11 @@ func (c *Config) checkAccess() error {
 	for _, match := range c.Private {
 		if err := api.CheckMatch(match); err != nil {
 			return setting.Errorf("private", "%q is no page and no prefix with a * behind it: %v", match, err)
+		}
+	}
+	if c.PusherKey != "" {
+		if err := pusher.CheckKey(c.PusherKey); err != nil {
+			return setting.Errorf("pusher-key", "%v; give another one", err)
 		}
 	}
 	if len(c.Private) > 0 && len(c.APIKeys) == 0 && c.JWTSecret == "" && c.JWKSURL == "" {

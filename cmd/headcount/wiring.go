@@ -324,7 +324,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
 		Access: gateway.Access{
-			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, Private: cfg.Private,
+			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private,
 		},
 		Registerer: s.registry,
 		Log:        s.log,

@@ -26,7 +26,7 @@ func (a *API) Engine() *gin.Engine {
 		e.Use(a.traced)
 	}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(a.cfg.Origins, a.callers.Proxies), a.callers.findSite)
-	e.NoRoute(notFound)
+	e.NoRoute(NotFound)
 	e.NoMethod(RefuseMethod)
 	httppolicy.Get(e, "/:page/counter", a.getCounter)
 	e.PUT("/:page/counter", a.putCounter)
@@ -86,7 +86,8 @@ func RefuseMethod(c *gin.Context) {
 	httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 }
 
-func notFound(c *gin.Context) {
+// NotFound answers a request for a path that is no route.
+func NotFound(c *gin.Context) {
 	switch path := c.Request.URL.EscapedPath(); {
 	case strings.HasPrefix(path, "//counter"):
 		badRequest(c, presence.CheckPage("").Error())

@@ -10,6 +10,7 @@ var calls = []call{
 	{"GET", "/{page}/widget", "The count as a page for a frame.", anyone, "label color background watch", "", "text/html", "400 401 503"},
 	{"GET", "/-/counters", "How many are on each of several pages now, in the order asked.", anyone, "pages", "", "Counts", "400 401 503"},
 	{"GET", "/-/ws", "The WebSocket; its frames are in /-/asyncapi.json.", visitor, "urltoken urlid back", "", "101", "400 401 403 426 503"},
+	{"GET", "/app/{app}", "With --pusher-key: the WebSocket of Pusher's clients. Refusals of an upgrade are close codes.", visitor, "protocol urltoken urlid back", "", "101", "426"},
 	{"PUT", "/-/users/{user}/pages/{page}", "A server says that a user is here: a hold, as by PUT of the counter.", server, "", "Empty?", "Count", "400 401 403 413 429 503"},
 	{"DELETE", "/-/users/{user}/pages/{page}", "A server says that a user is gone: it ends the hold.", server, "", "", "Count", "400 401 403 429 503"},
 

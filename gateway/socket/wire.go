@@ -25,8 +25,9 @@ var ErrBusy = errors.New("the client has not taken what was sent")
 //
 // The kept bytes are bounded: the fan-out writes nothing to a busy wire, and the
 // client's next message is not read. So they are at most one pass of the fan-out or
-// the answers to one message, a pong, and two frames that are sent once per
-// connection: the request to reconnect, and the reason for the close.
+// the answers to one message, a pong, two frames that are sent once per
+// connection (the request to reconnect, and the reason for the close), and for some
+// clients a confirmation of each page that they have joined.
 type Wire struct {
 	busy   atomic.Bool // late is not nil; may be read without mu
 	closed atomic.Bool // set under mu

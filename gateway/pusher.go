@@ -1,0 +1,166 @@
+package gateway
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/api"
+	"headcount/gateway/fanout"
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// pusherForm is a count as an event of Pusher.
+const pusherForm fanout.Form = 1 << 6
+
+const pusherRoot = "/app/"
+
+// pusherRoutes adds the path of Pusher's clients. Another key has no route, since /app/:key would hide the page app.
+func (g *Gateway) pusherRoutes(e *gin.Engine) {
+	e.GET(pusherRoot+g.cfg.PusherKey, g.getPusher)
+	e.NoRoute(func(c *gin.Context) {
+		if strings.HasPrefix(c.Request.URL.EscapedPath(), pusherRoot) && c.GetHeader("Upgrade") != "" {
+			g.getPusher(c)
+		} else {
+			api.NotFound(c)
+		}
+	})
+}
+
+// statusOnly takes the status and the header of a refusal, and not its body.
+type statusOnly struct{ gin.ResponseWriter }
+
+func (statusOnly) Write(p []byte) (int, error) { return len(p), nil }
+
+// pusherCodes are the close codes for the statuses of refusals.
+var pusherCodes = map[int]int{
+	http.StatusBadRequest:         pusher.CodeVersion,
+	http.StatusUnauthorized:       pusher.CodeUnauthorized,
+	http.StatusForbidden:          pusher.CodeUnauthorized,
+	http.StatusNotFound:           pusher.CodeUnknownKey,
+	http.StatusServiceUnavailable: pusher.CodeOverCapacity,
+}
+
+// getPusher serves a client of Pusher. A browser shows a script no status, so what refuses any other WebSocket with one
+// closes this one with a code. Metrics and log have the status.
+func (g *Gateway) getPusher(c *gin.Context) {
+	if !isUpgrade(c, pusher.Subprotocol) {
+		return
+	}
+	w := c.Writer
+	c.Writer = statusOnly{w}
+	switch version := c.Query("protocol"); {
+	case c.FullPath() == "":
+		httppolicy.Problem(c.Writer, http.StatusNotFound, "The key of the app is not that of --pusher-key.")
+	case version != pusher.Version:
+		detail := fmt.Sprintf("The protocol is %q; this server speaks %s.", presence.Excerpt(version), pusher.Version)
+		httppolicy.Problem(c.Writer, http.StatusBadRequest, detail)
+	default:
+		if id, slot, ok := g.admit(c); ok {
+			g.acceptPusher(w, c.Request, id, slot)
+			return
+		}
+	}
+	g.refusePusher(w, c.Request)
+}
+
+// acceptPusher upgrades the request. The answer and the first event are one write. There is no event for unread counts.
+func (g *Gateway) acceptPusher(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
+	c, hello, err := g.upgrade(w, r, pusher.Subprotocol, id, slot)
+	if err != nil {
+		return
+	}
+	c.pusher = true
+	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
+	c.enter(websocket.AppendFrame(hello, websocket.Text, pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)))
+	c.start()
+}
+
+// refusePusher upgrades a request that was refused, and closes the connection with the reason.
+func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
+	over, _, err := w.Hijack()
+	if err != nil {
+		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+		return
+	}
+	defer over.Close()
+	_, detail := httppolicy.Refusal(w.Header())
+	code, head := pusherCodes[w.Status()], http.Header{}
+	websocket.SetUpgrade(head, r, pusher.Subprotocol)
+	b := responseHead(http.StatusSwitchingProtocols, head)
+	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, code, detail))
+	_ = over.SetWriteDeadline(time.Now().Add(g.cfg.WriteTimeout))
+	_, _ = over.Write(websocket.AppendClose(b, code, detail)) // an error means that the client is gone already
+}
+
+// parseEvent reads one event of a client of Pusher. Its error is a *fault.
+func parseEvent(text []byte) (message, error) {
+	e, err := pusher.ParseEvent(text)
+	if err != nil {
+		return message{}, &fault{code: codeBadJSON, message: err.Error()}
+	}
+	if err := pusher.CheckEvent(e.Name); err != nil {
+		return message{}, &fault{code: codeBadType, message: err.Error()}
+	}
+	m := message{pages: []string{e.Channel}}
+	switch e.Name {
+	case pusher.Subscribe:
+		m.kind = typeJoin
+		if err := pusher.CheckChannel(e.Channel); err != nil {
+			return message{}, &fault{code: codeForbidden, message: err.Error(), member: "page", value: presence.Excerpt(e.Channel)}
+		}
+	case pusher.Unsubscribe:
+		m.kind = typeLeave
+	case pusher.Ping:
+		return message{kind: typeHeartbeat}, nil
+	default:
+		return message{}, nil // a pong
+	}
+	if err := presence.CheckPage(e.Channel); err != nil {
+		return message{}, badPage(e.Channel, err)
+	}
+	return m, nil
+}
+
+// appendPusherFault appends a fault as errors of Pusher, about a channel in both of their forms.
+func appendPusherFault(b []byte, f *fault) []byte {
+	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, pusherCode(f), f.message))
+	if f.member != "" {
+		b = websocket.AppendFrame(b, websocket.Text, pusher.AppendSubscriptionError(nil, f.value, pusherCode(f), f.message))
+	}
+	return b
+}
+
+// pusherCode returns Pusher's code of a fault.
+func pusherCode(f *fault) int {
+	if f.code == codeForbidden || f.code == codeTokenExpired {
+		return pusher.CodeUnauthorized
+	}
+	return pusher.CodeRejected
+}
+
+// pusherClose returns Pusher's code for the end of a connection with this code and last fault.
+func pusherClose(code int, last *fault) int {
+	switch {
+	case last != nil:
+		return pusherCode(last)
+	case code == websocket.StatusServiceRestart:
+		return pusher.CodeReconnect
+	}
+	return code
+}
+
+// appendPusherCount appends a count as a frame of Pusher, and returns what of the count it shows.
+func appendPusherCount(b []byte, c presence.Count) (frame []byte, shown uint64) {
+	text := pusher.AppendCount(nil, presence.KeyOf(c.Page), c.Users)
+	return websocket.AppendFrame(b, websocket.Text, text), xxhash.Sum64(text)
+}

@@ -1,0 +1,344 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
+	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
+)
+
+// forPusher is a Config with an app for Pusher's clients.
+func forPusher(cfg *Config) {
+	cfg.PusherKey, cfg.UpdateInterval = "key", 10*time.Millisecond
+}
+
+// app opens /app/ and what follows, as pusher-js does.
+func (s *served) app(path string, lines ...string) *raw {
+	s.t.Helper()
+	return s.open("/app/"+path, "", append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+}
+
+var established = regexp.MustCompile(`^{"event":"pusher:connection_established","data":"{\\"socket_id\\":\\"\d+\.\d+\\",\\"activity_timeout\\":\d+}"}$`)
+
+// pusher returns a client of Pusher that is connected.
+func (s *served) pusher(query string, lines ...string) *raw {
+	s.t.Helper()
+	r := s.app("key?protocol=7&client=js&version=8.6.0&flash=false"+query, lines...)
+	r.response(http.StatusSwitchingProtocols)
+	if _, text, err := r.frame(); err != nil || !established.Match(text) {
+		s.t.Fatalf("%s, %v", text, err)
+	}
+	return r
+}
+
+func (r *raw) trigger(event, data string) {
+	r.t.Helper()
+	r.write([]byte(masked(websocket.Text, fmt.Sprintf(`{"event":%q,"data":%s}`, event, data))))
+}
+
+func (r *raw) enters(channel string) {
+	r.t.Helper()
+	r.trigger(pusher.Subscribe, fmt.Sprintf(`{"auth":"","channel":%q}`, channel))
+	r.expect(websocket.Text, fmt.Sprintf(`{"event":"pusher_internal:subscription_succeeded","channel":%q,"data":"{}"}`, channel))
+}
+
+// awaitsCount reads until the count of a channel is as wanted, over counts that are not.
+func (r *raw) awaitsCount(channel string, want int) {
+	r.t.Helper()
+	event := fmt.Sprintf(`{"event":"pusher_internal:subscription_count","channel":%q,"data":"{\"subscription_count\":`, channel)
+	for {
+		opcode, text, err := r.frame()
+		switch {
+		case err == nil && opcode == websocket.Ping:
+			r.write([]byte(masked(websocket.Pong, "")))
+		case err != nil || !bytes.HasPrefix(text, []byte(event)):
+			r.t.Fatalf("%q, %v; want %d on %s", text, err, want, channel)
+		case string(text) == event+fmt.Sprint(want)+`}"}`:
+			return
+		}
+	}
+}
+
+func TestPusher(t *testing.T) {
+	t.Parallel()
+	var reg *prometheus.Registry
+	bothWays(t, func(cfg *Config) {
+		forPusher(cfg)
+		reg = prometheus.NewRegistry()
+		cfg.Registerer = reg
+	}, func(t *testing.T, s *served) {
+		one := s.pusher("")
+		one.enters("news")
+		one.awaitsCount("news", 1)
+		one.trigger(pusher.Ping, "{}")
+		one.expect(websocket.Text, `{"event":"pusher:pong","data":"{}"}`)
+		one.trigger(pusher.Pong, "{}")
+
+		two := s.pusher("", "Sec-WebSocket-Protocol: pusher-channels-protocol-7")
+		two.enters("news")
+		two.awaitsCount("news", 2)
+		two.trigger(pusher.Subscribe, `{"channel":"news"}`) // once more
+		two.awaitsCount("news", 2)
+		two.enters(`a "b" \ é`)
+		two.awaitsCount(`a "b" \ é`, 1)
+		ours := s.socket(joins("news"))
+		one.awaitsCount("news", 3)
+		two.awaitsCount("news", 3)
+
+		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`)
+		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`) // which is nothing
+		two.trigger(pusher.Ping, "{}")
+		two.expect(websocket.Text, `{"event":"pusher:pong"`)
+		if n := counted(t, reg, "headcount_leaves_total", leftPage); n != 1 {
+			t.Errorf("%v leaves", n)
+		}
+		s.pusher("").enters("news")
+		two.trigger(pusher.Ping, "{}")
+		two.expect(websocket.Text, `{"event":"pusher:pong"`) // and no count
+		_ = ours.Close()
+		one.write([]byte(masked(websocket.Close, "\x03\xe8")))
+		one.expectClose(1000)
+		_ = two.Close()
+		s.settles(1)
+	})
+}
+
+// A visitor has the same identity, in the same cookie, whatever protocol a tab speaks.
+func TestPusherCountsPeople(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, forPusher)
+	r := s.app("key?protocol=7")
+	cookie, _, _ := strings.Cut(r.response(http.StatusSwitchingProtocols).Header.Get("Set-Cookie"), ";")
+	if !strings.HasPrefix(cookie, identity.Cookie+"=") {
+		t.Fatalf("the cookie is %q", cookie)
+	}
+	_, _, _ = r.frame()
+	r.enters("p")
+	r.awaitsCount("p", 1)
+	tab := s.pusher("", "Cookie: "+cookie)
+	tab.enters("p")
+	tab.awaitsCount("p", 1)
+	s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`)
+	other := s.pusher("")
+	other.enters("p")
+	other.awaitsCount("p", 2)
+
+	crawler := s.pusher("", "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)")
+	crawler.enters("p")
+	crawler.awaitsCount("p", 2)
+	other.enters("q")
+	crawler.enters("q")
+	crawler.awaitsCount("q", 1)
+}
+
+func TestPusherFaults(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.Private, cfg.Registerer = []string{"team/*"}, reg
+	})
+	r := s.pusher("")
+	refused := func(sends string, code int, says string) {
+		t.Helper()
+		r.write([]byte(sends))
+		r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":%s`, code, says))
+	}
+	for channel, tc := range map[string]struct {
+		code int
+		says string
+	}{
+		"presence-room":              {pusher.CodeUnauthorized, `"a presence channel says who is there`},
+		"private-room":               {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
+		"private-encrypted-room":     {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
+		"team/room":                  {pusher.CodeUnauthorized, `"this page is private`},
+		"*":                          {pusher.CodeRejected, `"bad page: \"*\" is reserved`},
+		"":                           {pusher.CodeRejected, `"bad page: it is empty`},
+		"a\\u0000b":                  {pusher.CodeRejected, `"bad page`},
+		strings.Repeat("x", 129):     {pusher.CodeRejected, `"bad page: it is longer`},
+		"half a surrogate: \\ud800 ": {pusher.CodeRejected, `"bad page`},
+	} {
+		refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code, tc.says)
+		r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel[:min(len(channel), 128)], `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
+	}
+	for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:signin","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
+		refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
+	}
+	refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
+	if n := counted(t, reg, "headcount_client_errors_total", codeForbidden); n != 4 {
+		t.Errorf("%v faults %s", n, codeForbidden)
+	}
+	r.enters("news") // the connection is still good
+	r.awaitsCount("news", 1)
+	for range maxErrors - 14 {
+		refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
+	}
+	r.expect(websocket.Text, `{"data":{"code":4301,"message":"too many errors`)
+	r.expectClose(pusher.CodeRejected)
+
+	long := s.pusher("")
+	long.write([]byte(masked(websocket.Text, strings.Repeat("x", websocket.MaxMessage+1))))
+	long.expect(websocket.Text, `{"data":{"code":4301,"message":"a message is at most`)
+	long.expectClose(websocket.StatusTooBig)
+}
+
+// A connection has as many channels as it may have pages, and what is new to the gateway is charged as elsewhere.
+func TestPusherChannelsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, forPusher)
+	r := s.pusher("")
+	for i := range 100 {
+		r.trigger(pusher.Subscribe, fmt.Sprintf(`{"channel":"p%d"}`, i))
+	}
+	r.trigger(pusher.Subscribe, `{"channel":"one more"}`)
+	for {
+		_, text, err := r.frame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(text, []byte(`pusher:error`)) {
+			if !bytes.Contains(text, []byte("at most 100 pages")) {
+				t.Errorf("%s", text)
+			}
+			return
+		}
+	}
+}
+
+// What refuses any other upgrade refuses that of a client of Pusher, which reads why from a close frame.
+func TestPusherRefusals(t *testing.T) {
+	t.Parallel()
+	memory, reg := &scarce{}, prometheus.NewRegistry()
+	proxies, err := identity.NewProxies([]string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.APIKeys, cfg.Registerer, cfg.Proxies = 2, 2, memory, []string{"k"}, reg, proxies
+	})
+	refused := func(code int, says, path string, lines ...string) {
+		t.Helper()
+		r := s.app(path, lines...)
+		if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" || head.Get("Set-Cookie") != "" {
+			t.Errorf("the answer has %v", head)
+		}
+		r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":"`, code))
+		opcode, payload, err := r.frame()
+		if err != nil || opcode != websocket.Close || int(binary.BigEndian.Uint16(payload)) != code || !strings.Contains(string(payload), says) {
+			t.Errorf("%s: %q, %v; want %d, %s", path, payload, err, code, says)
+		}
+		r.expectEnd()
+	}
+	refused(pusher.CodeUnknownKey, "--pusher-key", "another?protocol=7")
+	refused(pusher.CodeUnknownKey, "--pusher-key", "key/x?protocol=7")
+	refused(pusher.CodeVersion, `"8"; this server speaks 7`, "key?protocol=8")
+	refused(pusher.CodeVersion, `""`, "key")
+	refused(pusher.CodeUnauthorized, "API key is wrong", "key?protocol=7", "X-API-Key: wrong")
+	memory.Store(true)
+	refused(pusher.CodeOverCapacity, "memory", "key?protocol=7")
+	memory.Store(false)
+	one, two := s.pusher(""), s.pusher("", "X-Forwarded-For: 192.0.2.2")
+	refused(pusher.CodeOverCapacity, "limit of connections", "key?protocol=7")
+	_ = two.Close()
+	s.settles(1)
+	second := s.pusher("")
+	refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
+	_ = second.Close()
+	for reason, want := range map[string]float64{limitMemory: 1, limitConnections: 1, limitAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
+		testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
+			return counted(t, reg, "headcount_http_refusals_total", reason) == want
+		})
+	}
+	for path, tc := range map[string]struct {
+		status int
+		lines  []string
+	}{
+		"/app/key":             {http.StatusUpgradeRequired, nil},
+		"/app/another":         {http.StatusNotFound, nil},
+		"/app/counter":         {http.StatusOK, nil}, // of the page app
+		"/app/key?protocol=7":  {http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"}},
+		"/app/key?protocol=7&": {http.StatusBadRequest, []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"}},
+	} {
+		s.open(path, "", append(tc.lines, "Connection: close")...).response(tc.status)
+	}
+	_ = one.Close()
+	s.settles(0)
+}
+
+// With tokens, a client needs one: it opens private pages, and its end is the connection's.
+func TestPusherWithTokens(t *testing.T) {
+	t.Parallel()
+	const secret = "a secret for tests"
+	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(identities.Close)
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.Identities, cfg.Private = identities, []string{"team/*"}
+	})
+	r := s.app("key?protocol=7")
+	r.response(http.StatusSwitchingProtocols)
+	r.expect(websocket.Text, `{"data":{"code":4009,"message":`)
+	r.expectClose(pusher.CodeUnauthorized)
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
+		"sub": "alice", "exp": time.Now().Add(time.Hour).Unix(), "pages": []string{"team/a"},
+	}).SignedString([]byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alice, tab := s.pusher("&token="+token), s.pusher("&token="+token)
+	for _, r := range []*raw{alice, tab} {
+		r.enters("team/a")
+		r.awaitsCount("team/a", 1)
+	}
+	alice.trigger(pusher.Subscribe, `{"channel":"team/b"}`)
+	alice.expect(websocket.Text, `{"data":{"code":4009,"message":"this page is private`)
+	s.g.each(func(c *conn) { c.Expire() })
+	tab.expect(websocket.Text, `{"data":{"code":4009,"message":"the token has expired`)
+	tab.expectClose(pusher.CodeUnauthorized)
+}
+
+// A gateway that drains closes the connections of Pusher's clients one after the other: they connect again at once, and
+// are refused here.
+func TestPusherWhileDraining(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.ShutdownTimeout = 500 * time.Millisecond
+	})
+	r := s.pusher("")
+	r.enters("p")
+	r.awaitsCount("p", 1)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.g.Drain(ctx) }()
+	r.expectClose(pusher.CodeReconnect)
+	late := s.app("key?protocol=7")
+	late.response(http.StatusSwitchingProtocols)
+	late.expect(websocket.Text, `{"data":{"code":4100,"message":"`)
+	late.expectClose(pusher.CodeOverCapacity)
+	r.write([]byte(masked(websocket.Close, "\x10\x68")))
+	r.expectEnd()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
