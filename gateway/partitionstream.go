@@ -216,8 +216,8 @@ func (r *roster) resend(s *partitionStream, now time.Time) {
 	}
 }
 
-// sendAlive sends the heartbeats of the stream's users.
-func (r *roster) sendAlive(s *partitionStream) {
+// sendAlive sends the heartbeats of the stream's users, and returns their number.
+func (r *roster) sendAlive(s *partitionStream) int {
 	s.mu.Lock()
 	if s.alive == nil {
 		for u, user := range s.users {
@@ -235,6 +235,7 @@ func (r *roster) sendAlive(s *partitionStream) {
 	for part := range slices.Chunk(alive, aliveBatch) {
 		r.beats.SendBeat(&heartbeat.Beat{Source: r.source, Partition: s.partition, Stream: stream, Alive: part})
 	}
+	return len(alive)
 }
 
 // endGraces forgets the absent entries whose grace ended afterGrace ago.

@@ -11,7 +11,11 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-const rosterTick = 25 * time.Millisecond // precision of heartbeats and repetitions
+const (
+	repeatTick = 25 * time.Millisecond // precision of repetitions
+	leastTurns = 4                     // turns of heartbeats in an interval
+	turnUsers  = 5000                  // users in one of more turns, about
+)
 
 // roster is the ground truth of the users connected to this gateway, by user and page. It reports them to the
 // owners of the partitions: joins and leaves at once, repeated until they are acknowledged, and the users that
@@ -153,29 +157,45 @@ func (r *roster) movedTo(partition int) {
 	r.restart(s)
 }
 
-// run sends until ctx ends.
+// run sends until ctx ends. Each stream sends its heartbeats once in an interval. Those of few users go in four
+// turns, since what costs a quiet process most is to wake up, and the owners' deadlines then pass together,
+// too. Those of many users go in more turns, so that neither buffers nor CPUs meet a burst.
 func (r *roster) run(ctx context.Context) {
-	step := min(rosterTick, r.interval/4)
-	tick := time.NewTicker(step)
-	defer tick.Stop()
-	turns := max(int(r.interval/step), 1) // each stream sends its heartbeats in one turn, to spread the load
-	for turn := 0; ; {
+	turns, n, users := leastTurns, 0, 0 // in this interval: turns, turns that are over, and users in heartbeats
+	turn := time.NewTicker(r.interval / leastTurns)
+	defer turn.Stop()
+	repeat := time.NewTicker(repeatTick)
+	defer repeat.Stop()
+	repeats := true // repeat runs while a stream waits for acknowledgements; only flush makes one wait
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case s := <-r.kick:
-			r.flush(s)
-		case now := <-tick.C:
+			if r.flush(s); !repeats {
+				repeats = true
+				repeat.Reset(repeatTick)
+			}
+		case now := <-repeat.C:
+			repeats = false
 			for i := range r.streams {
-				s := &r.streams[i]
-				if s.waiting.Load() {
+				if s := &r.streams[i]; s.waiting.Load() {
+					repeats = true
 					r.resend(s, now)
 				}
-				if i%turns == turn {
-					r.sendAlive(s)
-				}
 			}
-			turn = (turn + 1) % turns
+			if !repeats {
+				repeat.Stop()
+			}
+		case <-turn.C:
+			for i := n * len(r.streams) / turns; i < (n+1)*len(r.streams)/turns; i++ {
+				users += r.sendAlive(&r.streams[i])
+			}
+			if n++; n == turns {
+				turns = min(max(users/turnUsers, leastTurns), len(r.streams))
+				turn.Reset(r.interval / time.Duration(turns))
+				n, users = 0, 0
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -18,7 +19,8 @@ import (
 // beats is a roster of one partition, with the beats that it sent.
 type beats struct {
 	*roster
-	sent []*heartbeat.Beat
+	sent  []*heartbeat.Beat
+	times []time.Time // when each of all was sent
 }
 
 func newBeats(t *testing.T) *beats {
@@ -28,7 +30,10 @@ func newBeats(t *testing.T) *beats {
 	return b
 }
 
-func (b *beats) SendBeat(m *heartbeat.Beat)   { b.sent = append(b.sent, m) }
+func (b *beats) SendBeat(m *heartbeat.Beat) {
+	b.sent, b.times = append(b.sent, m), append(b.times, time.Now())
+}
+
 func (b *beats) Acknowledged(presence.Update) {}
 
 // joined counts the answers to its joins.
@@ -416,4 +421,51 @@ func BenchmarkJoinLeave(b *testing.B) {
 			}
 		})
 	}
+}
+
+// Heartbeats of few users go in four turns an interval, and those of many in more. No partition is left out.
+func TestHeartbeatsGoInTurns(t *testing.T) {
+	for users, turns := range map[int]int{100: 4, 50_000: 10} {
+		synctest.Test(t, func(t *testing.T) {
+			const partitions, interval = 40, 2 * time.Second
+			b := &beats{}
+			b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, partitions, interval, 0, b, b)
+			for u := range presence.User(users) {
+				e := b.streamOf(u).findOrAdd(u, "p")
+				e.live, e.lastOp = 1, heartbeat.Join
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond) // the number of users is known after the first
+			defer cancel()
+			b.run(ctx)
+			times, seen, all := map[time.Time]bool{}, map[int]bool{}, 0
+			for i, m := range b.sent {
+				if at := b.times[i]; time.Since(at) < interval {
+					times[at], seen[m.Partition] = true, true
+					all += len(m.Alive)
+				}
+			}
+			if len(times) != turns || len(seen) != partitions || all != users {
+				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, %d and %d",
+					len(seen), all, len(times), partitions, users, turns)
+			}
+		})
+	}
+}
+
+// A roster that had nothing to repeat for a while repeats again.
+func TestLateJoinIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBeats(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*lastRepeat)
+		defer cancel()
+		time.AfterFunc(10*lastRepeat, func() { b.join(1, "p", &joined{}) })
+		b.run(ctx)
+		sent := 0
+		for _, m := range b.sent {
+			sent += len(m.Ops)
+		}
+		if sent < 10 {
+			t.Errorf("sent %d times in 10 s, want 10 at least", sent)
+		}
+	})
 }
