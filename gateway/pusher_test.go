@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/http"
+	"slices"
 	"regexp"
 	"strings"
 	"testing"
@@ -322,11 +323,24 @@ func TestPusherWhileDraining(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)
-		cfg.ShutdownTimeout = 500 * time.Millisecond
+		cfg.ShutdownTimeout = 10 * time.Second
 	})
 	r := s.pusher("")
 	r.enters("p")
 	r.awaitsCount("p", 1)
+	const others = 20
+	ended := make(chan time.Time, others)
+	for range others {
+		other := s.pusher("")
+		go func() { // ends with the connection
+			for {
+				if opcode, _, err := other.frame(); err != nil || opcode == websocket.Close {
+					ended <- time.Now()
+					return
+				}
+			}
+		}()
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	done := make(chan error, 1)
@@ -338,6 +352,13 @@ func TestPusherWhileDraining(t *testing.T) {
 	late.expectClose(pusher.CodeOverCapacity)
 	r.write([]byte(masked(websocket.Close, "\x10\x68")))
 	r.expectEnd()
+	var times []time.Time
+	for range others {
+		times = append(times, <-ended)
+	}
+	if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
+		t.Errorf("all connections ended within %s, want about a second", within)
+	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

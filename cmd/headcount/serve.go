@@ -130,6 +130,9 @@ func (l listeners) close() {
 func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
+	if s.webhooks != nil && s.cfg.Redis == "" {
+		s.webhooks.HoldDepartures()
+	}
 	if s.gateway != nil {
 		err = s.gateway.Drain(ctx)
 	}

@@ -67,7 +67,8 @@ func (o *sender) run(ctx context.Context) {
 			shown = s.users.reveal(events)
 		}
 		if len(shown) == 0 {
-			o.drop(ctx, events, dropSealed)
+			o.noteSealed(len(events))
+			o.done(ctx, events)
 			continue
 		}
 		m, err := newMessage(shown)
@@ -88,7 +89,7 @@ func (o *sender) run(ctx context.Context) {
 			}
 			failed = 0
 			s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
-			s.metrics.dropped.WithLabelValues(dropSealed).Add(float64(len(events) - len(shown)))
+			o.noteSealed(len(events) - len(shown))
 			o.done(ctx, events)
 		case err == nil && slices.Contains(refusals, status):
 			failed = 0
@@ -110,6 +111,14 @@ func (o *sender) run(ctx context.Context) {
 func (o *sender) done(ctx context.Context, events []string) {
 	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0]); err != nil {
 		sleep(ctx, outage.Jitter(firstPause), nil)
+	}
+}
+
+// noteSealed notes that events are dropped because no key opens them.
+func (o *sender) noteSealed(events int) {
+	if events > 0 {
+		o.service.metrics.dropped.WithLabelValues(dropSealed).Add(float64(events))
+		o.service.cfg.Log.Warn().Int("events", events).Msg("no --webhook-secret opens the users in events of a webhook; the events were dropped")
 	}
 }
 

@@ -97,6 +97,7 @@ func (s *Service) Run(ctx context.Context) {
 	}
 	if s.users != nil {
 		wg.Go(func() { s.users.run(ctx) })
+		wg.Go(func() { s.users.runScans(ctx) })
 	}
 	for _, o := range s.senders {
 		wg.Go(func() { o.run(ctx) })
@@ -152,6 +153,14 @@ func (s *Service) Arrived(u presence.User, name string) {
 func (s *Service) Departed(u presence.User) {
 	if s.users != nil {
 		s.users.judgeLater(u, "", time.Now().Add(s.cfg.Settle))
+	}
+}
+
+// HoldDepartures ends the judging of departures. The only process calls it when it begins to end, because nobody can come
+// back before the next one runs, which finds those who really left.
+func (s *Service) HoldDepartures() {
+	if s.users != nil {
+		s.users.held.Store(true)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"headcount/presence"
@@ -34,6 +35,7 @@ type users struct {
 	hooks   []*Hook
 	seals   []cipher.AEAD // one for each key; the first one seals
 
+	held    atomic.Bool // departures are not judged: see Service.HoldDepartures
 	mu      sync.Mutex
 	waiting map[presence.User]visit // who are judged in the next rounds; at most maxUsers
 }
@@ -72,18 +74,21 @@ func (u *users) judgeLater(user presence.User, name string, at time.Time) {
 	u.waiting[user] = v
 }
 
-// run reports users in rounds, until ctx ends. The first scan is late enough for clients to have come back after a
-// restart, and scans are rare enough not to put off a departure for ever.
+// run reports users in rounds, until ctx ends.
 func (u *users) run(ctx context.Context) {
+	u.repeat(ctx, usersEvery, u.round)
+}
+
+// runScans scans until ctx ends. The first scan is late enough for clients to have come back after a restart, and
+// scans are rare enough not to put off a departure for ever.
+func (u *users) runScans(ctx context.Context) {
+	u.repeat(ctx, max(scanEvery, 2*u.service.cfg.Settle), u.scan)
+}
+
+func (u *users) repeat(ctx context.Context, every time.Duration, do func(context.Context, time.Time) error) {
 	var store failing
-	nextScan := time.Now().Add(scanEvery)
-	for sleep(ctx, usersEvery, nil) {
-		now := time.Now()
-		err := u.round(ctx, now)
-		if !now.Before(nextScan) {
-			err = errors.Join(err, u.scan(ctx, now))
-			nextScan = now.Add(max(scanEvery, 2*u.service.cfg.Settle))
-		}
+	for sleep(ctx, every, nil) {
+		err := do(ctx, time.Now())
 		if err == nil || errors.Is(err, ErrUnavailable) {
 			store.note(ctx, u.service.cfg.Log, err)
 		} else {
@@ -97,7 +102,7 @@ func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	names := map[presence.User]string{}
 	u.mu.Lock()
 	for user, v := range u.waiting {
-		if v.name == "" && v.departed.After(now) {
+		if v.name == "" && (v.departed.After(now) || u.held.Load()) {
 			continue
 		}
 		delete(u.waiting, user)
@@ -157,7 +162,7 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 	changes = slices.DeleteFunc(changes, func(c Change) bool { return c.Was == c.Is })
 	reported, err := u.service.report(ctx, changes)
 	for i, last := range reported {
-		if last != changes[i].Is {
+		if err == nil && last != changes[i].Is {
 			err = errChanged
 		}
 	}

@@ -195,20 +195,25 @@ func TestUserWhomNobodySawLeaving(t *testing.T) {
 		stop := w.start()
 		w.come(1, "ann")
 		w.come(2, "bob")
+		w.come(3, "cyd")
 		time.Sleep(soon)
-		w.want("user.online ann", "user.online bob")
+		w.want("user.online ann", "user.online bob", "user.online cyd")
 		w.leave(1)
 		stop()
 		stop = w.start()
 		defer func() { stop() }()
-		time.Sleep(2*time.Minute + settle + soon)
+		time.Sleep(time.Minute - time.Second)
+		w.crowd.set(func() { delete(w.present, 3) }) // reloads while all users are looked through
+		time.Sleep(time.Second + settle/2)
+		w.come(3, "cyd")
+		time.Sleep(time.Minute + settle + soon)
 		w.want("user.offline ann")
 		stop()
-		w.crowd.set(func() { delete(w.present, 2) })
+		w.crowd.set(func() { delete(w.present, 2); delete(w.present, 3) })
 		stop = w.start()
 		w.service.Serve(nil) // another process owns the hook's bucket
 		time.Sleep(2*time.Minute + settle + soon)
-		if states, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(states) != 1 {
+		if states, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(states) != 2 {
 			t.Errorf("%d users are reported, %v; the process does not own the bucket", len(states), err)
 		}
 	})
@@ -292,6 +297,42 @@ func TestManyUsersLeaveAtOnce(t *testing.T) {
 		}
 		if left != all {
 			t.Errorf("%d of %d are reported as offline", left, all)
+		}
+	})
+}
+
+// The only process judges no departures while it ends: those who left and come back to the next one were never away.
+func TestDeparturesAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		stop := w.start()
+		w.come(1, "ann")
+		w.come(2, "bob")
+		time.Sleep(soon)
+		w.want("user.online ann", "user.online bob")
+		w.service.HoldDepartures()
+		w.leave(1)
+		w.leave(2)
+		time.Sleep(2 * settle)
+		w.want()
+		stop()
+		stop = w.start()
+		defer func() { stop() }()
+		w.come(1, "ann")
+		time.Sleep(2*time.Minute + settle + soon)
+		w.want("user.offline bob")
+	})
+}
+
+func TestUsersWhoWaitAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		defer w.start()()
+		for i := range 100_001 {
+			w.service.Arrived(presence.User(i+1), "ann")
+		}
+		if n := w.metric("headcount_webhook_left_out_total", "kind", "user"); n != 1 {
+			t.Errorf("%v users are left out, want 1", n)
 		}
 	})
 }

@@ -179,7 +179,7 @@ func TestWebhooksOfUsers(t *testing.T) {
 			dir := t.TempDir()
 			flags := []string{
 				"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop", "--site=main=http://main.test", "--site=shop=http://shop.test",
-				"--webhook-secret=" + hookSecret, "--webhook-settle=2s", "--leave-grace=0s", "--presence-timeout=3s", "--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
+				"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s", "--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
 			}
 			s := start(t, flags...)
 			one, watches := s.ws(t), s.ws(t)
@@ -201,7 +201,7 @@ func TestWebhooksOfUsers(t *testing.T) {
 			tab.close()
 			one = s.again(t, one)
 			one.join("p")
-			one.awaitCount("p", 3)
+			one.await("a count", func(f frame) bool { return f.Type == "count" })
 			s.hold(t, "DELETE", "ann", "p")
 			end(t, s)
 
