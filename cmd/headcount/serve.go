@@ -130,8 +130,8 @@ func (l listeners) close() {
 func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
-	if s.webhooks != nil && s.cfg.Redis == "" {
-		s.webhooks.HoldDepartures()
+	if s.cfg.Redis == "" {
+		s.node.StopClock()
 	}
 	if s.gateway != nil {
 		err = s.gateway.Drain(ctx)

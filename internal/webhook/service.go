@@ -156,14 +156,6 @@ func (s *Service) Departed(u presence.User) {
 	}
 }
 
-// HoldDepartures ends the judging of departures. The only process calls it when it begins to end, because nobody can come
-// back before the next one runs, which finds those who really left.
-func (s *Service) HoldDepartures() {
-	if s.users != nil {
-		s.users.held.Store(true)
-	}
-}
-
 // report makes changes, and returns the reported states after them. With an error it returns the states of the
 // first changes only.
 func (s *Service) report(ctx context.Context, changes []Change) ([]string, error) {

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"headcount/presence"
@@ -35,7 +34,6 @@ type users struct {
 	hooks   []*Hook
 	seals   []cipher.AEAD // one for each key; the first one seals
 
-	held    atomic.Bool // departures are not judged: see Service.HoldDepartures
 	mu      sync.Mutex
 	waiting map[presence.User]visit // who are judged in the next rounds; at most maxUsers
 }
@@ -102,7 +100,7 @@ func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	names := map[presence.User]string{}
 	u.mu.Lock()
 	for user, v := range u.waiting {
-		if v.name == "" && (v.departed.After(now) || u.held.Load()) {
+		if v.name == "" && v.departed.After(now) {
 			continue
 		}
 		delete(u.waiting, user)

@@ -301,29 +301,6 @@ func TestManyUsersLeaveAtOnce(t *testing.T) {
 	})
 }
 
-// The only process judges no departures while it ends: those who left and come back to the next one were never away.
-func TestDeparturesAreHeld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "user:*=http://r.test/")
-		stop := w.start()
-		w.come(1, "ann")
-		w.come(2, "bob")
-		time.Sleep(soon)
-		w.want("user.online ann", "user.online bob")
-		w.service.HoldDepartures()
-		w.leave(1)
-		w.leave(2)
-		time.Sleep(2 * settle)
-		w.want()
-		stop()
-		stop = w.start()
-		defer func() { stop() }()
-		w.come(1, "ann")
-		time.Sleep(2*time.Minute + settle + soon)
-		w.want("user.offline bob")
-	})
-}
-
 func TestUsersWhoWaitAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/")

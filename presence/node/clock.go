@@ -19,20 +19,32 @@ const (
 // longer suspension can another node have claimed partitions of this one.
 const takeoverPossible = 2 * time.Second
 
-// clock is the node's time, which stops while the process is suspended. Any goroutine
-// may read it; only run moves it.
-type clock struct{ last atomic.Pointer[clockReading] }
+// clock is the node's time, which stops while the process is suspended, and for good with stop.
+// Any goroutine may read it; only run moves it.
+type clock struct {
+	last   atomic.Pointer[clockReading]
+	ending atomic.Bool // run stops the clock at the next tick
+}
 
 // clockReading is what the clock showed at a tick.
 type clockReading struct {
-	real time.Time
-	at   time.Duration
+	real    time.Time
+	at      time.Duration
+	stopped bool
 }
 
 func (c *clock) now() time.Duration {
 	l := c.last.Load()
+	if l.stopped {
+		return l.at
+	}
 	return l.at + min(time.Since(l.real), clockStep)
 }
+
+// stop stops the clock for good, at the next tick.
+func (c *clock) stop() { c.ending.Store(true) }
+
+func (c *clock) stopped() bool { return c.last.Load().stopped }
 
 // behind returns the time since the last tick. After a suspension, a large value shows
 // that run has not noticed the suspension yet.
@@ -55,7 +67,11 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 		l := c.last.Load()
 		now := time.Now()
 		step := now.Sub(l.real)
-		c.last.Store(&clockReading{now, l.at + min(step, clockStep)})
+		at := l.at
+		if !l.stopped {
+			at += min(step, clockStep)
+		}
+		c.last.Store(&clockReading{now, at, c.ending.Load()})
 		if step > 2*clockStep {
 			suspended(step - clockStep)
 		}

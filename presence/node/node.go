@@ -215,7 +215,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
-	n.clock.last.Store(&clockReading{time.Now(), n.clock.now()}) // the time since New was startup, not a suspension
+	n.clock.last.Store(&clockReading{real: time.Now(), at: n.clock.now()}) // the time since New was startup, not a suspension
 	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
@@ -253,6 +253,10 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// StopClock stops the node's time: no grace or timeout ends any more. The only process calls it when it begins to end.
+// Nobody can come back before the next one runs, so for that one all are here whose connections this one closes.
+func (n *Node) StopClock() { n.clock.stop() }
 
 // alert makes the manager reconcile at once.
 func (n *Node) alert() {

@@ -1051,6 +1051,15 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 		if d := <-told; d != 20*time.Second+clockTick-clockStep || len(told) != 0 {
 			t.Fatalf("told of %s", d)
 		}
+		c.stop()
+		time.Sleep(clockTick)
+		synctest.Wait()
+		stopped := c.now()
+		time.Sleep(20 * clockTick)
+		synctest.Wait()
+		if got := c.now(); got != stopped || c.behind() > clockTick || len(told) != 0 {
+			t.Fatalf("stopped, it goes on by %s, and is behind by %s", got-stopped, c.behind())
+		}
 		cancel()
 	})
 }

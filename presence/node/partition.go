@@ -163,7 +163,7 @@ func (p *partition) arm(timer *time.Timer) {
 		return
 	}
 	p.alarm = at
-	if at == 0 {
+	if at == 0 || p.node.clock.stopped() { // the timer would end again and again, before its time
 		timer.Stop()
 		return
 	}

@@ -22,14 +22,14 @@ var ends = map[string]func(t *testing.T, s *server){
 
 // A process that is started again over its data directory shows at once who was there,
 // and whoever does not come back is gone after the presence timeout: nobody sees the
-// counts begin at zero. The timeout and the grace are long, so that no restart and no end takes as long.
+// counts begin at zero. The timeout is long, so that no restart takes as long. The grace is shorter than an orderly end, in which nobody can come back.
 func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=30s", "--update-interval=10ms"}
+			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms"}
 			s := start(t, flags...)
 			there := make([]*client, 5)
 			for i := range there {
@@ -44,7 +44,18 @@ func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 				seen := written(dir)
 				testkit.Eventually(t, "that it is written who is there", func() bool { return written(dir).After(seen) })
 			}
+			moved := make(chan struct{})
+			go func() { // a client that obeys at once finds no server until the next process runs
+				defer close(moved)
+				for {
+					if f, ok, _ := there[3].poll(time.Now().Add(testkit.Timeout)); !ok || f.Type == "reconnect" {
+						there[3].close()
+						return
+					}
+				}
+			}()
 			end(t, s)
+			<-moved
 			s = start(t, flags...)
 			if n := s.count(t, "p"); n != 4 {
 				t.Errorf("%d are there after the restart, want the 4 who were there", n)
