@@ -189,6 +189,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r, other := s.socket(""), s.socket("")
 	other.write(onPages("subscribe", 300, 350))
+	began := time.Now()
 	const before = 50 + 2 // the other's pages, and the unread record of each client
 	testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
 	for i := range newPageBurst / 100 {
@@ -198,9 +199,10 @@ func TestNewPagesAreLimited(t *testing.T) {
 		testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
 	}
 	refused := false
-	for from := 400; !refused; from += 100 { // a machine that stands still for seconds makes room for more
-		if from > 10_000 {
-			t.Fatal("nothing is refused")
+	for from := 400; !refused; from += 100 {
+		admitted := newPageBurst/100*100 + (from-400)/100*90
+		if most := newPageBurst + newPageRate*(1+int(time.Since(began).Seconds())); admitted > most {
+			t.Fatalf("%d new pages were admitted, want %d at most", admitted, most)
 		}
 		r.write(onPages("unsubscribe", from-100, from-10))
 		r.write(onPages("subscribe", from, from+90))

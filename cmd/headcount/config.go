@@ -87,7 +87,7 @@ type Config struct {
 	PusherKey      string   `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
-	CountBots  bool          `group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
+	CountBots  bool          `type:"switch" group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
 	CacheReads time.Duration `type:"span-or-0" placeholder:"TIME" default:"0" group:"times" help:"For how many whole seconds proxies may answer GETs of counts, public counters, badges and stats themselves. 0 means that every GET comes here."`
 
 	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, user:PATTERN (online, offline), or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; with several regions give them to one region, but those of users to each."`

@@ -82,6 +82,27 @@ func hookSecret(letter string) string {
 	return "whsec_" + base64.StdEncoding.EncodeToString([]byte(strings.Repeat(letter, 32)))
 }
 
+// A switch is a setting in every layer, and needs no value on the command line.
+func TestSwitch(t *testing.T) {
+	yes, no := map[string]string{"HEADCOUNT_COUNT_BOTS": "true"}, []string{"--count-bots=false"}
+	for name, tc := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+		want bool
+	}{
+		"default":               {},
+		"flag":                  {args: []string{"--count-bots"}, want: true},
+		"file":                  {file: `{"count-bots":true}`, want: true},
+		"environment over file": {env: yes, file: `{"count-bots":false}`, want: true},
+		"flag over environment": {args: no, env: yes},
+	} {
+		if c, err := read(t, tc.args, tc.env, tc.file); err != nil || c.CountBots != tc.want {
+			t.Errorf("%s: count-bots is %v, %v", name, c.CountBots, err)
+		}
+	}
+}
+
 // Every flag is the same setting in every layer, and a layer takes precedence over those
 // below it.
 func TestLayers(t *testing.T) {
@@ -210,6 +231,7 @@ var refused = map[string]struct {
 	"shutdown-timeout 0":                        {flag: "shutdown-timeout", args: "--shutdown-timeout 0"},
 	"a duration without a unit":                 {flag: "update-interval", args: "--update-interval 250"},
 	"a duration that is none":                   {flag: "ping-interval", env: map[string]string{"HEADCOUNT_PING_INTERVAL": "soon"}},
+	"a switch that is none":                     {flag: "count-bots", file: `{"count-bots":"x"}`},
 	"a JSON number as a duration":               {flag: "update-interval", file: `{"update-interval":250}`},
 	"roles apart without redis":                 {flag: "roles", args: "--roles gateway"},
 	"one role twice without redis":              {flag: "roles", args: "--roles gateway,gateway,gateway"},

@@ -235,7 +235,7 @@ func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
 
 // TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
-	if countertest.Client(func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
+	if countertest.Client(false, func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
 		return
 	}
 	os.Exit(m.Run())

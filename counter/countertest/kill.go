@@ -36,8 +36,9 @@ func Whole(t testing.TB, s counter.Reader, n int64) {
 }
 
 // Client reports false unless KilledInALoop started this process. Then it changes counters of the store until
-// it is killed, and prints what it tries and what was acknowledged. TestMain calls it first.
-func Client(open func(place string) (counter.Store, error)) bool {
+// it is killed, and prints what it tries and what was acknowledged. TestMain calls it first. served says that the
+// store is a server.
+func Client(served bool, open func(place string) (counter.Store, error)) bool {
 	place := os.Getenv(placeOfClient)
 	if place == "" {
 		return false
@@ -61,8 +62,10 @@ func Client(open func(place string) (counter.Store, error)) bool {
 				id := fmt.Sprintf("%d/%d/%d", os.Getpid(), worker, n)
 				print("try", id)
 				r := c.Do(context.Background(), Moved(id))
-				for ; errors.Is(r.Err, counter.ErrUnavailable); r = c.Do(context.Background(), Moved(id)) {
-					time.Sleep(time.Millisecond) // the server of a busy machine may not answer for a while
+				// The server of a busy machine may not answer for a while.
+				for end := time.Now().Add(time.Minute); errors.Is(r.Err, counter.ErrUnavailable) && served && time.Now().Before(end); {
+					time.Sleep(time.Millisecond)
+					r = c.Do(context.Background(), Moved(id))
 				}
 				if r.Err != nil {
 					print("fault", r.Err)

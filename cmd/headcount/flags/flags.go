@@ -113,17 +113,19 @@ func (c *Command) add(fields reflect.Value) {
 			panic(fmt.Sprintf("--%s has the type %q, which nobody reads", f.Name, f.kind))
 		}
 		_, f.hidden = tag.Lookup("hidden")
-		f.private = f.isBool() || tag.Get("env") == "-"
+		f.private = f.isMode() || tag.Get("env") == "-"
 		c.Flags = append(c.Flags, f)
 	}
 }
 
-// isBool reports whether the flag takes no value. Such a flag chooses a mode; it is not a setting that a
-// variable or a file could have.
+// isBool reports whether the flag takes no value.
 func (f *Flag) isBool() bool {
 	_, is := f.target.(*bool)
 	return is
 }
+
+// isMode reports whether the flag chooses a mode of one call. It is not a setting that a variable or a file could have.
+func (f *Flag) isMode() bool { return f.isBool() && f.kind != "switch" }
 
 // dashed returns the flag's name for a field: PublicURL becomes public-url.
 func dashed(name string) string {

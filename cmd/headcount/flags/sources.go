@@ -123,7 +123,7 @@ func (c *Command) parseFile(data []byte) (map[string]any, error) {
 
 // isKey reports whether a file may have the flag under this folded name.
 func (f *Flag) isKey(name string) bool {
-	return f.Name != configFlag && !f.isBool() && fold(f.Name) == name
+	return f.Name != configFlag && !f.isMode() && fold(f.Name) == name
 }
 
 // ofKubernetes matches the variables that Kubernetes sets for a Service.

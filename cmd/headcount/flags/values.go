@@ -19,8 +19,9 @@ import (
 //	list             strings, split at commas in every source; empty strings are left out
 //	each             one string for each time the flag is given; only a variable is split at commas, so that
 //	                 a secret may have a comma on the command line and in a file
+//	switch           true or false, of a flag that may also be given without a value
 //	sites            name=origin,origin for each time the flag is given; a value may have several, separated by commas
-var kinds = []string{"", "text", "number", "span", "span-or-0", "days", "days-or-0", "list", "each", "sites"}
+var kinds = []string{"", "text", "number", "span", "span-or-0", "days", "days-or-0", "list", "each", "switch", "sites"}
 
 // read sets the field to a value. The value is a string or, from a file, any JSON value. The problem that
 // read returns never repeats the value, because it may be a secret.
@@ -64,7 +65,7 @@ func (f *Flag) read(value any) (problem string) {
 		problem = "it is not a number; write one such as 0.5"
 	case *bool:
 		*target, err = strconv.ParseBool(fmt.Sprint(value))
-		problem = "it is neither true nor false"
+		problem = "it is neither true nor false; write one of them"
 	default:
 		panic(fmt.Sprintf("nobody reads a flag of %T", target))
 	}
