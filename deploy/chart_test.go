@@ -10,7 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"text/template"
@@ -30,16 +32,19 @@ var helmFunctions = template.FuncMap{
 	"indent": func(n int, text string) string {
 		return strings.ReplaceAll("\n"+text, "\n", "\n"+strings.Repeat(" ", n))[1:]
 	},
-	"int":       number,
-	"list":      func(all ...any) []any { return all },
-	"merge":     merge,
-	"required":  required,
-	"sha256sum": func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) },
-	"toJson":    func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
+	"int":        number,
+	"list":       func(all ...any) []any { return all },
+	"merge":      merge,
+	"regexMatch": func(pattern, text string) bool { return regexp.MustCompile(pattern).MatchString(text) },
+	"sha256sum":  func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) },
+	"toJson":     func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
+	"uniq":       func(list []any) []any { return slices.Compact(slices.SortedFunc(slices.Values(list), compare)) },
 }
 
-func number(value any) (n int) {
-	_, _ = fmt.Sscan(fmt.Sprint(value), &n) // 0 if it is none, as in Helm
+func compare(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
+
+func number(value any) int {
+	n, _ := strconv.Atoi(fmt.Sprint(value)) // 0 if it is none, as in Helm
 	return n
 }
 
@@ -61,13 +66,6 @@ func merge(into map[string]any, others ...map[string]any) map[string]any {
 		}
 	}
 	return into
-}
-
-func required(message string, value any) (any, error) {
-	if value == nil || value == "" {
-		return nil, errors.New(message)
-	}
-	return value, nil
 }
 
 // override puts the values of a user over those of the chart, field by field.
@@ -236,6 +234,16 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	if sleep == 0 || grace-sleep <= number(drain) {
 		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
 	}
+	variables := map[string]string{
+		"visitors": "HEADCOUNT_LISTEN", "admin": "HEADCOUNT_ADMIN_LISTEN",
+		"cluster": "HEADCOUNT_CLUSTER_LISTEN", "beats": "HEADCOUNT_CLUSTER_LISTEN",
+	}
+	open, _ := at(d, container+"ports").([]any)
+	for _, p := range open {
+		if name := says(p, "name"); env[variables[name]] != ":"+says(p, "containerPort") {
+			t.Errorf("%s listens on %q for %s, which is not its port", role, env[variables[name]], name)
+		}
+	}
 	if got := env["HEADCOUNT_ADVERTISE"]; got != "127.0.0.1"+env["HEADCOUNT_CLUSTER_LISTEN"] {
 		t.Errorf("%s advertises %q, which is not its address", role, got)
 	}
@@ -398,6 +406,14 @@ func checkReferences(t *testing.T, objects map[string]any) {
 func TestChartRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ values, want string }{
 		"a role that does not exist": {`roles: [gateways]`, "is none of all, gateway"},
+		"a value that is no role":    {`roles: [monitoring]`, "is none of all, gateway"},
+		"a role that is a number":    {`roles: [1]`, "is none of all, gateway"},
+		"no role":                    {`roles: []`, "empty"},
+		"a role twice":               {`{existingSecret: s, roles: [gateway, presence, gateway]}`, "once"},
+		"all and another role":       {`{existingSecret: s, persistence: {size: ""}, roles: [all, gateway]}`, "alone"},
+		"seconds with a unit":        {`shutdownSeconds: 90s`, "whole number"},
+		"half a second":              {`shutdownSeconds: 0.5`, "whole number"},
+		"a negative time":            {`shutdownSeconds: -1`, "whole number"},
 		"roles without Redis":        {`roles: [gateway, presence, dispatcher]`, "existingSecret"},
 		"replicas of one volume":     {`{existingSecret: s, all: {replicas: 2}}`, "persistence.size"},
 		"a scaled volume":            {`{existingSecret: s, all: {maxReplicas: 2}}`, "persistence.size"},
