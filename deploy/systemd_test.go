@@ -108,3 +108,21 @@ func TestPackageScripts(t *testing.T) {
 		})
 	}
 }
+
+// What the head of the unit says to install by hand is in an archive, and settings are not overwritten.
+func TestInstallByHand(t *testing.T) {
+	installs := regexp.MustCompile(`(?m)^#\t(.*)install -m \d+ (\S+) (\S+)$`).FindAllStringSubmatch(
+		string(file(t, "headcount.service")), -1)
+	if len(installs) != 3 {
+		t.Fatalf("the head of the unit says %q", installs)
+	}
+	for _, one := range installs {
+		guard, from, to := one[1], one[2], one[3]
+		if _, err := os.Stat(filepath.Join("..", from)); err != nil && from != "headcount" { // the program
+			t.Error(err)
+		}
+		if strings.HasSuffix(from, ".json") && guard != "[ -e "+to+filepath.Base(from)+" ] || " {
+			t.Errorf("%q overwrites settings", one[0])
+		}
+	}
+}
