@@ -10,7 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"text/template"
@@ -30,16 +32,19 @@ var helmFunctions = template.FuncMap{
 	"indent": func(n int, text string) string {
 		return strings.ReplaceAll("\n"+text, "\n", "\n"+strings.Repeat(" ", n))[1:]
 	},
-	"int":       number,
-	"list":      func(all ...any) []any { return all },
-	"merge":     merge,
-	"required":  required,
-	"sha256sum": func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) },
-	"toJson":    func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
+	"int":        number,
+	"list":       func(all ...any) []any { return all },
+	"merge":      merge,
+	"regexMatch": func(pattern, text string) bool { return regexp.MustCompile(pattern).MatchString(text) },
+	"sha256sum":  func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) },
+	"toJson":     func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
+	"uniq":       func(list []any) []any { return slices.Compact(slices.SortedFunc(slices.Values(list), compare)) },
 }
 
-func number(value any) (n int) {
-	_, _ = fmt.Sscan(fmt.Sprint(value), &n) // 0 if it is none, as in Helm
+func compare(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
+
+func number(value any) int {
+	n, _ := strconv.Atoi(fmt.Sprint(value)) // 0 if it is none, as in Helm
 	return n
 }
 
@@ -63,13 +68,6 @@ func merge(into map[string]any, others ...map[string]any) map[string]any {
 	return into
 }
 
-func required(message string, value any) (any, error) {
-	if value == nil || value == "" {
-		return nil, errors.New(message)
-	}
-	return value, nil
-}
-
 // override puts the values of a user over those of the chart, field by field.
 func override(values, with map[string]any) {
 	for name, value := range with {
@@ -90,14 +88,22 @@ func (chartFiles) Get(name string) (string, error) {
 	return string(text), err
 }
 
-// render returns the objects of the chart by kind and name. The release is called hc.
-func render(t *testing.T, set string) (map[string]any, error) {
+// chartValues returns the values of the chart with those of a set over them.
+func chartValues(t *testing.T, set string) map[string]any {
 	t.Helper()
 	values, user := map[string]any{}, map[string]any{}
-	if err := errors.Join(yaml.Unmarshal(file(t, "helm/values.yaml"), &values), yaml.Unmarshal([]byte(set), &user)); err != nil {
+	err := errors.Join(yaml.Unmarshal(file(t, "helm/values.yaml"), &values), yaml.Unmarshal([]byte(set), &user))
+	if err != nil {
 		t.Fatal(err)
 	}
 	override(values, user)
+	return values
+}
+
+// render returns the objects of the chart by kind and name. The release is called hc.
+func render(t *testing.T, set string) (map[string]any, error) {
+	t.Helper()
+	values := chartValues(t, set)
 	all, err := template.New("").Funcs(helmFunctions).ParseGlob("helm/templates/*.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -171,10 +177,18 @@ func TestChart(t *testing.T) {
 			if !maps.Equal(got, kinds) {
 				t.Errorf("the objects are %v, want %v", got, kinds)
 			}
+			all := chartValues(t, values)
 			for _, role := range roles {
-				checkRole(t, role, objects, at(parsed(t, []byte(values)), "shutdownSeconds"))
+				checkRole(t, role, objects, all)
 			}
 			checkReferences(t, objects)
+			metrics := at(objects["NetworkPolicy hc"], "spec ingress 1")
+			must(t, "the policy of metrics", metrics, map[string]string{
+				"from 0 namespaceSelector matchLabels": fmt.Sprint(map[string]any{
+					"kubernetes.io/metadata.name": says(all, "monitoring namespace"),
+				}),
+				"from 1": "<nil>", "ports 0 port": "admin", "ports 1": "<nil>",
+			})
 		})
 	}
 }
@@ -185,13 +199,18 @@ const (
 	component = "app.kubernetes.io/component"
 )
 
-// checkRole checks the processes of a role. drain is --shutdown-timeout in seconds, or nil.
-func checkRole(t *testing.T, role string, objects map[string]any, drain any) {
+// checkRole checks the processes of a role.
+func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	t.Helper()
 	d := objects["Deployment hc-"+role]
 	visitors := role == "all" || role == "gateway"
 	must(t, role, d, map[string]string{
 		"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role, pod + "containers 1": "<nil>",
+		container + "image": says(values, "image"),
+		// Kubernetes gives pods variables for each Service, and for one called headcount such as HEADCOUNT_PORT.
+		pod + "enableServiceLinks": "false",
+		// Without the group the process may not write to a new volume.
+		pod + "securityContext fsGroup":      "65532",
 		pod + "securityContext runAsNonRoot": "true", container + "securityContext readOnlyRootFilesystem": "true",
 		container + "securityContext allowPrivilegeEscalation": "false", container + "securityContext capabilities drop": "[ALL]",
 		container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz",
@@ -204,16 +223,29 @@ func checkRole(t *testing.T, role string, objects map[string]any, drain any) {
 		must(t, "the service", objects["Service hc"], map[string]string{"spec selector " + component: role, "spec ports 0 targetPort": "visitors"})
 		must(t, "the policy of "+role, objects["NetworkPolicy hc-"+role], map[string]string{"spec podSelector matchLabels " + component: role})
 	}
-	if drain == nil {
-		drain = 30
+	if secret := says(values, "existingSecret"); secret != "" {
+		must(t, role, d, map[string]string{container + "envFrom 0 secretRef name": secret})
 	}
-	env := environment(d)
+	env, drain := environment(d), at(values, "shutdownSeconds")
 	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
 		t.Errorf("%s drains for %s, want %s", role, got, want)
 	}
 	grace, sleep := number(at(d, pod+"terminationGracePeriodSeconds")), number(at(d, container+"lifecycle preStop sleep seconds"))
 	if sleep == 0 || grace-sleep <= number(drain) {
 		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
+	}
+	variables := map[string]string{
+		"visitors": "HEADCOUNT_LISTEN", "admin": "HEADCOUNT_ADMIN_LISTEN",
+		"cluster": "HEADCOUNT_CLUSTER_LISTEN", "beats": "HEADCOUNT_CLUSTER_LISTEN",
+	}
+	open, _ := at(d, container+"ports").([]any)
+	for _, p := range open {
+		if name := says(p, "name"); env[variables[name]] != ":"+says(p, "containerPort") {
+			t.Errorf("%s listens on %q for %s, which is not its port", role, env[variables[name]], name)
+		}
+	}
+	if got := env["HEADCOUNT_ADVERTISE"]; got != "127.0.0.1"+env["HEADCOUNT_CLUSTER_LISTEN"] {
+		t.Errorf("%s advertises %q, which is not its address", role, got)
 	}
 	if want := map[bool]string{false: role}[role == "all"]; env["HEADCOUNT_ROLES"] != want {
 		t.Errorf("the roles of %s are %q, want %q", role, env["HEADCOUNT_ROLES"], want)
@@ -226,9 +258,12 @@ func checkRole(t *testing.T, role string, objects map[string]any, drain any) {
 	} else if number(at(d, "spec replicas")) == 0 {
 		t.Errorf("%s has no replicas", role)
 	}
+	// Beside another process, one that has no Redis could not open the volume, or would count for itself.
+	alone := role == "all" && says(d, "spec replicas") == "1"
+	must(t, role, d, map[string]string{"spec strategy type": map[bool]string{true: "Recreate", false: "<nil>"}[alone]})
 	if env["HEADCOUNT_DATA_DIR"] != "" {
 		must(t, "a process with a volume", d, map[string]string{
-			"spec replicas": "1", "spec strategy type": "Recreate", pod + "volumes 1 persistentVolumeClaim claimName": "hc",
+			"spec replicas": "1", pod + "volumes 1 persistentVolumeClaim claimName": "hc",
 			container + "volumeMounts 1 mountPath": env["HEADCOUNT_DATA_DIR"],
 		})
 		must(t, "the volume", objects["PersistentVolumeClaim hc"], map[string]string{"metadata annotations helm.sh/resource-policy": "keep"})
@@ -237,11 +272,14 @@ func checkRole(t *testing.T, role string, objects map[string]any, drain any) {
 
 // environment returns the variables of a Deployment's process.
 func environment(deployment any) map[string]string {
-	env := map[string]string{}
+	env, address := map[string]string{}, "$(POD_IP)" // Kubernetes replaces only what stands above
 	all, _ := at(deployment, container+"env").([]any)
 	for _, one := range all {
+		if says(one, "name") == "POD_IP" && says(one, "valueFrom fieldRef fieldPath") == "status.podIP" {
+			address = "127.0.0.1"
+		}
 		if value, ok := at(one, "value").(string); ok {
-			env[says(one, "name")] = strings.ReplaceAll(value, "$(POD_IP)", "127.0.0.1")
+			env[says(one, "name")] = strings.ReplaceAll(value, "$(POD_IP)", address)
 		}
 	}
 	return env
@@ -257,7 +295,7 @@ func TestChartSettings(t *testing.T) {
 		}
 		for name, o := range objects {
 			if says(o, "kind") == "Deployment" {
-				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, environment(o), objects["ConfigMap hc"]) })
+				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, o, objects["ConfigMap hc"]) })
 			}
 		}
 	}
@@ -265,25 +303,28 @@ func TestChartSettings(t *testing.T) {
 
 // checkSettings has the program judge the settings of a process. It may find fault with the
 // store, which is not here (status 1), but not with a setting (status 2).
-func checkSettings(t *testing.T, env map[string]string, config any) {
+func checkSettings(t *testing.T, deployment, config any) {
 	t.Helper()
-	dir := t.TempDir()
+	env, dir := environment(deployment), t.TempDir()
 	for name, text := range at(config, "data").(map[string]any) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text.(string)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cmd := exec.Command(binary, "check", "--config", filepath.Join(dir, "headcount.json"),
-		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0")
+		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", ":0")
 	cmd.Env = testkit.Environ()
+	if at(deployment, container+"envFrom") != nil && env["HEADCOUNT_DATA_DIR"] == "" {
+		// What the chart asks of the Secret.
+		cmd.Env = append(cmd.Env, "HEADCOUNT_REDIS=redis://127.0.0.1:1",
+			"HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
+	}
 	for name, value := range env {
 		switch name {
 		case "HEADCOUNT_DATA_DIR":
 			value = t.TempDir()
 		case "HEADCOUNT_COUNTERS":
 			value = filepath.Join(dir, filepath.Base(value))
-		case "HEADCOUNT_ROLES":
-			cmd.Env = append(cmd.Env, "HEADCOUNT_REDIS=redis://127.0.0.1:1", "HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
 		}
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -368,6 +409,14 @@ func checkReferences(t *testing.T, objects map[string]any) {
 func TestChartRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ values, want string }{
 		"a role that does not exist": {`roles: [gateways]`, "is none of all, gateway"},
+		"a value that is no role":    {`roles: [monitoring]`, "is none of all, gateway"},
+		"a role that is a number":    {`roles: [1]`, "is none of all, gateway"},
+		"no role":                    {`roles: []`, "empty"},
+		"a role twice":               {`{existingSecret: s, roles: [gateway, presence, gateway]}`, "once"},
+		"all and another role":       {`{existingSecret: s, persistence: {size: ""}, roles: [all, gateway]}`, "alone"},
+		"seconds with a unit":        {`shutdownSeconds: 90s`, "whole number"},
+		"half a second":              {`shutdownSeconds: 0.5`, "whole number"},
+		"a negative time":            {`shutdownSeconds: -1`, "whole number"},
 		"roles without Redis":        {`roles: [gateway, presence, dispatcher]`, "existingSecret"},
 		"replicas of one volume":     {`{existingSecret: s, all: {replicas: 2}}`, "persistence.size"},
 		"a scaled volume":            {`{existingSecret: s, all: {maxReplicas: 2}}`, "persistence.size"},

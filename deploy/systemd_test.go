@@ -1,6 +1,9 @@
 package deploy_test
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -54,11 +57,72 @@ func TestUnit(t *testing.T) {
 		}
 	}
 	one := func(name string) string { return strings.Join(said[name], " and ") }
+	if one("Restart") != "always" || one("StartLimitIntervalSec") != "0" {
+		t.Errorf("it does not start again however often it ends: %q, %q", one("Restart"), one("StartLimitIntervalSec"))
+	}
 	dir := says(parsed(t, file(t, "headcount.json")), "data-dir")
 	if one("ProtectSystem") != "strict" || dir != "/var/lib/"+one("StateDirectory") {
 		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q", one("ProtectSystem"), one("StateDirectory"), dir)
 	}
 	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second { // the default of --shutdown-timeout
 		t.Errorf("it has no time to drain: %v, %v", stop, err)
+	}
+}
+
+// The scripts of the packages call systemctl as dpkg and rpm expect it, and succeed when systemctl fails.
+func TestPackageScripts(t *testing.T) {
+	const restart, stop = "daemon-reload\ntry-restart headcount.service\n", "disable --now headcount.service\n"
+	dir := t.TempDir()
+	calls := filepath.Join(dir, "calls")
+	fake := "#!/bin/sh\necho \"$@\" >>'" + calls + "'\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte(fake), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct{ script, args, root, systemd, want string }{
+		"deb install":         {script: "postinstall.sh", args: "configure", systemd: dir, want: restart},
+		"deb upgrade, before": {script: "preremove.sh", args: "upgrade 1.2.4", systemd: dir},
+		"deb upgrade, after":  {script: "postinstall.sh", args: "configure 1.2.3", systemd: dir, want: restart},
+		"deb remove":          {script: "preremove.sh", args: "remove", systemd: dir, want: stop},
+		"rpm install":         {script: "postinstall.sh", args: "1", systemd: dir, want: restart},
+		"rpm upgrade, new":    {script: "postinstall.sh", args: "2", systemd: dir, want: restart},
+		"rpm upgrade, old":    {script: "preremove.sh", args: "1", systemd: dir},
+		"rpm remove":          {script: "preremove.sh", args: "0", systemd: dir, want: stop},
+		"no systemd":          {script: "postinstall.sh", args: "configure", systemd: "/none"},
+		"no systemd, remove":  {script: "preremove.sh", args: "remove", systemd: "/none"},
+		"another root":        {script: "postinstall.sh", args: "configure", root: "/mnt", systemd: dir},
+		"another, remove":     {script: "preremove.sh", args: "remove", root: "/mnt", systemd: dir},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(calls, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command("sh", append([]string{tc.script}, strings.Fields(tc.args)...)...)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"),
+				"SYSTEMD_RUNNING="+tc.systemd, "DPKG_ROOT="+tc.root)
+			if said, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, said)
+			}
+			if got := string(file(t, calls)); got != tc.want {
+				t.Errorf("it calls systemctl with %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// What the head of the unit says to install by hand is in an archive, and settings are not overwritten.
+func TestInstallByHand(t *testing.T) {
+	installs := regexp.MustCompile(`(?m)^#\t(.*)install -m \d+ (\S+) (\S+)$`).FindAllStringSubmatch(
+		string(file(t, "headcount.service")), -1)
+	if len(installs) != 3 {
+		t.Fatalf("the head of the unit says %q", installs)
+	}
+	for _, one := range installs {
+		guard, from, to := one[1], one[2], one[3]
+		if _, err := os.Stat(filepath.Join("..", from)); err != nil && from != "headcount" { // the program
+			t.Error(err)
+		}
+		if strings.HasSuffix(from, ".json") && guard != "[ -e "+to+filepath.Base(from)+" ] || " {
+			t.Errorf("%q overwrites settings", one[0])
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -42,10 +43,15 @@ func main() {
 	}
 }
 
+// released matches versions that dpkg and rpm sort as releases. What git describe makes of a commit after a tag, such
+// as v1.2.3-5-gd33c79e, would sort before v1.2.3.
+var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?$`)
+
 // release must run in the root of the repository.
 func release(version string, systems []string, out string, build builder) error {
-	if version == "" || strings.ContainsAny(version, "/ ") {
-		return fmt.Errorf("%q is no version; give -version v1.2.3", version)
+	if !released.MatchString(version) || strings.HasSuffix(version, "-dirty") {
+		return fmt.Errorf("%q is no version of a release, so packages would not sort by it; "+
+			"give one such as v1.2.3 or v1.2.3-rc.1: make release VERSION=v1.2.3", version)
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err

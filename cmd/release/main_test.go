@@ -275,12 +275,22 @@ func write(t *testing.T, path string, text []byte) {
 }
 
 func TestNoRelease(t *testing.T) {
-	for _, version := range []string{"", "a/b"} {
-		if release(version, nil, t.TempDir(), nil) == nil {
-			t.Errorf("%q is taken for a version", version)
+	for _, version := range []string{
+		"", "a/b", "1.2.3", "v1", "v1.2", "v1.2.3.4", "v1.2.3 ", "v1.2.3/4", "v1.2.3+4",
+		"88e8b53", "88e8b53-dirty", "v1.2.3-dirty",
+		"v1.2.3-5-gd33c79e", "v1.2.3-5-gd33c79e-dirty", "v1.2.3-rc.1-5-gd33c79e",
+	} {
+		err := release(version, nil, t.TempDir(), nil)
+		if err == nil || !strings.Contains(err.Error(), "VERSION=v1.2.3") {
+			t.Errorf("%q is taken for a version: %v", version, err)
 		}
 	}
-	if release("v1", []string{"linux"}, t.TempDir(), nil) == nil {
+	for _, version := range []string{"v1.2.3", "v10.20.30", "v1.2.3-rc.1", "v1.2.3-beta2"} {
+		if err := release(version, nil, t.TempDir(), nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if release("v1.2.3", []string{"linux"}, t.TempDir(), nil) == nil {
 		t.Error("linux alone is taken for a system")
 	}
 }
