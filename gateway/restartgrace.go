@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"headcount/gateway/identity"
 	"headcount/presence"
 )
@@ -24,13 +26,25 @@ type restartHub interface {
 // reconnected yet.
 type restartGrace struct {
 	hub restartHub
-	log func(left time.Duration)
+	log zerolog.Logger
 
-	began, until time.Time // set by newRestartGrace only
+	began time.Time     // when the process started
+	lasts time.Duration // after that, until all have had time
+	until time.Time     // the end of the doubt; set before first is closed
 
 	state atomic.Uint32 // one of the states below
 	mu    sync.Mutex    // held while state changes, so that the calls of hub are in order
+	first chan struct{} // closed when the first client has reconnected
 }
+
+const (
+	// firstReturn is how long after the start of a process its first client reconnects at the latest. A later one was
+	// away for another reason.
+	firstReturn = 15 * time.Second
+	// othersReturn is how long after the first client the others reconnect, however long the process took to serve:
+	// they try every 2 s.
+	othersReturn = 3 * time.Second
+)
 
 // States of a restartGrace.
 const (
@@ -40,13 +54,9 @@ const (
 )
 
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
-	began := presence.Started(cfg.Incarnation)
-	g := &restartGrace{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
+	g := &restartGrace{hub: hub, log: cfg.Log, began: presence.Started(cfg.Incarnation), lasts: cfg.ComeBack, first: make(chan struct{})}
 	if cfg.ComeBack <= 0 {
 		g.state.Store(graceOver)
-	}
-	g.log = func(left time.Duration) {
-		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
 	}
 	return g
 }
@@ -57,7 +67,12 @@ func (g *restartGrace) run(ctx context.Context) {
 		return
 	}
 	select {
-	case <-time.After(time.Until(g.until)):
+	case <-time.After(time.Until(g.began.Add(firstReturn))):
+	case <-g.first:
+		select {
+		case <-time.After(time.Until(g.until)):
+		case <-ctx.Done():
+		}
 	case <-ctx.Done():
 	}
 	g.mu.Lock()
@@ -79,7 +94,10 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 		return
 	}
 	g.hub.Doubt()
-	g.log(time.Until(g.until))
+	left := max(time.Until(g.began.Add(g.lasts)), othersReturn)
+	g.until = time.Now().Add(left)
+	close(g.first)
+	g.log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
 }
 
 // before reports whether a client was welcomed before this process started. back is the client's statement:

@@ -62,6 +62,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		"its version is made up":    {news("/p/counter/events", "Last-Event-ID", "1-1"), known, time.Second, "[]"},
 		"no version":                {news("/p/counter/events", "Last-Event-ID", "x"), known, time.Second, "[]"},
 		"somebody is new":           {news("/-/ws"), known, time.Second, "[]"},
+		"after a slow start":        {news("/-/ws"), void, 14 * time.Second, "[doubt 14 trust 17]"},
 		"too late for all of them":  {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -96,4 +97,19 @@ func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	if hub.told() != "[]" || g.Doubtful() {
 		t.Error("it is doubted")
 	}
+}
+
+// Most users are remembered, so the doubt is short; it begins with the first client, although the process served late.
+func TestShortDoubtAfterASlowStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := &doubts{start: time.Now()}
+		g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 3 * time.Second}, Log: zerolog.Nop()}, hub)
+		time.AfterFunc(5*time.Second, func() {
+			g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{})
+		})
+		g.run(t.Context())
+		if got := hub.told(); got != "[doubt 5 trust 8]" {
+			t.Error(got)
+		}
+	})
 }

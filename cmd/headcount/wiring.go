@@ -244,7 +244,7 @@ func (s *system) openEmbedded() error {
 	return err
 }
 
-// How long clients need to come back after a restart. The clients of this release try again within 2 s, so after 3 s
+// How long clients need to come back after a restart; gateway.restartGrace makes it longer for a process that served late. The clients of this release try again within 2 s, so after 3 s
 // those are there whom a killed process had no time to remember; others and older ones wait for up to 15 s.
 const (
 	soonBack     = 3 * time.Second
