@@ -33,9 +33,9 @@ const (
 	maxLifetime = 100 * 365 * 24 * time.Hour // longer than any connection lasts
 )
 
-// conn is one client's connection: a WebSocket, whose client speaks our protocol or Pusher's,
-// or an event stream, which only delivers and may have joined its page. An idle conn has no goroutine. A goroutine with work for
-// the conn takes its turn, which only one goroutine has at a time, and serves it.
+// conn is one client's connection: a WebSocket, whose client speaks our protocol or Pusher's, or an event
+// stream, which only delivers and may have joined its page. An idle conn has no goroutine. A goroutine with
+// work for the conn takes its turn, which only one goroutine has at a time, and serves it.
 type conn struct {
 	// The fan-out owns these, under its locks. A delivery reads the end of the first and
 	// the beginning of the second, so they are next to each other for the CPU's cache.
