@@ -63,7 +63,7 @@ mutants:
 
 # Other releases beside this one. A cluster of PREVIOUS, which has the same formats, becomes one of this release and goes
 # back, process by process, under load. OTHER has other formats, UNNUMBERED none: they and this release refuse each other.
-PREVIOUS = 7b8d992
+PREVIOUS = 817d6cf
 OTHER = bb5e81f
 UNNUMBERED = 86e69d5
 upgrade:

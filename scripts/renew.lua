@@ -10,8 +10,8 @@
 -- then     fact, value, …. A value may be a list, a,b,c: each of its values is accepted,
 --          and the first is written. If there are facts, the first given fact is one
 --          of them. Any other given fact that is missing belongs to a later version,
---          and is added. The script ignores facts that are not given. The fact postgres
---          is added, or changed from none to behind, only while no other process runs.
+--          and is added. The script ignores facts that are not given. The fact postgres is
+--          changed to 'behind 2', from none or from behind, only while no other process runs.
 -- Returns  {'ok', number of seals, id, seal, …, name, 'end incarnation roles', …} of all live leases,
 --          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]} or {'taken', ms left of that lease}.
@@ -51,15 +51,11 @@ end
 for i = first, #ARGV, 2 do
   local value, ours = known[ARGV[i]], ARGV[i + 1]
   local new = not value and (runs or #facts == 0 or i > first)
-  local skip = false
-  if ARGV[i] == 'postgres' and #facts > 0 then
-    skip = not value and others -- the other processes may be of a version that does not know the fact
-    new = not others and (not value or value == 'none' and ours == 'behind')
-  end
-  if not skip and not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
+  if ARGV[i] == 'postgres' and ours == 'behind 2' and not others then new = new or value == 'none' or value == 'behind' end
+  if not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
     return {'differs', ARGV[i], value or ''}
   end
-  if not skip and (new or not runs) then -- the first value of a list is written, so that secrets can rotate
+  if new or not runs then -- the first value of a list is written, so that secrets can rotate
     write[#write + 1] = ARGV[i]
     write[#write + 1] = (string.gsub(ours, ',.*', ''))
   end

@@ -106,8 +106,8 @@ const (
 	// PostgresFact is the cluster fact that says where PostgreSQL is, for all processes that have counters.
 	PostgresFact   = "postgres"
 	PostgresNone   = "none"
-	PostgresBehind = "behind" // of Redis, as package tiered has it
-	PostgresBeside = "beside" // Redis, for regions
+	PostgresBehind = "behind 2" // of Redis, as package tiered has it; 2 has other keys for what is not persisted yet
+	PostgresBeside = "beside"   // Redis, for regions
 )
 
 // ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
@@ -171,12 +171,19 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 	pipe := c.Pipeline()
+	postgres := pipe.HGet(ctx, factsKey, PostgresFact)
 	front := make([]*redis.BoolCmd, Buckets)
 	for b := range Buckets {
 		front[b] = pipe.HExists(ctx, stateKey(b), "generation")
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return err
+	}
+	switch is := postgres.Val(); { // until this process may change the fact, or ends
+	case s.inFront() && is == PostgresNone:
+		return redisconn.Answered(errAlone)
+	case s.inFront() && is != "" && is != PostgresBehind:
+		return redisconn.Answered(errOlder)
 	}
 	if !s.inFront() && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
 		return redisconn.Answered(ErrFront)

@@ -160,7 +160,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	if f := facts["counters"]; f != "" && ours.Counters != 0 && f != strconv.Itoa(ours.Counters) {
 		k.problem("The counters in this Redis are of format %s, and this version knows %d; run the version that wrote them, or move them by its export.", f, ours.Counters)
 	}
-	if f := facts["postgres"]; f != "" && ours.Postgres != "" && f != ours.Postgres && (f != "none" || ours.Postgres != "behind") {
+	if f := facts["postgres"]; f != "" && ours.Postgres != "" && f != ours.Postgres && (ours.Postgres != behind || f != "none" && f != "behind") {
 		k.problem("%s.", postgresMend(f, ours.Postgres))
 	}
 	if f := facts["webhooks"]; f != "" && ours.Webhooks != 0 && f != strconv.Itoa(ours.Webhooks) {

@@ -26,13 +26,19 @@ const format = 5
 
 const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
 
+// behind is the fact of counters in this Redis that are persisted in PostgreSQL: counterredis.PostgresBehind.
+const behind = "behind 2"
+
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
 func postgresMend(theirs, ours string) string {
+	const older = "behind"
 	switch {
-	case theirs == "none" && ours == "behind":
+	case ours == behind && theirs == older:
+		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other names; end all of them with SIGTERM, which persists it, then start this release"
+	case theirs == "none" && ours == behind:
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
-	case theirs == "behind" && ours == "none":
+	case (theirs == behind || theirs == older) && ours == "none":
 		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
 	}
 	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"

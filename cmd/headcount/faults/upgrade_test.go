@@ -267,34 +267,72 @@ func ways(t *testing.T) []way {
 func TestUpgradeOneByOne(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
-	for name, flags := range map[string]func(t *testing.T) []string{
-		"Redis":                        func(*testing.T) []string { return []string{"--hot-rate=" + hotRate} },
-		"Redis in front of PostgreSQL": func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redis := redistest.Start(t)
-			top := &topology{}
-			all := append(flags(t), booksFlags...)
-			for i := range 3 {
-				m := newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, all...)
-				m.program = release(t, previousRelease)
-				top.members = append(top.members, m)
-			}
-			top.gateways = top.members
-			top.begin(t)
-			b := newBooks(t, true, top.gateways...)
-			for _, way := range ways(t) {
-				for _, m := range top.members {
-					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
-						b.during(t, func() { replace(t, m, way.to) })
-						return time.Now()
-					}})
-					b.check(t)
-				}
-			}
-		})
+	top := &topology{members: three(t, redistest.Start(t), "--hot-rate="+hotRate)}
+	top.gateways = top.members
+	top.begin(t)
+	b := newBooks(t, true, top.gateways...)
+	for _, way := range ways(t) {
+		for _, m := range top.members {
+			top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
+				b.during(t, func() { replace(t, m, way.to) })
+				return time.Now()
+			}})
+			b.check(t)
+		}
 	}
+}
+
+// three are processes with all roles, of the previous release.
+func three(t *testing.T, redis *redistest.Server, flags ...string) (members []*member) {
+	t.Helper()
+	for i := range 3 {
+		m := newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, append(flags, booksFlags...)...)
+		m.program = release(t, previousRelease)
+		members = append(members, m)
+	}
+	return members
+}
+
+// TestUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
+// before the first of this one starts, and one that comes too early is refused; so is the way back until the operator says it.
+func TestUpgradeAtOnce(t *testing.T) {
+	testkit.Long(t)
+	t.Parallel()
+	redis := redistest.Start(t)
+	flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
+	members := three(t, redis, flags...)
+	startAll(t, members...)
+	for _, m := range members {
+		awaitReady(t, m)
+	}
+	b := newBooks(t, true, members...)
+	early := func(comes string) {
+		t.Helper()
+		m := newMember("one that comes too early", allRoles, redis.URL(), nil, append(flags, booksFlags...)...)
+		m.program = comes
+		refusal(t, m, "PostgreSQL")
+	}
+	all := func(to string, between func()) {
+		t.Helper()
+		for _, m := range members {
+			if err := m.leave(); err != nil {
+				t.Error(err)
+			}
+		}
+		between()
+		for _, m := range members {
+			m.program = to
+			again(t, m)
+		}
+		b.check(t)
+		b.some(t)
+		b.check(t)
+	}
+	b.some(t)
+	b.check(t)
+	early(program)
+	all(program, func() {})
+	all(release(t, previousRelease), func() { redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind") })
 }
 
 // TestUpgradeByRole is the same over processes that have one role each, in the order of the
