@@ -12,8 +12,10 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -164,6 +166,51 @@ func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecord
 }
 
 const key = "X-API-Key: k"
+
+// slowReads is remote counters whose reads wait before they answer.
+type slowReads struct {
+	remote
+	begun atomic.Int32
+	open  chan struct{}
+}
+
+func (s *slowReads) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	s.begun.Add(1)
+	read, err := s.remote.Read(ctx, keys, member, lag)
+	<-s.open
+	return read, err
+}
+
+// Concurrent reads that may lag are one call of the store. A read that begins after a change was acknowledged sees it.
+func TestConcurrentReadsAreOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowReads{open: make(chan struct{})}
+		s := serve(t, func(cfg *Config) {
+			slow.remote = remote{cfg.Counters.(*pipeline.Counters), new(awayStore)}
+			cfg.Counters = slow
+		})
+		var all sync.WaitGroup
+		read := func(call, answer string) { all.Go(func() { s.want(call, "", 200, answer) }) }
+		before := one("views:1", "sum", 0, "0")
+		for range 50 {
+			read("GET /views:1", before)
+		}
+		read("GET /views:1/exact", before)
+		synctest.Wait()
+		if n := slow.begun.Load(); n != 2 {
+			t.Errorf("%d reads of the store, want one and the exact one", n)
+		}
+		after := one("views:1", "sum", 1, "1")
+		s.want("POST /views:1/increment", "", 200, after)
+		read("GET /views:1", after)
+		synctest.Wait()
+		if n := slow.begun.Load(); n != 3 {
+			t.Errorf("%d reads of the store, want one more after a change", n)
+		}
+		close(slow.open)
+		all.Wait()
+	})
+}
 
 // want sends a call with an API key and compares the whole answer, in which times
 // and incarnations are replaced.

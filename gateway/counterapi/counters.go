@@ -48,6 +48,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/singleflight"
 
 	"headcount/counter"
 	"headcount/counter/limit"
@@ -135,7 +137,8 @@ type API struct {
 	metrics   *metrics
 	archive   *counter.Archive
 	questions *questions
-	large     chan struct{} // holds one for each large body of a caller without API key; beyond its size a body is 503
+	reads     singleflight.Group // of one counter each
+	large     chan struct{}      // holds one for each large body of a caller without API key; beyond its size a body is 503
 
 	mu      sync.Mutex
 	differs map[*counter.Rule]bool // rules for which logKind has logged; guarded by mu
@@ -414,6 +417,7 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 	}
 	for i := range result.Counters {
 		a.live.remember(result.Counters[i])
+		a.reads.Forget(result.Counters[i].Key) // whoever reads from now on sees the change
 	}
 	return result.Counters, true
 }
@@ -501,7 +505,11 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			return current, nil
 		}
 	}
-	readings, err := a.cfg.Counters.Read(ctx, keys, member, lag)
+	read := a.cfg.Counters.Read
+	if lag > 0 && member == "" && a.cfg.Counters.Remote() && len(keys) == 1 {
+		read = a.readShared
+	}
+	readings, err := read(ctx, keys, member, lag)
 	if err != nil {
 		if lag > 0 && member == "" {
 			if known := a.known(keys); known != nil {
@@ -529,6 +537,22 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		}
 	}
 	return readings, nil
+}
+
+// readShared reads one counter. Of each there is one call of the store at a time.
+func (a *API) readShared(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	shared := a.reads.DoChan(keys[0], func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience) // the first caller may go
+		defer cancel()
+		return a.cfg.Counters.Read(ctx, keys, member, lag)
+	})
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case r := <-shared:
+		readings, _ := r.Val.([]counter.Reading)
+		return slices.Clone(readings), r.Err
+	}
 }
 
 // known returns the last values that this process saw, as stale, or nil unless it saw all.
