@@ -33,8 +33,8 @@ import (
 )
 
 const (
-	callers  = 64 // clients that change counters, each waiting for its answer
-	callTime = 4 * time.Second
+	callers  = 64              // clients that change counters, each waiting for its answer
+	callTime = 3 * time.Second // whole seconds, since persisted counts intervals of one second
 	manyKeys = 1_000_000
 	apiKey   = "the API key of the benchmark"
 )
@@ -90,9 +90,9 @@ func (t *trial) bareGin() server {
 
 // increments measures increments of one key and of many keys beside the floor.
 func increments(t *trial) figures {
-	const turn = "1500ms"
+	const turn = "1s"
 	gin, one, many := t.bareGin(), t.serveCounters(), t.serveCounters()
-	return inTurns(5, map[string]func() figures{
+	return inTurns(3, map[string]func() figures{
 		"gin":  func() figures { return t.calls(gin, "-for", turn) },
 		"one":  func() figures { return t.calls(one, "-for", turn) },
 		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:*") },
@@ -102,7 +102,7 @@ func increments(t *trial) figures {
 // reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor, which
 // answers 200 bytes of JSON.
 func reads(t *trial) figures {
-	const turn = "1s"
+	const turn = "700ms"
 	get := func(s server, path string) func() figures {
 		return func() figures { return t.calls(s, "-for", turn, "-get", path) }
 	}
@@ -263,7 +263,7 @@ func updates(ctx context.Context, url string) (float64, error) {
 func inRedis(t *trial) figures {
 	redis := redistest.Start(t)
 	s := t.serveCounters("--redis", redis.URL())
-	time.Sleep(callTime) // until a process that has just begun has its partitions
+	time.Sleep(4 * time.Second) // until a process that has just begun has its partitions
 	idle, began := scripts(t, redis), time.Now()
 	time.Sleep(callTime / 2)
 	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds()

@@ -24,7 +24,7 @@ import (
 
 const (
 	subscribers = 5_000
-	floorTime   = 3 * time.Second
+	floorTime   = 2 * time.Second
 	tick        = 0.01 // seconds, the least CPU time that /proc shows
 )
 

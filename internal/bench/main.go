@@ -84,8 +84,12 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	b.figures = map[string][]float64{}
 	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
 	for _, s := range scenarios {
-		for n := 1; n <= b.runs && chosen(s.name); n++ {
-			if err := b.measure(ctx, s.name, fmt.Sprintf("%d of %d", n, b.runs), s.measure); err != nil {
+		runs := b.runs
+		if once[s.name] {
+			runs = 1
+		}
+		for n := 1; n <= runs && chosen(s.name); n++ {
+			if err := b.measure(ctx, s.name, fmt.Sprintf("%d of %d", n, runs), s.measure); err != nil {
 				return err
 			}
 		}
