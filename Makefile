@@ -78,8 +78,8 @@ fuzz:
 	@$(GO) list -f '{{.ImportPath}}' ./... | while read -r package; do $(GO) test -list '^Fuzz' "$$package" | grep '^Fuzz' | while read -r target; do \
 		echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime 10s $(ARGS) "$$package" || exit; done || exit; done
 
-# Every scenario on the whole program, into BENCHMARKS.md, or one of them to the terminal: make bench ROW=idle. It wants two
-# cores that have nothing else to do.
+# Every scenario on the whole program, into BENCHMARKS.md and docs/plots, or one of them to the terminal: make bench ROW=idle,
+# and at one size: make bench ROW=idle ARGS='-size 10000'. It wants two cores that have nothing else to do.
 bench: build
 	$(GO) run ./internal/bench $(if $(ROW),-runs 1 -only $(ROW)) $(ARGS)
 

@@ -99,8 +99,8 @@ var layers = []layer{
 		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "unread", "presence/heartbeat",
 	}},
-	{"internal/benchenv", []string{"internal/servertest"}},                                                                      // a core for the program, another for its clients
-	{"internal/bench", []string{"client", "internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}}, // runs the program
+	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
+	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redistest", "internal/servertest"}},                                                                // runs the program
 	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/counterfile", "counter/counterredis", "counter/hyperloglog", "internal/redisconn", "internal/servertest", "internal/testkit"}}, // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own

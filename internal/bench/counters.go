@@ -33,8 +33,8 @@ import (
 )
 
 const (
-	callers  = 64 // clients that change counters, each waiting for its answer
-	callTime = 4 * time.Second
+	callers  = 64              // clients that change counters, each waiting for its answer
+	callTime = 3 * time.Second // whole seconds, since persisted counts intervals of one second
 	manyKeys = 1_000_000
 	apiKey   = "the API key of the benchmark"
 )
@@ -90,9 +90,9 @@ func (t *trial) bareGin() server {
 
 // increments measures increments of one key and of many keys beside the floor.
 func increments(t *trial) figures {
-	const turn = "1500ms"
+	const turn = "1s"
 	gin, one, many := t.bareGin(), t.serveCounters(), t.serveCounters()
-	return inTurns(5, map[string]func() figures{
+	return inTurns(3, map[string]func() figures{
 		"gin":  func() figures { return t.calls(gin, "-for", turn) },
 		"one":  func() figures { return t.calls(one, "-for", turn) },
 		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:*") },
@@ -102,7 +102,7 @@ func increments(t *trial) figures {
 // reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor, which
 // answers 200 bytes of JSON.
 func reads(t *trial) figures {
-	const turn = "1s"
+	const turn = "700ms"
 	get := func(s server, path string) func() figures {
 		return func() figures { return t.calls(s, "-for", turn, "-get", path) }
 	}
@@ -263,7 +263,7 @@ func updates(ctx context.Context, url string) (float64, error) {
 func inRedis(t *trial) figures {
 	redis := redistest.Start(t)
 	s := t.serveCounters("--redis", redis.URL())
-	time.Sleep(callTime) // until a process that has just begun has its partitions
+	time.Sleep(4 * time.Second) // until a process that has just begun has its partitions
 	idle, began := scripts(t, redis), time.Now()
 	time.Sleep(callTime / 2)
 	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds()
@@ -389,7 +389,7 @@ type caller struct {
 	unique  int    // members, of which one is added to a unique
 	limit   bool   // a limit
 	top     bool   // what gained most
-	get     string // this path
+	get     string // this path, in which a * is one of many, too
 
 	rate    float64 // calls a second, together; 0: as many as go
 	clients int
@@ -446,12 +446,12 @@ func (r *caller) run() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	seconds, used := time.Since(r.began).Seconds(), cpuTime(r.pid)-cpu
+	seconds, used := time.Since(r.began).Seconds(), max(cpuTime(r.pid)-cpu, tick)
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
 	changes := n * float64(max(r.batch, 1))
 	return tell(figures{
-		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
+		"calls": n, "calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
 		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
 	})
 }
@@ -478,11 +478,14 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 }
 
 // key is one that fits keys.
-func (r *caller) key() string {
-	if prefix, many := strings.CutSuffix(r.keys, "*"); many {
-		return prefix + strconv.Itoa(rand.IntN(r.many))
+func (r *caller) key() string { return r.one(r.keys) }
+
+// one has a random number in the place of the * of a pattern.
+func (r *caller) one(pattern string) string {
+	if before, after, many := strings.Cut(pattern, "*"); many {
+		return before + strconv.Itoa(rand.IntN(r.many)) + after
 	}
-	return r.keys
+	return pattern
 }
 
 // call returns what is called next. from is the first of the members to add.
@@ -490,7 +493,7 @@ func (r *caller) call(from int64) (method, path string, body []byte) {
 	const counters = "/api/v1/counters"
 	switch {
 	case r.get != "":
-		return http.MethodGet, r.get, nil
+		return http.MethodGet, r.one(r.get), nil
 	case r.top:
 		return http.MethodGet, "/api/v1/top?match=views:*&last=1h&n=10", nil
 	case r.limit:

@@ -24,7 +24,8 @@ import (
 
 const (
 	subscribers = 5_000
-	floorTime   = 3 * time.Second
+	floorTime   = 2 * time.Second
+	tick        = 0.01 // seconds, the least CPU time that /proc shows
 )
 
 // frame is as long as the count frames of the simulator's pages.
@@ -33,8 +34,12 @@ var frame = bytes.Repeat([]byte("x"), 127)
 // floor writes a frame to every one of the subscribers, again and again, with
 // one system call each and nothing else. Between two rounds it pauses.
 func floor(args []string) error {
-	addr, call := args[0], args[1]
-	pause, err := time.ParseDuration(args[2])
+	addr, call := args[0], args[2]
+	subscribers, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	pause, err := time.ParseDuration(args[3])
 	if err != nil {
 		return err
 	}
@@ -85,6 +90,10 @@ func floor(args []string) error {
 // readers are subscribers that only read, with a goroutine each, like those of the
 // simulator. They end when the server ends.
 func readers(args []string) error {
+	subscribers, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
 	var group sync.WaitGroup
 	defer group.Wait()
 	for range subscribers {
@@ -117,8 +126,7 @@ func dial(addr string) (c net.Conn, err error) {
 	return nil, err
 }
 
-// arriving is how many clients connect. Of the files that it may open a server keeps a
-// sixth for newcomers, stores and peers, so fewer come if 20,000 files are not allowed.
+// arriving is how many clients connect, if so many files may be open.
 // At once come fewer than the server keeps room for newcomers: all clients share a
 // core, so some send their handshake late, and a server that has no more room closes
 // the connections that have sent nothing.
@@ -134,11 +142,7 @@ func arrive(args []string) error {
 	if err != nil {
 		return err
 	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return err
-	}
-	n := min(arriving, int(limit.Cur)*4/5) // the server and this process have the same limit
+	n := min(arriving, mostSockets())
 	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: headcount.v1\r\n\r\n"
 	took, errs := make([]time.Duration, n), make([]error, n)
@@ -168,7 +172,7 @@ func arrive(args []string) error {
 	cpu := cpuTime(pid) - before
 	return tell(figures{
 		"connections": float64(n), "again": float64(again.Load()), "all_after_s": slices.Max(took).Seconds(),
-		"per_cpu_s": float64(n) / cpu, "rss_most_mb": mostMemory(pid) / 1e6,
+		"per_cpu_s": float64(n) / cpu, "cpu_us_each": cpu / float64(n) * 1e6, "rss_most_mb": mostMemory(pid) / 1e6,
 	})
 }
 

@@ -3,6 +3,8 @@
 // Bench measures the server of this repository and writes BENCHMARKS.md. It runs
 // every scenario several times, with the server on one core and its clients on
 // another. In the same run it measures what plain system calls cost on the machine.
+// Where costs could grow faster than the load, it measures once at each of several sizes
+// and draws a plot.
 //
 // It needs Linux, two cores and taskset(1).
 package main
@@ -12,7 +14,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,14 +35,18 @@ func main() {
 		}
 		return
 	}
-	b := &bench{}
+	b := &bench{sizes: []int{1_000, 5_000, 10_000, 19_000}}
 	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
 	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
 	flag.IntVar(&b.runs, "runs", 3, "how often to run each scenario; the table shows the medians")
+	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys only")
 	only := flag.String("only", "", "run only these scenarios, separated by commas, and print the table to standard output")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if *size > 0 {
+		b.sizes = []int{*size}
+	}
 	if err := b.run(ctx, *out, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -53,43 +61,75 @@ type bench struct {
 	program string
 	self    string
 	runs    int
+	sizes   []int                // of growths
+	version string               // of the program
 	load    float64              // the load of the machine before the run
-	figures map[string][]float64 // by scenario and name; one figure per run
+	figures map[string][]float64 // by scenario and name; one figure per run, or per size
 }
 
 func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	if _, err := os.Stat(b.program); err != nil {
+	version, err := exec.Command(b.program, "version").Output()
+	if err != nil {
 		return fmt.Errorf("the server's program is missing: run make build, or give --program: %w", err)
 	}
+	b.version = strings.TrimSpace(string(version))
 	if err := benchenv.Cores(); err != nil {
 		return err
 	}
 	raiseFiles()
 	b.load = loadAverage()
 	b.figures = map[string][]float64{}
+	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
 	for _, s := range scenarios {
-		if only != "" && !slices.Contains(strings.Split(only, ","), s.name) {
-			continue
+		runs := b.runs
+		if once[s.name] {
+			runs = 1
 		}
-		for n := range b.runs {
-			fmt.Fprintf(os.Stderr, "%s  %s, %d of %d\n", time.Now().Format(time.TimeOnly), s.name, n+1, b.runs)
-			got, err := b.try(ctx, s.measure)
-			if err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
+		for n := 1; n <= runs && chosen(s.name); n++ {
+			if err := b.measure(ctx, s.name, fmt.Sprintf("%d of %d", n, runs), s.measure); err != nil {
+				return err
 			}
-			for name, v := range got {
-				b.figures[s.name+" "+name] = append(b.figures[s.name+" "+name], v)
+		}
+	}
+	for _, g := range growths {
+		for _, size := range b.sizes {
+			if !chosen(g.name) {
+				continue
 			}
+			if g.sockets {
+				size = min(size, mostSockets())
+			}
+			measure := func(t *trial) figures { return g.measure(t, size) }
+			if err := b.measure(ctx, g.name, "at "+number(float64(size), 0), measure); err != nil {
+				return err
+			}
+			b.figures[g.name+" size"] = append(b.figures[g.name+" size"], float64(size))
 		}
 	}
 	if only != "" {
 		_, err = os.Stdout.Write(b.page())
 		return err
 	}
+	if err := b.draw(filepath.Join(filepath.Dir(out), plotFolder)); err != nil {
+		return err
+	}
 	return os.WriteFile(out, b.page(), 0o644)
+}
+
+// measure adds the figures of a trial to those of its scenario.
+func (b *bench) measure(ctx context.Context, scenario, which string, measure func(*trial) figures) error {
+	fmt.Fprintf(os.Stderr, "%s  %s, %s\n", time.Now().Format(time.TimeOnly), scenario, which)
+	got, err := b.try(ctx, measure)
+	if err != nil {
+		return fmt.Errorf("%s: %w", scenario, err)
+	}
+	for name, v := range got {
+		b.figures[scenario+" "+name] = append(b.figures[scenario+" "+name], v)
+	}
+	return nil
 }
 
 // raiseFiles raises the limit of open files as far as possible. Children inherit it.

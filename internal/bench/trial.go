@@ -44,9 +44,9 @@ func (t *trial) serve(flags ...string) server {
 }
 
 // helper runs one of the helpers on a core, with an address for it and others to meet.
-func (t *trial) helper(core int, name string) server {
+func (t *trial) helper(core int, name string, args ...string) server {
 	addr := servertest.FreeAddr()
-	p := t.Start(benchenv.On(t.Context(), core, t.self, name, addr))
+	p := t.Start(benchenv.On(t.Context(), core, t.self, append([]string{name, addr}, args...)...))
 	return server{Process: p, addr: addr, url: "http://" + addr}
 }
 
@@ -97,11 +97,12 @@ func arrived(t *trial) (f figures) {
 	return f
 }
 
-// floored measures plain system calls in place of a server.
-func floored(call, pause string) func(*trial) figures {
+// floored measures plain system calls in place of a server, to so many subscribers.
+func floored(subscribers int, call, pause string) func(*trial) figures {
 	return func(t *trial) (f figures) {
-		readers := t.helper(benchenv.ClientCore, "readers")
-		t.output(benchenv.On(t.Context(), benchenv.ServerCore, t.self, "floor", readers.addr, call, pause), &f)
+		n := strconv.Itoa(subscribers)
+		readers := t.helper(benchenv.ClientCore, "readers", n)
+		t.output(benchenv.On(t.Context(), benchenv.ServerCore, t.self, "floor", readers.addr, n, call, pause), &f)
 		return f
 	}
 }

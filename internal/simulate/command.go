@@ -78,7 +78,7 @@ Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wron
 
 // Bounds of the flags: beyond them one process is the wrong tool.
 const (
-	maxPages = 10_000
+	maxPages = 20_000
 	maxTabs  = 100
 	maxChurn = 100.0
 )

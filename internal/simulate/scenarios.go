@@ -79,11 +79,18 @@ func (c *crowd) arrive(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// idle: everyone is there and nothing happens. It measures the memory of a connection,
-// and what it costs to keep it.
+// idle: everyone is there and nothing happens. It measures what a join costs, the memory of a
+// connection, and what it costs to keep it.
 func (c *crowd) idle(ctx context.Context) error {
+	before := c.server.usage()
 	if err := c.arrive(ctx, 0); err != nil {
 		return err
+	}
+	if err := c.awaitPlaces(ctx, c.everyone()); err != nil {
+		return err
+	}
+	if len(c.server.procs) > 0 {
+		c.result.Figures["server_cpu_us_per_join"] = (c.server.usage().cpu - before.cpu) / float64(c.cfg.Users) * 1e6
 	}
 	if err := c.checkpoint(ctx, "full"); err != nil {
 		return err
