@@ -100,10 +100,11 @@ type mergeKey struct {
 	up  bool
 }
 
-// mergeable reports whether op may be merged with others. An identity or a dimension would be lost in a merged change.
+// mergeable reports whether op may be merged with others. An idempotency key or a dimension would be lost in a merged
+// change.
 func (op *Op) mergeable() bool {
 	c := &op.Changes[0]
-	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind == Sum && op.Identity == Identity{} && len(c.Dimensions) == 0
+	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind == Sum && op.IdempotencyKey == IdempotencyKey{} && len(c.Dimensions) == 0
 }
 
 // write makes the operations of calls and answers the calls. When a merged operation is refused, its parts are made

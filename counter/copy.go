@@ -57,10 +57,10 @@ type StepCopy struct {
 	Seen   *hyperloglog.Registers // of a unique
 }
 
-// IdentityCopy is an identity and the time until which it is remembered. Exports have none. They are copied when a
-// Redis gets a PostgreSQL behind it.
-type IdentityCopy struct {
-	Identity
+// IdempotencyKeyCopy is an idempotency key and the time until which it is remembered. Exports have none. They are
+// copied when a Redis gets a PostgreSQL behind it.
+type IdempotencyKeyCopy struct {
+	IdempotencyKey
 	Until time.Time
 }
 

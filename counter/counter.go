@@ -24,9 +24,9 @@
 //
 // # Idempotency keys
 //
-// An operation with an [Identity] is made once: for a day a repetition changes nothing and returns the present
-// counters. The identity is stored in the same step as the change, and it outlives the counter. Refused operations
-// are not remembered.
+// An operation with an [IdempotencyKey] is made once: for a day a repetition changes nothing and returns the present
+// counters. The idempotency key is stored in the same step as the change, and it outlives the counter. Refused
+// operations are not remembered.
 //
 // # Limits
 //

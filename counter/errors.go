@@ -7,7 +7,7 @@ import (
 
 var (
 	// ErrUnavailable means that the store cannot be reached now. The operation was made as a whole or not at all, and
-	// the caller cannot know which. Repeating it with the same identity is safe.
+	// the caller cannot know which. Repeating it with the same idempotency key is safe.
 	ErrUnavailable = errors.New("store is unavailable")
 	// ErrBusy means that too many operations are waiting. The operation was not made. ErrBusy is an ErrUnavailable.
 	ErrBusy = fmt.Errorf("%w: too many changes are waiting", ErrUnavailable)

@@ -46,8 +46,8 @@ type Step interface {
 	// Deleted returns the highest incarnation of all counters that were ever deleted.
 	Deleted() uint64
 
-	Remembered(id Identity) bool
-	Remember(id Identity)
+	Remembered(id IdempotencyKey) bool
+	Remember(id IdempotencyKey)
 
 	// Join adds member to the set of key, Leave removes it. Both report whether the set changed.
 	Join(key, member string) bool
@@ -75,13 +75,14 @@ type Step interface {
 }
 
 // Judge makes op in step, or refuses it and leaves step unchanged. The counters of the result are those after op. A
-// replay also returns the present counters, not those of the first time: results are not remembered, identities are.
+// replay also returns the present counters, not those of the first time: results are not remembered, idempotency keys
+// are.
 func Judge(step Step, op *Op, now time.Time) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	known := op.Identity != Identity{}
-	replay := known && step.Remembered(op.Identity)
+	known := op.IdempotencyKey != IdempotencyKey{}
+	replay := known && step.Remembered(op.IdempotencyKey)
 	states := make([]*State, len(op.Changes)) // looked up once: that may be a read of a file
 	for i := range op.Changes {
 		states[i] = step.State(op.Changes[i].Key)
@@ -91,7 +92,7 @@ func Judge(step Step, op *Op, now time.Time) Result {
 			return Result{Err: err}
 		}
 		if known {
-			step.Remember(op.Identity)
+			step.Remember(op.IdempotencyKey)
 		}
 	}
 	counters := make([]Counter, len(op.Changes))

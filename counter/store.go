@@ -16,13 +16,13 @@ import (
 
 // Bounds of one operation and one read.
 const (
-	MaxChanges   = 1000              // of one Op
-	MaxMembers   = 1000              // added and removed by one Change, together
-	MaxDelta     = 1_000_000_000_000 // absolute value of the Delta of Add
-	MaxLedger    = 1000              // entries of one page of a ledger
-	MaxKeys      = 100               // of one Read by a client
-	MaxText      = 200               // code points of a reason or an author
-	IdentityKept = 24 * time.Hour    // how long an identity is remembered
+	MaxChanges         = 1000              // of one Op
+	MaxMembers         = 1000              // added and removed by one Change, together
+	MaxDelta           = 1_000_000_000_000 // absolute value of the Delta of Add
+	MaxLedger          = 1000              // entries of one page of a ledger
+	MaxKeys            = 100               // of one Read by a client
+	MaxText            = 200               // code points of a reason or an author
+	IdempotencyKeyKept = 24 * time.Hour    // how long an idempotency key is remembered
 )
 
 // Verb is what a Change does.
@@ -60,14 +60,14 @@ type Change struct {
 // Dimension is one value of one of a rule's dimensions.
 type Dimension struct{ Name, Value string }
 
-// Identity is the hash of an Idempotency-Key. The zero Identity means that there is none.
-type Identity [16]byte
+// IdempotencyKey is the hash of an Idempotency-Key. The zero IdempotencyKey means that there is none.
+type IdempotencyKey [16]byte
 
-// IdentityOf returns the identity of an Idempotency-Key. Space is the counter's key, or "*" for batches; caller is
-// empty for API keys, which share one space, and otherwise the caller's own identity. An identity begins with 32 bits
-// of the hash of the counter's key, so that a store with several partitions can keep it with the counter; those of
-// batches are distributed evenly.
-func IdentityOf(space, caller, key string) Identity {
+// NewIdempotencyKey returns the hash of an Idempotency-Key. Space is the counter's key, or "*" for batches;
+// caller is empty for API keys, which share one space, and otherwise the caller's own identity. An idempotency
+// key begins with 32 bits of the hash of the counter's key, so that a store with several partitions can keep it with
+// the counter; those of batches are distributed evenly.
+func NewIdempotencyKey(space, caller, key string) IdempotencyKey {
 	b := make([]byte, 0, 64)
 	for _, part := range [...]string{space, caller} {
 		b = binary.AppendUvarint(b, uint64(len(part)))
@@ -78,11 +78,11 @@ func IdentityOf(space, caller, key string) Identity {
 	if space != "*" {
 		binary.LittleEndian.PutUint32(hash[:4], uint32(xxhash.Sum64String(space)))
 	}
-	return Identity(hash[:16])
+	return IdempotencyKey(hash[:16])
 }
 
 // Of reports whether id belongs to that space. It is wrong with a probability of 2^-32.
-func (id Identity) Of(space string) bool {
+func (id IdempotencyKey) Of(space string) bool {
 	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
 }
 
@@ -90,14 +90,14 @@ func (id Identity) Of(space string) bool {
 // part of a batch whose counters are not exact, see package counterredis. An Op of several changes has only Add, and
 // a key may occur several times; either all of their rules are Exact or none is.
 type Op struct {
-	Changes  []Change
-	Identity Identity
+	Changes        []Change
+	IdempotencyKey IdempotencyKey
 }
 
-// OfBatch reports whether the identity of op belongs to the space of batches, in which operations on other counters
-// may have the same one.
+// OfBatch reports whether the idempotency key of op belongs to the space of batches, in which operations on other
+// counters may have the same one.
 func (op *Op) OfBatch() bool {
-	return op.Identity != (Identity{}) && !(len(op.Changes) == 1 && op.Identity.Of(op.Changes[0].Key))
+	return op.IdempotencyKey != (IdempotencyKey{}) && !(len(op.Changes) == 1 && op.IdempotencyKey.Of(op.Changes[0].Key))
 }
 
 // Keys returns the keys of op's counters, each once.
@@ -168,7 +168,7 @@ type Result struct {
 	// Counters has the counter of each change, in order, after the whole operation and perhaps after others of the same
 	// write. It is nil with Err.
 	Counters []Counter
-	Replay   bool // nothing was changed, because the identity was remembered
+	Replay   bool // nothing was changed, because the idempotency key was remembered
 	// Err is nil, a *Conflict (nothing was changed), ErrUnavailable (op may have been made) or ErrOp.
 	Err error
 }
@@ -176,12 +176,12 @@ type Result struct {
 // Writer is the part of a store that changes counters.
 type Writer interface {
 	// Apply makes ops in order, in one durable step. When it returns, each operation whose Err is nil is as durable
-	// as the store promises, together with its identity, and every later Read sees it. The results are in the order
-	// of ops.
+	// as the store promises, together with its idempotency key, and every later Read sees it. The results are in the
+	// order of ops.
 	//
-	// A refused operation does not affect the others. An operation whose identity is remembered, also from earlier in
-	// the same call, is a replay. Apply may be called from any goroutine, also for the same keys at the same time. The
-	// Combiner's context ends only after its WriteTimeout.
+	// A refused operation does not affect the others. An operation whose idempotency key is remembered, also from
+	// earlier in the same call, is a replay. Apply may be called from any goroutine, also for the same keys at the same
+	// time. The Combiner's context ends only after its WriteTimeout.
 	Apply(ctx context.Context, ops []Op) []Result
 }
 

@@ -211,7 +211,7 @@ func TestTopMarks(t *testing.T) {
 				}
 			}
 		}
-		op := counter.Op{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000}}, Identity: counter.IdentityOf("v:a", "", "1")}
+		op := counter.Op{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000}}, IdempotencyKey: counter.NewIdempotencyKey("v:a", "", "1")}
 		store.noMarks.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("a change whose counter cannot be marked is %+v", r)

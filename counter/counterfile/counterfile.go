@@ -8,7 +8,7 @@
 // When a transaction fails (a full disk, a disk that is gone) nothing of it is
 // told to anybody: the file is opened anew, which shows what is in it and
 // nothing else. Whether the failed transaction is in it is unknown to its
-// callers; they repeat it under the same identities.
+// callers; they repeat it under the same idempotency keys.
 package counterfile
 
 import (
@@ -47,8 +47,8 @@ const File = "counters.db"
 //	marks     2 bytes: length of a match, the match, 8 bytes: number of a step, key -> nothing
 //	tops      2 bytes: length of a match, the match, 4 bytes: seconds of a step, 8 bytes: its number -> JSON: what
 //	          gained most
-//	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
-//	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
+//	ids       16 bytes: idempotency key -> 8 bytes: unix seconds when it is forgotten
+//	forget    8 bytes: unix seconds, 16 bytes: idempotency key -> nothing
 //	garbage   8 bytes: a set, ledger or history that is no counter's any more -> nothing
 //	limits    algorithm, 8 bytes: window in ms, key -> its state, as package limit writes it
 //	limitends 8 bytes: unix ms when somebody looks whether it has ended, key in limits -> nothing

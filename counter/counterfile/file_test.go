@@ -28,10 +28,10 @@ var (
 	members = &counter.Rule{Match: "m:*", Kind: counter.Members}
 )
 
-func add(rule *counter.Rule, key, identity string) counter.Op {
+func add(rule *counter.Rule, key, idempotencyKey string) counter.Op {
 	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: 1}}}
-	if identity != "" {
-		op.Identity = counter.IdentityOf(key, "", identity)
+	if idempotencyKey != "" {
+		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", idempotencyKey)
 	}
 	return op
 }
@@ -93,13 +93,13 @@ type clock struct{ at time.Time }
 
 func (c *clock) now() time.Time { return c.at }
 
-func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
+func TestIdempotencyKeysAreForgottenAfterADay(t *testing.T) {
 	c := &clock{time.Unix(2e9, 0)}
 	s := open(t, t.TempDir(), Config{Now: c.now})
 	for i := range 100 {
 		apply(t, s, add(sum, "s:1", strconv.Itoa(i)))
 	}
-	c.at = c.at.Add(counter.IdentityKept - time.Second)
+	c.at = c.at.Add(counter.IdempotencyKeyKept - time.Second)
 	if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "7")}); !r[0].Replay {
 		t.Errorf("%+v", r)
 	}
@@ -115,7 +115,7 @@ func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if ids, forget := keys(t, s, idsBucket), keys(t, s, forgetBucket); ids != 1 || forget != 1 {
-		t.Errorf("%d identities and %d ends are left, want 1", ids, forget)
+		t.Errorf("%d idempotency keys and %d ends are left, want 1", ids, forget)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // step is the counter.Step of one transaction. Numbers change in records and
-// are put in the end; members, entries and identities are put at once.
+// are put in the end; members, entries and idempotency keys are put at once.
 type step struct {
 	tx      *bbolt.Tx
 	now     time.Time
@@ -100,13 +100,13 @@ func (t *step) State(key string) *counter.State { return &t.record(key).State }
 
 func (t *step) Deleted() uint64 { return t.deleted }
 
-func (t *step) Remembered(id counter.Identity) bool {
+func (t *step) Remembered(id counter.IdempotencyKey) bool {
 	until := t.get(idsBucket, id[:])
 	return len(until) == 8 && int64(binary.BigEndian.Uint64(until)) > t.now.Unix()
 }
 
-func (t *step) Remember(id counter.Identity) {
-	until := number(uint64(t.now.Add(counter.IdentityKept).Unix()))
+func (t *step) Remember(id counter.IdempotencyKey) {
+	until := number(uint64(t.now.Add(counter.IdempotencyKeyKept).Unix()))
 	t.put(idsBucket, id[:], until)
 	t.put(forgetBucket, append(until[:8:8], id[:]...), nil)
 }
@@ -308,11 +308,11 @@ func (t *step) Changed(key string, joined, left []string, all bool) {
 	t.told = append(t.told, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
 }
 
-// clear forgets identities whose day is over and gains that were kept long enough, and takes
+// clear forgets idempotency keys whose day is over and gains that were kept long enough, and takes
 // away members, registers, entries and gains that are no counter's, a bounded number of each.
-func (t *step) clear(identities int) {
+func (t *step) clear(idempotencyKeys int) {
 	c := t.tx.Bucket(forgetBucket).Cursor()
-	for range identities {
+	for range idempotencyKeys {
 		k, _ := c.First()
 		if len(k) != 8+16 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
 			break

@@ -34,7 +34,7 @@ type Store struct {
 	counters map[string]*record
 	deleted  uint64 // the highest incarnation that was deleted
 	// ids are forgotten after a day, oldest first; their number has no other bound.
-	ids    map[counter.Identity]struct{}
+	ids    map[counter.IdempotencyKey]struct{}
 	oldest []remembered // the same, in the order of time
 	// pasts has all histories with gains, the next one that may expire first. Each operation looks at more of them than
 	// it can add.
@@ -74,7 +74,7 @@ func (r *record) more() *rest {
 }
 
 type remembered struct {
-	id    counter.Identity
+	id    counter.IdempotencyKey
 	until time.Time
 }
 
@@ -83,7 +83,7 @@ func New(cfg Config) *Store {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Store{now: cfg.Now, limits: newLimits(), tops: map[string]*top{}, counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
+	s := &Store{now: cfg.Now, limits: newLimits(), tops: map[string]*top{}, counters: map[string]*record{}, ids: map[counter.IdempotencyKey]struct{}{}}
 	s.step.store = s
 	return s
 }
@@ -132,7 +132,7 @@ func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// forget deletes identities that are older than a day.
+// forget deletes idempotency keys that are older than a day.
 func (s *Store) forget(now time.Time) {
 	n := 0
 	for n < len(s.oldest) && !s.oldest[n].until.After(now) {
@@ -316,14 +316,14 @@ func (t *step) rest(key string) *rest {
 func (t *step) State(key string) *counter.State { return &t.record(key).State }
 func (t *step) Deleted() uint64                 { return t.store.deleted }
 
-func (t *step) Remembered(id counter.Identity) bool {
+func (t *step) Remembered(id counter.IdempotencyKey) bool {
 	_, ok := t.store.ids[id]
 	return ok
 }
 
-func (t *step) Remember(id counter.Identity) {
+func (t *step) Remember(id counter.IdempotencyKey) {
 	t.store.ids[id] = struct{}{}
-	t.store.oldest = append(t.store.oldest, remembered{id, t.store.now().Add(counter.IdentityKept)})
+	t.store.oldest = append(t.store.oldest, remembered{id, t.store.now().Add(counter.IdempotencyKeyKept)})
 }
 
 func (t *step) Join(key, member string) bool {

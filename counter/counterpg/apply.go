@@ -46,8 +46,8 @@ const (
 	writeCounted = `insert into headcount_dimensions (history_id, name, value, count, kept)
 		select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::int[])
 		on conflict (history_id, name, value) do update set count = excluded.count, kept = excluded.kept`
-	// claimIdentities returns those that are new; one whose day is over is new again.
-	claimIdentities = `insert into headcount_identities as i (id, until)
+	// claimIdempotencyKeys returns those that are new; one whose day is over is new again.
+	claimIdempotencyKeys = `insert into headcount_identities as i (id, until)
 		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
 		on conflict (id) do update set until = excluded.until where i.until <= excluded.until - $2
 		returning id`
@@ -80,8 +80,8 @@ const (
 	writeSweeps = `insert into headcount_sweeps (id, due, kept, garbage)
 		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
 		on conflict (id, step) do update set due = excluded.due, kept = excluded.kept, garbage = excluded.garbage`
-	forgetIdentities = `delete from headcount_identities where id = any($1::uuid[])`
-	writeDeleted     = `update headcount_meta set deleted = greatest(deleted, $1)`
+	forgetIdempotencyKeys = `delete from headcount_identities where id = any($1::uuid[])`
+	writeDeleted          = `update headcount_meta set deleted = greatest(deleted, $1)`
 )
 
 // tries is how often a transaction is made that was surely rolled back.
@@ -177,16 +177,16 @@ type step struct {
 	brief   bool // it hardly waits for locks
 
 	// What the operations name, sorted.
-	keys       []string
-	edited     memberColumns
-	observed   []string    // counters whose registers may be asked for
-	steps      stepColumns // their running steps
-	dimensions dimensionColumns
-	identities [][16]byte
+	keys            []string
+	edited          memberColumns
+	observed        []string    // counters whose registers may be asked for
+	steps           stepColumns // their running steps
+	dimensions      dimensionColumns
+	idempotencyKeys [][16]byte
 
 	records    map[string]*row
-	fresh      map[counter.Identity]bool // identities claimed by this transaction
-	taken      map[counter.Identity]bool // those of them that were needed
+	fresh      map[counter.IdempotencyKey]bool // idempotency keys claimed by this transaction
+	taken      map[counter.IdempotencyKey]bool // those of them that were needed
 	deleted    int64
 	wasDeleted int64
 	now        time.Time
@@ -211,13 +211,13 @@ func (s *Store) newStep(ops []counter.Op) *step {
 		if op.Check() != nil {
 			continue // Judge says so
 		}
-		if op.Identity != (counter.Identity{}) {
+		if op.IdempotencyKey != (counter.IdempotencyKey{}) {
 			if w.fresh == nil {
-				w.fresh, w.taken = map[counter.Identity]bool{}, map[counter.Identity]bool{}
+				w.fresh, w.taken = map[counter.IdempotencyKey]bool{}, map[counter.IdempotencyKey]bool{}
 			}
-			if _, ok := w.fresh[op.Identity]; !ok {
-				w.fresh[op.Identity] = false
-				w.identities = append(w.identities, op.Identity)
+			if _, ok := w.fresh[op.IdempotencyKey]; !ok {
+				w.fresh[op.IdempotencyKey] = false
+				w.idempotencyKeys = append(w.idempotencyKeys, op.IdempotencyKey)
 			}
 		}
 		for j := range op.Changes {
@@ -244,7 +244,7 @@ func (s *Store) newStep(ops []counter.Op) *step {
 		}
 	}
 	w.keys = sortedKeys(w.records)
-	slices.SortFunc(w.identities, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
+	slices.SortFunc(w.idempotencyKeys, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
 	return w
 }
 
@@ -311,8 +311,8 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	}
 	w.queueSeen(b, runningSeen)
 	w.queueCounted(b)
-	if len(w.identities) > 0 {
-		b.Queue(claimIdentities, w.identities, counter.IdentityKept.Milliseconds()).Query(func(rows pgx.Rows) error {
+	if len(w.idempotencyKeys) > 0 {
+		b.Queue(claimIdempotencyKeys, w.idempotencyKeys, counter.IdempotencyKeyKept.Milliseconds()).Query(func(rows pgx.Rows) error {
 			var id [16]byte
 			_, err := pgx.ForEachRow(rows, []any{&id}, func() error { w.fresh[id] = true; return nil })
 			return err

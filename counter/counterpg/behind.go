@@ -39,7 +39,7 @@ const (
 
 // misplaced refuses an operation on a counter that is not exact, when Redis has those.
 func (w *step) misplaced(op *counter.Op) error {
-	if !w.store.cfg.Behind || op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
+	if !w.store.cfg.Behind || op.Check() != nil || op.IdempotencyKey != (counter.IdempotencyKey{}) && w.Remembered(op.IdempotencyKey) {
 		return nil
 	}
 	for i := range op.Changes {
@@ -109,16 +109,16 @@ func (s *Store) Set(ctx context.Context, key string, each func([]string) error) 
 	return st, err
 }
 
-// Known returns those of identities that are remembered.
-func (s *Store) Known(ctx context.Context, identities []counter.Identity) (known []counter.Identity, err error) {
+// Known returns those of keys that are remembered.
+func (s *Store) Known(ctx context.Context, keys []counter.IdempotencyKey) (known []counter.IdempotencyKey, err error) {
 	var id [16]byte
-	err = s.query(ctx, []any{&id}, func() error { known = append(known, id); return nil }, readMade, uuids(identities))
+	err = s.query(ctx, []any{&id}, func() error { known = append(known, id); return nil }, readMade, uuids(keys))
 	return known, err
 }
 
-func uuids(identities []counter.Identity) [][16]byte {
-	ids := make([][16]byte, len(identities))
-	for i, id := range identities {
+func uuids(idempotencyKeys []counter.IdempotencyKey) [][16]byte {
+	ids := make([][16]byte, len(idempotencyKeys))
+	for i, id := range idempotencyKeys {
 		ids[i] = id
 	}
 	return ids
@@ -129,7 +129,7 @@ type Front struct {
 	Generation, Checkpoint uint64
 	Deleted                uint64 // highest incarnation that was deleted
 	Now                    time.Time
-	Identities             bool // some are remembered
+	IdempotencyKeys        bool // some are remembered
 }
 
 // Regenerate calls judge with the front, which nobody changes and under which nobody
@@ -146,7 +146,7 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 		}
 		var f Front
 		var generation, epoch, deleted, millis int64
-		if err := c.QueryRow(ctx, readFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
+		if err := c.QueryRow(ctx, readFront).Scan(&generation, &epoch, &deleted, &millis, &f.IdempotencyKeys); err != nil {
 			return err
 		}
 		f.Generation, f.Checkpoint, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
@@ -213,11 +213,11 @@ func (s *Store) Persist(ctx context.Context, write func(ctx context.Context, p *
 	return busy, err
 }
 
-// Identities writes identities.
-func (p *Persisting) Identities(ctx context.Context, identities []counter.Identity) error {
-	ids := uuids(identities)
+// IdempotencyKeys writes idempotency keys.
+func (p *Persisting) IdempotencyKeys(ctx context.Context, idempotencyKeys []counter.IdempotencyKey) error {
+	ids := uuids(idempotencyKeys)
 	slices.SortFunc(ids, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
-	_, err := p.c.Exec(ctx, claimIdentities, slices.Compact(ids), counter.IdentityKept.Milliseconds())
+	_, err := p.c.Exec(ctx, claimIdempotencyKeys, slices.Compact(ids), counter.IdempotencyKeyKept.Milliseconds())
 	p.failed = p.failed || err != nil
 	return err
 }

@@ -25,7 +25,7 @@ func TestNoRowFallsBack(t *testing.T) {
 }
 
 // TestAGenerationThatWaitsForACheckpointKnowsWhatItWrote: whoever begins a generation while a checkpoint is being written learns of its
-// identities. Without that the operations of the checkpoint would count again when they are repeated.
+// idempotency keys. Without that the operations of the checkpoint would count again when they are repeated.
 func TestAGenerationThatWaitsForACheckpointKnowsWhatItWrote(t *testing.T) {
 	database := pgtest.Single(t).Database(t)
 	s := open(t, database, func(c *Config) { c.Behind = true })
@@ -40,12 +40,12 @@ func TestAGenerationThatWaitsForACheckpointKnowsWhatItWrote(t *testing.T) {
 			err := p.c.QueryRow(ctx, "select count(*) from pg_locks where not granted").Scan(&waiting)
 			return err != nil || waiting > 0
 		})
-		return p.Checkpoint + 1, 77, p.Identities(ctx, []counter.Identity{{1}})
+		return p.Checkpoint + 1, 77, p.IdempotencyKeys(ctx, []counter.IdempotencyKey{{1}})
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := <-regenerated; err != nil || !front.Identities || front.Deleted != 77 {
+	if err := <-regenerated; err != nil || !front.IdempotencyKeys || front.Deleted != 77 {
 		t.Errorf("%+v, %v", front, err)
 	}
 }

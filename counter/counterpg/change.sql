@@ -77,7 +77,7 @@ BEGIN
 END
 $headcount$;
 
--- identity returns counter.IdentityOf(key, "", idempotency_key): a call over HTTP with an API key has the same.
+-- identity returns counter.NewIdempotencyKey(key, "", idempotency_key): a call over HTTP with an API key has the same.
 CREATE OR REPLACE FUNCTION headcount.identity(key text, idempotency_key text) RETURNS uuid
 LANGUAGE plpgsql IMMUTABLE AS $headcount$
 DECLARE

@@ -104,12 +104,12 @@ func change(ctx context.Context, c interface {
 func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
 	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: delta, Reason: "order 7", By: "shop"}}}
 	if id != "" {
-		op.Identity = counter.IdentityOf(key, "", id)
+		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", id)
 	}
 	return op
 }
 
-func TestSQLIdentities(t *testing.T) {
+func TestSQLIdempotencyKeys(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s := open(t, url)
 	serve(t, s, parseRules(t, stock))
@@ -125,7 +125,7 @@ func TestSQLIdentities(t *testing.T) {
 			if err := c.QueryRow(t.Context(), `select headcount.identity($1, $2)`, space, key).Scan(&id); err != nil {
 				t.Fatal(err)
 			}
-			if want := counter.IdentityOf(space, "", key); id != want {
+			if want := counter.NewIdempotencyKey(space, "", key); id != want {
 				t.Fatalf("%d bytes, %q: %x, want %x", len(space), space, id, want)
 			}
 		}
@@ -229,7 +229,7 @@ func TestSQLAndApplyAreOne(t *testing.T) {
 			})
 			const ids = `select md5(string_agg(id::text, ' ' order by id)) from headcount_identities`
 			if a, b := pgtest.Query[string](t, urls[0], ids), pgtest.Query[string](t, urls[1], ids); a != b {
-				t.Error("the identities differ")
+				t.Error("the idempotency keys differ")
 			}
 		})
 	}
@@ -387,10 +387,10 @@ func TestSQLTransaction(t *testing.T) {
 	apply(t, s, once("e:one", "by HTTP first", rules, -1))
 	sql(3, "by HTTP first", 2)
 	op := once("e:one", "", rules, -1)
-	op.Identity = counter.IdentityOf("e:one", "a visitor", "first") // of another space
+	op.IdempotencyKey = counter.NewIdempotencyKey("e:one", "a visitor", "first") // of another space
 	apply(t, s, op)
 	sql(1, "first", 2)
-	// An identity outlives its counter, and a replay makes no counter.
+	// An idempotency key outlives its counter, and a replay makes no counter.
 	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "e:one", Rule: exact, Verb: counter.Delete}}})
 	sql(3, "by HTTP first", 0)
 	if n := pgtest.Query[int](t, url, "select count(*) from headcount_counters"); n != 0 {

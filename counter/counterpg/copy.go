@@ -230,11 +230,11 @@ func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return during("restore", s.exec(ctx, writeDeleted, int64(deleted)))
 }
 
-// RestoreIdentities remembers identities of another store.
-func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy) error {
-	ids, until := make([][16]byte, len(identities)), make([]int64, len(identities))
-	for i, id := range identities {
-		ids[i], until[i] = id.Identity, id.Until.UnixMilli()
+// RestoreIdempotencyKeys remembers idempotency keys of another store.
+func (s *Store) RestoreIdempotencyKeys(ctx context.Context, idempotencyKeys []counter.IdempotencyKeyCopy) error {
+	ids, until := make([][16]byte, len(idempotencyKeys)), make([]int64, len(idempotencyKeys))
+	for i, id := range idempotencyKeys {
+		ids[i], until[i] = id.IdempotencyKey, id.Until.UnixMilli()
 	}
 	return during("restore", s.exec(ctx, restoreIDs, ids, until))
 }

@@ -6,13 +6,13 @@
 // All operations that come together are one transaction of two round trips,
 // each a pipeline. The first begins it, locks the rows of all counters that are
 // named in the order of their keys (and makes those that lack one), claims the
-// identities in their order, and reads what the operations are about: counters,
+// idempotency keys in their order, and reads what the operations are about: counters,
 // the members they name, the clock. Then counter.Judge judges in Go, while the
 // rows are held still. The second writes what changed, an array for each column,
 // and commits. So one arithmetic serves every store, and no interleaving of
 // processes passes a bound. What changed nothing is rolled back.
 //
-// Locks are taken in one order everywhere: counters by key, identities by id, the
+// Locks are taken in one order everywhere: counters by key, idempotency keys by id, the
 // row of headcount_meta. So writers wait for each other and never stand still.
 // Sweeping skips rows that are locked. Of a process that stops in the midst of a
 // step the server lets go after some seconds (idle_in_transaction_session_timeout).
@@ -72,7 +72,7 @@
 //
 // # Clearing away
 //
-// A goroutine of each process forgets identities whose day is over and limits that have ended, takes away
+// A goroutine of each process forgets idempotency keys whose day is over and limits that have ended, takes away
 // entries that were kept long enough, and the members and entries of what was
 // reset or deleted, a bounded number of rows in one transaction.
 //
@@ -91,8 +91,8 @@
 // # Changes in SQL
 //
 // Applications change exact counters in transactions of their own by the function headcount.change (change.sql), which
-// repeats in plpgsql what counter.Judge does for an Add, on the same rows, with the same locks and the same identities. A
-// test makes the same changes by both and compares all that they leave.
+// repeats in plpgsql what counter.Judge does for an Add, on the same rows, with the same locks and the same idempotency
+// keys. A test makes the same changes by both and compares all that they leave.
 //
 // [Store.ServeSQL] makes both tables, if they are not there, writes the rules and makes the function at each start. So
 // after a rolling restart with other rules those of the process that started last hold, also while older processes still

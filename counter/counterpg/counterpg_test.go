@@ -102,7 +102,7 @@ func edit(key string, join, leave []string) counter.Change {
 func with(id string, changes ...counter.Change) counter.Op {
 	op := counter.Op{Changes: changes}
 	if id != "" {
-		op.Identity = counter.IdentityOf("*", "", id)
+		op.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
 	}
 	return op
 }

@@ -13,9 +13,9 @@ func (w *step) State(key string) *counter.State { return &w.records[key].State }
 
 func (w *step) Deleted() uint64 { return uint64(w.deleted) }
 
-func (w *step) Remembered(id counter.Identity) bool { return !w.fresh[id] || w.taken[id] }
+func (w *step) Remembered(id counter.IdempotencyKey) bool { return !w.fresh[id] || w.taken[id] }
 
-func (w *step) Remember(id counter.Identity) {
+func (w *step) Remember(id counter.IdempotencyKey) {
 	w.taken[id] = true
 	w.changed = true
 }

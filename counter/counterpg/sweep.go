@@ -15,7 +15,7 @@ const sweepRows = 2000
 // Rows that somebody has locked are left for the next time. An array of the
 // rows' places is the one form that keeps the planner from reading all.
 const (
-	sweepIdentities = `delete from headcount_identities where ctid = any(array(
+	sweepIdempotencyKeys = `delete from headcount_identities where ctid = any(array(
 		select ctid from headcount_identities where until <= ` + now + ` order by until limit $1 for update skip locked))`
 	nextSweep      = `select id, step, kept, garbage, ` + now + ` from headcount_sweeps where due <= ` + now + ` order by due limit 1 for update skip locked`
 	sweepMembers   = `delete from headcount_members where ctid = any(array(select ctid from headcount_members where set_id = $1 limit $2))`
@@ -65,9 +65,9 @@ func (s *Store) sweep(ctx context.Context) {
 	}
 }
 
-// sweepSome forgets some identities.
+// sweepSome forgets some idempotency keys.
 func sweepSome(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
-	tag, err := c.Exec(ctx, sweepIdentities, sweepRows)
+	tag, err := c.Exec(ctx, sweepIdempotencyKeys, sweepRows)
 	return tag.RowsAffected() == sweepRows, err
 }
 

@@ -18,7 +18,7 @@ func until(t testing.TB, url, sql string, want int) {
 
 func often(c *Config) { c.SweepEvery = 20 * time.Millisecond }
 
-func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
+func TestIdempotencyKeysAreForgottenAfterADay(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url) // it does not sweep in time

@@ -95,7 +95,7 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	queue(len(g.swept), sweepGains, g.swept, g.sweptStep, g.due, g.kept)
 	queue(len(c.id), writeCounted, c.id, c.name, c.value, c.count, c.kept)
 	queue(len(sweeps.id), writeSweeps, sweeps.id, sweeps.due, sweeps.kept, sweeps.garbage)
-	queue(len(forget), forgetIdentities, forget)
+	queue(len(forget), forgetIdempotencyKeys, forget)
 	if w.deleted != w.wasDeleted {
 		b.Queue(writeDeleted, w.deleted)
 	}

@@ -45,11 +45,11 @@ func flag(is bool) string {
 // add adds op, whose index in Apply is at.
 func (g *group) add(at int, op *counter.Op, left *Unapplied) {
 	id, home := 0, 0
-	if op.Identity != (counter.Identity{}) {
-		b := g.store.identityBucket(op)
-		home, id = g.names.bucket(b), g.names.key(identityKey(b, op.Identity))
+	if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+		b := g.store.idempotencyBucket(op)
+		home, id = g.names.bucket(b), g.names.key(idempotencyKey(b, op.IdempotencyKey))
 	}
-	g.args = append(g.args, id, home, flag(left.asked[op.Identity]), len(op.Changes))
+	g.args = append(g.args, id, home, flag(left.asked[op.IdempotencyKey]), len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		b := g.store.changeBucket(c)
@@ -163,7 +163,7 @@ func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 		values = maxCounted
 	}
 	args := make([]any, 0, 16+2*len(g.names.order)+10*len(g.rules)+len(g.args))
-	args = append(args, c.Publish, counter.IdentityKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
+	args = append(args, c.Publish, counter.IdempotencyKeyKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
 		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
 		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))
@@ -181,7 +181,7 @@ var errReply = errors.New("redis: unexpected reply")
 type outcome struct {
 	results []any             // for each operation that was judged "", "replay" or a refusal
 	states  map[string]string // by key
-	ask     bool              // identities have to be looked up in PostgreSQL
+	ask     bool              // idempotency keys have to be looked up in PostgreSQL
 	unknown []string          // counters that have to be loaded, or looked for in another bucket
 }
 
@@ -234,16 +234,16 @@ func failing(results []counter.Result) func(at []int, err error) {
 type Unapplied struct {
 	Ops     []int    // indexes, in order
 	Unknown []string // counters that have to be loaded first
-	Ask     bool     // identities have to be looked up in PostgreSQL
+	Ask     bool     // idempotency keys have to be looked up in PostgreSQL
 	Lost    bool     // Redis may have lost data
 
-	asked  map[counter.Identity]bool
+	asked  map[counter.IdempotencyKey]bool
 	looked map[string]bool
 }
 
 // ApplyResident makes the operations todo of ops in order, and sets their results; those of replays have no counters.
-// On a Cluster each operation must be in one bucket. asked has the identities that PostgreSQL does not know.
-func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Unapplied {
+// On a Cluster each operation must be in one bucket. asked has the idempotency keys that PostgreSQL does not know.
+func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.IdempotencyKey]bool, results []counter.Result) Unapplied {
 	return s.make(ctx, ops, todo, results, Unapplied{asked: asked})
 }
 

@@ -22,7 +22,7 @@ import (
 type ReadWriter interface {
 	counter.Writer
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
-	// Remembers reports whether an operation with the identity of op was made.
+	// Remembers reports whether an operation with the idempotency key of op was made.
 	Remembers(ctx context.Context, op *counter.Op) (bool, error)
 }
 
@@ -50,7 +50,7 @@ func (s *Store) ApplySplit(ctx context.Context, ops []counter.Op, to ReadWriter)
 	return results
 }
 
-// crosses reports whether op needs several buckets, for its counters and its identity.
+// crosses reports whether op needs several buckets, for its counters and its idempotency key.
 func (s *Store) crosses(op *counter.Op) bool {
 	b := s.changeBucket(&op.Changes[0])
 	for i := range op.Changes {
@@ -58,7 +58,7 @@ func (s *Store) crosses(op *counter.Op) bool {
 			return true
 		}
 	}
-	return op.Identity != (counter.Identity{}) && s.identityBucket(op) != b
+	return op.IdempotencyKey != (counter.IdempotencyKey{}) && s.idempotencyBucket(op) != b
 }
 
 // applyParts makes op as one operation for each bucket. It finds conflicts before it makes the first part, except for
@@ -72,7 +72,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 		return counter.Result{Err: err}
 	}
 	known := false
-	if op.Identity != (counter.Identity{}) {
+	if op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		var err error
 		if known, err = to.Remembers(ctx, op); err != nil {
 			return fail(err)
@@ -107,8 +107,8 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) c
 			result.Counters[i] = r.Counters[j]
 		}
 	}
-	if op.Identity != (counter.Identity{}) {
-		_ = s.note(ctx, true, op) // if it fails, the identities of the parts still make a repetition a replay
+	if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+		_ = s.note(ctx, true, op) // if it fails, the idempotency keys of the parts still make a repetition a replay
 	}
 	return result
 }
@@ -124,8 +124,8 @@ func (s *Store) split(op *counter.Op) (parts []counter.Op, at [][]int) {
 			n = len(parts)
 			by[b] = n
 			part := counter.Op{}
-			if op.Identity != (counter.Identity{}) {
-				part.Identity = identityOfPart(op.Identity, b)
+			if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+				part.IdempotencyKey = idempotencyKeyOfPart(op.IdempotencyKey, b)
 			}
 			parts, at = append(parts, part), append(at, nil)
 		}
@@ -134,12 +134,12 @@ func (s *Store) split(op *counter.Op) (parts []counter.Op, at [][]int) {
 	return parts, at
 }
 
-// identityOfPart returns the identity of the part in bucket b of an operation with identity id. Like all identities
-// it begins with the bits that select its bucket.
-func identityOfPart(id counter.Identity, b int) counter.Identity {
+// idempotencyKeyOfPart returns the idempotency key of the part in bucket b of an operation with
+// the idempotency key id. Like all of them it begins with the bits that select its bucket.
+func idempotencyKeyOfPart(id counter.IdempotencyKey, b int) counter.IdempotencyKey {
 	hash := sha256.Sum256(append(id[:], byte(b)))
 	binary.LittleEndian.PutUint32(hash[:4], uint32(b))
-	return counter.Identity(hash[:len(id)])
+	return counter.IdempotencyKey(hash[:len(id)])
 }
 
 // shardedBound is far below the 18 characters that counter_apply.lua permits a sharded sum.

@@ -93,7 +93,7 @@ func (s *Store) Checkpoint(ctx context.Context, generation, number uint64) error
 	}
 	calls := perSlot(c, scripts.CounterCheckpoint, Owned(nil), func(b int) []string {
 		k := bucketKeys(b, true)
-		return []string{k[1], k[2], k[3], k[4], drainedIdentitiesKey(b)}
+		return []string{k[1], k[2], k[3], k[4], drainedIDsKey(b)}
 	}, checkpointArgs(generation, number)...)
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return err
@@ -110,9 +110,9 @@ func checkpointArgs(generation, number uint64) []any {
 	return []any{strconv.FormatUint(generation, 10), strconv.FormatUint(number, 10)}
 }
 
-// Drain calls each with the counters of a checkpoint, some at a time, and identities with its identities. Repeating
-// it gives the same counters.
-func (s *Store) Drain(ctx context.Context, generation, number uint64, each func([]counter.Drained) error, identities func([]counter.Identity) error) error {
+// Drain calls each with the counters of a checkpoint, some at a time, and keys with its idempotency keys.
+// Repeating it gives the same counters.
+func (s *Store) Drain(ctx context.Context, generation, number uint64, each func([]counter.Drained) error, keys func([]counter.IdempotencyKey) error) error {
 	for b := range Buckets {
 		err := s.scanTaken(ctx, b, func(keys []string) error {
 			drained, err := s.drain(ctx, b, generation, number, keys)
@@ -124,25 +124,25 @@ func (s *Store) Drain(ctx context.Context, generation, number uint64, each func(
 		if err != nil {
 			return err
 		}
-		if err := s.drainIdentities(ctx, b, identities); err != nil {
+		if err := s.drainIdempotencyKeys(ctx, b, keys); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Store) drainIdentities(ctx context.Context, b int, each func([]counter.Identity) error) error {
+func (s *Store) drainIdempotencyKeys(ctx context.Context, b int, each func([]counter.IdempotencyKey) error) error {
 	for from := int64(0); ; from += page {
 		var texts []string
 		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 			s.conn.Metrics.Commands.Inc()
-			texts, err = c.LRange(ctx, drainedIdentitiesKey(b), from, from+page-1).Result()
+			texts, err = c.LRange(ctx, drainedIDsKey(b), from, from+page-1).Result()
 			return err
 		})
 		if err != nil || len(texts) == 0 {
 			return err
 		}
-		ids := make([]counter.Identity, len(texts))
+		ids := make([]counter.IdempotencyKey, len(texts))
 		for i, text := range texts {
 			if n, err := base64.RawURLEncoding.Decode(ids[i][:], []byte(text)); err != nil || n != len(ids[i]) {
 				return errReplied()
@@ -338,7 +338,7 @@ func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) erro
 		k := bucketKeys(b, true)
 		acknowledge := func(keys []string) error {
 			cl := &redisconn.Call{
-				Script: scripts.CounterAcknowledge, Keys: []string{k[1], k[2], k[3], drainedIdentitiesKey(b)}, Args: checkpointArgs(generation, number),
+				Script: scripts.CounterAcknowledge, Keys: []string{k[1], k[2], k[3], drainedIDsKey(b)}, Args: checkpointArgs(generation, number),
 			}
 			for _, key := range keys {
 				cl.Keys = append(cl.Keys, ledgerKey(b, key))

@@ -380,8 +380,8 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	return cl, nil
 }
 
-// DumpIdentities calls each with the remembered identities, some at a time.
-func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
+// DumpIdempotencyKeys calls each with the remembered idempotency keys, some at a time.
+func (s *Store) DumpIdempotencyKeys(ctx context.Context, each func([]counter.IdempotencyKeyCopy) error) error {
 	var mu sync.Mutex  // masters are read concurrently
 	var names []string // SCAN may return one twice
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
@@ -407,7 +407,7 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 	}
 	slices.Sort(names)
 	for some := range slices.Chunk(slices.Compact(names), scanAtOnce) {
-		var copies []counter.IdentityCopy
+		var copies []counter.IdempotencyKeyCopy
 		if err := s.pipeline(ctx, len(some), func(ctx context.Context, pipe redis.Pipeliner) func() error {
 			left := make([]*redis.DurationCmd, len(some))
 			for i, name := range some {
@@ -418,8 +418,8 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 				for i, name := range some {
 					_, text, _ := strings.Cut(name, ":i:")
 					id, err := base64.RawURLEncoding.DecodeString(text)
-					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 {
-						copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(id), Until: now.Add(left[i].Val())})
+					if err == nil && len(id) == len(counter.IdempotencyKey{}) && left[i].Val() > 0 {
+						copies = append(copies, counter.IdempotencyKeyCopy{IdempotencyKey: counter.IdempotencyKey(id), Until: now.Add(left[i].Val())})
 					}
 				}
 				return nil

@@ -231,7 +231,7 @@ func shardedKey(b int) string { return tag(b) + "h" }
 // shardKey returns the key of the shard of key in bucket b.
 func shardKey(b int, key string) string { return counterKey(b, "h", key) }
 
-func identityKey(b int, id counter.Identity) string {
+func idempotencyKey(b int, id counter.IdempotencyKey) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
 }
 
@@ -265,7 +265,7 @@ func perSlot(c *redisconn.Client, script scripts.Name, buckets []int, keys func(
 	return calls
 }
 
-// exactBucket has the counters whose rules are exact, and the identities of batches.
+// exactBucket has the counters whose rules are exact, and the idempotency keys of batches.
 const exactBucket = 0
 
 // BucketOf returns the bucket of a counter that is not exact.
@@ -291,14 +291,14 @@ func (s *Store) changeBucket(c *counter.Change) int {
 	return hashBucket(c.Key)
 }
 
-// identityBucket returns the bucket that remembers the identity of op: that of its counter; for a batch exactBucket;
-// for a part of a batch the bucket of the part, whose number the identity begins with.
-func (s *Store) identityBucket(op *counter.Op) int {
+// idempotencyBucket returns the bucket that remembers the idempotency key of op: that of its counter; for a batch
+// exactBucket; for a part of a batch the bucket of the part, whose number the idempotency key begins with.
+func (s *Store) idempotencyBucket(op *counter.Op) int {
 	b := s.changeBucket(&op.Changes[0])
 	if b == exactBucket || !op.OfBatch() {
 		return b
 	}
-	if part := binary.LittleEndian.Uint32(op.Identity[:4]); part < Buckets {
+	if part := binary.LittleEndian.Uint32(op.IdempotencyKey[:4]); part < Buckets {
 		return int(part)
 	}
 	return exactBucket

@@ -18,7 +18,7 @@ import (
 
 // TestSentinelFailover: while clients change counters, their master dies and the replica takes its place.
 // The replica is asynchronous: what was acknowledged and had not reached it is lost, an operation with all
-// its counters and its identity. What had reached it stays, and nothing counts twice.
+// its counters and its idempotency key. What had reached it stays, and nothing counts twice.
 func TestSentinelFailover(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
@@ -28,7 +28,7 @@ func TestSentinelFailover(t *testing.T) {
 	likes := &counter.Rule{Match: "l:*", Kind: counter.Members}
 	stock := &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
 	ops := func(id string) []counter.Op {
-		number := counter.Op{Identity: counter.IdentityOf("*", "", id), Changes: []counter.Change{
+		number := counter.Op{IdempotencyKey: counter.NewIdempotencyKey("*", "", id), Changes: []counter.Change{
 			{Key: "k:2", Rule: stock, Verb: counter.Add, Delta: 1}, {Key: "k:1", Rule: stock, Verb: counter.Add, Delta: 1},
 		}}
 		member := counter.Op{Changes: []counter.Change{{Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{id}}}}

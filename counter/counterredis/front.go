@@ -21,7 +21,7 @@ import (
 //
 //	hc:{n5}:d       hash: counters that changed since the last checkpoint, "x" if one was deleted
 //	hc:{n5}:t       hash: those of the checkpoint that is being drained, see counter_drain.lua
-//	hc:{n5}:j, :u   list: identities since the checkpoint, and of the checkpoint
+//	hc:{n5}:j, :u   list: idempotency keys since the checkpoint, and of the checkpoint
 //	hc:{n5}:a       sorted set: when counters were used
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
@@ -40,7 +40,7 @@ const (
 	lostReply   = "lost"
 
 	// maxPending is how many changes of a bucket may wait to be persisted: counters, members, ledger entries and
-	// identities. At the bound changes fail.
+	// idempotency keys. At the bound changes fail.
 	maxPending  = 1 << 18
 	page        = 500 // counters in one run of a script of a checkpoint
 	stagedFor   = time.Minute
@@ -74,7 +74,7 @@ func bucketKeys(b int, front bool) []string {
 	return keys
 }
 
-func drainedIdentitiesKey(b int) string { return tag(b) + "u" }
+func drainedIDsKey(b int) string { return tag(b) + "u" }
 
 // The keys that a checkpoint sets aside: registers, and the journals of members, history and dimensions. The last
 // journal is in countedKey, which without PostgreSQL has all counts.
@@ -316,8 +316,8 @@ func (s *Store) Adopt(ctx context.Context, generation, life uint64) error {
 	return s.begin(ctx, "adopt", generation, life, time.Time{}, false)
 }
 
-// Begin empties all buckets and begins a generation in them. Until asks, unknown identities have to be looked up in
-// PostgreSQL. A bucket without a generation is emptied only if its counters were copied into PostgreSQL.
+// Begin empties all buckets and begins a generation in them. Until asks, unknown idempotency keys have to be looked up
+// in PostgreSQL. A bucket without a generation is emptied only if its counters were copied into PostgreSQL.
 func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time, carried bool) error {
 	return s.begin(ctx, "begin", generation, deleted, asks, carried)
 }
@@ -365,7 +365,7 @@ func (s *Store) begin(ctx context.Context, what string, generation, least uint64
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {
 		calls[b] = &redisconn.Call{
-			Script: scripts.CounterBegin, Keys: append(bucketKeys(b, true), drainedIdentitiesKey(b)),
+			Script: scripts.CounterBegin, Keys: append(bucketKeys(b, true), drainedIDsKey(b)),
 			Args: []any{what, strconv.FormatUint(generation, 10), strconv.FormatUint(least, 10), until, tag(b), carried},
 		}
 	}
@@ -386,7 +386,7 @@ func (s *Store) begin(ctx context.Context, what string, generation, least uint64
 	return nil
 }
 
-// Note notes the identities of operations that another store has made.
+// Note notes the idempotency keys of operations that another store has made.
 func (s *Store) Note(ctx context.Context, ops ...*counter.Op) error {
 	return s.note(ctx, false, ops...)
 }
@@ -395,28 +395,28 @@ func (s *Store) note(ctx context.Context, persists bool, ops ...*counter.Op) err
 	var calls []*redisconn.Call
 	by := map[int]*redisconn.Call{}
 	for _, op := range ops {
-		b := s.identityBucket(op)
+		b := s.idempotencyBucket(op)
 		if by[b] == nil {
 			by[b] = noteCall(b, 0, persists)
 			calls = append(calls, by[b])
 		}
-		by[b].Keys = append(by[b].Keys, identityKey(b, op.Identity))
+		by[b].Keys = append(by[b].Keys, idempotencyKey(b, op.IdempotencyKey))
 	}
 	return s.conn.Run(ctx, calls)
 }
 
-// noteCall returns a run of counter_note.lua. The caller may add identities.
+// noteCall returns a run of counter_note.lua. The caller may add idempotency keys.
 func noteCall(b int, deleted uint64, persists bool) *redisconn.Call {
 	return &redisconn.Call{
-		Script: scripts.CounterNote, Keys: []string{stateKey(b), tag(b) + "j"}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10), flag(persists)},
+		Script: scripts.CounterNote, Keys: []string{stateKey(b), tag(b) + "j"}, Args: []any{counter.IdempotencyKeyKept.Milliseconds(), strconv.FormatUint(deleted, 10), flag(persists)},
 	}
 }
 
-// Remembers reports whether an operation with the identity of op was made.
+// Remembers reports whether an operation with the idempotency key of op was made.
 func (s *Store) Remembers(ctx context.Context, op *counter.Op) (yes bool, err error) {
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
-		n, err := c.Exists(ctx, identityKey(s.identityBucket(op), op.Identity)).Result()
+		n, err := c.Exists(ctx, idempotencyKey(s.idempotencyBucket(op), op.IdempotencyKey)).Result()
 		yes = n == 1
 		return err
 	})

@@ -53,11 +53,11 @@ func values(t testing.TB, s *Store, keys []string) (out []int64) {
 	return out
 }
 
-// TestABatchOfExactCountersIsWholeOnACluster: all of them, and their identity, are in one slot, so that one script makes
-// them. (Invariant 1.)
+// TestABatchOfExactCountersIsWholeOnACluster: all of them, and their idempotency key, are in one slot, so that one
+// script makes them. (Invariant 1.)
 func TestABatchOfExactCountersIsWholeOnACluster(t *testing.T) {
 	s := begin(t, redistest.ThreeMasters(t).URL())
-	op := counter.Op{Identity: counter.IdentityOf("*", "", "batch")}
+	op := counter.Op{IdempotencyKey: counter.NewIdempotencyKey("*", "", "batch")}
 	keys := []string{"k:a", "k:b", "k:c", "k:d", "k:e", "k:f"}
 	for _, key := range keys {
 		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, key, 5)}}})[0]; r.Err != nil {
@@ -107,7 +107,7 @@ func TestABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
 	s := begin(t, redistest.ThreeMasters(t).URL())
 	keys := []string{"v:a", "v:b", "v:c", "v:d", "v:e"}
 	for parts := range 5 {
-		op := counter.Op{Identity: counter.IdentityOf("*", "", strconv.Itoa(parts))}
+		op := counter.Op{IdempotencyKey: counter.NewIdempotencyKey("*", "", strconv.Itoa(parts))}
 		for _, key := range keys {
 			op.Changes = append(op.Changes, add(views, key, 1))
 		}
@@ -128,7 +128,7 @@ func TestABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
 			}
 		}
 		// Under its key another batch is a replay, too.
-		other := counter.Op{Identity: op.Identity, Changes: []counter.Change{add(views, "v:other", 1)}}
+		other := counter.Op{IdempotencyKey: op.IdempotencyKey, Changes: []counter.Change{add(views, "v:other", 1)}}
 		if r := s.Apply(t.Context(), []counter.Op{other})[0]; r.Err != nil || !r.Replay || r.Counters[0].Value != 0 {
 			t.Errorf("another batch under its key: %+v", r)
 		}
@@ -197,7 +197,7 @@ func TestKillNineOfRedisLosesNothing(t *testing.T) {
 		go func() { // awaited below
 			ended <- func() error {
 				for n := 0; ctx.Err() == nil; n++ {
-					op := counter.Op{Changes: []counter.Change{add(stock, "k", 1)}, Identity: counter.IdentityOf("k", "", fmt.Sprint(c, n))}
+					op := counter.Op{Changes: []counter.Change{add(stock, "k", 1)}, IdempotencyKey: counter.NewIdempotencyKey("k", "", fmt.Sprint(c, n))}
 					for {
 						r := s.Apply(t.Context(), []counter.Op{op})[0]
 						if r.Err == nil {

@@ -15,10 +15,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// insist makes o under the identity id of its counter, as a client does on a machine so busy that a store takes
+// insist makes o under the idempotency key id of its counter, as a client does on a machine so busy that a store takes
 // its server for dead: what was not answered is repeated, and counts once.
 func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.Result) {
-	o.Identity = counter.IdentityOf(o.Changes[0].Key, "", id)
+	o.IdempotencyKey = counter.NewIdempotencyKey(o.Changes[0].Key, "", id)
 	testkit.Eventually(t, "an answer", func() bool {
 		r = s.Apply(t.Context(), []counter.Op{o})[0]
 		return !errors.Is(r.Err, counter.ErrUnavailable)
@@ -171,7 +171,7 @@ func crash(t *testing.T, i Instance) {
 			}
 		}
 		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
-			t.Fatalf("%+v: an identity must outlive a crash", r)
+			t.Fatalf("%+v: an idempotency key must outlive a crash", r)
 		}
 		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", visitors(0, 500)...)) })
 		if n := len(chained(t, s, "k:1")); n != 2 {

@@ -39,7 +39,7 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 		if c.Rule = rules.Find(key); len(c.Dimensions) > 0 {
 			c.Rule = sales
 		}
-		ops = append(ops, counter.Op{Changes: []counter.Change{c}, Identity: counter.IdentityOf(key, "", fmt.Sprint(len(ops)))})
+		ops = append(ops, counter.Op{Changes: []counter.Change{c}, IdempotencyKey: counter.NewIdempotencyKey(key, "", fmt.Sprint(len(ops)))})
 		if len(ops) == 2000 {
 			flush()
 		}

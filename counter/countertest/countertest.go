@@ -92,7 +92,7 @@ var parts = []part{
 	{"ledger", Full, ledgers},
 	{"ledger in pages", Brief, ledgerPages},
 	{"a merged change", Full, merged},
-	{"one identity at the same time", Brief, identityRace},
+	{"one idempotency key at the same time", Brief, idempotencyRace},
 	{"reads of several keys", Full, reads},
 	{"keys are compared byte by byte", Full, bytewise},
 	{"aggregates", Brief, aggregates},
@@ -308,11 +308,11 @@ func merged(t *testing.T, i Instance) {
 }
 
 func with(key string, o counter.Op) counter.Op {
-	o.Identity = counter.IdentityOf("space", "", key)
+	o.IdempotencyKey = counter.NewIdempotencyKey("space", "", key)
 	return o
 }
 
-func identityRace(t *testing.T, i Instance) {
+func idempotencyRace(t *testing.T, i Instance) {
 	const clients, rounds = 16, 20
 	for round := range rounds {
 		var made atomic.Int64

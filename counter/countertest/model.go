@@ -188,7 +188,7 @@ type seen struct {
 var runs atomic.Int64 // histories of this process: each has keys of its own
 
 // model runs random histories against truth: operations one by one and many
-// together, repeated under their identity, with crashes between.
+// together, repeated under their idempotency key, with crashes between.
 func model(t *testing.T, i Instance) {
 	s := i.Store
 	rules := []*counter.Rule{
@@ -282,9 +282,9 @@ func model(t *testing.T, i Instance) {
 				}
 			}
 			id := ""
-			if rapid.IntRange(0, 2).Draw(rt, "identity") == 0 {
+			if rapid.IntRange(0, 2).Draw(rt, "idempotency key") == 0 {
 				id = space + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6"}).Draw(rt, "key of it")
-				o.Identity = counter.IdentityOf("*", "", id)
+				o.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
 			}
 			return o, id
 		}

@@ -204,7 +204,7 @@ func (s *Store) choose(ops []counter.Op) (adds []counterredis.ShardAdd, to, rest
 				continue
 			}
 			k.used = now
-			plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].Identity == counter.Identity{} && len(c.Dimensions) == 0
+			plain := len(ops[i].Changes) == 1 && c.Verb == counter.Add && ops[i].IdempotencyKey == counter.IdempotencyKey{} && len(c.Dimensions) == 0
 			if !plain || k.broken || now.After(k.busy) || c.Rule.Kind != counter.Sum {
 				apart[c.Key] = true
 			}

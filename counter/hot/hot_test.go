@@ -676,7 +676,7 @@ func TestAnyOrder(t *testing.T) {
 							}
 							op := add(key, delta)
 							if x < 2 {
-								op.Identity = counter.IdentityOf(key, "", fmt.Sprint(a, n))
+								op.IdempotencyKey = counter.NewIdempotencyKey(key, "", fmt.Sprint(a, n))
 								_ = s.Apply(t.Context(), []counter.Op{op})
 							}
 							if err = s.Apply(t.Context(), []counter.Op{op})[0].Err; err == nil {

@@ -52,7 +52,7 @@ func (s *Store) adopt(ctx context.Context) (err error) {
 	if err := carry(); err != nil {
 		return err
 	}
-	if err := s.redis.DumpIdentities(ctx, func(some []counter.IdentityCopy) error { return s.pg.RestoreIdentities(ctx, some) }); err != nil {
+	if err := s.redis.DumpIdempotencyKeys(ctx, func(some []counter.IdempotencyKeyCopy) error { return s.pg.RestoreIdempotencyKeys(ctx, some) }); err != nil {
 		return err
 	}
 	deleted, err := s.redis.Deleted(ctx)

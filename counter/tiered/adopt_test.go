@@ -48,14 +48,14 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 	}
 	countertest.Fill(t, before, n)
 	want := everything(t, before)
-	identities := map[string]time.Time{}
-	if err := before.DumpIdentities(t.Context(), func(some []counter.IdentityCopy) error {
+	idempotencyKeys := map[string]time.Time{}
+	if err := before.DumpIdempotencyKeys(t.Context(), func(some []counter.IdempotencyKeyCopy) error {
 		for _, id := range some {
-			identities[hex.EncodeToString(id.Identity[:])] = id.Until
+			idempotencyKeys[hex.EncodeToString(id.IdempotencyKey[:])] = id.Until
 		}
 		return nil
-	}); err != nil || len(identities) < n {
-		t.Fatalf("%d identities, %v", len(identities), err)
+	}); err != nil || len(idempotencyKeys) < n {
+		t.Fatalf("%d idempotency keys, %v", len(idempotencyKeys), err)
 	}
 	if err := before.Close(); err != nil {
 		t.Fatal(err)
@@ -96,12 +96,12 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 		t.Errorf("%d counters, there were %d", len(got), len(want))
 	}
 	carried := pgtest.Query[map[string]int64](t, url, `select jsonb_object_agg(replace(id::text, '-', ''), until) from headcount_identities`)
-	if len(carried) != len(identities) {
-		t.Errorf("%d identities, there were %d", len(carried), len(identities))
+	if len(carried) != len(idempotencyKeys) {
+		t.Errorf("%d idempotency keys, there were %d", len(carried), len(idempotencyKeys))
 	}
-	for id, until := range identities {
+	for id, until := range idempotencyKeys {
 		if off := time.UnixMilli(carried[id]).Sub(until).Abs(); off > time.Minute { // Redis says only how long is left, of a day
-			t.Fatalf("an identity is remembered %s longer or shorter", off)
+			t.Fatalf("an idempotency key is remembered %s longer or shorter", off)
 		}
 	}
 

@@ -28,7 +28,7 @@ type twins struct {
 	keys  []string
 }
 
-// apply makes one op twice on both. Those with an identity are replays the second time.
+// apply makes one op twice on both. Those with an idempotency key are replays the second time.
 func (w *twins) apply(t *testing.T, ops ...counter.Op) {
 	t.Helper()
 	want := w.truth.Apply(t.Context(), ops)

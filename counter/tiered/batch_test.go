@@ -32,7 +32,7 @@ func batch(id string, keys ...string) counter.Op {
 		op.Changes = append(op.Changes, counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: 1})
 	}
 	if id != "" {
-		op.Identity = counter.IdentityOf("*", "", id)
+		op.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
 	}
 	return op
 }

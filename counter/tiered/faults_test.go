@@ -67,7 +67,7 @@ func ends(rule *counter.Rule, key string, verb counter.Verb) counter.Change {
 func op(id string, changes ...counter.Change) counter.Op {
 	o := counter.Op{Changes: changes}
 	if id != "" {
-		o.Identity = counter.IdentityOf("*", "", id)
+		o.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
 	}
 	return o
 }
@@ -394,7 +394,7 @@ func TestProcessKilledInALoop(t *testing.T) {
 }
 
 // TestRedisEmptiedWhileChangesGoOn: every operation is whole, nothing that was persisted
-// is lost, nothing counts twice, and every operation that an identity remembers was
+// is lost, nothing counts twice, and every operation that an idempotency key remembers was
 // made.
 func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)

@@ -93,8 +93,8 @@ func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []in
 	}
 }
 
-// batch makes an operation on exact counters with an identity of a batch. All batches share one space of identities, so
-// the identity is looked up in Redis before, and noted there afterwards.
+// batch makes an operation on exact counters with an idempotency key of a batch. All batches share one space of
+// idempotency keys, so the idempotency key is looked up in Redis before, and noted there afterwards.
 func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
 	known, err := r.redis.Remembers(ctx, op)
 	result := counter.Result{Replay: known}

@@ -141,7 +141,7 @@ type inOneBucket struct{ resident }
 // Apply implements counter.Writer.
 func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	deadline := time.Now().Add(patience)
-	asked := map[counter.Identity]bool{}
+	asked := map[counter.IdempotencyKey]bool{}
 	results := make([]counter.Result, len(ops))
 	todo := make([]int, len(ops))
 	for i := range ops {
@@ -171,7 +171,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 		case left.Ask:
 			if err := s.ask(ctx, ops, todo, asked); err != nil {
 				todo = slices.DeleteFunc(todo, func(i int) bool {
-					with := ops[i].Identity != counter.Identity{}
+					with := ops[i].IdempotencyKey != counter.IdempotencyKey{}
 					if with {
 						fail([]int{i}, err)
 					}
@@ -211,7 +211,7 @@ func (s inOneBucket) loadUnknown(ctx context.Context, ops []counter.Op, todo []i
 	})
 }
 
-// Remembers reports whether an operation was made under the identity of op, also when only PostgreSQL knows it.
+// Remembers reports whether an operation was made under the idempotency key of op, also when only PostgreSQL knows it.
 func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, err error) {
 	asks := false
 	err = s.mend(ctx, func() (err error) {
@@ -228,7 +228,7 @@ func (s inOneBucket) Remembers(ctx context.Context, op *counter.Op) (yes bool, e
 	if err != nil || yes || !asks {
 		return yes, err
 	}
-	known, err := s.pg.Known(ctx, []counter.Identity{op.Identity})
+	known, err := s.pg.Known(ctx, []counter.IdempotencyKey{op.IdempotencyKey})
 	return len(known) > 0, err
 }
 
@@ -248,11 +248,11 @@ func during(what string, err error) error {
 	return fmt.Errorf("tiered: %s: %w", what, unavailable(err))
 }
 
-// ask looks up identities in PostgreSQL that Redis does not have, and notes them in Redis.
-func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool) error {
-	by := map[counter.Identity]*counter.Op{}
+// ask looks up idempotency keys in PostgreSQL that Redis does not have, and notes them in Redis.
+func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.IdempotencyKey]bool) error {
+	by := map[counter.IdempotencyKey]*counter.Op{}
 	for _, i := range todo {
-		if id := ops[i].Identity; id != (counter.Identity{}) && !asked[id] {
+		if id := ops[i].IdempotencyKey; id != (counter.IdempotencyKey{}) && !asked[id] {
 			by[id] = &ops[i]
 		}
 	}

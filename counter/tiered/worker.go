@@ -195,7 +195,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 	err = s.redis.Drain(ctx, p.Generation, number, func(drained []counter.Drained) error {
 		n += len(drained)
 		return p.Write(ctx, drained)
-	}, func(ids []counter.Identity) error { return p.Identities(ctx, ids) })
+	}, func(ids []counter.IdempotencyKey) error { return p.IdempotencyKeys(ctx, ids) })
 	if err != nil {
 		return 0, 0, err
 	}
@@ -266,13 +266,13 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 		}
 	}
 	asks, deleted := time.Time{}, f.Deleted
-	if unmarked { // PostgreSQL got the highest deleted incarnation and the identities of Redis
+	if unmarked { // PostgreSQL got the highest deleted incarnation and the idempotency keys of Redis
 		for _, b := range all {
 			deleted = max(deleted, b.Deleted)
 		}
 	}
-	if f.Identities || unmarked {
-		asks = all[0].Now.Add(counter.IdentityKept)
+	if f.IdempotencyKeys || unmarked {
+		asks = all[0].Now.Add(counter.IdempotencyKeyKept)
 	}
 	if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
 		return 0, err

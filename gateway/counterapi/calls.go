@@ -145,7 +145,7 @@ func (a *API) postBatch(c *gin.Context) {
 	for i := range op.Changes {
 		op.Changes[i].Key = site.Qualify(op.Changes[i].Key)
 	}
-	if op.Identity, ok = remembered(c, site.Qualify("*"), ""); !ok {
+	if op.IdempotencyKey, ok = remembered(c, site.Qualify("*"), ""); !ok {
 		return
 	}
 	if made, ok := a.make(c, op); ok {

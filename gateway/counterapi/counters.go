@@ -366,7 +366,7 @@ func (a *API) change(c *gin.Context, one call, parse func([]byte, string, *count
 		return counter.Op{}, false
 	}
 	op := counter.Op{Changes: []counter.Change{change}}
-	op.Identity, ok = remembered(c, one.key, one.id.User)
+	op.IdempotencyKey, ok = remembered(c, one.key, one.id.User)
 	return op, ok
 }
 
@@ -376,14 +376,14 @@ func badBody(c *gin.Context, err error) {
 
 // remembered returns the identity of the request's Idempotency-Key, if it has one. If ok is false,
 // it has written the error answer.
-func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok bool) {
+func remembered(c *gin.Context, space, caller string) (id counter.IdempotencyKey, ok bool) {
 	key, why := httppolicy.IdempotencyKey(c.Request)
 	if why != "" {
 		problem(c, http.StatusBadRequest, why)
 		return id, false
 	}
 	if key != "" {
-		id = counter.IdentityOf(space, caller, key)
+		id = counter.NewIdempotencyKey(space, caller, key)
 	}
 	return id, true
 }
