@@ -55,6 +55,21 @@ func (w *Callers) mayLook(c *gin.Context) bool { return !w.guarded() || w.IsServ
 // guarded reports whether the dashboard needs an API key: there are keys, or private pages, which it would show.
 func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 }
 
+// TopPages reports whether the sender may see all pages in the list of the pages with the most users, and not only those
+// of PublicTop. If ok is false, it has written the error answer.
+func (w *Callers) TopPages(c *gin.Context) (all, ok bool) {
+	switch {
+	case httppolicy.APIKey(c.Request) != "":
+		ok = w.Server(c)
+		return ok, ok
+	case len(w.PublicTop.Pages) > 0:
+		return false, true
+	}
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "This server shows visitors no list of pages: send an API key in the header "+
+		httppolicy.APIKeyHeader+", or start Headcount with --public-top and the pages that everybody may see.", httppolicy.Because(httppolicy.ReasonAPIKey))
+	return false, false
+}
+
 // alone reports whether the API key of the request holds only for single sites, so that its
 // sender may not see what is of all sites.
 func (w *Callers) alone(c *gin.Context) bool {

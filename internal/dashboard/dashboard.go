@@ -6,13 +6,13 @@
 // that changed since. A page that has only old holds may be missing until it changes.
 // Every process reports its statistics, and a dispatcher also reports these pages. The
 // gateway that serves the dashboard asks all processes by signed calls, 16 at a time and
-// within 1.5 s in all. It caches the data for almost a second, for any number of viewers.
-// A process that does not answer is shown without load, and the pages that it alone knows
-// are missing until it answers or another dispatcher serves its buckets. The answers of processes are not
-// signed, because they are only shown to people. The dashboard page draws the last two
-// minutes from data that it collects while it is open, and days from the statistics of
-// pages. Every process records events of its own and of the processes and regions that
-// it sees.
+// within 1.5 s in all. It caches the data for almost a second, for any number of viewers and
+// of event streams of the pages with the most users. A process that does not answer is shown
+// without load, and the pages that it alone knows are missing until it answers or another
+// dispatcher serves its buckets. The answers of processes are not signed, because they are
+// only shown to people. The dashboard page draws the last two minutes from data that it
+// collects while it is open, and days from the statistics of pages. Every process records
+// events of its own and of the processes and regions that it sees.
 //
 // Names of pages may be private. So with API keys both the dashboard page and its data
 // need a key. A browser cannot send a key when it opens an address, so it gets the page
