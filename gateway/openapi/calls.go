@@ -68,6 +68,6 @@ var calls = []call{
 	{"GET", "/-/asyncapi.json", "The frames and events.", anyone, "", "", "Document", ""},
 	{"GET", "/-/sites", "The sites that the API key holds for, with their totals.", server, "", "", "Sites", "401 503"},
 	{"GET", "/-/dashboard", "The dashboard's page.", viewer, "", "", "text/html", "401"},
-	{"GET", "/-/dashboard/access", "Whether the dashboard needs an API key.", anyone, "", "", "Access", ""},
+	{"GET", "/-/dashboard/access", "Whether the dashboard, and the list of /-/top/events, need an API key.", anyone, "", "", "Access", ""},
 	{"GET", "/-/dashboard/data", "What the dashboard shows.", viewer, "", "", "Dashboard", "401 503"},
 }

@@ -99,7 +99,7 @@ var schemas = object{
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
-	"Access":    members("key_needed", flag),
+	"Access":    members("key_needed", flag, "top_needs_key", flag),
 	"Sites":     members("sites", list(members(with(countMembers, "name", text, "origins", about(list(text), "those of the site's pages"))...))),
 	"Dashboard": object{"type": "object", "description": "what the dashboard's page shows; it changes with the page"},
 	"Document":  object{"type": "object"},

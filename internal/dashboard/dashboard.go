@@ -17,8 +17,8 @@
 // Names of pages may be private. So with API keys both the dashboard page and its data
 // need a key. A browser cannot send a key when it opens an address, so it gets the page
 // with status 401. The page itself has no data. It asks for the key and keeps the key
-// until the tab is closed. The demo page needs the same key to show the pages with the
-// most users and the button that modifies a page.
+// until the tab is closed. The demo page needs the same key for the button that modifies a
+// page, and to show the pages with the most users unless visitors may see them.
 package dashboard
 
 import (

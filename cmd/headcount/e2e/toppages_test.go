@@ -114,6 +114,9 @@ func TestTopPages(t *testing.T) {
 	visitor.await("news 3, blog/a 2")
 	visitor.silent()
 
+	if a := opened.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":false}`+"\n" {
+		t.Errorf("access: %s", a.body)
+	}
 	token := "Authorization: Bearer " + hs256(t, map[string]any{"sub": "ann"})
 	for _, page := range []string{"open", "secret%2Fa"} {
 		do(t, "PUT", keyless.url+"/"+page+"/counter", increment, token)
