@@ -43,6 +43,9 @@ type Webhooks interface {
 	Lost() // reports that updates may have been missed
 }
 
+// Pages is a set of pages, by their names. Has must not block.
+type Pages interface{ Has(name string) bool }
+
 // maxPush bounds the updates of one push; a longer list goes out in several pushes.
 const maxPush = 1024
 
@@ -52,6 +55,7 @@ type Config struct {
 	Gateways   Gateways              // required
 	Regions    Regions               // nil: there are no other regions
 	Webhooks   Webhooks              // nil: there are none
+	Public     Pages                 // the pages that visitors may see in lists; nil: none
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
 }

@@ -108,16 +108,20 @@ func (t *top) sorted() []presence.PageUsers {
 	return all
 }
 
-// Top returns the n pages with the most users of each site, in the buckets that are
-// served, the largest first. A page with holds alone may be missing. Any goroutine may
-// call it.
+// Top returns the n pages with the most users of each site and its n public ones with the
+// most users, in the buckets that are served, the largest first. A page with holds alone
+// may be missing. Any goroutine may call it.
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()
-	of := map[presence.Site]int{}
+	of, public := map[presence.Site]int{}, map[presence.Site]int{}
 	return slices.DeleteFunc(d.top.sorted(), func(p presence.PageUsers) bool {
 		site, _ := presence.SplitName(p.Page)
 		of[site]++
+		if d.cfg.Public != nil && d.cfg.Public.Has(p.Page) {
+			public[site]++
+			return of[site] > n && public[site] > n
+		}
 		return of[site] > n
 	})
 }

@@ -129,6 +129,39 @@ func TestTopOfSites(t *testing.T) {
 	}
 }
 
+// public are the pages of a name.
+type public string
+
+func (p public) Has(name string) bool { return presence.KeyOf(name) == string(p) }
+
+// A public page is in the list, however many others have more users.
+func TestTopOfPublicPages(t *testing.T) {
+	d := Dispatcher{cfg: Config{Public: public("p0")}}
+	d.top.serve(upTo(presence.DefaultBuckets))
+	shop := presence.SiteOf("shop")
+	for i := range 5 {
+		d.top.update(of(fmt.Sprint("p", i), int64(100+i), 1))
+		d.top.update(of(shop.Qualify(fmt.Sprint("p", i)), int64(1+i), 1))
+	}
+	got := d.Top(2)
+	want := []presence.PageUsers{
+		{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: "p0", Users: 100},
+		{Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4}, {Page: shop.Qualify("p0"), Users: 1},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	d.cfg.Public = all{}
+	if got := d.Top(2); len(got) != 4 {
+		t.Errorf("of public pages alone: %v, want two of each site", got)
+	}
+}
+
+// all are all pages.
+type all struct{}
+
+func (all) Has(string) bool { return true }
+
 // However many pages there are, the dispatcher remembers at most maxTop, and those are
 // the largest.
 func TestTopIsBounded(t *testing.T) {

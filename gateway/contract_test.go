@@ -40,6 +40,10 @@ func (noDashboard) JSON(context.Context, presence.Site, bool) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 
+func (noDashboard) Top(context.Context, presence.Site) ([]presence.PageUsers, error) {
+	return []presence.PageUsers{{Page: "p", Users: 2}}, nil
+}
+
 // everything is a Config with all that a gateway can serve, and the API key "k".
 func everything(t *testing.T) func(*Config) {
 	rules, err := counter.ParseRules([]byte(`{"rules":[
@@ -305,8 +309,12 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			good[c.call] = true
 		}
 	}
-	good["GET /app/{app}"] = true                                                                                                                                                                // TestPusher
-	good["GET /-/ws"], good["GET /{page}/counter/events"], good["GET /api/v1/counters/{key}/events"], good["GET /api/v1/top/events"], good["GET /-/users/events"] = true, true, true, true, true // TestFramesAreAsDocumented
+	good["GET /app/{app}"] = true // TestPusher
+	for _, stream := range []string{
+		"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",
+	} {
+		good["GET "+stream] = true // TestFramesAreAsDocumented
+	}
 	for _, call := range documentedCalls(t) {
 		if !good[call] {
 			t.Errorf("%s was not answered", call)
@@ -436,14 +444,18 @@ func TestFramesAreAsDocumented(t *testing.T) {
 	r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
 	until("error")
 
-	for path, kinds := range map[string][]string{"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"}, "/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"}, "/-/users/events?user=alice": {"user"}} {
+	for path, kinds := range map[string][]string{
+		"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"},
+		"/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"},
+		"/-/users/events?user=alice": {"user"}, "/-/top/events": {"pages_top"},
+	} {
 		stream := s.open(path, "", "X-API-Key: k")
 		_ = stream.response(http.StatusOK)
 		lines := bufio.NewScanner(stream.in)
 		for len(kinds) > 0 && lines.Scan() {
 			if line := lines.Text(); line != "" && line[0] != ':' {
 				name, value, _ := strings.Cut(line, ": ")
-				if name == "event" && value != kinds[0] {
+				if name == "event" && value != strings.TrimPrefix(kinds[0], "pages_") {
 					t.Errorf("%s has events %q", path, value)
 				}
 				if name == "data" {

@@ -116,6 +116,9 @@ func (g *Gateway) routes() http.Handler {
 		c.Header("Allow", http.MethodGet)
 		api.RefuseMethod(c)
 	})
+	if g.cfg.API.Dashboard != nil {
+		e.GET("/-/top/events", g.getTopPageEvents)
+	}
 	if g.counters != nil {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)

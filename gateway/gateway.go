@@ -102,9 +102,10 @@ type Access struct {
 	Proxies    *identity.Proxies
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
-	CountBots  bool     // crawlers are counted like people
-	PusherKey  string   // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
-	Private    []string // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
+	CountBots  bool          // crawlers are counted like people
+	PusherKey  string        // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
+	Private    []string      // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
+	PublicTop  api.PublicTop // pages that visitors may see in the list of the pages with the most users
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
@@ -117,6 +118,7 @@ type Gateway struct {
 	live      *counterapi.Live    // likewise
 	liveTop   *counterapi.LiveTop // likewise
 	users     *fanout.Poll
+	topPages  *fanout.Poll
 	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
@@ -182,7 +184,10 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, Private: cfg.Private, Ignored: g.metrics.ignored}
+	g.callers = &api.Callers{
+		Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads,
+		CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.PublicTop, Ignored: g.metrics.ignored,
+	}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
@@ -190,6 +195,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.users = fanout.NewPoll(g.hub, userStates{g})
+	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
@@ -254,6 +260,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.unread.Run(ctx) })
 	wg.Go(func() { g.grace.run(ctx) })
 	wg.Go(func() { g.users.Run(ctx) })
+	wg.Go(func() { g.topPages.Run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
 		wg.Go(func() { g.liveTop.Run(ctx) })

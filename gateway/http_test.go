@@ -36,7 +36,7 @@ func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, everything(t))
 	for _, path := range []string{
-		"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice",
+		"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice", "/-/top/events",
 	} {
 		for _, of := range []struct {
 			method, origin string

@@ -15,6 +15,7 @@ func (g *Gateway) registerKinds() {
 		g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop)
 	}
 	g.hub.Supply(userKind, namedEvent("user"), g.users)
+	g.hub.Supply(topPagesKind, namedEvent("top"), g.topPages)
 	g.hub.Watch(unread.KindLevel, g.unread)
 	g.hub.Watch(unread.KindRecord, g.unread)
 }

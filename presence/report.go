@@ -9,8 +9,8 @@ import (
 // Report is a process's report about itself for a dashboard.
 type Report struct {
 	Stats
-	// Top has the pages with the most users of each site, in the buckets that the process
-	// distributes, most users first.
+	// Top has the pages with the most users of each site and its public pages with the most
+	// users, in the buckets that the process distributes, most users first.
 	Top []PageUsers
 }
 
@@ -55,7 +55,7 @@ type PeerStats struct {
 	LeftOut bool          // totals leave this peer out
 }
 
-// TopPages bounds the pages of one site in Report.Top.
+// TopPages bounds the pages of one site in Report.Top, and once more its public pages.
 const TopPages = 100
 
 // Compare orders pages by users, most first, then by name.

@@ -6,8 +6,8 @@
 //   npm pack        builds the package first
 import { copyFile, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
-export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js'];
-const TYPES = ['headcount.d.ts', 'react.d.ts'];
+export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js', 'live-top.js'];
+const TYPES = ['headcount.d.ts', 'react.d.ts', 'live-top.d.ts'];
 
 const source = (name) => readFile(new URL(name, import.meta.url), 'utf8');
 
@@ -55,5 +55,5 @@ if (process.argv[1] === new URL(import.meta.url).pathname) {
     await rm(new URL('package/', import.meta.url), { recursive: true, force: true });
     await write('package', [...SCRIPTS, 'react.js', ...TYPES], packed);
     await copyFile(new URL('../LICENSE', import.meta.url), new URL('LICENSE', import.meta.url)); // npm takes it from here
-  } else await write('public', [...SCRIPTS, 'headcount.d.ts'], served);
+  } else await write('public', [...SCRIPTS, 'headcount.d.ts', 'live-top.d.ts'], served);
 }

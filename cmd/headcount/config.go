@@ -84,6 +84,7 @@ type Config struct {
 	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to no site are for the first. Without it there is one site, default."`
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	Private        []string `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
+	PublicTop      []string `name:"public-top" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that the live list of the pages with the most users shows to visitors; * for all pages. Those of --private never are. Repeatable. Without it, with --api-key, only servers with a key get the list. Every process needs the same ones."`
 	PusherKey      string   `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
@@ -129,6 +130,16 @@ func (c *Config) KeptMinutes() time.Duration {
 		return 0
 	}
 	return 24 * time.Hour
+}
+
+// publicTop returns the pages that the list of the pages with the most users shows to visitors: without
+// API keys as many as the dashboard, which everybody may read then.
+func (c *Config) publicTop() api.PublicTop {
+	pages := c.PublicTop
+	if len(pages) == 0 && len(c.APIKeys) == 0 {
+		pages = []string{"*"}
+	}
+	return api.PublicTop{Pages: pages, Private: c.Private}
 }
 
 // AdvertiseAddr returns the address at which other processes reach this one.
@@ -317,9 +328,14 @@ func (c *Config) peerNames() []string {
 }
 
 func (c *Config) checkAccess() error {
-	for _, match := range c.Private {
-		if err := api.CheckMatch(match); err != nil {
-			return setting.Errorf("private", "%q is no page and no prefix with a * behind it: %v", match, err)
+	for _, s := range []struct {
+		flag    string
+		matches []string
+	}{{"private", c.Private}, {"public-top", c.PublicTop}} {
+		for _, match := range s.matches {
+			if err := api.CheckMatch(match); err != nil {
+				return setting.Errorf(s.flag, "%q is no page and no prefix with a * behind it: %v", match, err)
+			}
 		}
 	}
 	if c.PusherKey != "" {

@@ -308,6 +308,7 @@ var refused = map[string]struct {
 	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
 	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
 	"a private page that is none":               {flag: "private", args: "--private team/\x01* --api-key k"},
+	"a public page that is none":                {flag: "public-top", args: "--public-top blog/\x01*"},
 	"a key of Pusher's clients that is none":    {flag: "pusher-key", args: "--pusher-key a/b"},
 	"a key that is a path of a page":            {flag: "pusher-key", args: "--pusher-key counter"},
 	"private pages for nobody":                  {flag: "private", args: "--private team/*"},
@@ -419,6 +420,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
 		"no stats of pages":                   "--page-stats 0",
 		"private pages":                       "--private team/* --private board --jwt-secret s",
+		"pages for the list of visitors":      "--public-top blog/* --public-top news",
+		"a list of all pages":                 "--public-top * --api-key k",
 		"crawlers and proxies":                "--count-bots --cache-reads 5s",
 		"clients of Pusher":                   "--pusher-key 0a1b2c-key_3",
 		"no crawlers":                         "--count-bots=false",
@@ -568,7 +571,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private pusher-key otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top pusher-key otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {

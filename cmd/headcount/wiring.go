@@ -171,7 +171,9 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 
 // openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
 func (s *system) openDispatcher() {
-	cfg := dispatcher.Config{Store: s.store, Gateways: s.member, Registerer: s.registry, Log: s.log}
+	cfg := dispatcher.Config{
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Registerer: s.registry, Log: s.log,
+	}
 	if s.regions != nil {
 		cfg.Regions, s.parts.Regions = s.regions, s.regions
 	}
@@ -324,7 +326,8 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
 		Access: gateway.Access{
-			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads, CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private,
+			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
+			CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		Registerer: s.registry,
 		Log:        s.log,

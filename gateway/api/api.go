@@ -111,10 +111,12 @@ type Regions interface {
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
-// Dashboard returns the dashboard's data about a site as JSON; alone leaves out what is of
-// all sites.
+// Dashboard has the dashboard's data about sites, no older than a second. Errors are those of ctx.
 type Dashboard interface {
+	// JSON returns the data about a site; alone leaves out what is of all sites.
 	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
+	// Top returns the pages of a site with the most users, the largest first.
+	Top(ctx context.Context, site presence.Site) ([]presence.PageUsers, error)
 }
 
 // API serves calls that are answered at once. Its methods may be called from any goroutine.

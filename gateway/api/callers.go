@@ -28,6 +28,7 @@ type Callers struct {
 	// at all.
 	CacheReads time.Duration
 	Private    Matches                // pages that need an API key, or a token that opens them
+	PublicTop  PublicTop              // pages that TopPages lets visitors see
 	CountBots  bool                   // crawlers are counted like people
 	Ignored    *prometheus.CounterVec // clients that are not counted, by reason
 }

@@ -27,11 +27,12 @@ func (a *API) dashboard(e *gin.Engine, page asset) {
 			needsKey(c)
 		}
 	})
-	// The page asks here whether it needs a key; a browser would report a 401 as an
+	// The pages ask here whether they need a key; a browser would report a 401 as an
 	// error.
 	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", a.callers.guarded()))
+		const form = `{"key_needed":%t,"top_needs_key":%t}` + "\n"
+		write(c, "application/json", fmt.Appendf(nil, form, a.callers.guarded(), len(a.callers.PublicTop.Pages) == 0))
 	})
 	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
@@ -54,6 +55,22 @@ func (w *Callers) mayLook(c *gin.Context) bool { return !w.guarded() || w.IsServ
 
 // guarded reports whether the dashboard needs an API key: there are keys, or private pages, which it would show.
 func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 }
+
+// TopPages reports whether the list of the pages with the most users has all pages for the sender, or
+// only those of PublicTop. If ok is false, it has written the error answer.
+func (w *Callers) TopPages(c *gin.Context) (all, ok bool) {
+	switch {
+	case httppolicy.APIKey(c.Request) != "":
+		ok = w.Server(c)
+		return ok, ok
+	case len(w.PublicTop.Pages) > 0:
+		return false, true
+	}
+	const detail = "This server shows visitors no list of pages: send an API key in the header " + httppolicy.APIKeyHeader +
+		", or start Headcount with --public-top and the pages that everybody may see."
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, detail, httppolicy.Because(httppolicy.ReasonAPIKey))
+	return false, false
+}
 
 // alone reports whether the API key of the request holds only for single sites, so that its
 // sender may not see what is of all sites.

@@ -23,6 +23,15 @@ func (m Matches) Has(name string) bool {
 	return key != presence.AllPages && slices.ContainsFunc(m, func(match string) bool { return counter.Matches(match, key) })
 }
 
+// PublicTop are the pages that the list of the pages with the most users shows to visitors.
+type PublicTop struct {
+	Pages   Matches // empty: visitors get no list
+	Private Matches // those of Pages that it does not show
+}
+
+// Has reports whether the list may have the page of that name.
+func (t PublicTop) Has(name string) bool { return t.Pages.Has(name) && !t.Private.Has(name) }
+
 // CheckMatch returns why match cannot be one of Matches, or nil.
 func CheckMatch(match string) error {
 	prefix, several := strings.CutSuffix(match, "*")

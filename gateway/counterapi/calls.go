@@ -365,11 +365,11 @@ func (a *API) getLedger(c *gin.Context) {
 	if !ok {
 		return
 	}
-	after, ok := number(c, values, "after", 0, 0, math.MaxUint64)
+	after, ok := Number(c, values, "after", 0, 0, math.MaxUint64)
 	if !ok {
 		return
 	}
-	limit, ok := number(c, values, "limit", defaultLedger, 1, counter.MaxLedger)
+	limit, ok := Number(c, values, "limit", defaultLedger, 1, counter.MaxLedger)
 	if !ok {
 		return
 	}

@@ -104,7 +104,7 @@ func (a *API) getDimension(c *gin.Context) {
 	if !ok {
 		return
 	}
-	n, ok := number(c, values, "n", defaultValues, 1, counter.MaxValues)
+	n, ok := Number(c, values, "n", defaultValues, 1, counter.MaxValues)
 	if !ok {
 		return
 	}

@@ -63,8 +63,9 @@ func optional[T any](c *gin.Context, values url.Values, name, thing string, othe
 	return value, true
 }
 
-// number returns a parameter that is a whole number from least to most.
-func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (n uint64, ok bool) {
+// Number returns a parameter that is a whole number from least to most, or otherwise if it was not sent.
+// If ok is false, it has written the error answer.
+func Number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (n uint64, ok bool) {
 	return optional(c, values, name, fmt.Sprintf("whole number from %d to %d", least, most), otherwise, func(text string) (uint64, bool) {
 		n, err := strconv.ParseUint(text, 10, 64)
 		return n, err == nil && n >= least && n <= most

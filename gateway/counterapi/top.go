@@ -70,7 +70,7 @@ func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 		problem(c, http.StatusBadRequest, `"last" is missing; ask as `+example+".")
 		return list, server, false
 	}
-	n, ok := number(c, values, "n", defaultTop, 1, counter.MaxTop)
+	n, ok := Number(c, values, "n", defaultTop, 1, counter.MaxTop)
 	list.n = int(n)
 	return list, server, ok
 }

@@ -14,7 +14,7 @@ const pollEvery = time.Second
 // Polled knows the values of topics that nobody publishes.
 type Polled interface {
 	// Values calls found with the value of each topic that can be read now. A value is not empty. Values
-	// returns when ctx ends.
+	// returns when ctx ends, or within seconds.
 	Values(ctx context.Context, topics []presence.Topic, found func(t presence.Topic, value string))
 }
 

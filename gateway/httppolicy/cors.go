@@ -88,7 +88,7 @@ func isRead(r *http.Request) bool {
 func isStream(path string) bool {
 	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
 	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events") ||
-		path == "/api/v1/top/events" || path == "/-/users/events"
+		path == "/api/v1/top/events" || path == "/-/users/events" || path == "/-/top/events"
 }
 
 // AddVary adds names to the Vary header. The header then has one line with each name

@@ -40,6 +40,7 @@ func newOriginServer(t testing.TB, secure bool, patterns ...string) http.Handler
 	e.GET("/:page/counter/events", ok)
 	e.GET("/api/v1/top/events", ok)
 	e.GET("/-/users/events", ok)
+	e.GET("/-/top/events", ok)
 	e.GET("/-/ws", ok)
 	e.NoRoute(func(c *gin.Context) { Problem(c.Writer, http.StatusNotFound, "") })
 	e.NoMethod(func(c *gin.Context) { Problem(c.Writer, http.StatusMethodNotAllowed, "") })
@@ -71,6 +72,7 @@ func TestCORS(t *testing.T) {
 		"events, not allowed":       {"GET", "/p/counter/events", evil, nil, 403, false, "Origin"},
 		"events, no origin":         {"GET", "/p/counter/events", "", nil, 200, false, "Origin"},
 		"top, not allowed":          {"GET", "/api/v1/top/events", evil, nil, 403, false, "Origin"},
+		"pages, not allowed":        {"GET", "/-/top/events", evil, nil, 403, false, "Origin"},
 		"users, not allowed":        {"GET", "/-/users/events", evil, nil, 403, false, "Origin"},
 		"WebSocket, not allowed":    {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
 		"WebSocket, own":            {"GET", "/-/ws", own, nil, 200, true, "Origin"},

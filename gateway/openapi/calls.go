@@ -34,6 +34,7 @@ var calls = []call{
 	{"GET", "/-/users", "Whether users are here, in this region.", server, "users", "", "Users", "400 401 503"},
 	{"GET", "/-/users/{user}", "Whether one user is here, in this region.", server, "", "", "User", "400 401 503"},
 	{"GET", "/-/users/events", "Users, live, as server-sent events: each as it is now, then each change.", server, "users", "", "text/event-stream", "400 401 429 503"},
+	{"GET", "/-/top/events", "The pages with the most users, live, as server-sent events. Visitors get those of --public-top.", viewer, "n urltoken urlid", "", "text/event-stream", "400 401 429 503"},
 	{"DELETE", "/-/users/{user}", "Erases what is kept of a user: follows, what is unread, when the user was last here, and all memberships.", server, "", "", "204", "400 401 403 503"},
 
 	{"GET", "/api/v1/counters", "Several counters, in the order asked.", opened, "keys", "", "Counters", "400 401 403 503"},
@@ -67,6 +68,6 @@ var calls = []call{
 	{"GET", "/-/asyncapi.json", "The frames and events.", anyone, "", "", "Document", ""},
 	{"GET", "/-/sites", "The sites that the API key holds for, with their totals.", server, "", "", "Sites", "401 503"},
 	{"GET", "/-/dashboard", "The dashboard's page.", viewer, "", "", "text/html", "401"},
-	{"GET", "/-/dashboard/access", "Whether the dashboard needs an API key.", anyone, "", "", "Access", ""},
+	{"GET", "/-/dashboard/access", "Whether the dashboard, and the list of /-/top/events, need an API key.", anyone, "", "", "Access", ""},
 	{"GET", "/-/dashboard/data", "What the dashboard shows.", viewer, "", "", "Dashboard", "401 503"},
 }

@@ -48,11 +48,12 @@ var told = []message{
 // The events of the streams. Their SSE event names are the names of the messages, and their
 // ids, if any, are versions.
 var (
-	countEvent   = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
-	joinEvent    = message{"join", "event: join, data: this. With ?join=1: the user is on the page. Another stream is to be open within heartbeat_ms.", members("page", id, "heartbeat_ms", natural)}
-	counterEvent = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
-	userEvent    = message{"user", "event: user, data: this. A user as it is now, then at most once a second when that has changed.", schemas["User"].(object)}
-	topEvent     = message{"top", "event: top, data: this. At most one a second, when the list has changed.", schemas["Top"].(object)}
+	countEvent    = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
+	joinEvent     = message{"join", "event: join, data: this. With ?join=1: the user is on the page. Another stream is to be open within heartbeat_ms.", members("page", id, "heartbeat_ms", natural)}
+	counterEvent  = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
+	userEvent     = message{"user", "event: user, data: this. A user as it is now, then at most once a second when that has changed.", schemas["User"].(object)}
+	topPagesEvent = message{"top", "event: top, data: this, most users first. At most one a second, when the list has changed.", schemas["TopPages"].(object)}
+	topEvent      = message{"top", "event: top, data: this. At most one a second, when the list has changed.", schemas["Top"].(object)}
 )
 
 // AsyncAPI is the document of frames and events.
@@ -80,6 +81,7 @@ var AsyncAPI = document(func() object {
 	pageEvents, countNames := add("event_", countEvent, joinEvent)
 	counterEvents, counterNames := add("event_", counterEvent)
 	topEvents, topNames := add("event_", topEvent)
+	topPageEvents, topPageNames := add("event_pages_", topPagesEvent)
 	userEvents, userNames := add("event_", userEvent)
 	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
 	return object{
@@ -94,15 +96,17 @@ var AsyncAPI = document(func() object {
 			"pageEvents":    object{"address": "/{page}/counter/events", "parameters": in("page"), "messages": pageEvents},
 			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "parameters": in("key"), "messages": counterEvents},
 			"topEvents":     object{"address": "/api/v1/top/events", "messages": topEvents},
+			"topPageEvents": object{"address": "/-/top/events", "messages": topPageEvents},
 			"userEvents":    object{"address": "/-/users/events", "messages": userEvents},
 		},
 		"operations": object{ // of the server: it receives what clients send
-			"hear":          operation("receive", "socket", saidNames),
-			"tell":          operation("send", "socket", toldNames),
-			"streamCount":   operation("send", "pageEvents", countNames),
-			"streamCounter": operation("send", "counterEvents", counterNames),
-			"streamTop":     operation("send", "topEvents", topNames),
-			"streamUsers":   operation("send", "userEvents", userNames),
+			"hear":           operation("receive", "socket", saidNames),
+			"tell":           operation("send", "socket", toldNames),
+			"streamCount":    operation("send", "pageEvents", countNames),
+			"streamCounter":  operation("send", "counterEvents", counterNames),
+			"streamTop":      operation("send", "topEvents", topNames),
+			"streamTopPages": operation("send", "topPageEvents", topPageNames),
+			"streamUsers":    operation("send", "userEvents", userNames),
 		},
 		"components": object{"messages": messages},
 	}

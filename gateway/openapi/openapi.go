@@ -24,7 +24,7 @@ const (
 	visitor            // whoever has an identity, or gets one
 	server             // a server with an API key
 	opened             // a server, and whoever the rule of the counter lets
-	viewer             // a server, and everybody when no API keys are configured
+	viewer             // a server, and everybody when no API keys are configured or --public-top lets them
 )
 
 // call is one HTTP call. Lists are separated by spaces.
@@ -116,7 +116,7 @@ func (c call) operation() object {
 			content["application/json"] = object{"schema": ref(given)}
 		default:
 			content[given] = object{"schema": object{"type": "string"}}
-			if c.who == viewer { // a browser cannot send a key with an address
+			if c.who == viewer && given == "text/html" { // a browser cannot send a key with an address
 				responses["401"] = object{
 					"description": "The API key is missing or wrong. A browser, which asks for HTML, gets the page, and the page asks for the key.",
 					"content":     object{"application/problem+json": object{"schema": ref("Problem")}, given: object{"schema": object{"type": "string"}}},

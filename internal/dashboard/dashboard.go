@@ -6,18 +6,19 @@
 // that changed since. A page that has only old holds may be missing until it changes.
 // Every process reports its statistics, and a dispatcher also reports these pages. The
 // gateway that serves the dashboard asks all processes by signed calls, 16 at a time and
-// within 1.5 s in all. It caches the data for almost a second, for any number of viewers.
-// A process that does not answer is shown without load. The answers of processes are not
-// signed, because they are only shown to people. The dashboard page draws the last two
-// minutes from data that it collects while it is open, and days from the statistics of
-// pages. Every process records events of its own and of the processes and regions that
-// it sees.
+// within 1.5 s in all. It caches the data for almost a second, for any number of viewers and
+// of event streams of the pages with the most users. A process that does not answer is shown
+// without load, and the pages that it alone knows are missing until it answers or another
+// dispatcher serves its buckets. The answers of processes are not signed, because they are
+// only shown to people. The dashboard page draws the last two minutes from data that it
+// collects while it is open, and days from the statistics of pages. Every process records
+// events of its own and of the processes and regions that it sees.
 //
 // Names of pages may be private. So with API keys both the dashboard page and its data
 // need a key. A browser cannot send a key when it opens an address, so it gets the page
 // with status 401. The page itself has no data. It asks for the key and keeps the key
-// until the tab is closed. The demo page needs the same key to show the pages with the
-// most users and the button that modifies a page.
+// until the tab is closed. The demo page needs the same key for the button that modifies a
+// page, and to show the pages with the most users unless visitors may see them.
 package dashboard
 
 import (
@@ -103,12 +104,30 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 // users. Processes and events belong to all sites, so alone leaves them out, and the text of
 // the state does not mention them. The only error is ctx's, if it ends while another call
 // collects data.
-func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error) {
+func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) (body []byte, err error) {
 	v := view{site, alone}
+	err = b.collected(ctx, func(ctx context.Context) {
+		if b.bodies[v] == nil {
+			b.bodies[v] = b.body(ctx, v)
+		}
+		body = b.bodies[v]
+	})
+	return body, err
+}
+
+// Top returns the pages of a site that processes report, most users first. It is no older than a second
+// and lacks the pages of dispatchers that did not answer. The only error is that of JSON.
+func (b *Board) Top(ctx context.Context, site presence.Site) (top []presence.PageUsers, err error) {
+	err = b.collected(ctx, func(context.Context) { top = topPages(b.answers(), site) })
+	return top, err
+}
+
+// collected calls use under the lock when there is data no older than cacheTime.
+func (b *Board) collected(ctx context.Context, use func(ctx context.Context)) error {
 	select {
 	case b.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	defer func() { <-b.turn }()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
@@ -117,10 +136,8 @@ func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) ([]byt
 		b.collect(ctx)
 		b.at, b.bodies = time.Now(), map[view][]byte{}
 	}
-	if b.bodies[v] == nil {
-		b.bodies[v] = b.body(ctx, v)
-	}
-	return b.bodies[v], nil
+	use(ctx)
+	return nil
 }
 
 type (
@@ -186,8 +203,12 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 	for i, m := range b.members {
 		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), presence.Started(m.Incarnation).UnixMilli(), loadOf(b.reports[i])})
 	}
-	reports := slices.DeleteFunc(slices.Clone(b.reports), func(r *presence.Report) bool { return r == nil })
-	out.Pages, out.Regions = topPages(reports, v.site), regions(reports)
+	reports := b.answers()
+	top := topPages(reports, v.site)
+	out.Pages, out.Regions = []page{}, regions(reports)
+	for _, p := range top[:min(len(top), presence.TopPages)] {
+		out.Pages = append(out.Pages, page{p.Page, p.Users})
+	}
 	if len(b.cfg.Sites) > 1 && !v.alone {
 		for _, site := range b.cfg.Sites {
 			out.Sites = append(out.Sites, site.Name())
@@ -209,9 +230,14 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 	return append(body, '\n')
 }
 
-// topPages merges the pages of a site that dispatchers report. While a bucket changes its
-// owner, two dispatchers may report the same page; topPages takes the larger count.
-func topPages(reports []*presence.Report, of presence.Site) []page {
+// answers returns the reports of the processes that answered.
+func (b *Board) answers() []*presence.Report {
+	return slices.DeleteFunc(slices.Clone(b.reports), func(r *presence.Report) bool { return r == nil })
+}
+
+// topPages merges the pages of a site that dispatchers report, most users first. While a bucket changes
+// its owner, two dispatchers may report the same page; topPages takes the larger count.
+func topPages(reports []*presence.Report, of presence.Site) []presence.PageUsers {
 	users := map[string]int64{}
 	for _, r := range reports {
 		for _, p := range r.Top {
@@ -225,11 +251,7 @@ func topPages(reports []*presence.Report, of presence.Site) []page {
 		top = append(top, presence.PageUsers{Page: name, Users: n})
 	}
 	slices.SortFunc(top, presence.PageUsers.Compare)
-	pages := []page{}
-	for _, p := range top[:min(len(top), presence.TopPages)] {
-		pages = append(pages, page{p.Page, p.Users})
-	}
-	return pages
+	return top
 }
 
 // regions merges the figures that processes report about the other regions. For each

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -92,6 +93,13 @@ func TestJSON(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
+		top, err := b.Top(t.Context(), presence.DefaultSite)
+		if want := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}; err != nil || !slices.Equal(top, want) {
+			t.Errorf("the top is %v, want %v, %v", top, want, err)
+		}
+		if n := asked.Load(); n != 2 {
+			t.Errorf("for both %d were asked, want 2", n)
+		}
 	})
 }
 
@@ -136,6 +144,9 @@ func TestSites(t *testing.T) {
 	}
 	if s := look(presence.DefaultSite, false); s.Shown != "default" || !reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
 		t.Errorf("the default site: %+v", s)
+	}
+	if top, err := b.Top(t.Context(), shop); err != nil || !slices.Equal(top, []presence.PageUsers{{Page: "both", Users: 1}}) {
+		t.Errorf("the top of the shop: %v, %v", top, err)
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("for three views the other process was asked %d times", n)

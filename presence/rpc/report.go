@@ -11,9 +11,9 @@ import (
 	"headcount/presence"
 )
 
-// maxAnswer bounds the body of an answer. The largest report, with TopPages pages of
+// maxAnswer bounds the body of an answer. The largest report, with 2*TopPages pages of
 // MaxSites sites, is below it.
-const maxAnswer = 8 << 20
+const maxAnswer = 20 << 20
 
 // wireReport is a presence.Report as JSON. The part about a role that the process does not
 // have is left out:
@@ -124,7 +124,7 @@ func parseReport(body []byte) (presence.Report, error) {
 			return presence.Report{}, err
 		}
 		site, _ := presence.SplitName(p.Page)
-		if pages[site]++; pages[site] > presence.TopPages || len(pages) > presence.MaxSites {
+		if pages[site]++; pages[site] > 2*presence.TopPages || len(pages) > presence.MaxSites {
 			return presence.Report{}, errors.New("too many pages")
 		}
 		r.Top[i] = presence.PageUsers(p)

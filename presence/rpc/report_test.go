@@ -54,7 +54,7 @@ func (s says) RoundTrip(*http.Request) (*http.Response, error) {
 }
 
 func TestReportsThatMakeNoSense(t *testing.T) {
-	many := make([]string, presence.TopPages+1)
+	many := make([]string, 2*presence.TopPages+1)
 	for i := range many {
 		many[i] = fmt.Sprintf(`{"page":"p%d","users":1}`, i)
 	}

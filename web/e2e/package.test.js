@@ -29,6 +29,7 @@ let site; // serves the projects' bundles
 // What a project has of its own. It counts on a page of its bundler's name.
 const MAIN = `
 import { Headcount, type Counter } from 'headcount-web';
+import 'headcount-web/live-top';
 import { show } from './app.js';
 
 const server = new URL(location.href).searchParams.get('server');
@@ -87,6 +88,7 @@ export const elements = (
     <live-counter counter="views:1" format="full" />
     <like-button counter="likes:1" onrefused={({ detail }) => detail.status} />
     <follow-button page="p" onfollow={({ detail }) => detail.followed} />
+    <live-top n={5} ontop={({ detail }) => detail[0]?.users.toFixed()} />
     {/* @ts-expect-error: there is no such storage */}
     <live-count storage="some" />
   </>
@@ -99,6 +101,8 @@ export const wrong = () => useCounter(7);
 // A project without React has no error because of it.
 const PLAIN = `
 import { Headcount, LiveCount } from 'headcount-web';
+import { watchTop } from 'headcount-web/live-top';
+export const listed = watchTop((top) => top.map(({ page }) => page), { n: 5 });
 document.querySelector('live-count')?.addEventListener('count', ({ detail }) => detail.count.toFixed());
 document.querySelector('live-count')?.addEventListener('click', ({ clientX }) => clientX.toFixed());
 export const stop = new Headcount({ server: 'https://x.example' }).here((counter) => counter?.count.toFixed());

@@ -5,12 +5,13 @@ import { at } from './at.js';
 import { Crowd } from './crowd.js';
 import { Headcount } from './headcount.js';
 import { key } from './key.js';
+import { watchTop } from './live-top.js';
 import { Plot, sparkline } from './plot.js';
 import { remembered, summary } from './stats.js';
 
 const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café']; // until there is something to list
 const LISTED = 7;
-const LIST_MS = 2_000;
+const AGAIN_MS = 2_000;
 const DAY_MS = 60_000;
 const DAY_SOON_MS = 2_000;
 
@@ -80,18 +81,25 @@ function here() {
 // ---- the most viewed pages
 
 let top = [];
+let unwatch = () => {};
 
-/** Asks which pages are viewed most. The server tells if it has no API key, or if this page has it. */
+/** Follows which pages are viewed most. The server tells if it has no API key, if this page has it, or what --public-top lets it. */
 async function look() {
-  if (document.hidden) return;
-  const fits = await key.fits();
+  const fits = await key.fits('top_needs_key');
+  unwatch();
   $('examples').hidden = fits !== false;
+  if (fits === undefined) setTimeout(look, AGAIN_MS);
   if (!fits) return;
-  const answer = await fetch(at('-/dashboard/data'), { headers: key.headers }).catch(() => undefined);
-  if (answer?.status === 401) key.value = '';
-  if (!answer?.ok) return;
-  top = (await answer.json()).pages.map((p) => p.page);
-  list();
+  const follow = (pages) => {
+    top = pages.map(({ page }) => page);
+    list();
+  };
+  const failed = (_, refused) => {
+    if (!refused || !key.value) return;
+    key.value = ''; // it is wrong
+    look();
+  };
+  unwatch = watchTop(follow, { n: LISTED, headers: key.headers, failed });
 }
 
 function list() {
@@ -348,6 +356,5 @@ show(here());
 showState();
 showCrowd();
 look();
-setInterval(look, LIST_MS);
 setInterval(() => document.hidden || day(), DAY_MS);
 setInterval(() => document.hidden || plot.draw(), 1_000);

@@ -185,10 +185,16 @@ export interface FollowButtonEvents {
   refused: CustomEvent<Error & { status?: number }>;
 }
 
-/** An element that shows a live number. */
-interface Live<Events> extends HTMLElement {
-  /** The number shown, or undefined. */
-  get count(): number | undefined;
+/** Of <live-top>, which the module live-top.js defines. */
+export interface LiveTopEvents {
+  /** The pages with the most users. */
+  top: CustomEvent<{ page: string; users: number }[]>;
+  /** The server does not show the list here. */
+  refused: CustomEvent<Error & { status?: number }>;
+}
+
+/** An element that dispatches events of its own. */
+interface Dispatches<Events> extends HTMLElement {
   addEventListener<K extends keyof Events>(type: K, listener: (event: Events[K]) => unknown, options?: boolean | AddEventListenerOptions): void;
   addEventListener<K extends keyof HTMLElementEventMap>(
     type: K,
@@ -196,6 +202,12 @@ interface Live<Events> extends HTMLElement {
     options?: boolean | AddEventListenerOptions,
   ): void;
   addEventListener(type: string, listener: EventListenerOrEventListenerObject, options?: boolean | AddEventListenerOptions): void;
+}
+
+/** An element that shows a live number. */
+interface Live<Events> extends Dispatches<Events> {
+  /** The number shown, or undefined. */
+  get count(): number | undefined;
 }
 
 /** <live-count>: how many people are on this page, as a number or as a sentence. */
@@ -214,6 +226,9 @@ export interface LikeButton extends Live<LikeButtonEvents> {}
 
 /** <follow-button>: whether the user follows a page; a click follows it, or no longer. It shows no number. */
 export interface FollowButton extends Live<FollowButtonEvents> {}
+
+/** <live-top>: the pages with the most users; the module live-top.js defines it. */
+export interface LiveTop extends Dispatches<LiveTopEvents> {}
 
 /** The attributes that all elements have. A boolean one is there, or not: `''` in HTML, `true` in JSX. */
 interface CommonAttributes {
@@ -263,6 +278,13 @@ export interface FollowButtonAttributes extends Omit<CommonAttributes, 'format' 
   label?: string;
   refused?: string;
 }
+export interface LiveTopAttributes extends Omit<CommonAttributes, 'format' | 'announce'> {
+  /** How many pages, 1 to 100; default 10. */
+  n?: number | string;
+  label?: string;
+  /** What stands there when the server does not show the list. */
+  refused?: string;
+}
 
 /** The attributes by element, for the JSX of any library. That of React knows them already. */
 export interface HeadcountElements {
@@ -271,6 +293,7 @@ export interface HeadcountElements {
   'live-counter': LiveCounterAttributes;
   'like-button': LikeButtonAttributes;
   'follow-button': FollowButtonAttributes;
+  'live-top': LiveTopAttributes;
 }
 
 declare global {
@@ -278,6 +301,7 @@ declare global {
     'live-counter': LiveCounter;
     'like-button': LikeButton;
     'follow-button': FollowButton;
+    'live-top': LiveTop;
     'live-count': LiveCount;
     'unread-bell': UnreadBell;
   }
@@ -300,6 +324,8 @@ declare module 'react' {
       'like-button': DetailedHTMLProps<HTMLAttributes<LikeButton>, LikeButton> & LikeButtonAttributes & Listeners<LikeButtonEvents> & { class?: string };
       // @ts-ignore
       'follow-button': DetailedHTMLProps<HTMLAttributes<FollowButton>, FollowButton> & FollowButtonAttributes & Listeners<FollowButtonEvents> & { class?: string };
+      // @ts-ignore
+      'live-top': DetailedHTMLProps<HTMLAttributes<LiveTop>, LiveTop> & LiveTopAttributes & Listeners<LiveTopEvents> & { class?: string };
     }
   }
 }

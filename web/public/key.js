@@ -3,7 +3,7 @@ import { at } from './at.js';
 
 const NAME = 'headcount_api_key';
 
-let open; // the answer to whether there is no key
+let access; // the answer to what needs a key
 
 /** The address may end in #key=…: it is not sent to the server, and gone from the address at once. */
 function fromAddress() {
@@ -30,11 +30,11 @@ export const key = {
       else sessionStorage.removeItem(NAME);
     } catch {} // forbidden: it is kept in memory
   },
-  /** Whether the dashboard's data may be asked for: with a key, or where there is none. */
-  async fits() {
+  /** Whether the dashboard's data, or the list of pages, may be asked for: with a key, or where none is needed. */
+  async fits(needed = 'key_needed') {
     if (this.value) return true;
-    open ??= fetch(at('-/dashboard/access')).then((answer) => answer.json()).then(({ key_needed }) => !key_needed);
-    return open.catch(() => (open = undefined)); // to be asked again
+    access ??= fetch(at('-/dashboard/access')).then((answer) => answer.json());
+    return access.then((needs) => !needs[needed]).catch(() => (access = undefined)); // to be asked again
   },
   /** Headers of a request that needs the key, if there is one. */
   get headers() {

@@ -14,7 +14,7 @@ const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
 
 test('the served files are built from the sources', async () => {
-  for (const name of [...SCRIPTS, 'headcount.d.ts']) {
+  for (const name of [...SCRIPTS, 'headcount.d.ts', 'live-top.d.ts']) {
     const file = await readFile(join(WEB, 'public', name), 'utf8');
     assert.ok(file === (await served(name)), `public/${name} is not made of ${name}: run npm run build`);
   }
@@ -28,7 +28,7 @@ test('the client is under 5 KB, compressed', async () => {
 test('the package has all that it needs and nothing else', async () => {
   const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
   const [{ files }] = JSON.parse(stdout.slice(stdout.indexOf('[\n')));
-  const names = ['headcount.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
+  const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
   assert.deepEqual(files.map((file) => file.path).sort(), ['LICENSE', 'README.md', 'package.json', ...names].sort());
   for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
 });

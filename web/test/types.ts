@@ -2,6 +2,8 @@
 // with `made` being what the compiler finds in headcount.js itself.
 import { Headcount, LiveCount, UnreadBell, type Counter, type CounterHandle, type CounterValue, type Options, type State, type Token } from '../headcount.js';
 
+import { LiveTop, watchTop, type PageUsers } from '../live-top.js';
+
 import type * as made from 'made';
 
 const token: Token = async () => 't';
@@ -42,7 +44,11 @@ document.querySelector('like-button')?.addEventListener('refused', ({ detail }) 
 document.querySelector('unread-bell')?.addEventListener('unread', ({ detail }) => detail.toFixed());
 document.querySelector('unread-bell')?.addEventListener('read', ({ detail }) => detail?.toUpperCase());
 document.querySelector('unread-bell')?.addEventListener('open', (event) => event.preventDefault());
-export { leave, stop, state, shown, unlike };
+document.querySelector('live-top')?.addEventListener('top', ({ detail }) => detail[0]?.page.toUpperCase());
+document.querySelector('live-top')?.addEventListener('refused', ({ detail }) => detail.status?.toFixed());
+const listed: () => void = watchTop((top: PageUsers[]) => top.map(({ page, users }) => page + users.toFixed()), { n: 3, headers: {}, failed: (error, refused) => refused && error.status });
+export const list: HTMLElement = new LiveTop();
+export { listed, leave, stop, state, shown, unlike };
 
 // @ts-expect-error: a page is a string
 headcount.join(7);

@@ -68,7 +68,7 @@ func TestDashboard(t *testing.T) {
 	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") || !strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
 		t.Errorf("%d %v", page.status, page.header)
 	}
-	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false}`+"\n" {
+	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false,"top_needs_key":false}`+"\n" {
 		t.Errorf("access: %s", a.body)
 	}
 	do(t, "POST", s.url+"/-/dashboard/data", "").problem(t, 405)
@@ -94,7 +94,7 @@ func TestDashboardWithAPIKeys(t *testing.T) {
 	if page.status != 401 || !strings.Contains(page.body, "<!doctype html>") || page.header.Get("ETag") != "" {
 		t.Errorf("%d %v %.80s", page.status, page.header, page.body)
 	}
-	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true}`+"\n" {
+	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":true}`+"\n" {
 		t.Errorf("access: %s", a.body)
 	}
 }

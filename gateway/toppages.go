@@ -1,0 +1,76 @@
+package gateway
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/counterapi"
+	"headcount/presence"
+)
+
+// topPagesKind is the kind of the topics of the pages with the most users. A topic's key is the length of the
+// list, with publicList behind it if visitors may see the list. Its values are JSON.
+var topPagesKind = presence.KindOf("toppages")
+
+const (
+	publicList    = " public"
+	shortTopPages = 10 // the length of a list unless the request says another one
+)
+
+// getTopPageEvents answers with the event stream of the pages with the most users.
+func (g *Gateway) getTopPageEvents(c *gin.Context) {
+	all, ok := g.callers.TopPages(c)
+	if !ok {
+		return
+	}
+	values, ok := counterapi.Query(c, "?n=10")
+	if !ok {
+		return
+	}
+	n, ok := counterapi.Number(c, values, "n", shortTopPages, 1, presence.TopPages)
+	if !ok {
+		return
+	}
+	key := strconv.FormatUint(n, 10)
+	if !all {
+		key += publicList
+	}
+	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, "")
+}
+
+// topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements
+// fanout.Polled.
+type topPages struct{ g *Gateway }
+
+// Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
+func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+	for _, t := range topics {
+		top, err := s.g.cfg.API.Dashboard.Top(ctx, t.Site)
+		if err != nil { // ctx has ended
+			return
+		}
+		length, public := strings.CutSuffix(t.Key, publicList)
+		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
+		value := []byte(`{"top":[`)
+		for _, p := range top {
+			if n == 0 {
+				break
+			}
+			if public && !s.g.callers.PublicTop.Has(p.Page) {
+				continue
+			}
+			if n--; value[len(value)-1] != '[' {
+				value = append(value, ',')
+			}
+			value = append(value, `{"page":`...)
+			value = presence.AppendString(value, p.Page)
+			value = append(value, `,"users":`...)
+			value = strconv.AppendInt(value, p.Users, 10)
+			value = append(value, '}')
+		}
+		found(t, string(append(value, "]}"...)))
+	}
+}

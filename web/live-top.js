@@ -1,0 +1,223 @@
+// @ts-check
+// <live-top>: the pages with the most users, live. It is a module of its own, which only
+// pages with such a list load:
+//
+//   <script type="module" src="https://headcount.example.com/-/live-top.js"></script>
+//   <live-top n="5"></live-top>
+//
+//     n="5"         how many pages, 1 to 100; default 10
+//     label="…"     what the list is called; default "Most viewed pages"
+//     refused="…"   what stands there when the server does not let visitors see the list
+//     server="https://…", storage="none"  as for the other elements
+//
+// The element shows its content until the list is there. Style it with ::part(list),
+// ::part(item), ::part(page), ::part(count), ::part(refused), and ::part(offline) for the
+// list while there is no connection. An event `top` follows each change, an event
+// `refused` a refusal, with the error.
+//
+// Browsers open few HTTP/1.1 connections to one host, for all their tabs together. So a
+// tab that cannot be seen has no stream.
+
+import { Headcount } from './headcount.js';
+
+const BACKOFF_MS = 1_000; // the first retry comes within this time, each further one within twice as long, ...
+const BACKOFF_MAX_MS = 30_000; // ... but at most this
+const SILENCE_MS = 60_000; // a stream that has brought not even a comment for this long is dead
+
+/** @typedef {import('./live-top.js').PageUsers} PageUsers */
+/** @typedef {import('./live-top.js').TopOptions} TopOptions */
+
+/**
+ * Where the server is, and what says there who the user is.
+ * @type {(method: string, name: string, base: URL, token?: string) => Promise<{base: URL, token?: string}>}
+ */
+const where = async (_method, _name, base, token) => ({ base, token });
+
+/**
+ * Calls back with the pages with the most users, now and at every change, at most once a
+ * second, and again after a reconnect.
+ * @param {(top: PageUsers[]) => void} callback
+ * @param {TopOptions} [options]
+ * @returns {() => void} ends it
+ */
+export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, server, storage } = {}) {
+  const headcount = Headcount.at({ ...(server && { server }), ...(storage && { storage }) });
+  /** @type {AbortController | undefined} */ let stream; // of a tab that can be seen
+  let over = false;
+  let failures = 0;
+
+  const read = async (/** @type {AbortSignal} */ signal) => {
+    const { base, token } = await headcount.lend(where, '', '');
+    const url = new URL(`-/top/events${base.search}`, base);
+    url.searchParams.set('n', `${n}`);
+    const answer = await fetch(url, {
+      headers: { ...(token && { Authorization: `Bearer ${token}` }), ...headers },
+      credentials: 'omit',
+      cache: 'no-store',
+      signal,
+    });
+    if (!answer.ok) {
+      const { detail = `The server answered with status ${answer.status}.` } = await answer.json().catch(() => ({}));
+      throw Object.assign(new Error(detail), { status: answer.status });
+    }
+    const reader = /** @type {ReadableStream} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+    let text = '';
+    for (;;) {
+      const silence = setTimeout(() => reader.cancel(), SILENCE_MS);
+      const { value, done } = await reader.read().finally(() => clearTimeout(silence));
+      if (done) throw new Error('The event stream has ended.');
+      const events = (text + value).split('\n\n');
+      text = events.pop() ?? '';
+      for (const event of events) {
+        const data = /^data: (.*)$/m.exec(event)?.[1];
+        if (!data) continue; // a comment
+        failures = 0;
+        const { top } = JSON.parse(data);
+        queueMicrotask(() => signal.aborted || callback(top)); // what it throws does not end the stream
+      }
+    }
+  };
+  const follow = async (/** @type {AbortSignal} */ signal) => {
+    while (!signal.aborted) {
+      try {
+        await read(signal);
+      } catch (/** @type {any} */ error) {
+        if (signal.aborted) return;
+        over = error.status < 500 && error.status !== 429; // the answer would be the same again
+        failed(error, over);
+        if (over) return end();
+      }
+      const longest = Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** failures++);
+      await new Promise((again) => setTimeout(again, Math.random() * longest));
+    }
+  };
+  const look = () => {
+    stream?.abort();
+    stream = document.hidden || over ? undefined : new AbortController();
+    if (stream) follow(stream.signal);
+  };
+  const end = () => {
+    over = true;
+    document.removeEventListener('visibilitychange', look);
+    stream?.abort();
+  };
+  document.addEventListener('visibilitychange', look);
+  look();
+  return end;
+}
+
+/** @type {CSSStyleSheet | undefined} */ let sheet;
+
+/** The style of all elements; a script makes it, so that strict policies allow it. */
+function style() {
+  if (!sheet) {
+    sheet = new CSSStyleSheet();
+    sheet.replaceSync(`
+      [part~=list] { margin: 0; padding-inline-start: 2em; }
+      [part~=count] { margin-inline-start: .5em; font-variant-numeric: tabular-nums; }
+      [part~=offline] { opacity: var(--headcount-offline-opacity, .45); transition: opacity .2s .5s; }
+    `);
+  }
+  return sheet;
+}
+
+/** Makes a node with a part of its own. */
+function part(/** @type {string} */ tag, /** @type {string} */ name, text = '') {
+  const node = document.createElement(tag);
+  node.setAttribute('part', name);
+  node.textContent = text;
+  return node;
+}
+
+/** Makes the line of a page. */
+function line(/** @type {string} */ page) {
+  const item = part('li', 'item');
+  item.append(part('span', 'page', page), ' ', part('span', 'count'));
+  return item;
+}
+
+/** @type {new () => HTMLElement} */
+const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
+
+export class LiveTop extends Element {
+  static observedAttributes = ['n', 'label', 'refused', 'server', 'storage'];
+
+  #stop = () => {};
+  #due = false;
+
+  connectedCallback() {
+    this.#changed();
+  }
+
+  disconnectedCallback() {
+    this.#changed();
+  }
+
+  attributeChangedCallback() {
+    this.#changed();
+  }
+
+  /** All changes of a turn of the event loop are one. */
+  #changed() {
+    if (this.#due) return;
+    this.#due = true;
+    queueMicrotask(() => {
+      this.#due = false;
+      this.#stop();
+      this.#stop = this.isConnected ? this.#begin() : () => {};
+    });
+  }
+
+  #begin() {
+    const get = (/** @type {string} */ name) => this.getAttribute(name) || undefined;
+    const root = this.shadowRoot ?? this.attachShadow({ mode: 'open' });
+    root.adoptedStyleSheets = [style()];
+    root.replaceChildren(document.createElement('slot'));
+    const list = part('ol', 'list');
+    list.setAttribute('aria-label', get('label') ?? 'Most viewed pages');
+    /** @type {Map<string, HTMLElement>} */ let items = new Map();
+    let known = '';
+
+    /** Changes only what differs, so that the rest of the list stays still. */
+    const show = (/** @type {PageUsers[]} */ top) => {
+      list.part.remove('offline');
+      if (list.parentNode !== root) root.replaceChildren(list);
+      if (known === (known = JSON.stringify(top))) return;
+      const before = items;
+      items = new Map();
+      top.forEach(({ page, users }, i) => {
+        const item = before.get(page) ?? line(page);
+        const count = /** @type {Node} */ (item.lastChild);
+        const text = this.#format(users);
+        if (count.textContent !== text) count.textContent = text;
+        if (list.children[i] !== item) list.insertBefore(item, list.children[i] ?? null);
+        items.set(page, item);
+      });
+      for (const [page, item] of before) if (!items.has(page)) item.remove();
+      this.dispatchEvent(new CustomEvent('top', { detail: top }));
+    };
+    const failed = (/** @type {Error} */ error, /** @type {boolean} */ refused) => {
+      if (!refused) return list.part.add('offline');
+      root.replaceChildren(part('p', 'refused', get('refused') ?? 'This list cannot be shown here.'));
+      console.error(`Headcount: <live-top>: ${error.message}`);
+      this.dispatchEvent(new CustomEvent('refused', { detail: error }));
+    };
+    try {
+      const storage = /** @type {'none' | undefined} */ (get('storage'));
+      return watchTop(show, { n: Number(get('n') ?? 10), failed, server: get('server'), storage });
+    } catch (/** @type {any} */ error) {
+      console.error(error.message); // the address of the server is none
+      return () => {};
+    }
+  }
+
+  #format(/** @type {number} */ users) {
+    try {
+      return users.toLocaleString(this.closest('[lang]')?.getAttribute('lang') || undefined);
+    } catch {
+      return users.toLocaleString(); // that is not a valid language tag
+    }
+  }
+}
+
+if (globalThis.customElements && !customElements.get('live-top')) customElements.define('live-top', LiveTop);
