@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -250,11 +251,13 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 		n = int(binary.BigEndian.Uint16(long[:]))
 	}
 	payload = make([]byte, n)
-	if _, err = io.ReadFull(r.in, payload); r.noCounts && bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
+	if _, err = io.ReadFull(r.in, payload); r.noCounts && countFrame.Match(payload) {
 		return r.frame()
 	}
 	return head[0], payload, err
 }
+
+var countFrame = regexp.MustCompile(`^{"(type":"count|event":"pusher_internal:subscription_count)"`)
 
 const unreadMsg = `{"type":"unread"`
 

@@ -133,7 +133,7 @@ func (s *served) call(method, path, body string, lines ...string) string {
 func TestCountersAreLive(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	a, b := s.looker(), s.looker()
-	a.say(`{"type":"subscribe","counters":["views:1","likes:1","views:1"]}`)
+	a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
 	for range 2 {
 		if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact || f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
 			t.Fatalf("got %+v", f)
@@ -141,9 +141,13 @@ func TestCountersAreLive(t *testing.T) {
 	}
 	b.say(`{"type":"subscribe","counters":["likes:1"]}`)
 	b.until("likes:1", 0, false)
+	twice := s.looker() // is shown a counter that it names twice once or twice
+	twice.say(`{"type":"subscribe","counters":["views:1","views:1"]}`)
+	twice.until("views:1", 0, false)
 
 	s.call("POST", "/views:1/increment", `{"delta":7}`)
 	a.until("views:1", 7, false)
+	twice.until("views:1", 7, false)
 	s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
 	if f := a.next(); f.Value != 1 || !f.Mine { // one frame has both
 		t.Errorf("a member is shown %+v", f)

@@ -79,6 +79,9 @@ const (
 	sharedGrace = 700 * time.Millisecond
 )
 
+// unit is that of the deadlines of sessions, which are rounded down.
+const unit = time.Millisecond
+
 // common returns the server that tests share which need no flags of their own.
 func common(t testing.TB) *server {
 	t.Helper()
@@ -100,7 +103,7 @@ func launch(flags ...string) (*server, error) {
 		return nil, err
 	}
 	if err := servertest.Await(&s.Process, testkit.Timeout, s.askReady); err != nil {
-		s.Kill()
+		s.End(0)
 		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
 	return s, nil
@@ -162,7 +165,7 @@ func spawn(flags ...string) (*server, error) {
 		return errors.New("it does not say where it listens")
 	})
 	if err != nil {
-		s.Kill()
+		s.End(0) // a server that hangs says where its goroutines are
 		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
 	return s, nil

@@ -152,7 +152,7 @@ func TestClosedTab(t *testing.T) {
 			watch, closed := testkit.NewStopwatch(t), time.Now()
 			end(a)
 			f := watcher.takeCount(page, 0)
-			if took := f.at.Sub(closed); took < sharedGrace || watch.Elapsed() > sharedGrace+2*time.Second {
+			if took := f.at.Sub(closed); took < sharedGrace-unit || watch.Elapsed() > sharedGrace+2*time.Second {
 				t.Errorf("gone after %s, want the grace of %s", took, sharedGrace)
 			}
 		})
@@ -308,7 +308,7 @@ func TestHoldsTakenByPut(t *testing.T) {
 			t.Errorf("renewed: %+v", c)
 		}
 		f := watcher.takeCount("held", 0)
-		if took := f.at.Sub(renewed); took < hold || watch.Elapsed() > hold+3*time.Second {
+		if took := f.at.Sub(renewed); took < hold-unit || watch.Elapsed() > hold+3*time.Second {
 			t.Errorf("it lasted %s after it was renewed, want %s", took, hold)
 		}
 	})

@@ -103,7 +103,8 @@ func TestUnread(t *testing.T) {
 	if u := s.get(t, "/-/me/unread", tab.as()).unread(t); u.Count != 1 || u.UpdatedAt == nil {
 		t.Errorf("after a change: %+v", u)
 	}
-	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 1}) // a new tab begins with it
+	tab.awaitUnread(1)
+	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 1}) // a new tab begins with what others were sent
 	if u := s.put(t, "/-/me/unread", `{"action":"reset"}`, tab.as()).unread(t); u.Count != 0 || u.UpdatedAt == nil {
 		t.Errorf("after a reset: %+v", u)
 	}
