@@ -47,10 +47,15 @@ type topPages struct{ g *Gateway }
 
 // Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
 func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+	sites := map[presence.Site][]presence.PageUsers{}
 	for _, t := range topics {
-		top, err := s.g.cfg.API.Dashboard.Top(ctx, t.Site)
-		if err != nil { // ctx has ended
-			return
+		top, known := sites[t.Site]
+		if !known {
+			var err error
+			if top, err = s.g.cfg.API.Dashboard.Top(ctx, t.Site); err != nil { // ctx has ended
+				return
+			}
+			sites[t.Site] = top
 		}
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it

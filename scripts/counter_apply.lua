@@ -2,17 +2,17 @@
 --
 -- It does in Redis what counter/judge.go does in Go. First it reads the arguments and all counters. Then it judges
 -- one operation after another and changes the states in memory only, so that a refusal never has to undo a write. At
--- the end it writes states, histories, ledgers and identities, and publishes one update for each bucket. Registers are
+-- the end it writes states, histories, ledgers and idempotency keys, and publishes one update for each bucket. Registers are
 -- the exception: PFADD is the only way to learn whether they change, so they are written at once.
 --
 -- "In front" means that Redis is the cache tier of PostgreSQL (package tiered).
 --
 -- KEYS     for each bucket hc:{n}:c and hc:{n}:s (see the README); in front also hc:{n}:d, :t, :j and :a; with other
---          regions also hc:{n}:f, :log and :gone. Then the keys of identities. The script makes the keys of a single
+--          regions also hc:{n}:f, :log and :gone. Then the keys of idempotency keys. The script makes the keys of a single
 --          counter itself, in the slot of its bucket. On a Cluster the call names them all the same, so that Redis
 --          refuses it at the start when the slot is being moved and one of them is on another node
 -- ARGV     1  PUBLISH or SPUBLISH
---          2  how long an identity is remembered, ms
+--          2  how long an idempotency key is remembered, ms
 --          3  maximum number of members that an update names
 --          4  retention of a ledger whose rule gives none, ms
 --          5  maximum number of values of a dimension with a count of their own
@@ -23,15 +23,15 @@
 --          10 number of buckets, and for each the index of its first key, and its channel
 --          then the number of rules, and for each: kind, floor or "", ceiling or "", retention of its ledger in ms, match
 --          if it has top lists or "", number of time bucket lengths, and for each its length in s and retention in ms
---          then operations, to the end: index of the identity's key and index of its bucket, or 0 and 0; 1: PostgreSQL
---          does not know the identity; number of changes, and for each verb, key, index of bucket, index of rule, 1:
+--          then operations, to the end: index of the idempotency key's key and index of its bucket, or 0 and 0; 1: PostgreSQL
+--          does not know the idempotency key; number of changes, and for each verb, key, index of bucket, index of rule, 1:
 --          the counter is in no other bucket, and the arguments that readers (below) parse
 -- Returns  "busy": a bucket is frozen; in front also "lost": a bucket may have lost data, and "full": see ARGV[8].
 --          Otherwise four values: a list with "", "replay" or a refusal for each operation; a list of the states of the
 --          counters after the call, in the order of their first mention. If there are fewer results than operations,
---          the next operation cannot be made yet: 1 if PostgreSQL has to be asked for its identity; a list of the
+--          the next operation cannot be made yet: 1 if PostgreSQL has to be asked for its idempotency key; a list of the
 --          counters that have to be loaded
--- Safe to repeat and to arrive late for operations with an identity. Others are made again each time. O(changes).
+-- Safe to repeat and to arrive late for operations with an idempotency key. Others are made again each time. O(changes).
 --#include counter_number.lua
 --#include counter_front.lua
 --#include counter_updates.lua
@@ -372,7 +372,7 @@ end
 local function replay(op) return op.id and (to.ids[op.id] or redis.call('EXISTS', op.id) == 1) end
 
 -- Judge the operations in order. At the first one that cannot be judged yet, because a counter has to be loaded or
--- PostgreSQL may know its identity, stop: later operations must not overtake it. missing then has all keys that the
+-- PostgreSQL may know its idempotency key, stop: later operations must not overtake it. missing then has all keys that the
 -- rest of the call lacks, so that one round trip loads them.
 local results, ask, missing = {}, 0, {}
 for i, op in ipairs(ops) do

@@ -6,7 +6,7 @@
 -- ARGV[2]  the generation
 -- ARGV[3]  begin: the highest incarnation that was deleted   adopt: the lowest incarnation of counters that change from
 --          now on, so that their versions are newer than those that may have been lost
--- ARGV[4]  until when unknown identities have to be looked up in PostgreSQL, ms   ARGV[5] prefix of the bucket's keys
+-- ARGV[4]  until when unknown idempotency keys have to be looked up in PostgreSQL, ms   ARGV[5] prefix of the bucket's keys
 -- ARGV[6]  1: PostgreSQL has all counters of a bucket without a generation
 -- Returns  1: done; 0: the bucket has a newer generation, or for adopt another one; -1: the bucket belongs to a store with
 --          other regions, whose counters exist nowhere else; -2: it has counters that PostgreSQL does not have

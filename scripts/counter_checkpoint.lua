@@ -1,4 +1,4 @@
--- counter_checkpoint.lua: begin a checkpoint of buckets. It renames the lists of changed counters and of identities;
+-- counter_checkpoint.lua: begin a checkpoint of buckets. It renames the lists of changed counters and of idempotency keys;
 -- later changes belong to the next checkpoint.
 --
 -- KEYS     for each bucket hc:{n}:s, :d, :t, :j, :u

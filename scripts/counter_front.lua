@@ -24,7 +24,7 @@ local function journalKey(counters, name, key) return string.sub(counters, 1, -2
 
 -- fix preserves a counter for the checkpoint that is being drained. A checkpoint only renames the list of changed
 -- counters; their states are copied here, before the counter's first change after that, or when it is drained. So all
--- values of a checkpoint, and the identities of the operations that led to them, belong to one moment. The flag '' or
+-- values of a checkpoint, and the idempotency keys of the operations that led to them, belong to one moment. The flag '' or
 -- 'x' means that no state has been copied yet; 'x' also means that the counter was deleted during the interval.
 local function fix(counters, taken, key, state)
   local flag = redis.call('HGET', taken, key)

@@ -1,10 +1,10 @@
--- counter_note.lua: note identities in a bucket, and the highest incarnation that PostgreSQL deleted.
+-- counter_note.lua: note idempotency keys in a bucket, and the highest incarnation that PostgreSQL deleted.
 --
--- KEYS     hc:{n}:s, hc:{n}:j; then identities
--- ARGV     how long an identity is remembered, ms; highest incarnation that was deleted; 1: the next checkpoint has to
---          persist the identities
+-- KEYS     hc:{n}:s, hc:{n}:j; then idempotency keys
+-- ARGV     how long an idempotency key is remembered, ms; highest incarnation that was deleted; 1: the next checkpoint has to
+--          persist the idempotency keys
 -- Returns  1
--- Safe to repeat and to arrive late, because both only grow. O(identities).
+-- Safe to repeat and to arrive late, because both only grow. O(idempotency keys).
 
 local fresh = ARGV[3] == '1' and redis.call('HEXISTS', KEYS[1], 'generation') == 1
 for i = 3, #KEYS do

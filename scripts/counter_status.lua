@@ -3,7 +3,7 @@
 -- KEYS     hc:{n}:s of each bucket
 -- Returns  for each bucket a list, with 0 for none: generation; 1 if it was checked on this run of the server; number of the
 --          next checkpoint; number of the checkpoint that is being drained; time of the oldest change that is not
---          persisted, as text; number of evictions; the time now; until when unknown identities are looked up in
+--          persisted, as text; number of evictions; the time now; until when unknown idempotency keys are looked up in
 --          PostgreSQL; highest incarnation that was deleted; lowest incarnation of a counter that changes
 -- It writes nothing. O(buckets).
 

@@ -58,7 +58,7 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
     });
     if (!answer.ok) {
       const { detail = `The server answered with status ${answer.status}.` } = await answer.json().catch(() => ({}));
-      throw Object.assign(new Error(detail), { status: answer.status });
+      throw Object.assign(new Error(detail), { status: answer.status, token: !!token });
     }
     const reader = /** @type {ReadableStream} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
     let text = '';
@@ -83,8 +83,10 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
         await read(signal);
       } catch (/** @type {any} */ error) {
         if (signal.aborted) return;
-        over = error.status < 500 && error.status !== 429; // the answer would be the same again
-        failed(error, over);
+        // The answer would be the same again, unless it is of a token that has run out.
+        over = error.status < 500 && error.status !== 429 && !(error.token && error.status === 401 && failures < 5);
+        const final = over;
+        queueMicrotask(() => failed(error, final)); // what it throws does not end the stream
         if (over) return end();
       }
       const longest = Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** failures++);

@@ -133,7 +133,7 @@ func (c *Config) KeptMinutes() time.Duration {
 }
 
 // publicTop returns the pages that the list of the pages with the most users shows to visitors: without
-// API keys as many as the dashboard, which everybody may read then.
+// API keys all that are not private.
 func (c *Config) publicTop() api.PublicTop {
 	pages := c.PublicTop
 	if len(pages) == 0 && len(c.APIKeys) == 0 {

@@ -52,7 +52,7 @@
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.
-//   - headcount_identities is keyed by the 16 bytes of an identity. A claim is
+//   - headcount_identities is keyed by the 16 bytes of a key. A claim is
 //     INSERT ... ON CONFLICT: of two at the same time the second waits for the first.
 //     The index on until, which is only written at its end, finds those to forget.
 //   - headcount_sweeps says what is to be cleared away and when: a row for each

@@ -171,21 +171,26 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 	pipe := c.Pipeline()
-	postgres := pipe.HGet(ctx, factsKey, PostgresFact)
+	facts := pipe.HMGet(ctx, factsKey, PostgresFact, "format")
 	front := make([]*redis.BoolCmd, Buckets)
 	for b := range Buckets {
 		front[b] = pipe.HExists(ctx, stateKey(b), "generation")
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	switch is := postgres.Val(); { // until this process may change the fact, or ends
-	case s.inFront() && is == PostgresNone:
-		return redisconn.Answered(errAlone)
-	case s.inFront() && is != "" && is != PostgresBehind:
-		return redisconn.Answered(errOlder)
+	if s.inFront() { // until this process may change the fact, or ends
+		switch is := facts.Val(); {
+		case is[0] == PostgresNone:
+			return redisconn.Answered(errAlone)
+		case is[0] == PostgresBeside:
+			return redisconn.Answered(errRegion)
+		case is[0] != PostgresBehind && is[1] != nil:
+			return redisconn.Answered(errOlder)
+		}
+		return nil
 	}
-	if !s.inFront() && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
+	if slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
 		return redisconn.Answered(ErrFront)
 	}
 	return nil

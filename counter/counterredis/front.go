@@ -57,9 +57,9 @@ var (
 	ErrLost = fmt.Errorf("%w: Redis may have lost data", counter.ErrUnavailable)
 	// ErrMoved means that a counter was evicted or loaded meanwhile, and has to be read again.
 	ErrMoved     = fmt.Errorf("%w: counters are moving between Redis and PostgreSQL", counter.ErrUnavailable)
-	errRegion    = fmt.Errorf("%w: this Redis belongs to a region and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
+	errRegion    = fmt.Errorf("%w: this Redis belongs to a region and shares its counters with others: give every process of the region its --region and --peer flags, and an export --regions", counter.ErrUnavailable)
 	errAlone     = fmt.Errorf("%w: processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL", counter.ErrUnavailable)
-	errOlder     = fmt.Errorf("%w: the cluster fact postgres is of an older release, which keeps what PostgreSQL does not have yet under other names; end all of its processes with SIGTERM, then start this release, or export with that one", counter.ErrUnavailable)
+	errOlder     = fmt.Errorf("%w: the cluster fact postgres may be of an older release, which keeps what PostgreSQL does not have yet under other names; end all of its processes with SIGTERM, then start this release, or export with that one", counter.ErrUnavailable)
 	errUncarried = fmt.Errorf("%w: counters in Redis have not been copied into PostgreSQL yet", counter.ErrUnavailable)
 	errFull      = fmt.Errorf("%w: too many changes wait to be persisted", counter.ErrUnavailable)
 )

@@ -374,7 +374,7 @@ func badBody(c *gin.Context, err error) {
 	problem(c, http.StatusBadRequest, "The body cannot be used: "+strings.TrimPrefix(err.Error(), counter.ErrBody.Error()+": ")+".")
 }
 
-// remembered returns the identity of the request's Idempotency-Key, if it has one. If ok is false,
+// remembered returns the hash of the request's Idempotency-Key, if it has one. If ok is false,
 // it has written the error answer.
 func remembered(c *gin.Context, space, caller string) (id counter.IdempotencyKey, ok bool) {
 	key, why := httppolicy.IdempotencyKey(c.Request)

@@ -9,14 +9,18 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// Processes agree on where PostgreSQL is. It is added while no other process runs, and so is what this release keeps in
+// Gateways agree on where PostgreSQL is. It is added while no other gateway runs, and so is what this release keeps in
 // another way than an older one.
 func TestProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
 	start := func(name, postgres string) (*presenceredis.Store, error) {
 		t.Helper()
 		s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Postgres = postgres })
-		_, err := renew(t, s, presence.Process{Name: name, Incarnation: 1})
+		role := presence.RoleGateway
+		if postgres == "" {
+			role = presence.RolePresence
+		}
+		_, err := renew(t, s, presence.Process{Name: name, Incarnation: 1, Roles: []string{role}})
 		return s, err
 	}
 	end := func(s *presenceredis.Store, name string) {
@@ -45,8 +49,6 @@ func TestProcessesAgreeOnPostgres(t *testing.T) {
 	refused(start("b:1", "behind 2"))
 	refused(start("b:1", "beside"))
 	end(a, "a:1")
-	refused(start("b:1", "behind 2")) // a process is left
-	server.Do(t, "DEL", "hc:{c}:leases")
 	b := must(start("b:1", "behind 2"))
 	if is := fact(); is != "behind 2" {
 		t.Errorf("the fact is %v", is)
@@ -55,12 +57,19 @@ func TestProcessesAgreeOnPostgres(t *testing.T) {
 	end(b, "b:1")
 	refused(start("a:1", "none")) // also when nobody runs
 
-	server.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind")
-	server.Do(t, "HSET", "hc:{c}:leases", "old:1", "9999999999999 1 gateway")
-	refused(start("b:1", "behind 2"))
-	server.Do(t, "HDEL", "hc:{c}:leases", "old:1")
-	must(start("b:1", "behind 2"))
-	refused(start("old:1", "behind"))
+	lease := func(roles string) { server.Do(t, "HSET", "hc:{c}:leases", "old:1", "9999999999999 1 "+roles) }
+	for _, older := range [][]any{{"HSET", "hc:{c}:facts", "postgres", "behind"}, {"HDEL", "hc:{c}:facts", "postgres"}} {
+		server.Do(t, older...)
+		lease("dispatcher,gateway")
+		refused(start("b:1", "behind 2"))
+		lease("") // it starts or ends
+		if _, err := start("b:1", "behind 2"); !errors.Is(err, presence.ErrUnavailable) {
+			t.Errorf("a process that has to wait: %v", err)
+		}
+		lease("presence,dispatcher")
+		end(must(start("b:1", "behind 2")), "b:1")
+		refused(start("old:2", "behind"))
+	}
 
 	// Nodes and dispatchers, which do not give it, may have come first.
 	server.Do(t, "HDEL", "hc:{c}:facts", "postgres")

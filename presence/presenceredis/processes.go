@@ -34,7 +34,7 @@ const behind = "behind 2"
 func postgresMend(theirs, ours string) string {
 	const older = "behind"
 	switch {
-	case ours == behind && theirs == older:
+	case ours == behind && (theirs == older || theirs == ""):
 		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other names; end all of them with SIGTERM, which persists it, then start this release"
 	case theirs == "none" && ours == behind:
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
@@ -123,6 +123,8 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		return nil, presence.ErrNoFacts
 	case "differs":
 		return nil, fmt.Errorf("%w: %s", presence.ErrFacts, s.difference(reply[1], reply[2]))
+	case "wait":
+		return nil, fmt.Errorf("%w: a process that starts or ends may be of an older release, or have no --postgres", presence.ErrUnavailable)
 	case "taken":
 		return nil, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
 	}

@@ -267,7 +267,7 @@ func ways(t *testing.T) []way {
 func TestUpgradeOneByOne(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
-	top := &topology{members: three(t, redistest.Start(t), "--hot-rate="+hotRate)}
+	top := &topology{members: three(t, redistest.Start(t).URL(), "--hot-rate="+hotRate)}
 	top.gateways = top.members
 	top.begin(t)
 	b := newBooks(t, true, top.gateways...)
@@ -283,10 +283,10 @@ func TestUpgradeOneByOne(t *testing.T) {
 }
 
 // three are processes with all roles, of the previous release.
-func three(t *testing.T, redis *redistest.Server, flags ...string) (members []*member) {
+func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	t.Helper()
 	for i := range 3 {
-		m := newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, append(flags, booksFlags...)...)
+		m := newMember(fmt.Sprint("process ", i), allRoles, redis, nil, append(flags, booksFlags...)...)
 		m.program = release(t, previousRelease)
 		members = append(members, m)
 	}
@@ -294,45 +294,55 @@ func three(t *testing.T, redis *redistest.Server, flags ...string) (members []*m
 }
 
 // TestUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
-// before the first of this one starts, and one that comes too early is refused; so is the way back until the operator says it.
+// before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
+// the fact.
 func TestUpgradeAtOnce(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
-	redis := redistest.Start(t)
-	flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
-	members := three(t, redis, flags...)
-	startAll(t, members...)
-	for _, m := range members {
-		awaitReady(t, m)
-	}
-	b := newBooks(t, true, members...)
-	early := func(comes string) {
-		t.Helper()
-		m := newMember("one that comes too early", allRoles, redis.URL(), nil, append(flags, booksFlags...)...)
-		m.program = comes
-		refusal(t, m, "PostgreSQL")
-	}
-	all := func(to string, between func()) {
-		t.Helper()
-		for _, m := range members {
-			if err := m.leave(); err != nil {
-				t.Error(err)
+	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
+		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
+			all = three(t, redis, flags...)
+			return all, all
+		},
+		"nodes and dispatchers first": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
+			top := layout(redis, nil, append(flags, booksFlags...)...)
+			return top.members, top.gateways
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redis := redistest.Start(t)
+			flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
+			members, gateways := processes(t, redis.URL(), flags...)
+			for _, m := range members {
+				m.program = release(t, previousRelease)
+				startAll(t, m)
+				awaitReady(t, m)
 			}
-		}
-		between()
-		for _, m := range members {
-			m.program = to
-			again(t, m)
-		}
-		b.check(t)
-		b.some(t)
-		b.check(t)
+			b := newBooks(t, true, gateways...)
+			b.some(t)
+			b.check(t)
+			early := newMember("one that comes too early", gateways[0].role, redis.URL(), nil, append(flags, booksFlags...)...)
+			refusal(t, early, "end all of them with SIGTERM")
+			for _, to := range []string{program, release(t, previousRelease)} {
+				for _, m := range members {
+					if err := m.leave(); err != nil {
+						t.Error(err)
+					}
+				}
+				if to != program {
+					redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind")
+				}
+				for _, m := range members {
+					m.program = to
+					again(t, m)
+				}
+				b.check(t)
+				b.some(t)
+				b.check(t)
+			}
+		})
 	}
-	b.some(t)
-	b.check(t)
-	early(program)
-	all(program, func() {})
-	all(release(t, previousRelease), func() { redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind") })
 }
 
 // TestUpgradeByRole is the same over processes that have one role each, in the order of the
