@@ -402,7 +402,62 @@ func (a *API) Limit(ctx context.Context, key string, l Limit) (Verdict, error) {
 // CounterEvents calls take with a counter now and whenever it changes, until ctx ends,
 // the connection is lost or take returns an error. Config.HTTP must not limit the time.
 func (a *API) CounterEvents(ctx context.Context, key string, take func(Counter) error) error {
-	resp, err := a.send(ctx, http.MethodGet, keyPath(key, "/events"), nil)
+	return stream(ctx, a, keyPath(key, "/events"), "counter", func(c Counter, id string) error {
+		if c.Version.String() != id {
+			return fmt.Errorf("%w: the event stream of %q: version %s under id %q", ErrFrame, key, c.Version, id)
+		}
+		return take(c)
+	})
+}
+
+// A User says whether a user is here, in the region of the server.
+type User struct {
+	User     string    `json:"user"`
+	Online   bool      `json:"online"`
+	Since    time.Time `json:"since"`     // since when; zero for a user who is not here
+	Pages    int       `json:"pages"`     // on how many
+	LastSeen time.Time `json:"last_seen"` // of a user who is not here; zero: not known
+}
+
+const usersPath = "/-/users"
+
+// Users returns which of up to 100 users are here, in the order asked. It needs an API key.
+func (a *API) Users(ctx context.Context, users ...string) ([]User, error) {
+	var list struct {
+		Users []User `json:"users"`
+	}
+	_, err := a.Do(ctx, http.MethodGet, usersPath+"?"+url.Values{"user": users}.Encode(), nil, &list)
+	if err == nil && len(list.Users) != len(users) {
+		err = fmt.Errorf("%w: %d users, want %d", ErrFrame, len(list.Users), len(users))
+	}
+	return list.Users, err
+}
+
+// UserEvents calls take with each of up to 100 users now, and when one comes or goes, at most once a second. It needs
+// an API key, and ends as CounterEvents does.
+func (a *API) UserEvents(ctx context.Context, take func(User) error, users ...string) error {
+	path := usersPath + "/events?" + url.Values{"user": users}.Encode()
+	return stream(ctx, a, path, "user", func(u User, _ string) error { return take(u) })
+}
+
+// PageUsers is a page and how many users are there.
+type PageUsers struct {
+	Page  string `json:"page"`
+	Users int64  `json:"users"`
+}
+
+// TopEvents calls take with the up to n pages that have the most users, most first, now and when the list changes, at
+// most once a second. n is 1 to 100. It ends as CounterEvents does.
+func (a *API) TopEvents(ctx context.Context, n int, take func([]PageUsers) error) error {
+	type list struct {
+		Top []PageUsers `json:"top"`
+	}
+	return stream(ctx, a, "/-/top/events?n="+strconv.Itoa(n), "top", func(l list, _ string) error { return take(l.Top) })
+}
+
+// stream calls take with the data and the id of each event of a stream.
+func stream[T any](ctx context.Context, a *API, path, name string, take func(of T, id string) error) error {
+	resp, err := a.send(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return err
 	}
@@ -411,11 +466,11 @@ func (a *API) CounterEvents(ctx context.Context, key string, take func(Counter) 
 		return errorOf(resp)
 	}
 	return events(resp.Body, func(event, id, data string) error {
-		var c Counter
-		if err := json.Unmarshal([]byte(data), &c); event != "counter" || err != nil || c.Version.String() != id {
-			return fmt.Errorf("%w: the event stream of %q: event %q, id %q, data %.200q", ErrFrame, key, event, id, data)
+		var of T
+		if err := json.Unmarshal([]byte(data), &of); event != name || err != nil {
+			return fmt.Errorf("%w: GET %s: event %q, data %.200q", ErrFrame, path, event, data)
 		}
-		return take(c)
+		return take(of, id)
 	})
 }
 

@@ -306,6 +306,8 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 	return NewAPI(Config{URL: s.URL + "/", APIKey: "key", ID: "id", Site: "site", Token: "token"}), asked
 }
 
+var errSeen = errors.New("seen")
+
 func TestCalls(t *testing.T) {
 	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
 	for _, tc := range []struct {
@@ -367,6 +369,20 @@ func TestCalls(t *testing.T) {
 			}
 			return n, err
 		}, "GET /api/v1/counters/n%2F1/events", "5"},
+		{`{"users":[{"user":"a","online":true,"since":"2030-10-10T12:11:42Z","pages":2},{"user":"b","online":false}]}`, func(ctx context.Context, a *API) (any, error) {
+			u, err := a.Users(ctx, "a", "b")
+			return fmt.Sprint(u[0].Pages, u[1].Online, u[1].LastSeen.IsZero()), err
+		}, "GET /-/users?user=a&user=b", "2 false true"},
+		{"event: user\ndata: {\"user\":\"a\",\"online\":true}\n\n", func(ctx context.Context, a *API) (any, error) {
+			var seen User
+			err := a.UserEvents(ctx, func(u User) error { seen = u; return errSeen }, "a")
+			return fmt.Sprint([]any{seen.User, seen.Online, errors.Is(err, errSeen)}), nil
+		}, "GET /-/users/events?user=a", "[a true true]"},
+		{"event: top\ndata: {\"top\":[{\"page\":\"p\",\"users\":3}]}\n\n", func(ctx context.Context, a *API) (any, error) {
+			var top []PageUsers
+			err := a.TopEvents(ctx, 5, func(l []PageUsers) error { top = l; return errSeen })
+			return fmt.Sprint(top, errors.Is(err, errSeen)), nil
+		}, "GET /-/top/events?n=5", "[{p 3}] true"},
 	} {
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
