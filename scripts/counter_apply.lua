@@ -340,8 +340,8 @@ local function others()
     local s = states[c.key]
     local kind = s.kind or c.rule.kind
     if c.verb == 'reshard' then return reshard(s, c) end
+    if sharded(s) then return refuse(s, c, 'sharded') end -- also before a refusal, which has the value
     if c.verb == 'edit' then return edit(s, c, kind) end
-    if sharded(s) then return refuse(s, c, 'sharded') end
     if c.verb == 'reset' then return reset(s, c, kind) end
     return delete(s)
   end
@@ -358,7 +358,7 @@ local function make(op)
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
   if c.verb == 'set' then
     local s = states[c.key]
-    if (s.kind or c.rule.kind) ~= 'exact' then return refuse(s, c, 'kind', 'exact') end
+    if (s.kind or c.rule.kind) ~= 'exact' then return refuse(s, c, sharded(s) and 'sharded' or 'kind', 'exact') end
     local delta = minus(c.delta, s.value)
     if not delta then return refuse(s, c, 'overflow', 'far') end
     if delta == '0' then return nil end

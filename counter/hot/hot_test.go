@@ -337,7 +337,7 @@ func TestWritesLandOnAllMasters(t *testing.T) {
 	}
 }
 
-// TestWhatNeedsTheWholeSumMergesIt: resets, adjustments and DELETE.
+// TestWhatNeedsTheWholeSumMergesIt: resets, adjustments, DELETE, and the value in a refusal.
 func TestWhatNeedsTheWholeSumMergesIt(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	for _, knows := range []bool{true, false} {
@@ -375,6 +375,20 @@ func TestWhatNeedsTheWholeSumMergesIt(t *testing.T) {
 		a.opens(t, key)
 		made(t, a, add(key, 4))
 		exactly(t, b, key, 8)
+		for n, c := range []counter.Change{
+			{Verb: counter.Set, Delta: 52, Reason: "r", By: "b", Rule: &counter.Rule{Match: "*", Kind: counter.Exact}},
+			{Verb: counter.Edit, Join: []string{"m"}, Rule: &counter.Rule{Match: "*", Kind: counter.Members}},
+		} {
+			if n > 0 {
+				a.opens(t, key)
+			}
+			made(t, a, add(key, 1))
+			c.Key = key
+			r, conflict := b.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0], (*counter.Conflict)(nil)
+			if want := int64(9 + n); !errors.As(r.Err, &conflict) || !errors.Is(r.Err, counter.ErrKind) || conflict.Value != want {
+				t.Errorf("%d is refused with %+v, %v; want the value %d", c.Verb, conflict, r.Err, want)
+			}
+		}
 	}
 }
 
