@@ -353,12 +353,17 @@ end
 
 -- make makes an operation, or returns the refusal.
 local change, keepSets
+local waiting -- counters and idempotency keys of operations that a merge has to precede: later ones of these wait, too
 local function make(op)
   local c = op.changes[1]
+  for _, o in ipairs(waiting and op.changes or {}) do
+    if waiting[o.key] or waiting[op.id or ''] then return refuse(states[o.key], o, 'sharded') end
+  end
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
   if c.verb == 'set' then
     local s = states[c.key]
-    if (s.kind or c.rule.kind) ~= 'exact' then return refuse(s, c, sharded(s) and 'sharded' or 'kind', 'exact') end
+    if sharded(s) then return refuse(s, c, 'sharded') end
+    if (s.kind or c.rule.kind) ~= 'exact' then return refuse(s, c, 'kind', 'exact') end
     local delta = minus(c.delta, s.value)
     if not delta then return refuse(s, c, 'overflow', 'far') end
     if delta == '0' then return nil end
@@ -391,6 +396,11 @@ for i, op in ipairs(ops) do
   else
     local refusal = make(op)
     if op.id and not refusal then to.ids[op.id] = op.home or true end
+    if refusal and refusal[4] == 'sharded' then
+      waiting = waiting or {}
+      if op.id then waiting[op.id] = true end
+      for _, c in ipairs(op.changes) do waiting[c.key] = true end
+    end
     results[i] = refusal and table.concat(refusal, ' ') or ''
   end
 end

@@ -306,7 +306,7 @@ func model(t *testing.T, i Instance) {
 					if why != nil {
 						var c *counter.Conflict
 						if !errors.As(r.Err, &c) || !errors.Is(r.Err, why) || c.Key != at || c.Value != m.value(at) {
-							rt.Fatalf("op %d, %+v: %+v, want %v of %q with %d", j, o, r, why, at, m.value(at))
+							rt.Fatalf("op %d, %+v: %+v with %#v, want %v of %q with %d", j, o, r, c, why, at, m.value(at))
 						}
 						history[j] = m
 						continue
