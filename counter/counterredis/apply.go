@@ -247,6 +247,35 @@ func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int,
 	return s.make(ctx, ops, todo, results, Unapplied{asked: asked})
 }
 
+// merges has the counters and idempotency keys of operations that a merge has to precede. Later operations on them wait,
+// too, so that they do not overtake; counter_apply.lua sees to that within one of its runs.
+type merges struct {
+	keys map[string]bool
+	ids  map[counter.IdempotencyKey]bool
+}
+
+func newMerges(ops []counter.Op, results []counter.Result) (m merges) {
+	for i := range results {
+		if !errors.Is(results[i].Err, counter.ErrSharded) {
+			continue
+		}
+		if m.keys == nil {
+			m = merges{map[string]bool{}, map[counter.IdempotencyKey]bool{}}
+		}
+		for j := range ops[i].Changes {
+			m.keys[ops[i].Changes[j].Key] = true
+		}
+		if ops[i].IdempotencyKey != (counter.IdempotencyKey{}) {
+			m.ids[ops[i].IdempotencyKey] = true
+		}
+	}
+	return m
+}
+
+func (m merges) precede(op *counter.Op) bool {
+	return m.ids[op.IdempotencyKey] || slices.ContainsFunc(op.Changes, func(c counter.Change) bool { return m.keys[c.Key] })
+}
+
 func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result, left Unapplied) Unapplied {
 	fail := failing(results)
 	c, err := s.conn.Known(ctx)
@@ -255,12 +284,18 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 		return left
 	}
 	waiting := map[int]*group{} // by bucket; on a single server everything is in -1
+	merges := newMerges(ops, results)
 	flush := func() {
 		s.applyGroups(ctx, c, ops, slices.Collect(maps.Values(waiting)), results, fail, &left)
 		clear(waiting)
+		merges = newMerges(ops, results)
 	}
 	for _, i := range todo {
 		op, b := &ops[i], -1
+		if merges.precede(op) {
+			results[i].Err = fmt.Errorf("%w: an earlier change waits for it", counter.ErrSharded)
+			continue
+		}
 		if c.Cluster != nil {
 			b = s.changeBucket(&op.Changes[0])
 		}

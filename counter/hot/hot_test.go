@@ -652,6 +652,26 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 	}
 }
 
+// TestNothingOvertakesAMerge: an operation that a merge has to precede is made before the later ones on its counter, also
+// when these are made in another run of the script, after a new counter was looked for in another bucket.
+func TestNothingOvertakesAMerge(t *testing.T) {
+	url := redistest.Single(t).URL()
+	a, key := begin(t, url), t.Name()
+	made(t, a, add(key, 5))
+	a.opens(t, key)
+	made(t, a, add(key, 7))
+	redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url), Rules: rules})
+	b := newStore(redis, redis, Config{Rate: 1000, Rules: rules})
+	t.Cleanup(func() { b.Close() })
+	join := counter.Change{Key: key, Verb: counter.Edit, Join: []string{"m"}, Rule: &counter.Rule{Match: "*", Kind: counter.Members}}
+	results := b.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}, add(key+" new", 1), add(key, 100)})
+	conflict := (*counter.Conflict)(nil)
+	if !errors.As(results[0].Err, &conflict) || conflict.Value != 12 || results[1].Err != nil || results[2].Err != nil {
+		t.Errorf("%+v with %+v", results, conflict)
+	}
+	exactly(t, a, key, 112)
+}
+
 // TestAnyOrder has processes add, sharded, gather, merge and reset at once, and lets one call to Redis after the other
 // through, in an order that the seed says. (Invariant 1.)
 func TestAnyOrder(t *testing.T) {
