@@ -84,9 +84,9 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
 	}
 	h := &Hook{URL: link, Host: u.Host}
-	limit, limited := "", false
+	limit := ""
 	if at := strings.LastIndexByte(subject, '>'); at >= 0 && isLimit(subject[at+1:]) {
-		subject, limit, limited = subject[:at], subject[at+1:], true
+		subject, limit = subject[:at], subject[at+1:]
 	}
 	kind, pattern, colon := strings.Cut(subject, ":")
 	kind, site, sited := strings.Cut(kind, "@")
@@ -110,29 +110,37 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	default:
 		return nil, fmt.Errorf("%q is not a valid condition; %s", presence.Excerpt(subject), usage)
 	}
-	switch {
-	case kind == "counter" && !limited, kind == "counter" && limit == "peak":
-		return nil, fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", presence.Excerpt(subject))
-	case kind == "counter":
-		h.condition = overCounter
-	case kind == "user" && limited:
-		return nil, fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", presence.Excerpt(subject))
-	case kind == "user":
-		h.condition = attendance
-	case limit == "peak":
-		h.condition = peak
-	case limited:
-		h.condition = threshold
-	}
-	if limited && limit != "peak" {
-		if h.limit, err = strconv.ParseInt(limit, 10, 64); err != nil || h.limit < 1 {
-			return nil, fmt.Errorf("%q is no threshold; write a whole number from 1", presence.Excerpt(limit))
-		}
+	if err := h.setCondition(kind, limit, presence.Excerpt(subject)); err != nil {
+		return nil, err
 	}
 	sum := sha256.Sum256([]byte(text))
 	h.ID = hex.EncodeToString(sum[:8])
 	h.bucket = presence.Bucket(h.ID, presence.DefaultBuckets)
 	return h, nil
+}
+
+// setCondition sets the condition and its limit: "peak", a whole number, or "" where none was given.
+func (h *Hook) setCondition(kind, limit, subject string) (err error) {
+	switch {
+	case kind == "counter" && (limit == "" || limit == "peak"):
+		return fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", subject)
+	case kind == "counter":
+		h.condition = overCounter
+	case kind == "user" && limit != "":
+		return fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", subject)
+	case kind == "user":
+		h.condition = attendance
+	case limit == "peak":
+		h.condition = peak
+	case limit != "":
+		h.condition = threshold
+	}
+	if limit != "" && limit != "peak" {
+		if h.limit, err = strconv.ParseInt(limit, 10, 64); err != nil || h.limit < 1 {
+			return fmt.Errorf("%q is no threshold; write a whole number from 1", presence.Excerpt(limit))
+		}
+	}
+	return nil
 }
 
 // isLimit reports whether the text after a > is a threshold. A page may have a > in its name.
