@@ -117,20 +117,10 @@ func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]c
 		}
 		return w.results, err
 	}
-	s.publish(w)
+	if len(w.told) > 0 {
+		s.feed.committed(w.told)
+	}
 	return w.results, nil
-}
-
-// publish tells of what w committed.
-func (s *Store) publish(w *step) {
-	if len(w.told) == 0 {
-		return
-	}
-	at := w.committing
-	for key := range w.told {
-		s.cache.put(w.records[key].Counter(key), "", false, at)
-	}
-	s.feed.committed(w.told)
 }
 
 // record is a row of headcount_counters.
@@ -194,8 +184,7 @@ type step struct {
 	lastID     int64              // the one after the last that is free
 	sweeps     map[int64]sweepRow // by id
 	told       changes
-	changed    bool      // there is something to write
-	committing time.Time // when the second round trip began, by this process's clock
+	changed    bool // there is something to write
 }
 
 // sweepRow is a row of headcount_sweeps.
@@ -258,7 +247,6 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 		_, err := c.Exec(ctx, "rollback")
 		return err
 	}
-	w.committing = time.Now()
 	if err := w.write(ctx, c); err != nil {
 		return fmt.Errorf("writing: %w", err)
 	}
