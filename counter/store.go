@@ -189,6 +189,18 @@ type Writer interface {
 type Reading struct {
 	Counter
 	Mine bool // always false for kinds other than Members
+	// Away says that the counter cannot be read now, although others can: in a store of two servers one is unavailable.
+	// Counter has only its Key, and is Stale.
+	Away bool
+}
+
+// Away returns readings of counters that cannot be read now.
+func Away(keys []string) []Reading {
+	out := make([]Reading, len(keys))
+	for i, key := range keys {
+		out[i] = Reading{Counter: Counter{Key: key, Approx: true, Stale: true}, Away: true}
+	}
+	return out
 }
 
 // Entry is one change in a ledger.
@@ -245,7 +257,7 @@ type Reader interface {
 	// Read returns the counters of keys, which are distinct and valid, in order, each with whether member is in it (an
 	// empty member is in none). A counter that does not exist has only its Key. With lag 0 the answer contains
 	// everything that any process acknowledged before the call began; otherwise it may be up to lag old, and Stale
-	// while the store is unavailable.
+	// or Away while a part of the store is unavailable.
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
 	// Ledger returns at most limit entries with a Seq greater than after, oldest first, or none if the counter has no
 	// ledger.

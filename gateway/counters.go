@@ -125,6 +125,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 	for i, key := range keys {
 		topic := counterapi.Topic(key)
 		switch {
+		case slices.Contains(keys[:i], key): // once is enough
 		case slices.Contains(c.subscribed(), key):
 			c.Renew(topic)
 		case rules[i].Kind == counter.Members:

@@ -117,20 +117,10 @@ func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]c
 		}
 		return w.results, err
 	}
-	s.publish(w)
+	if len(w.told) > 0 {
+		s.feed.committed(w.told)
+	}
 	return w.results, nil
-}
-
-// publish tells of what w committed.
-func (s *Store) publish(w *step) {
-	if len(w.told) == 0 {
-		return
-	}
-	at := w.committing
-	for key := range w.told {
-		s.cache.put(w.records[key].Counter(key), "", false, at)
-	}
-	s.feed.committed(w.told)
 }
 
 // record is a row of headcount_counters.
@@ -172,17 +162,10 @@ type seen struct {
 // step is the counter.Step of one transaction: what the first round trip read,
 // changed by Judge, to be written by the second.
 type step struct {
-	store   *Store
+	store *Store
+	named
 	results []counter.Result
 	brief   bool // it hardly waits for locks
-
-	// What the operations name, sorted.
-	keys            []string
-	edited          memberColumns
-	observed        []string    // counters whose registers may be asked for
-	steps           stepColumns // their running steps
-	dimensions      dimensionColumns
-	idempotencyKeys [][16]byte
 
 	records    map[string]*row
 	fresh      map[counter.IdempotencyKey]bool // idempotency keys claimed by this transaction
@@ -194,8 +177,17 @@ type step struct {
 	lastID     int64              // the one after the last that is free
 	sweeps     map[int64]sweepRow // by id
 	told       changes
-	changed    bool      // there is something to write
-	committing time.Time // when the second round trip began, by this process's clock
+	changed    bool // there is something to write
+}
+
+// named is what the operations of a step name.
+type named struct {
+	keys            []string // sorted, and so are idempotencyKeys: rows are locked in this order
+	edited          memberColumns
+	observed        []string    // counters whose registers may be asked for
+	steps           stepColumns // their running steps
+	dimensions      dimensionColumns
+	idempotencyKeys [][16]byte
 }
 
 // sweepRow is a row of headcount_sweeps.
@@ -258,7 +250,6 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 		_, err := c.Exec(ctx, "rollback")
 		return err
 	}
-	w.committing = time.Now()
 	if err := w.write(ctx, c); err != nil {
 		return fmt.Errorf("writing: %w", err)
 	}
@@ -322,11 +313,7 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	for i := range ops {
 		need += 3 * int64(len(ops[i].Changes))
 	}
-	if err := w.send(ctx, c, b, need); err != nil {
-		return err
-	}
-	w.wasDeleted = w.deleted
-	return nil
+	return w.send(ctx, c, b, need)
 }
 
 // queueSeen reads whom uniques saw in steps.
@@ -398,7 +385,7 @@ func (w *step) queueRows(b *pgx.Batch) {
 	})
 }
 
-// send carries out b, and has as many ids ready as are needed.
+// send makes the first round trip b, and takes as many ids as are needed.
 func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int64) error {
 	var got bool
 	if w.nextID, got = w.store.ids.take(need); !got {
@@ -413,7 +400,7 @@ func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int
 			return errors.New("too many changes for one block of ids")
 		}
 	}
-	w.lastID = w.nextID + need
+	w.lastID, w.wasDeleted = w.nextID+need, w.deleted
 	return nil
 }
 

@@ -132,10 +132,9 @@ type Front struct {
 	IdempotencyKeys        bool // some are remembered
 }
 
-// Regenerate calls judge with the front, which nobody changes and under which nobody
-// persists meanwhile, and begins the generation that it returns, unless that is 0. Judge has
-// ten minutes.
-func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, f Front) (uint64, error)) error {
+// Regenerate locks the row of the front, so that no process persists meanwhile, and begins the generation that decide
+// returns, unless that is 0. decide has ten minutes.
+func (s *Store) Regenerate(ctx context.Context, decide func(ctx context.Context, f Front) (uint64, error)) error {
 	return s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
 		b := &pgx.Batch{}
 		b.Queue("begin isolation level read committed")
@@ -150,7 +149,7 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 			return err
 		}
 		f.Generation, f.Checkpoint, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
-		next, err := judge(ctx, f)
+		next, err := decide(ctx, f)
 		if err != nil {
 			return callers{err}
 		}
@@ -170,7 +169,7 @@ type Persisting struct {
 
 	s      *Store
 	c      *pgxpool.Conn
-	failed bool // PostgreSQL has, and not who drains Redis
+	failed bool // because of PostgreSQL, and not of Redis, which is drained meanwhile
 	// Refused are counters that were not written, because their rows are exact.
 	Refused []string
 }
@@ -245,7 +244,6 @@ func (p *Persisting) Write(ctx context.Context, drained []counter.Drained) (err 
 	if err := w.send(ctx, p.c, b, 3*int64(len(drained))); err != nil {
 		return err
 	}
-	w.wasDeleted = w.deleted
 	for i := range drained {
 		if !w.put(&drained[i]) {
 			p.Refused = append(p.Refused, drained[i].Key)

@@ -220,7 +220,7 @@ func printable() string {
 
 // takeChanged publishes some of what the function has changed, and returns it.
 func (s *Store) takeChanged(ctx context.Context) (some []counter.Counter) {
-	at, told := time.Now(), changes{}
+	told := changes{}
 	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		rows, _ := c.Query(ctx, takeChanged, readAtOnce) // records returns the error
 		return records(rows, func(key string, r *record) {
@@ -230,9 +230,6 @@ func (s *Store) takeChanged(ctx context.Context) (some []counter.Counter) {
 	})
 	if err != nil {
 		return nil
-	}
-	for _, c := range some {
-		s.cache.put(c, "", false, at)
 	}
 	if len(some) > 0 {
 		s.feed.committed(told)

@@ -179,7 +179,6 @@ func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.C
 	if err := w.send(ctx, c, b, int64(3*len(copies))); err != nil {
 		return 0, dead(ctx, err)
 	}
-	w.wasDeleted = w.deleted
 	for i := range copies {
 		if one := copies[i]; one.Replaces(w.records[one.Key].Version, uint64(w.deleted)) {
 			w.restore(&one, rules)

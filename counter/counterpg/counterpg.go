@@ -109,7 +109,6 @@
 // twice a second one is let through to see. The same holds for a server that is
 // read-only, full or out of connections. A process starts without it, and is
 // ready (Config.OnState) when the database has answered and has its tables.
-// Reads that may lag are answered from memory meanwhile, stale.
 //
 // A pooler that shares connections between its clients is refused (refusePooler).
 package counterpg
@@ -151,8 +150,7 @@ const (
 	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
 	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
 
-	maxConnections = 16      // of this process; two more listen and migrate
-	maxCached      = 1 << 16 // counters that are remembered for reads that may lag
+	maxConnections = 16 // of this process; two more listen and migrate
 
 	leastServer = 13_00_00 // server_version_num
 	migrations  = "headcount_migrations"
@@ -186,7 +184,6 @@ type Store struct {
 	ready   atomic.Bool // the tables are there
 	closed  atomic.Bool
 	ids     numbers
-	cache   *cache
 	feed    *feed
 
 	stop context.CancelFunc
@@ -228,7 +225,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("counterpg: %w: %w", ErrConfig, err)
 	}
-	s.cache = newCache(maxCached)
 	s.feed = newFeed()
 	s.breaker = outage.NewBreaker("postgres")
 	first, cancel := context.WithTimeout(ctx, openTimeout)

@@ -144,7 +144,6 @@ func (s *Store) hear(ctx context.Context) error {
 	}
 	cancel()
 	// What was committed before the connection stood was not heard.
-	s.cache.expireAll()
 	s.feed.recheck()
 	for {
 		n, err := c.WaitForNotification(ctx)
@@ -164,12 +163,8 @@ func (s *Store) hear(ctx context.Context) error {
 
 func (s *Store) receive(m *message) {
 	if m.All {
-		s.cache.expireAll()
 		s.feed.recheck()
 		return
-	}
-	for _, it := range m.Keys {
-		s.cache.expire(it.Key)
 	}
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()

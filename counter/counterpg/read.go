@@ -6,10 +6,8 @@ import (
 	"math"
 	"math/big"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -42,15 +40,12 @@ const (
 
 var afterAll = strings.Repeat("\U0010FFFF", counter.MaxKeyLength)
 
-// Read is as counter.Reader says: one statement, or none.
-func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	if lag > 0 && !s.closed.Load() {
-		if out := s.cache.get(keys, member, lag, false); out != nil {
-			return out, nil
-		}
-	}
+// Read is as counter.Reader says. No answer lags or is stale.
+func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	out := make([]counter.Reading, len(keys))
-	at := time.Now()
+	for i, key := range keys {
+		out[i].Key = key
+	}
 	err := s.read(ctx, keys, member, func(key string, r *record, mine bool) {
 		for i := range keys {
 			if keys[i] == key {
@@ -59,33 +54,9 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		}
 	})
 	if err != nil {
-		if lag > 0 && !s.closed.Load() {
-			if out := s.cache.get(keys, member, math.MaxInt64, true); out != nil {
-				return out, nil
-			}
-		}
 		return nil, fmt.Errorf("counterpg: read: %w", err)
 	}
-	for i, key := range keys {
-		out[i].Counter.Key = key
-		s.cache.put(out[i].Counter, member, out[i].Mine, at)
-	}
 	return out, nil
-}
-
-// Remember takes what was read elsewhere at the moment at, for Recall and for reads that may lag.
-func (s *Store) Remember(read []counter.Reading, member string, at time.Time) {
-	for i := range read {
-		if read[i].Stale {
-			continue // it is less than what was known
-		}
-		s.cache.put(read[i].Counter, member, read[i].Mine, at)
-	}
-}
-
-// Recall is what is remembered of keys, stale, or nil when one of them is not.
-func (s *Store) Recall(keys []string, member string) []counter.Reading {
-	return s.cache.get(keys, member, math.MaxInt64, true)
 }
 
 // read calls each for the counters of keys that exist.
@@ -273,100 +244,4 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 		next = keys[len(keys)-1]
 	}
 	return keys, next, nil
-}
-
-// cache remembers counters for reads that may lag, and for those that come
-// while PostgreSQL is away. What has not been asked for longest goes first.
-type cache struct {
-	mu  sync.Mutex // guards lru and what is in it
-	lru *simplelru.LRU[string, *cached]
-}
-
-// cached is a counter as it was, or is newer than, at the moment at.
-type cached struct {
-	counter counter.Counter
-	at      time.Time       // by this process's clock; zero: it is known to have changed since
-	mine    map[string]bool // of the members that were asked about; at most maxMine
-}
-
-const maxMine = 16
-
-func newCache(size int) *cache {
-	lru, err := simplelru.NewLRU[string, *cached](size, nil)
-	if err != nil { // a size under 1
-		panic(err)
-	}
-	return &cache{lru: lru}
-}
-
-// get returns the readings of keys when all of them are known and at most lag old.
-func (c *cache) get(keys []string, member string, lag time.Duration, stale bool) []counter.Reading {
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	out := make([]counter.Reading, len(keys))
-	for i, key := range keys {
-		e, ok := c.lru.Get(key)
-		if !ok || !stale && now.Sub(e.at) > lag {
-			return nil
-		}
-		mine, known := e.mine[member]
-		if member != "" && !known && !stale {
-			return nil
-		}
-		out[i] = counter.Reading{Counter: e.counter, Mine: mine}
-		out[i].Approx, out[i].Stale = true, stale
-	}
-	return out
-}
-
-// put remembers what was read by a statement that began at the moment at, or
-// written by one. An older moment does not replace a newer one, nor an older
-// version a newer one of the same moment.
-func (c *cache) put(read counter.Counter, member string, mine bool, at time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.lru.Get(read.Key)
-	switch {
-	case !ok:
-		e = &cached{counter: read, at: at}
-		c.lru.Add(strings.Clone(read.Key), e)
-	case !at.Before(e.at) || e.counter.Touched() && read.Version.Compare(e.counter.Version) > 0:
-		if read.Version != e.counter.Version {
-			e.mine = nil
-		}
-		e.counter = read
-		if at.After(e.at) {
-			e.at = at
-		}
-	case read.Version != e.counter.Version:
-		return
-	}
-	e.counter.Key = strings.Clone(read.Key)
-	if member == "" {
-		return
-	}
-	if e.mine == nil || len(e.mine) == maxMine {
-		e.mine = map[string]bool{}
-	}
-	e.mine[strings.Clone(member)] = mine
-}
-
-// expire has key read again, since another process changed it. What is known
-// may still be told while PostgreSQL is away.
-func (c *cache) expire(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e, ok := c.lru.Peek(key); ok {
-		e.at = time.Time{}
-	}
-}
-
-// expireAll is expire of all.
-func (c *cache) expireAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.lru.Values() {
-		e.at = time.Time{}
-	}
 }

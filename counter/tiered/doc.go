@@ -59,10 +59,9 @@
 // # Faults
 //
 //   - PostgreSQL is unavailable: exact counters fail with counter.ErrUnavailable. Resident counters go on. Others
-//     cannot be changed, and can be read only if this process remembers them. For a day after Redis lost its data,
-//     changes with an idempotency key fail, because only PostgreSQL knows whether they are replays.
-//   - Redis is unavailable: changes fail. Reads that may lag are answered from PostgreSQL, or from what this process
-//     last read there, and are stale.
+//     can be neither changed nor read; a read that may lag says so of each (counter.Reading.Away). For a day after Redis
+//     lost its data, changes with an idempotency key fail, because only PostgreSQL knows whether they are replays.
+//   - Redis is unavailable: changes fail. Reads that may lag are answered from PostgreSQL, and are stale.
 //   - Redis loses its data: changes since the last persisted checkpoint are lost with it, and so are their idempotency
 //     keys. One master of a Cluster is enough. While PostgreSQL is unavailable, too, no call is answered.
 //   - Redis comes back with older data: the same, if it is older than the last checkpoint. If it is newer, values are

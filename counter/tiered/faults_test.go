@@ -116,6 +116,13 @@ func TestPostgresAway(t *testing.T) {
 			t.Errorf("%+v: %+v", o, r)
 		}
 	}
+	keys := []string{"k:1", "v:hot", "v:new"}
+	if got, err := s.Read(t.Context(), keys, "", time.Second); err != nil || !got[0].Away || got[1].Value != 21 || got[1].Stale || got[1].Away || !got[2].Away || !got[2].Stale {
+		t.Errorf("%+v, %v: what Redis has is read, and of all else is said that PostgreSQL is away", got, err)
+	}
+	if _, err := s.Read(t.Context(), keys, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("an exact read of all: %v", err)
+	}
 	if r := s.Apply(t.Context(), []counter.Op{op("", add(stock, "k:1", 1)), op("", add(views, "v:new", 1)), op("", add(views, "v:hot", 1))}); r[2].Err != nil || r[2].Counters[0].Value != 22 {
 		t.Errorf("a counter in Redis does not wait for one that is not: %+v", r)
 	}
@@ -246,12 +253,13 @@ func TestPersistedWhileRedisIsFull(t *testing.T) {
 	testkit.Eventually(t, "changes are made again", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
 }
 
-// TestRedisAway: reads that may lag answer what is known.
+// TestRedisAway: reads that may lag answer what PostgreSQL has.
 func TestRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:1", 4)))
+	apply(t, s, op("", add(stock, "k:1", 5)))
 	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
 	redis.Kill()
 	if r := s.Apply(t.Context(), []counter.Op{op("", add(views, "v:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
@@ -260,7 +268,8 @@ func TestRedisAway(t *testing.T) {
 	if _, err := s.Read(t.Context(), []string{"v:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
 		t.Error(err)
 	}
-	if got, err := s.Read(t.Context(), []string{"v:1"}, "", time.Second); err != nil || got[0].Value != 4 || !got[0].Stale {
+	if got, err := s.Read(t.Context(), []string{"v:1", "k:1"}, "", time.Second); err != nil ||
+		got[0].Value != 4 || !got[0].Stale || got[0].Away || got[1].Value != 5 || got[1].Stale {
 		t.Errorf("%+v, %v", got, err)
 	}
 	redis.Restart(t)

@@ -2,6 +2,7 @@ package tiered
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -132,12 +133,12 @@ func (r *router) Read(ctx context.Context, keys []string, member string, lag tim
 		wg.Go(func() { hots, hotErr = r.hot.Read(ctx, hot, member, lag) })
 	}
 	if len(exact) > 0 {
-		exacts, err = r.pg.Read(ctx, exact, member, lag)
+		exacts, err = r.readBehind(ctx, exact, member, lag)
 	}
 	wg.Wait()
 	for _, err := range [...]error{hotErr, err} {
 		if err != nil {
-			return nil, unavailable(err)
+			return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
 		}
 	}
 	by := make(map[string]counter.Reading, len(keys))
@@ -151,6 +152,15 @@ func (r *router) Read(ctx context.Context, keys []string, member string, lag tim
 		out[i] = by[key]
 	}
 	return out, nil
+}
+
+// readBehind reads counters in PostgreSQL. While it is away, a read that may lag says so of each.
+func (r *router) readBehind(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	found, err := r.pg.Read(ctx, keys, member, lag)
+	if err != nil && lag > 0 {
+		return counter.Away(keys), nil
+	}
+	return found, err
 }
 
 // reader returns the store of key.

@@ -124,15 +124,7 @@ type resident struct{ *Store }
 
 // Apply implements counter.Writer.
 func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	began := time.Now()
-	results := s.redis.ApplySplit(ctx, ops, inOneBucket{s})
-	for i := range ops {
-		// Redis soon forgets the counter, and a read that may lag is then answered with what is remembered.
-		if results[i].Err == nil && ops[i].Changes[0].Verb == counter.Delete {
-			s.pg.Remember([]counter.Reading{{Counter: results[i].Counters[0]}}, "", began)
-		}
-	}
-	return results
+	return s.redis.ApplySplit(ctx, ops, inOneBucket{s})
 }
 
 // inOneBucket makes operations that need one bucket each, if Redis is a Cluster.
@@ -273,38 +265,23 @@ func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map
 	return nil
 }
 
-// Read implements counter.Reader.
-func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	out, err := s.router.Read(ctx, keys, member, lag)
-	if err == nil {
-		return out, nil
-	}
-	if lag > 0 && ctx.Err() == nil && !s.closed.Load() {
-		if old := s.pg.Recall(keys, member); old != nil {
-			return old, nil
-		}
-		// PostgreSQL has the value, or had it when it was last read.
-		if old, fault := s.pg.Read(ctx, keys, member, lag); fault == nil {
-			for i := range old {
-				if old[i].Kind != counter.Exact {
-					old[i].Approx, old[i].Stale = true, true
-				}
-			}
-			return old, nil
-		}
-	}
-	return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
-}
-
-// Read implements counter.Reader. Those that are not in Redis come there.
+// Read implements counter.Reader. Those that are not in Redis come there. While Redis is away, a read that may lag
+// returns what PostgreSQL has, as stale.
 func (s resident) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	start := time.Now()
 	var out []counter.Reading
 	var places *counterredis.Placements
 	err := s.mend(ctx, func() (err error) {
 		out, places, err = s.redis.ReadResident(ctx, keys, member)
 		return err
 	})
+	if err != nil && lag > 0 {
+		if old, fault := s.pg.Read(ctx, keys, member, 0); fault == nil {
+			for i := range old {
+				old[i].Approx, old[i].Stale = true, true
+			}
+			return old, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -316,10 +293,9 @@ func (s resident) Read(ctx context.Context, keys []string, member string, lag ti
 		}
 	}
 	if len(rest) == 0 {
-		s.pg.Remember(out, member, start)
 		return out, nil
 	}
-	found, err := s.pg.Read(ctx, rest, member, lag)
+	found, err := s.readBehind(ctx, rest, member, lag)
 	if err != nil {
 		return nil, err
 	}

@@ -334,42 +334,43 @@ func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced
 			continue
 		}
 		done[key] = true
-		e := counterredis.Entry{Key: key}
-		switch st.Kind {
-		case counter.Exact:
+		if st.Kind == counter.Exact {
 			misplaced[key] = st.Counter(key)
 			continue
-		case counter.Members:
-			n := 0
-			st, err = s.pg.Set(ctx, key, func(members []string) (err error) {
-				e.Staged, err = s.redis.Stage(ctx, key, e.Staged, n, members)
-				n += len(members)
-				return err
-			})
-			if err != nil {
-				return nil, err
-			}
-			if st.Kind != counter.Members {
-				return nil, counterredis.ErrMoved
-			}
-		case counter.Unique:
-			var registers hyperloglog.Registers
-			if st, registers, err = s.pg.Registers(ctx, key); err != nil {
-				return nil, err
-			}
-			if st.Kind != counter.Unique {
-				return nil, counterredis.ErrMoved
-			}
-			if e.Staged, err = s.redis.StageRegisters(ctx, key, registers); err != nil {
-				return nil, err
-			}
 		}
-		st.Version = since(st.Version, t.generation)
-		e.State = st
+		e, err := s.stage(ctx, key, st)
+		if err != nil {
+			return nil, err
+		}
+		e.State.Version = since(e.State.Version, t.generation)
 		entries = append(entries, e)
 	}
 	if len(entries) == 0 {
 		return misplaced, nil
 	}
 	return misplaced, s.redis.Load(ctx, t.of, entries)
+}
+
+// stage copies the members or registers of a counter to Redis, where the counter gets them when it becomes resident. It
+// returns the counter as of the same moment.
+func (s *Store) stage(ctx context.Context, key string, st counter.State) (e counterredis.Entry, err error) {
+	e = counterredis.Entry{Key: key, State: st}
+	switch st.Kind {
+	case counter.Members:
+		n := 0
+		e.State, err = s.pg.Set(ctx, key, func(members []string) (err error) {
+			e.Staged, err = s.redis.Stage(ctx, key, e.Staged, n, members)
+			n += len(members)
+			return err
+		})
+	case counter.Unique:
+		var registers hyperloglog.Registers
+		if e.State, registers, err = s.pg.Registers(ctx, key); err == nil && e.State.Kind == counter.Unique {
+			e.Staged, err = s.redis.StageRegisters(ctx, key, registers)
+		}
+	}
+	if err == nil && e.State.Kind != st.Kind {
+		err = counterredis.ErrMoved
+	}
+	return e, err
 }

@@ -434,7 +434,7 @@ func (a *API) Readable(c *gin.Context) (key string, ok bool) {
 	if !ok || !a.allowed(c, one.server, one.rule, counter.PublicRead) {
 		return "", false
 	}
-	if _, known := a.live.last(one.key); !known {
+	if !a.live.known(one.key) {
 		ctx, cancel := a.within(c)
 		defer cancel()
 		if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, 1)); err != nil {

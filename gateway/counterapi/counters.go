@@ -40,6 +40,7 @@
 package counterapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -511,16 +512,19 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	}
 	readings, err := read(ctx, keys, member, lag)
 	if err != nil {
-		if lag > 0 && member == "" {
-			if known := a.known(keys); known != nil {
-				return known, nil
-			}
+		if lag == 0 || member != "" {
+			return nil, err
 		}
-		return nil, err
+		readings = counter.Away(keys)
 	}
 	for i := range readings {
 		r := &readings[i]
-		if !r.Stale {
+		if r.Stale {
+			known := false
+			if r.Counter, known = a.live.stale(*r); !known {
+				return nil, fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(err, counter.ErrUnavailable))
+			}
+		} else {
 			a.live.remember(r.Counter)
 		}
 		if r.Touched() && lag > 0 && member == "" && a.cfg.Counters.Remote() {
@@ -531,8 +535,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			a.logKind(rule)
 		}
 		r.Counter = r.Or(rule.Kind)
-		// The store may have answered from its memory, and a reader should see what subscribers see.
-		if lag > 0 && !a.live.up() || r.Approx && a.live.shownStale(r.Key) {
+		if lag > 0 && !a.live.up() { // a reader should see what subscribers see
 			r.Stale, r.Approx = true, true
 		}
 	}
@@ -553,19 +556,4 @@ func (a *API) readShared(ctx context.Context, keys []string, member string, lag 
 		readings, _ := r.Val.([]counter.Reading)
 		return slices.Clone(readings), r.Err
 	}
-}
-
-// known returns the last values that this process saw, as stale, or nil unless it saw all.
-func (a *API) known(keys []string) []counter.Reading {
-	known := make([]counter.Reading, len(keys))
-	for i, key := range keys {
-		c, ok := a.live.last(key)
-		if !ok {
-			return nil
-		}
-		c = c.Or(a.cfg.Rules.Find(key).Kind)
-		c.Stale, c.Approx = true, true
-		known[i].Counter = c
-	}
-	return known
 }

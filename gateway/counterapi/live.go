@@ -51,9 +51,9 @@ type Hub interface {
 // and follows and reads those again that differ from the last notification.
 //
 // While the store is away, all counters are stale. Those that somebody has begun to look at
-// since have the value that this process last saw. A store may also know some counters and
-// only an old value of others, as one with Redis and PostgreSQL does; then these alone are
-// stale.
+// since have the value that this process last saw. A store may also know some counters, and
+// of others only an old value or none, as one with Redis and PostgreSQL does; then these alone
+// are stale.
 //
 // # Members
 //
@@ -140,6 +140,9 @@ func (l *Live) Unwant(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := t.Name()
+	if c, ok := l.last(key); ok {
+		l.remember(c)
+	}
 	delete(l.keys, key)
 	delete(l.unread, key)
 	l.gone[key] = struct{}{}
@@ -159,25 +162,50 @@ func (l *Live) followed() int {
 	return len(l.keys)
 }
 
-// last returns the newest value known here.
-func (l *Live) last(key string) (counter.Counter, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if k := l.keys[key]; k != nil && k.origin != unknown {
+// last returns the newest value known here. The caller holds mu.
+func (l *Live) last(key string) (c counter.Counter, ok bool) {
+	if l.memory != nil {
+		c, ok = l.memory.Get(key)
+	}
+	switch k := l.keys[key]; {
+	case k == nil || k.origin == unknown:
+		return c, ok
+	case k.counter.Touched() && c.Version.Compare(k.counter.Version) > 0: // its notification has yet to arrive
+		return c, true
+	default:
 		return k.counter, true
 	}
-	if l.memory == nil {
-		return counter.Counter{}, false
-	}
-	return l.memory.Get(key)
 }
 
-// shownStale reports whether subscribers see the counter as stale.
-func (l *Live) shownStale(key string) bool {
+// known reports whether a value is known here.
+func (l *Live) known(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := l.keys[key]
-	return k != nil && k.counter.Stale
+	_, ok := l.last(key)
+	return ok
+}
+
+// stale returns the newest value known of a stale reading's counter, as stale: that of the store, or the last one known
+// here. ok is false if neither is known.
+func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.newest(r)
+}
+
+// newest is stale for a caller who holds mu.
+func (l *Live) newest(r counter.Reading) (c counter.Counter, ok bool) {
+	last, known := l.last(r.Key)
+	if known && (r.Away || newer(&last, &r.Counter)) {
+		last.Approx, last.Stale = true, true
+		return last, true
+	}
+	return r.Counter, !r.Away
+}
+
+// newer reports whether a is newer than b, or its end.
+func newer(a, b *counter.Counter) bool {
+	return a.Version.Compare(b.Version) > 0 || !a.Touched() && b.Touched()
 }
 
 // current returns the counters as their subscribers see them, or nil unless all of them are
@@ -214,7 +242,7 @@ func (l *Live) behind(k *tracked) bool {
 		return false
 	}
 	last, ok := l.memory.Peek(k.counter.Key)
-	return ok && (last.Version.Compare(k.counter.Version) > 0 || !last.Touched() && k.counter.Touched())
+	return ok && newer(&last, &k.counter)
 }
 
 // Run owns Live's goroutines until ctx ends.
@@ -258,7 +286,7 @@ func (l *Live) Run(ctx context.Context) {
 		}
 		if err != nil {
 			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; trying again")
-			if !errors.Is(err, errExact) {
+			if !errors.Is(err, errSomeAway) {
 				l.goAway()
 			}
 			failed++
@@ -302,17 +330,7 @@ func (l *Live) goAway() {
 	l.away = true
 	for key, k := range l.keys {
 		l.unread[key] = struct{}{} // Run has a timer to try again
-		switch {
-		case k.origin != unknown && !k.counter.Stale:
-			updates = append(updates, k.markStale())
-		case k.origin == unknown && l.memory != nil:
-			if c, ok := l.memory.Get(key); ok {
-				c.Approx, c.Stale = true, true
-				k.origin = wasRead
-				u, _ := l.replace(k, c)
-				updates = append(updates, u)
-			}
-		}
+		updates = l.accept(updates, k, counter.Away([]string{key})[0], l.seq)
 	}
 	l.mu.Unlock()
 	for _, u := range updates {
@@ -348,14 +366,13 @@ func (l *Live) unfollow(watch counter.Watch) (more bool) {
 	return more
 }
 
-// errExact says that exact counters, which may have a store of their own, cannot be read,
-// and that all others can.
-var errExact = errors.New("exact counters cannot be read")
+// errSomeAway says that some counters cannot be read, and that all others can.
+var errSomeAway = errors.New("some counters cannot be read")
 
 // follow follows and reads the counters in unread. After an error those that were not read
 // are in unread again.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) (err error) {
-	var late []string // exact counters that could not be read
+	var late []string // counters that cannot be read now
 	defer func() { l.putBack(late) }()
 	for {
 		l.mu.Lock()
@@ -365,13 +382,13 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) (err error) {
 		if len(keys) == 0 {
 			return err
 		}
-		failed := l.followSome(ctx, watch, keys)
-		switch {
-		case errors.Is(failed, errExact):
-			late, err = append(late, slices.DeleteFunc(keys, func(key string) bool { return !l.exact(key) })...), failed
-		case failed != nil:
+		away, failed := l.followSome(ctx, watch, keys)
+		if failed != nil {
 			l.putBack(keys)
 			return failed
+		}
+		if len(away) > 0 {
+			late, err = append(late, away...), errSomeAway
 		}
 	}
 }
@@ -387,40 +404,14 @@ func (l *Live) putBack(keys []string) {
 	}
 }
 
-func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []string) error {
+// followSome follows and reads counters, and returns those that cannot be read now.
+func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []string) (away []string, err error) {
 	within, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	if err := watch.Follow(within, keys...); err != nil {
-		return err
+		return nil, err
 	}
-	var exact, others []string
-	for _, key := range keys {
-		if l.exact(key) {
-			exact = append(exact, key)
-		} else {
-			others = append(others, key)
-		}
-	}
-	if err := l.read(ctx, others); err != nil {
-		return err
-	}
-	err := l.read(ctx, exact)
-	if err != nil {
-		err = fmt.Errorf("%w: %w", errExact, err)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, key := range keys {
-		if k := l.keys[key]; k != nil {
-			l.questionAll(key, k)
-		}
-	}
-	return err
-}
-
-func (l *Live) exact(key string) bool {
-	rule := l.cfg.Rules.Find(key)
-	return rule != nil && rule.Kind == counter.Exact
+	return l.read(ctx, keys)
 }
 
 // sample returns known counters for a probe, as many as one read may have. There are none
@@ -470,11 +461,9 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// read reads counters that are followed.
-func (l *Live) read(ctx context.Context, keys []string) error {
-	if len(keys) == 0 {
-		return nil
-	}
+// read reads counters that are followed, and has the askers ask about their members. It returns the counters that
+// cannot be read now.
+func (l *Live) read(ctx context.Context, keys []string) (late []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	l.mu.Lock()
@@ -485,29 +474,34 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 		err = counter.ErrUnavailable // still
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.order.Lock()
 	defer l.order.Unlock()
 	updates := make([]presence.Update, 0, len(readings))
 	l.mu.Lock()
 	for _, r := range readings {
-		if k := l.keys[r.Key]; k != nil {
-			if u, news := l.acceptReading(k, r.Counter, began); news {
-				updates = append(updates, u)
-			}
+		k := l.keys[r.Key]
+		if k == nil {
+			continue
+		}
+		updates = l.accept(updates, k, r, began)
+		if r.Away {
+			late = append(late, r.Key)
+		} else {
+			l.questionAll(r.Key, k)
 		}
 	}
 	l.mu.Unlock()
 	for _, u := range updates {
 		l.hub.Update(u)
 	}
-	return nil
+	return late, nil
 }
 
-// allStale reports whether the store has only old values.
+// allStale reports whether the store has only old values: it is away.
 func allStale(readings []counter.Reading) bool {
-	return !slices.ContainsFunc(readings, func(r counter.Reading) bool { return !r.Stale })
+	return !slices.ContainsFunc(readings, func(r counter.Reading) bool { return !r.Stale || r.Away })
 }
 
 // notify is called by the feed with changes of followed counters.

@@ -26,7 +26,7 @@ type scripted struct {
 	members  map[string]bool // "key/member"
 	followed map[string]bool
 	away     bool
-	part     bool // stock cannot be read, and all else can
+	part     bool // stock alone cannot be read
 	reads    int
 	during   func() // a read, after it has seen what it answers; once
 
@@ -41,12 +41,16 @@ func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away 
 func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	s.mu.Lock()
 	s.reads++
-	if s.away || s.part && slices.Contains(keys, "stock:1") {
+	if s.away {
 		s.mu.Unlock()
 		return nil, counter.ErrUnavailable
 	}
 	var out []counter.Reading
 	for _, key := range keys {
+		if s.part && key == "stock:1" {
+			out = append(out, counter.Away([]string{key})...)
+			continue
+		}
 		c := s.counters[key]
 		c.Key = key
 		out = append(out, counter.Reading{Counter: c, Mine: s.members[key+"/"+member]})
@@ -217,6 +221,35 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 		s.part = false
 		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
 		s.mu.Unlock()
+		time.Sleep(2 * outage.MaxPause)
+		want("7-1")
+	})
+}
+
+// A counter that alone cannot be read is shown as stale, also to those who come meanwhile, and others are not.
+func TestOneIsAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		stock := Topic("stock:1")
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		s.set(1, 5)
+		l.Want(likes)
+		want("1-5")
+		l.Want(stock)
+		want("7-1")
+		part := func(is bool) { s.mu.Lock(); s.part = is; s.mu.Unlock() }
+		part(true)
+		time.Sleep(10 * time.Second)
+		want("stale")
+		if l.current([]string{"likes:1"}) == nil || l.current([]string{"stock:1"}) != nil {
+			t.Error("only what is not stale is read from memory")
+		}
+		l.Unwant(stock)
+		l.Want(stock)
+		want("7-1 as it was")
+		s.tell(s.set(1, 6))
+		time.Sleep(10 * time.Second)
+		want("1-6")
+		part(false)
 		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
 	})
@@ -406,6 +439,21 @@ func TestKnownWhileAway(t *testing.T) {
 		s.mu.Unlock()
 		l.StateChanged()
 		want("1-1")
+	})
+}
+
+// A change of this process whose notification has yet to arrive is not undone while the store is away.
+func TestOwnChangeIsKnownWhileAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 1)
+		l.Want(likes)
+		want("1-1")
+		l.remember(s.set(1, 2))
+		s.mu.Lock()
+		s.away = true
+		s.mu.Unlock()
+		l.StateChanged()
+		want("1-2 as it was")
 	})
 }
 

@@ -24,6 +24,22 @@ const (
 	fromFeed               // from a notification: all that come are newer
 )
 
+// accept takes a reading of a read that began at a seq, and adds what is news to subscribers to updates. The caller
+// holds mu.
+func (l *Live) accept(updates []presence.Update, k *tracked, r counter.Reading, began uint64) []presence.Update {
+	c, known := r.Counter, true
+	if r.Stale {
+		c, known = l.newest(r)
+	}
+	if !known {
+		return updates
+	}
+	if u, news := l.acceptReading(k, c, began); news {
+		updates = append(updates, u)
+	}
+	return updates
+}
+
 // acceptReading takes c from a read that began at a seq. The caller holds mu.
 func (l *Live) acceptReading(k *tracked, c counter.Counter, began uint64) (u presence.Update, news bool) {
 	order := c.Version.Compare(k.counter.Version)

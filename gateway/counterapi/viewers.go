@@ -56,7 +56,7 @@ func (l *Live) View(key, member string, v Viewer) {
 		}
 		w = &viewer{conns: map[Viewer]struct{}{}}
 		k.viewers[member] = w
-		if k.origin != unknown { // otherwise followSome asks
+		if k.origin != unknown { // otherwise read asks
 			l.question(key, member)
 		}
 	}

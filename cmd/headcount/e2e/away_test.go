@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+)
+
+// several reads several counters with one call.
+func (s *server) several(t testing.TB, keys ...string) answer {
+	t.Helper()
+	return do(t, "GET", s.url+"/api/v1/counters?"+url.Values{"key": keys}.Encode(), "", withKey)
+}
+
+// read reads a counter as it may lag.
+func (s *server) read(t testing.TB, key string) lasting {
+	t.Helper()
+	return s.call(t, "GET", url.PathEscape(key), "").lasting(t)
+}
+
+// add adds 1 to counters.
+func (s *server) add(t testing.TB, keys ...string) {
+	t.Helper()
+	for _, key := range keys {
+		s.call(t, "POST", url.PathEscape(key)+"/increment", "").lasting(t)
+	}
+}
+
+// wantRead checks a read that may lag, and returns the version.
+func (s *server) wantRead(t testing.TB, key string, value int64, stale bool) string {
+	t.Helper()
+	c := s.read(t, key)
+	if c.Value != value || c.Stale != stale || stale && c.Exact {
+		t.Errorf("%+v, want %d, stale %t", c, value, stale)
+	}
+	return c.Version
+}
+
+// wantSeveral checks one read of several counters: their values, and which of them are stale.
+func (s *server) wantSeveral(t testing.TB, keys []string, values []int64, stale []bool) {
+	t.Helper()
+	a := s.several(t, keys...)
+	var list struct{ Counters []lasting }
+	if err := json.Unmarshal([]byte(a.body), &list); err != nil || a.status != http.StatusOK || len(list.Counters) != len(keys) {
+		t.Fatalf("%q: %d %s: %v", keys, a.status, a.body, err)
+	}
+	for i, c := range list.Counters {
+		if c.Key != keys[i] || c.Value != values[i] || c.Stale != stale[i] || c.Stale && c.Exact {
+			t.Errorf("%+v, want %d, stale %t", c, values[i], stale[i])
+		}
+	}
+}
+
+// addBefore adds 1 to counters with a server that has persisted them and ended when it returns.
+func addBefore(t testing.TB, flags []string, keys ...string) {
+	t.Helper()
+	s := startWithKey(t, flags...)
+	s.add(t, keys...)
+	if problem := s.end(); problem != "" {
+		t.Fatal(problem)
+	}
+}
+
+// shows returns whether a frame shows a counter with this value, stale or not.
+func shows(key string, value int64, stale bool) func(frame) bool {
+	return func(f frame) bool {
+		return f.Type == "counter" && f.Key == key && f.Value == value && f.Stale == stale && !(f.Stale && f.Exact)
+	}
+}
+
+// TestKnownWhileAway kills a server of counters. What this process has seen is read as stale, in no older version;
+// exact reads, and reads of what it has never seen, are 503; and what another server has is read as before.
+func TestKnownWhileAway(t *testing.T) {
+	t.Parallel()
+	testkit.Long(t)
+	t.Run("PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		pg := pgtest.Start(t)
+		flags := []string{"--postgres=" + pg.Database(t)}
+		addBefore(t, flags, "stock:unseen")
+		s := startWithKey(t, flags...)
+		views, stock, never, unseen := "views:1", "stock:1", "views:never", "stock:unseen"
+		s.add(t, views, views, stock)
+		version := s.wantRead(t, views, 2, false)
+		s.wantRead(t, never, 0, false)
+		looks := s.ws(t)
+		looks.send(`{"type":"subscribe","counters":` + quoted([]string{views, "votes:1"}) + `}`)
+		looks.awaitAll(shows(views, 2, false), shows("votes:1", 0, false))
+		looks.send(`{"type":"unsubscribe","counters":["votes:1"]}`)
+
+		pg.Kill()
+		looks.await("a stale frame", shows(views, 2, true))
+		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, views).Stale })
+		if is := s.wantRead(t, views, 2, true); is != version {
+			t.Errorf("version %s, want %s", is, version)
+		}
+		s.wantRead(t, stock, 1, true) // it was changed here, and never read
+		s.wantRead(t, never, 0, true)
+		s.wantSeveral(t, []string{never, views, stock}, []int64{0, 2, 1}, []bool{true, true, true})
+		for _, key := range []string{unseen, "views:unseen"} {
+			s.call(t, "GET", key, "").problem(t, http.StatusServiceUnavailable)
+			s.several(t, views, key).problem(t, http.StatusServiceUnavailable)
+			s.call(t, "GET", key+"/events", "").problem(t, http.StatusServiceUnavailable)
+		}
+		s.call(t, "GET", "views:1/exact", "").problem(t, http.StatusServiceUnavailable)
+		late := s.ws(t)
+		late.send(`{"type":"subscribe","counters":` + quoted([]string{stock, "votes:1"}) + `}`)
+		late.awaitAll(shows(stock, 1, true), shows("votes:1", 0, true)) // somebody looked at votes:1 before
+
+		pg.Restart(t)
+		looks.await("a fresh frame", shows(views, 2, false))
+		late.await("a fresh frame", shows(stock, 1, false))
+		testkit.Eventually(t, "it is known again", func() bool { return !s.read(t, views).Stale })
+		s.wantRead(t, unseen, 1, false)
+	})
+
+	t.Run("PostgreSQL behind Redis", func(t *testing.T) {
+		t.Parallel()
+		pg := pgtest.Start(t)
+		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--persist-interval=100ms")
+		addBefore(t, flags, "stock:unseen")
+		s := startWithKey(t, flags...)
+		views, written, stock, never, unseen := "views:1", "views:2", "stock:1", "views:never", "stock:unseen"
+		s.add(t, views, written, stock, stock)
+		version := s.wantRead(t, stock, 2, false)
+		s.wantRead(t, views, 1, false)
+		s.wantRead(t, never, 0, false)
+		looks := s.ws(t)
+		all := []string{views, stock, never}
+		looks.send(`{"type":"subscribe","counters":` + quoted(all) + `}`)
+		looks.awaitAll(shows(views, 1, false), shows(stock, 2, false), shows(never, 0, false))
+
+		pg.Kill()
+		isStock := func(f frame) bool {
+			if f.Key == views && f.Stale {
+				t.Error("a counter in Redis is shown as stale")
+			}
+			return shows(stock, 2, true)(f)
+		}
+		looks.await("a stale frame", isStock)
+		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, stock).Stale })
+		if is := s.wantRead(t, stock, 2, true); is != version {
+			t.Errorf("version %s, want %s", is, version)
+		}
+		s.wantRead(t, never, 0, true)
+		s.wantRead(t, written, 1, false) // Redis has it
+		s.add(t, written)
+		s.wantSeveral(t, []string{stock, written, never}, []int64{2, 2, 0}, []bool{true, false, true})
+		for _, key := range []string{unseen, "views:unseen"} {
+			s.call(t, "GET", key, "").problem(t, http.StatusServiceUnavailable)
+			s.several(t, written, key).problem(t, http.StatusServiceUnavailable)
+		}
+		s.call(t, "GET", "stock:1/exact", "").problem(t, http.StatusServiceUnavailable)
+		if n := s.exact(t, views); n != 1 {
+			t.Errorf("%d, want 1", n)
+		}
+		for n := range int64(5) { // they are shown while the others are tried again
+			s.add(t, views)
+			looks.await("a change", func(f frame) bool { isStock(f); return f.Key == views && f.Value == n+2 })
+			time.Sleep(300 * time.Millisecond)
+		}
+		late := s.ws(t)
+		late.send(`{"type":"subscribe","counters":` + quoted(all) + `}`)
+		late.awaitAll(shows(stock, 2, true), shows(views, 6, false), shows(never, 0, true))
+
+		pg.Restart(t)
+		looks.await("a fresh frame", shows(stock, 2, false))
+		late.awaitAll(shows(stock, 2, false), shows(never, 0, false))
+		testkit.Eventually(t, "it is known again", func() bool { return !s.read(t, stock).Stale })
+		s.wantRead(t, unseen, 1, false)
+	})
+
+	t.Run("PostgreSQL beside the Redis of a region", func(t *testing.T) {
+		t.Parallel()
+		pg, peer := pgtest.Start(t), redistest.Start(t)
+		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--region=us", "--peer=eu="+peer.URL())
+		addBefore(t, flags, "stock:unseen")
+		s := startWithKey(t, flags...)
+		views, stock := "views:1", "stock:1"
+		s.add(t, views, stock)
+		s.wantRead(t, stock, 1, false)
+		looks := s.ws(t)
+		looks.send(`{"type":"subscribe","counters":` + quoted([]string{views, stock}) + `}`)
+		looks.awaitAll(shows(views, 1, false), shows(stock, 1, false))
+
+		pg.Kill()
+		looks.await("a stale frame", shows(stock, 1, true))
+		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, stock).Stale })
+		s.add(t, views)
+		s.wantSeveral(t, []string{stock, views}, []int64{1, 2}, []bool{true, false})
+		looks.await("a change", shows(views, 2, false))
+		s.several(t, views, "stock:unseen").problem(t, http.StatusServiceUnavailable)
+
+		pg.Restart(t)
+		looks.await("a fresh frame", shows(stock, 1, false))
+	})
+
+	t.Run("Redis in front of PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		redis := redistest.Start(t, redistest.Durable...)
+		flags := overRedis(redis.URL(), "--postgres="+pgtest.Single(t).Database(t), "--persist-interval=1h")
+		changed, other, deleted, stock := "views:changed", "views:other", "views:deleted", "stock:1"
+		addBefore(t, flags, changed, other, deleted, stock)
+		s := startWithKey(t, flags...)
+		s.add(t, changed)
+		version := s.wantRead(t, changed, 2, false)
+		s.call(t, "DELETE", deleted, "").noContent(t)
+		looks, late := s.ws(t), s.ws(t)
+		looks.send(`{"type":"subscribe","counters":` + quoted([]string{changed}) + `}`)
+		looks.await("a counter", shows(changed, 2, false))
+
+		redis.Kill()
+		looks.await("a stale frame", shows(changed, 2, true))
+		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, changed).Stale })
+		if is := s.wantRead(t, changed, 2, true); is != version { // PostgreSQL has 1
+			t.Errorf("version %s, want %s", is, version)
+		}
+		s.wantRead(t, deleted, 0, true)
+		s.wantRead(t, other, 1, true) // this process has not seen it, and PostgreSQL has
+		s.wantSeveral(t, []string{changed, deleted}, []int64{2, 0}, []bool{true, true})
+		if c := s.read(t, stock); c.Value != 1 {
+			t.Errorf("%+v", c)
+		}
+		if n := s.exact(t, stock); n != 1 {
+			t.Errorf("%d, want 1", n)
+		}
+		s.call(t, "GET", "views:changed/exact", "").problem(t, http.StatusServiceUnavailable)
+		late.send(`{"type":"subscribe","counters":` + quoted([]string{changed, deleted}) + `}`)
+		late.awaitAll(shows(changed, 2, true), shows(deleted, 0, true))
+
+		redis.Restart(t)
+		late.await("a fresh frame", shows(changed, 2, false))
+		testkit.Eventually(t, "it is known again", func() bool { return !s.read(t, changed).Stale })
+		s.wantRead(t, deleted, 0, false)
+	})
+}
