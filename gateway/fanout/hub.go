@@ -11,6 +11,7 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -208,7 +209,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 		w.leave()
 		if w.endpoint != attached {
 			w.join(&h.backlog.fresh)
-			signal(h.wake)
+			wake.Signal(h.wake)
 		}
 	}
 	return w.update, w.known
@@ -255,7 +256,7 @@ func (h *Hub) linger(w *watched) {
 	}
 	if w.join(lingering); lingering.Len() > maxLingering {
 		h.drop(first(lingering))
-		signal(h.wake)
+		wake.Signal(h.wake)
 	}
 }
 
@@ -272,13 +273,6 @@ func (h *Hub) drop(w *watched) {
 		h.read.Add(t, reading{update: w.update})
 	}
 	h.backlog.gone[t] = struct{}{}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // Update takes an update, whichever way it came, unless a newer one is known.
@@ -406,7 +400,7 @@ func (h *Hub) settle(why doubts) {
 	h.doubts &^= why
 	h.attachAll()
 	h.mu.Unlock()
-	signal(h.back)
+	wake.Signal(h.back)
 }
 
 // Last returns the newest update known here of a topic that somebody wants.

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"headcount/internal/wake"
 	"headcount/scripts"
 )
 
@@ -81,10 +82,7 @@ func (s *Conn) Caller(cfg CallerConfig) *Caller {
 	s.mu.Lock()
 	s.callers = append(s.callers, c)
 	s.mu.Unlock()
-	select {
-	case s.added <- struct{}{}:
-	default:
-	}
+	wake.Signal(s.added)
 	return c
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/wake"
 	"headcount/presence/seal"
 )
 
@@ -243,10 +244,7 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	} else {
 		d.replies = append(d.replies, r)
 	}
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	wake.Signal(d.wake)
 }
 
 // destination returns the destination of that name, which it creates if necessary. If it
