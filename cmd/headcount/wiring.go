@@ -428,7 +428,7 @@ func (s *system) close() {
 
 // Report returns the state of this process for the dashboard.
 func (s *system) Report() presence.Report {
-	r := presence.Report{Stats: presence.Stats{Process: usage()}}
+	r := presence.Report{Stats: presence.Stats{Process: usage()}, Top: []presence.PageUsers{}}
 	if s.gateway != nil {
 		stats := s.gateway.Stats()
 		r.Gateway = &stats

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"headcount/presence"
 	"headcount/presence/rpc"
@@ -17,10 +16,10 @@ import (
 func TestReportComesBack(t *testing.T) {
 	want := presence.Report{
 		Stats: presence.Stats{
-			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1500 * time.Millisecond},
+			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1.5},
 			Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
 			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
-			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
+			Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.25, Heard: 1}, {Name: "asia", LeftOut: true}},
 		},
 		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.SiteOf("shop").Qualify("a b"), Users: 2}},
 	}
@@ -42,10 +41,10 @@ func TestReportOnTheWire(t *testing.T) {
 			`"peers":[{"name":"eu","lag":0.25,"heard":1,"left_out":false},{"name":"asia","lag":0,"heard":0,"left_out":true}],` +
 			`"top":[{"page":"a\"\u003cb","users":3}]}`: {
 			Stats: presence.Stats{
-				Process: presence.ProcessStats{Memory: 1 << 20, CPU: 1500 * time.Millisecond},
+				Process: presence.ProcessStats{Memory: 1 << 20, CPU: 1.5},
 				Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
 				Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
-				Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
+				Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.25, Heard: 1}, {Name: "asia", LeftOut: true}},
 			},
 			Top: []presence.PageUsers{{Page: `a"<b`, Users: 3}},
 		},
