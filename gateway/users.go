@@ -59,7 +59,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 			continue
 		}
 		for i, t := range some {
-			found(t, string(api.AppendUser(nil, t.Key, states[i])))
+			found(t, string(api.JSON(api.UserOf(t.Key, states[i]))))
 		}
 	}
 }
