@@ -64,12 +64,11 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 	if err == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
-	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {
-		g.shareStream(c, id, slot, topics, last, joins)
+		g.shareStream(c, id, slot, topics, joins)
 		return
 	}
-	if err := g.stream(c.Writer, id, slot, topics, last, joins); err != nil {
+	if err := g.stream(c.Writer, id, slot, topics, joins); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -78,7 +77,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) error {
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, joins string) error {
 	c, err := g.open(w, id, slot)
 	if err != nil {
 		return err
@@ -87,7 +86,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	streamHead(head)
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.beginEvents(topics, lastID, joins, responseHead(http.StatusOK, head))
+	c.beginEvents(topics, joins, responseHead(http.StatusOK, head))
 	c.start()
 	return nil
 }
@@ -99,23 +98,17 @@ func streamHead(head http.Header) {
 	head.Set("X-Content-Type-Options", "nosniff")
 }
 
-// beginEvents begins the event stream of topics. A client that returns with the id of the
-// newest update does not get that update again, unless it joins a page.
-func (c *conn) beginEvents(topics []presence.Topic, lastID, joins string, hello []byte) {
+// beginEvents begins the event stream of topics with the newest update of each.
+func (c *conn) beginEvents(topics []presence.Topic, joins string, hello []byte) {
 	c.events = true
 	c.enter(hello)
-	if joins != "" {
-		c.Hold(topics[0])
-		c.Reform(topics[0], eventForm, false)
-		c.attend(joins)
+	if joins == "" {
+		c.Subscribe(topics, eventForm)
 		return
 	}
-	has, err := presence.ParseVersion(lastID)
-	if err == nil && len(topics) == 1 && !c.g.hub.StaleLately() {
-		c.Resume(topics[0], eventForm, shownVersion(has.String()))
-	} else {
-		c.Subscribe(topics, eventForm)
-	}
+	c.Hold(topics[0])
+	c.Reform(topics[0], eventForm, false)
+	c.attend(joins)
 }
 
 // attend joins the page of an event stream. The client gets an event when the store has the

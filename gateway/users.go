@@ -74,6 +74,3 @@ func (name namedEvent) Encode(b []byte, u presence.Update, _ fanout.Form) (encod
 	b = append(append(b, "\ndata: "...), u.Value...)
 	return append(b, "\n\n"...), 0
 }
-
-// Exact implements fanout.Encoder.
-func (namedEvent) Exact(presence.Update) bool { return true }

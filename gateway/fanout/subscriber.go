@@ -167,18 +167,6 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	}
 }
 
-// Resume subscribes to a topic for a client that has the update for which an Encoder returns
-// shown: it gets only another one.
-func (s *Subscriber) Resume(t presence.Topic, form Form, shown uint64) {
-	sh := s.shard
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	p := sh.subscribe(s, t)
-	sub := &p.topic.subs[p.index]
-	sub.form, sub.shown = form, shown
-	sh.visit(s, p.topic, false)
-}
-
 // Unsubscribe ends the subscription of a topic, if there is one.
 func (s *Subscriber) Unsubscribe(t presence.Topic) {
 	s.shard.mu.Lock()
