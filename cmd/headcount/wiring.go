@@ -241,8 +241,8 @@ func (s *system) openEmbedded() error {
 		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
 		s.cfg.IDSecrets = []string{rand.Text()}
 	}
-	var err error // directories of former versions know users by the last id secret
-	s.hashKey, err = opened.HashKey([]byte(s.cfg.IDSecrets[len(s.cfg.IDSecrets)-1]))
+	var err error
+	s.hashKey, err = opened.HashKey()
 	return err
 }
 

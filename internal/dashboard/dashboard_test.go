@@ -24,7 +24,7 @@ func cluster(asked *atomic.Int64) Config {
 		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
 		Members: members(func() []presence.Process {
 			return []presence.Process{
-				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2}, {Name: "dead", Incarnation: 3},
+				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1_000_000}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2_000_000}, {Name: "dead", Incarnation: 3_000_000},
 			}
 		}),
 		Report: report(func() presence.Report {

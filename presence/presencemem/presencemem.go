@@ -167,13 +167,12 @@ func (s *Store) Writable() error { return s.unread.disk.writable() }
 func (s *Store) Secret() string { return s.secret }
 
 // HashKey returns the key of user hashes, which is created when the data directory is used
-// for the first time. In a directory of an older version, which kept no key, it is former,
-// with which the users there were hashed. Without a directory it is random.
-func (s *Store) HashKey(former []byte) ([]byte, error) {
+// for the first time. Without a directory it is random.
+func (s *Store) HashKey() ([]byte, error) {
 	if s.unread.disk == nil {
 		return hashkey.New(), nil
 	}
-	key, err := s.unread.disk.hashKey(former)
+	key, err := s.unread.disk.hashKey()
 	if err != nil {
 		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
 	}
