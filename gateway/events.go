@@ -101,6 +101,9 @@ func streamHead(head http.Header) {
 // beginEvents begins the event stream of topics with the newest update of each.
 func (c *conn) beginEvents(topics []presence.Topic, joins string, hello []byte) {
 	c.events = true
+	if topics[0].Kind == topPagesKind {
+		c.PingOften() // web/live-top.js opens a stream anew that is silent for a minute
+	}
 	c.enter(hello)
 	if joins == "" {
 		c.Subscribe(topics, eventForm)

@@ -491,6 +491,38 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	})
 }
 
+// A client that takes a minute of silence for a broken connection gets pings in time, whatever the
+// setting for all others is.
+func TestPingOften(t *testing.T) {
+	for ping, want := range map[time.Duration]time.Duration{2 * time.Minute: maxSilence, 15 * time.Second: 15 * time.Second} {
+		s := loneShard(10 * time.Millisecond)
+		s.live = liveness{ping: ping, pong: 5 * time.Second}
+		often, other := s.watcher(t), s.watcher(t)
+		defer often.close()
+		defer other.close()
+		often.PingOften()
+		s.sweep() // the first sweep sets when the next look is due
+		for passed := s.live.tick(); passed <= 30*time.Second; passed += s.live.tick() {
+			s.start = s.start.Add(-s.live.tick()) // time goes on
+			s.sweep()
+			pinged := strings.Join(often.take(t), "") != ""
+			if pinged {
+				if passed < want-2*s.live.tick() { // the machine may have stood still for a moment
+					t.Errorf("with %s the ping came after %s, want %s", ping, passed, want)
+				}
+				break
+			}
+			if passed > want {
+				t.Errorf("with %s no ping came within %s", ping, want)
+				break
+			}
+		}
+		if got := other.take(t); ping > maxSilence && len(got) > 0 {
+			t.Errorf("another client got %q", got)
+		}
+	}
+}
+
 // A client that repeats a subscribe is answered once per interval. Neither that, nor
 // leaving a page and coming again, changes the pace of other pages.
 func TestRepeatedSubscribesAreLimited(t *testing.T) {

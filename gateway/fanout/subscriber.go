@@ -39,6 +39,7 @@ type Subscriber struct {
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
 	paused bool   // no topics are sent to it, see Pause
+	often  bool   // see PingOften
 
 	numberQueued bool // it is in shard.numbers
 }
@@ -61,6 +62,9 @@ func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	}
 	s.Heard()
 }
+
+// PingOften makes a ping come after maxSilence even if Config.Ping is longer. It is called before Enter.
+func (s *Subscriber) PingOften() { s.often = true }
 
 // Now returns the time on the subscriber's clock.
 func (s *Subscriber) Now() time.Duration { return s.shard.now() }
