@@ -254,22 +254,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
 		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
-		if c.Reset {
-			clear(p.members)
-		}
-		for _, m := range c.Members {
-			key := member{m.User, m.Page}
-			switch {
-			case m.Gone:
-				delete(p.members, key)
-			case m.Hold.IsZero():
-				p.members[key] = 0
-			case m.Alone:
-				p.members[key] = -m.Hold.UnixMilli()
-			default:
-				p.members[key] = m.Hold.UnixMilli()
-			}
-		}
+		p.change(c.Reset, c.Members)
 		for _, d := range c.Departures {
 			s.seen.departed(d.User, d.At)
 		}
@@ -297,6 +282,26 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	s.forget(now)
 	s.seen.expire(now)
 	return outcomes
+}
+
+// change makes the changes of members, after a reset to none.
+func (p *partition) change(reset bool, changes []presence.MemberChange) {
+	if reset {
+		clear(p.members)
+	}
+	for _, m := range changes {
+		key := member{m.User, m.Page}
+		switch {
+		case m.Gone:
+			delete(p.members, key)
+		case m.Hold.IsZero():
+			p.members[key] = 0
+		case m.Alone:
+			p.members[key] = -m.Hold.UnixMilli()
+		default:
+			p.members[key] = m.Hold.UnixMilli()
+		}
+	}
 }
 
 // Incomplete implements presence.Partitions. It always looks at the whole store.
