@@ -37,13 +37,13 @@ func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, "")
+		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
 	}
 }
 
 func (g *Gateway) getTopEvents(c *gin.Context) {
 	if topic, ok := g.liveTop.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{topic}, "")
+		g.serveEvents(c, []presence.Topic{topic}, false)
 	}
 }
 

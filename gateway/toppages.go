@@ -39,7 +39,7 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) {
 	if !all {
 		key += publicList
 	}
-	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, "")
+	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, false)
 }
 
 // topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements

@@ -38,7 +38,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) {
 		g.api.RefuseNewPages(c)
 		return
 	}
-	g.serveEvents(c, topics, "")
+	g.serveEvents(c, topics, false)
 }
 
 // userStates asks the owners of partitions about users. It implements fanout.Polled.
