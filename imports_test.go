@@ -30,65 +30,66 @@ type layer struct {
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
 	{"internal/machine", nil},
+	{"internal/wake", nil}, // signals and pauses
 	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
 	{"internal/tracing", nil},      // spans below a request that is traced
 	{"internal/tracing/otlp", nil}, // to a collector
-	{"presence/heartbeat", []string{"presence", "presence/seal"}},
+	{"presence/heartbeat", []string{"internal/wake", "presence", "presence/seal"}},
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
-	{"internal/replication", []string{"internal/outage"}}, // what changes here, sent to another region
+	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
-	{"unread", []string{"presence"}},
+	{"unread", []string{"internal/outage", "presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
 	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
-	{"internal/boltfile", nil},                                                                        // opens the files of a data directory
-	{"internal/servertest", nil},                                                                      // processes of servers for tests
-	{"internal/testkit", nil},                                                                         // what tests of all packages share
-	{"internal/mutants", nil},                                                                         // deliberate faults for the tests to find
+	{"internal/boltfile", nil},   // opens the files of a data directory
+	{"internal/servertest", nil}, // processes of servers for tests
+	{"internal/testkit", nil},    // what tests of all packages share
+	{"internal/mutants", nil},    // deliberate faults for the tests to find
 	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
 	{"counter/limit", nil}, // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                                            // words, rules, combining
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}},                           // words, rules, combining
 	{"counter/transfer", []string{"counter", "presence"}},                                                                // the file of an export
 	{"counter/hyperloglog", nil},                                                                                         // registers of kind unique
 	{"counter/countertest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/countermem", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/counterfile", []string{"internal/boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "presence", "internal/tracing"}},
+	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "internal/wake", "presence", "internal/tracing"}},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
-	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                              // links between regions
-	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                          // shards busy sums
-	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn"}}, // the one in front of the other
+	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                                               // links between regions
+	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                                           // shards busy sums
+	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn", "internal/wake"}}, // the one in front of the other
 	{"counter/pipeline", []string{ // opens the counters of a process
 		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",
 		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
 	}},
 	{"scripts", nil},
-	{"internal/outage", nil}, // what the log says of something that is away, and when it is tried again
-	{"internal/redisconn", []string{"internal/outage", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
+	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
+	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/presencemem/...", []string{"internal/boltfile", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts"}},
-	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}}, // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "internal/setting"}},     // neither gateway nor node nor dispatcher but by interface
-	{"dispatcher/...", []string{"internal/outage", "presence"}},
-	{"internal/webhook", []string{"counter", "internal/outage", "presence", "presence/hashkey"}}, // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                               // for the tests of stores; only they import it
+	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
+	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/wake", "scripts"}},
+	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                // no store but by the contract
+	{"presence/member", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
+	{"dispatcher/...", []string{"internal/outage", "internal/wake", "presence"}},
+	{"internal/webhook", []string{"counter", "internal/outage", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                                                // for the tests of stores; only they import it
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},
-	{"gateway/socket", nil},                                                 // bytes to and from clients
-	{"gateway/websocket", nil},                                              // RFC 6455, without any I/O
-	{"gateway/pusher", []string{"presence"}},                                // Pusher's events, without any I/O
-	{"gateway/httppolicy", []string{"counter/limit"}},                       // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "presence"}},             // who a request is from
-	{"gateway/fanout", []string{"internal/outage", "presence"}},             // updates to those who want them
-	{"gateway/notifier", []string{"internal/outage", "presence", "unread"}}, // sums of the users here
-	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing"}}, // the calls of counters that last
+	{"gateway/socket", nil},                                                                  // bytes to and from clients
+	{"gateway/websocket", nil},                                                               // RFC 6455, without any I/O
+	{"gateway/pusher", []string{"presence"}},                                                 // Pusher's events, without any I/O
+	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                       // what holds for all of HTTP
+	{"gateway/identity", []string{"counter/limit", "presence"}},                              // who a request is from
+	{"gateway/fanout", []string{"internal/outage", "internal/wake", "presence"}},             // updates to those who want them
+	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}}, // sums of the users here
+	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
 		"counter", "counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",

@@ -3,6 +3,8 @@ package counter
 import (
 	"context"
 	"sync"
+
+	"headcount/internal/wake"
 )
 
 // maxNamed is the maximum number of members that an Update names. With more it says Reread.
@@ -32,7 +34,7 @@ func (h *Hub) MarkMissed() {
 			w.mu.Lock()
 			w.missed = true
 			w.mu.Unlock()
-			w.signal()
+			wake.Signal(w.wake)
 		}
 	}
 }
@@ -149,15 +151,8 @@ func (w *watch) Close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
-	w.signal()
+	wake.Signal(w.wake)
 	<-w.ended
-}
-
-func (w *watch) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }
 
 // add puts a change into pending, and merges it with an earlier one of its key.
@@ -172,7 +167,7 @@ func (w *watch) add(t *Notification, c Counter) {
 	p.counter = c
 	p.add(t)
 	w.mu.Unlock()
-	w.signal()
+	wake.Signal(w.wake)
 }
 
 func (p *pending) add(t *Notification) {

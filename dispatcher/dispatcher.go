@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -94,17 +95,7 @@ func New(cfg Config) *Dispatcher {
 // dispatchers may serve the same bucket for a while, since updates are absolute and have
 // versions.
 func (d *Dispatcher) Own(buckets []int) {
-	for {
-		select {
-		case d.want <- buckets:
-			return
-		default:
-		}
-		select {
-		case <-d.want:
-		default:
-		}
-	}
+	wake.Replace(d.want, buckets)
 }
 
 // Run runs the dispatcher's goroutines. It returns when ctx and all of them have ended.
@@ -280,7 +271,7 @@ func (o *gatewayQueue) add(u presence.Update) {
 		o.pending[u.Topic] = u
 	}
 	o.mu.Unlock()
-	o.signal()
+	wake.Signal(o.wake)
 }
 
 // restore queues updates that could not be sent again, except where a newer update is
@@ -293,14 +284,7 @@ func (o *gatewayQueue) restore(updates []presence.Update) {
 		}
 	}
 	o.mu.Unlock()
-	o.signal()
-}
-
-func (o *gatewayQueue) signal() {
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
+	wake.Signal(o.wake)
 }
 
 // take removes up to maxPush pending updates.

@@ -23,16 +23,13 @@ func frameForm(precision uint8) fanout.Form { return fanout.Form(precision) }
 type countEncoder struct{}
 
 // Encode implements fanout.Encoder.
-func (e countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
+func (countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
 	count, ok := presence.CountOf(u)
 	if !ok {
 		return b, 0
 	}
 	if form == eventForm {
-		if e.Exact(u) {
-			shown = shownVersion(count.Version.String())
-		}
-		return appendEvent(b, count), shown
+		return appendEvent(b, count), 0
 	}
 	if form == pusherForm {
 		return appendPusherCount(b, count)
@@ -46,16 +43,6 @@ func (e countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 	}
 	return b, shown
 }
-
-// Exact implements fanout.Encoder. The version of an exact count identifies the
-// whole count.
-func (countEncoder) Exact(u presence.Update) bool {
-	count, ok := presence.CountOf(u)
-	return ok && !count.Stale && count.Without == ""
-}
-
-// shownVersion returns the identity of an exact event with the version.
-func shownVersion(version string) uint64 { return xxhash.Sum64String(version) }
 
 func appendCountText(b []byte, c presence.Count) []byte {
 	b = append(b, `{"type":"count",`...)

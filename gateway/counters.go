@@ -37,13 +37,13 @@ func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, "")
+		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
 	}
 }
 
 func (g *Gateway) getTopEvents(c *gin.Context) {
 	if topic, ok := g.liveTop.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{topic}, "")
+		g.serveEvents(c, []presence.Topic{topic}, false)
 	}
 }
 
@@ -60,14 +60,11 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key cannot match: its quotes are escaped
 	}
 	if form == eventForm {
-		if !u.Stale && !saysStale(u) {
-			shown = shownVersion(version)
-		}
 		b = append(b, "event: counter\nid: "...)
 		b = append(b, version...)
 		b = append(b, "\ndata: {"...)
 		b = append(b, members...)
-		return append(b, "}\n\n"...), shown
+		return append(b, "}\n\n"...), 0
 	}
 	text := append(make([]byte, 0, 256), `{"type":"counter",`...)
 	text = append(text, members...)
@@ -76,9 +73,6 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 	}
 	return websocket.AppendFrame(b, websocket.Text, append(text, '}')), 0
 }
-
-// Exact implements fanout.Encoder.
-func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale && !saysStale(u) }
 
 // saysStale reports whether the value of an update marks the counter as stale.
 func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"stale":true`) }

@@ -25,26 +25,20 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if !ok {
 		return
 	}
-	joins := ""
-	if join {
-		joins = name
-	}
-	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, joins)
+	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, join)
 }
 
-// serveEvents answers with the event stream of topics. The caller joins the page joins of the one
-// topic, unless it is empty.
-func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins string) {
+// serveEvents answers with the event stream of topics. If join is set, the caller joins the page
+// whose count is the only topic.
+func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool) {
 	id, err := g.callers.Identity(c, true)
 	// A stream that joins no page needs no identity.
-	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) {
+	if err != nil && (join || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) {
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}
-	if joins != "" && g.callers.Crawler(c.Request) {
-		joins = ""
-	}
-	if joins != "" {
+	join = join && !g.callers.Crawler(c.Request)
+	if join {
 		// A proxy may accept comments long after its client has gone. So the stream ends when
 		// a WebSocket that does not answer pings would; the client opens another one.
 		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
@@ -64,12 +58,11 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 	if err == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
-	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {
-		g.shareStream(c, id, slot, topics, last, joins)
+		g.shareStream(c, id, slot, topics, join)
 		return
 	}
-	if err := g.stream(c.Writer, id, slot, topics, last, joins); err != nil {
+	if err := g.stream(c.Writer, id, slot, topics, join); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -78,7 +71,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, joins str
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) error {
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool) error {
 	c, err := g.open(w, id, slot)
 	if err != nil {
 		return err
@@ -87,7 +80,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	streamHead(head)
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.beginEvents(topics, lastID, joins, responseHead(http.StatusOK, head))
+	c.beginEvents(topics, join, responseHead(http.StatusOK, head))
 	c.start()
 	return nil
 }
@@ -99,23 +92,20 @@ func streamHead(head http.Header) {
 	head.Set("X-Content-Type-Options", "nosniff")
 }
 
-// beginEvents begins the event stream of topics. A client that returns with the id of the
-// newest update does not get that update again, unless it joins a page.
-func (c *conn) beginEvents(topics []presence.Topic, lastID, joins string, hello []byte) {
+// beginEvents begins the event stream of topics with the newest update of each.
+func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 	c.events = true
+	if topics[0].Kind == topPagesKind {
+		c.PingOften() // web/live-top.js opens a stream anew that is silent for a minute
+	}
 	c.enter(hello)
-	if joins != "" {
-		c.Hold(topics[0])
-		c.Reform(topics[0], eventForm, false)
-		c.attend(joins)
+	if !join {
+		c.Subscribe(topics, eventForm)
 		return
 	}
-	has, err := presence.ParseVersion(lastID)
-	if err == nil && len(topics) == 1 && !c.g.hub.StaleLately() {
-		c.Resume(topics[0], eventForm, shownVersion(has.String()))
-	} else {
-		c.Subscribe(topics, eventForm)
-	}
+	c.Hold(topics[0])
+	c.Reform(topics[0], eventForm, false)
+	c.attend(topics[0].Name())
 }
 
 // attend joins the page of an event stream. The client gets an event when the store has the

@@ -31,7 +31,7 @@ type shared struct {
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, lastID, joins string) {
+func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool) {
 	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // otherwise the server would buffer the data that the client sends
 	ctx, cancel := context.WithCancel(c.Request.Context())
@@ -43,7 +43,7 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 	c.Writer.WriteHeaderNow()
 	client := g.newConn(s, id, slot)
 	// The comment makes the server send the head before the first count is known.
-	client.beginEvents(topics, lastID, joins, []byte(":\n\n"))
+	client.beginEvents(topics, join, []byte(":\n\n"))
 	client.wire.Serve()
 	s.mu.Lock()
 	s.over = true

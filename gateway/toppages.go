@@ -7,6 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/presence"
 )
@@ -38,7 +39,7 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) {
 	if !all {
 		key += publicList
 	}
-	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, "")
+	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, false)
 }
 
 // topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements
@@ -59,23 +60,12 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 		}
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
-		value := []byte(`{"top":[`)
+		list := []presence.PageUsers{}
 		for _, p := range top {
-			if n == 0 {
-				break
+			if len(list) < n && (!public || s.g.callers.PublicTop.Has(p.Page)) {
+				list = append(list, p)
 			}
-			if public && !s.g.callers.PublicTop.Has(p.Page) {
-				continue
-			}
-			if n--; value[len(value)-1] != '[' {
-				value = append(value, ',')
-			}
-			value = append(value, `{"page":`...)
-			value = presence.AppendString(value, p.Page)
-			value = append(value, `,"users":`...)
-			value = strconv.AppendInt(value, p.Users, 10)
-			value = append(value, '}')
 		}
-		found(t, string(append(value, "]}"...)))
+		found(t, string(api.JSON(map[string]any{"top": list})))
 	}
 }

@@ -38,7 +38,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) {
 		g.api.RefuseNewPages(c)
 		return
 	}
-	g.serveEvents(c, topics, "")
+	g.serveEvents(c, topics, false)
 }
 
 // userStates asks the owners of partitions about users. It implements fanout.Polled.
@@ -59,7 +59,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 			continue
 		}
 		for i, t := range some {
-			found(t, string(api.AppendUser(nil, t.Key, states[i])))
+			found(t, string(api.JSON(api.UserOf(t.Key, states[i]))))
 		}
 	}
 }
@@ -74,6 +74,3 @@ func (name namedEvent) Encode(b []byte, u presence.Update, _ fanout.Form) (encod
 	b = append(append(b, "\ndata: "...), u.Value...)
 	return append(b, "\n\n"...), 0
 }
-
-// Exact implements fanout.Encoder.
-func (namedEvent) Exact(presence.Update) bool { return true }

@@ -139,6 +139,12 @@ func AppendTime(b []byte, t time.Time) []byte {
 	return append(b, '"')
 }
 
+// Moment is a time whose JSON is the external form, as AppendTime writes it.
+type Moment struct{ time.Time }
+
+// MarshalJSON implements json.Marshaler.
+func (m Moment) MarshalJSON() ([]byte, error) { return AppendTime(nil, m.Time), nil }
+
 // MarshalJSON is AppendJSON for encoding/json.
 func (c Count) MarshalJSON() ([]byte, error) { return c.AppendJSON(nil), nil }
 

@@ -49,10 +49,7 @@ func NewIncarnation(start time.Time) uint64 {
 
 // Started returns when the run with the incarnation started.
 func Started(incarnation uint64) time.Time {
-	if incarnation >= 1e15 { // older releases have only the milliseconds
-		incarnation /= randomPart
-	}
-	return time.UnixMilli(int64(incarnation))
+	return time.UnixMilli(int64(incarnation / randomPart))
 }
 
 // IncarnationName returns the name of one run of a process, "process/incarnation". What a

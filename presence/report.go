@@ -3,24 +3,24 @@ package presence
 import (
 	"cmp"
 	"strings"
-	"time"
 )
 
-// Report is a process's report about itself for a dashboard.
+// Report is a process's report about itself for a dashboard. Its JSON travels between
+// processes, those of the previous release included.
 type Report struct {
 	Stats
 	// Top has the pages with the most users of each site and its public pages with the most
-	// users, in the buckets that the process distributes, most users first.
-	Top []PageUsers
+	// users, in the buckets that the process distributes, most users first. It is not nil.
+	Top []PageUsers `json:"top"`
 }
 
 // Stats are the figures of a process. Totals count since its start. The part about a role
 // that the process does not have is nil.
 type Stats struct {
-	Process ProcessStats
-	Gateway *GatewayStats
-	Node    *NodeStats
-	Peers   []PeerStats // only a dispatcher has peers; at most MaxPeers
+	Process ProcessStats  `json:"process"`
+	Gateway *GatewayStats `json:"gateway,omitempty"`
+	Node    *NodeStats    `json:"node,omitempty"`
+	Peers   []PeerStats   `json:"peers,omitempty"` // only a dispatcher has peers; at most MaxPeers
 }
 
 // MaxPeers bounds Stats.Peers in a report from another process.
@@ -28,31 +28,31 @@ const MaxPeers = 1000
 
 // ProcessStats are the operating system's figures about a process.
 type ProcessStats struct {
-	Memory int64         // resident bytes; 0: not available
-	CPU    time.Duration // total time used
+	Memory int64   `json:"memory"` // resident bytes; 0: not available
+	CPU    float64 `json:"cpu"`    // total seconds used
 }
 
 // GatewayStats are the figures of a gateway.
 type GatewayStats struct {
-	Connections int64 // open WebSockets and event streams
-	Watched     int64 // topics that clients or unread sums need
-	Deliveries  int64 // total of counts written to subscribers
-	Messages    int64 // total of messages received from clients
+	Connections int64 `json:"connections"` // open WebSockets and event streams
+	Watched     int64 `json:"watched"`     // topics that clients or unread sums need
+	Deliveries  int64 `json:"deliveries"`  // total of counts written to subscribers
+	Messages    int64 `json:"messages"`    // total of messages received from clients
 }
 
 // NodeStats are the figures of a presence node.
 type NodeStats struct {
-	Users      int64 // users present on any page, in the partitions that the node owns
-	Partitions int64 // partitions whose actor runs
-	Changes    int64 // total of partition changes written to the store
+	Users      int64 `json:"users"`      // users present on any page, in the partitions that the node owns
+	Partitions int64 `json:"partitions"` // partitions whose actor runs
+	Changes    int64 `json:"changes"`    // total of partition changes written to the store
 }
 
 // PeerStats are the figures of a peer, which is another region.
 type PeerStats struct {
-	Name    string
-	Lag     time.Duration // age of the oldest change that the peer does not have
-	Silence time.Duration // time since the peer's last greeting
-	LeftOut bool          // totals leave this peer out
+	Name    string  `json:"name"`
+	Lag     float64 `json:"lag"`      // age of the oldest change that the peer does not have, in seconds
+	Heard   float64 `json:"heard"`    // seconds since the peer's last greeting
+	LeftOut bool    `json:"left_out"` // totals leave this peer out
 }
 
 // TopPages bounds the pages of one site in Report.Top, and once more its public pages.

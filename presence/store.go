@@ -60,8 +60,8 @@ type Arrival struct {
 // PageUsers is a number of users on one page: of one partition in a Change, otherwise of
 // all. The number is absolute, so writing it twice has the effect of writing it once.
 type PageUsers struct {
-	Page  string
-	Users int64
+	Page  string `json:"page"`
+	Users int64  `json:"users"`
 }
 
 // Change is one write of a partition: first members, then numbers of users.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -262,23 +263,11 @@ func (fs *FollowService) change(ctx context.Context, user User, step func() erro
 		if err := step(); !errors.Is(err, ErrConflict) {
 			return err
 		}
-		if err := pause(ctx, n); err != nil {
-			return err
+		if !outage.Sleep(ctx, rand.N(time.Millisecond<<min(n, 6))) { // lets other processes save first
+			return fmt.Errorf("%w: %w", presence.ErrUnavailable, ctx.Err())
 		}
 	}
 	return errCrowded
 }
 
 var errCrowded = fmt.Errorf("%w: too many requests change the same follows at once", presence.ErrUnavailable)
-
-// pause lets other processes save before the next attempt.
-func pause(ctx context.Context, n int) error {
-	t := time.NewTimer(rand.N(time.Millisecond << min(n, 6)))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", presence.ErrUnavailable, ctx.Err())
-	case <-t.C:
-		return nil
-	}
-}

@@ -16,7 +16,7 @@ import (
 func usage() (s presence.ProcessStats) {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {
-		s.CPU = time.Duration(used.Utime.Nano() + used.Stime.Nano())
+		s.CPU = time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
 	}
 	s.Memory = residentMemory()
 	return s

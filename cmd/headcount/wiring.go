@@ -241,8 +241,8 @@ func (s *system) openEmbedded() error {
 		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
 		s.cfg.IDSecrets = []string{rand.Text()}
 	}
-	var err error // directories of former versions know users by the last id secret
-	s.hashKey, err = opened.HashKey([]byte(s.cfg.IDSecrets[len(s.cfg.IDSecrets)-1]))
+	var err error
+	s.hashKey, err = opened.HashKey()
 	return err
 }
 
@@ -428,7 +428,7 @@ func (s *system) close() {
 
 // Report returns the state of this process for the dashboard.
 func (s *system) Report() presence.Report {
-	r := presence.Report{Stats: presence.Stats{Process: usage()}}
+	r := presence.Report{Stats: presence.Stats{Process: usage()}, Top: []presence.PageUsers{}}
 	if s.gateway != nil {
 		stats := s.gateway.Stats()
 		r.Gateway = &stats

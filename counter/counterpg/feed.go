@@ -11,6 +11,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 const (
@@ -75,18 +76,11 @@ func newFeed() *feed {
 	}
 }
 
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // heard notes changes of keys that somebody follows. It is called with mu.
 func (f *feed) heard(key string, moved []string) {
 	if f.followed[key] != nil {
 		f.dirty.add(key, moved)
-		signal(f.news)
+		wake.Signal(f.news)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 const (
@@ -49,7 +50,7 @@ func (f *feed) committed(some changes) {
 		}
 	}
 	f.mu.Unlock()
-	signal(f.out)
+	wake.Signal(f.out)
 }
 
 // notify sends what was committed here to the other processes until ctx ends.

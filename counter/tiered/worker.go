@@ -14,6 +14,7 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/hyperloglog"
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 const (
@@ -50,10 +51,7 @@ func newMetrics(to prometheus.Registerer) metrics {
 
 // hurry makes the worker persist soon.
 func (s *Store) hurry() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
+	wake.Signal(s.kick)
 }
 
 // persist is the worker: it persists changes and evicts unused counters until ctx ends. Its tick leaves the last tenth

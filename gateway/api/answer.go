@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -21,6 +22,20 @@ func Unavailable(c *gin.Context, err error) {
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(retryAfter))
 }
 
+// JSON returns the JSON of v, which must have one, without escaping HTML.
+func JSON(v any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+// writeJSON answers 200 with the JSON of v and a line end, as write does.
+func writeJSON(c *gin.Context, v any) { write(c, "application/json", append(JSON(v), '\n')) }
+
 // write answers 200 with a body that no cache may keep, unless Callers.Cacheable was called. The
 // body is compressed if the request accepts gzip.
 func write(c *gin.Context, kind string, body []byte) {
@@ -38,8 +53,8 @@ func done(c *gin.Context) {
 	c.Writer.WriteHeaderNow()
 }
 
-// appendQuoted appends s as a JSON string. It is for text that came from outside.
-func appendQuoted(b []byte, s string) []byte {
-	quoted, _ := json.Marshal(s) // every string can be encoded
-	return append(b, quoted...)
-}
+// foreign is text that came from outside. In its JSON, HTML is escaped.
+type foreign string
+
+// MarshalJSON implements json.Marshaler.
+func (s foreign) MarshalJSON() ([]byte, error) { return json.Marshal(string(s)) }

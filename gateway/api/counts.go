@@ -113,7 +113,7 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 		} else {
 			body = append(body, ',')
 		}
-		body = appendQuoted(body, p.Region)
+		body = presence.AppendString(body, p.Region)
 		body = append(body, ':')
 		body = strconv.AppendInt(body, p.Users, 10)
 	}

@@ -3,8 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"slices"
-	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -19,6 +17,29 @@ import (
 const (
 	maxFollows       = 100 // in one answer
 	maxNotifications = 50  // in one answer
+)
+
+type (
+	notifications struct {
+		Count         int64          `json:"count"`
+		Notifications []notification `json:"notifications"`
+	}
+	notification struct {
+		Page    string          `json:"page"`
+		Count   int64           `json:"count"`
+		Updated presence.Moment `json:"updated_at"`
+		Title   foreign         `json:"title,omitempty"`
+		URL     foreign         `json:"url,omitempty"`
+	}
+	follows struct {
+		Follows []string         `json:"follows"`
+		Unread  map[string]int64 `json:"unread,omitempty"`
+		Next    string           `json:"next,omitempty"`
+	}
+	unreadSum struct {
+		Count   int64           `json:"count"`
+		Updated presence.Moment `json:"updated_at"`
+	}
 )
 
 // followRoutes adds the routes of follows and unread changes, for users themselves and for servers.
@@ -49,30 +70,15 @@ func (a *API) getNotifications(c *gin.Context) {
 	}) {
 		return
 	}
-	body := strconv.AppendInt([]byte(`{"count":`), count, 10)
-	body = append(body, `,"notifications":[`...)
-	list = slices.DeleteFunc(list, func(n unread.Notification) bool { return !a.callers.sees(c, id, n.Page) })
-	for i, n := range list {
-		if i > 0 {
-			body = append(body, ',')
+	answer := notifications{count, []notification{}}
+	for _, n := range list {
+		if a.callers.sees(c, id, n.Page) {
+			answer.Notifications = append(answer.Notifications, notification{
+				presence.KeyOf(n.Page), n.Count, presence.Moment{Time: n.At}, foreign(n.Title), foreign(n.URL),
+			})
 		}
-		body = append(body, `{"page":`...)
-		body = presence.AppendString(body, presence.KeyOf(n.Page))
-		body = append(body, `,"count":`...)
-		body = strconv.AppendInt(body, n.Count, 10)
-		body = append(body, `,"updated_at":`...)
-		body = presence.AppendTime(body, n.At)
-		if n.Title != "" {
-			body = append(body, `,"title":`...)
-			body = appendQuoted(body, n.Title)
-		}
-		if n.URL != "" {
-			body = append(body, `,"url":`...)
-			body = appendQuoted(body, n.URL)
-		}
-		body = append(body, '}')
 	}
-	write(c, "application/json", append(body, "]}\n"...))
+	writeJSON(c, answer)
 }
 
 // deleteNotification marks the changes of one page as read.
@@ -117,31 +123,17 @@ func (a *API) getFollows(c *gin.Context) {
 	}) {
 		return
 	}
-	body, some := []byte(`{"follows":[`), []byte(nil)
-	listed := 0
+	answer := follows{Follows: []string{}, Unread: map[string]int64{}, Next: presence.KeyOf(next)}
 	for i, f := range s.Follows {
 		if !a.callers.sees(c, id, f.Page) {
 			continue
 		}
-		if listed++; listed > 1 {
-			body = append(body, ',')
-		}
-		body = presence.AppendString(body, presence.KeyOf(f.Page))
+		answer.Follows = append(answer.Follows, presence.KeyOf(f.Page))
 		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
-			some = append(some, ',')
-			some = append(presence.AppendString(some, presence.KeyOf(f.Page)), ':')
-			some = strconv.AppendInt(some, n, 10)
+			answer.Unread[presence.KeyOf(f.Page)] = n
 		}
 	}
-	body = append(body, ']')
-	if len(some) > 0 {
-		body = append(append(append(body, `,"unread":{`...), some[1:]...), '}')
-	}
-	if next != "" {
-		body = append(body, `,"next":`...)
-		body = presence.AppendString(body, presence.KeyOf(next))
-	}
-	write(c, "application/json", append(body, "}\n"...))
+	writeJSON(c, answer)
 }
 
 func (a *API) putFollow(c *gin.Context) {
@@ -243,8 +235,5 @@ func (a *API) putUnread(c *gin.Context) {
 }
 
 func writeUnread(c *gin.Context, count int64, updated time.Time) {
-	body := strconv.AppendInt([]byte(`{"count":`), count, 10)
-	body = append(body, `,"updated_at":`...)
-	body = presence.AppendTime(body, updated)
-	write(c, "application/json", append(body, "}\n"...))
+	writeJSON(c, unreadSum{count, presence.Moment{Time: updated}})
 }

@@ -58,6 +58,5 @@ func (a *API) getStats(c *gin.Context) {
 		return
 	}
 	a.callers.Cacheable(c, name)
-	answer := q.Answer(name, list, counts[0].Users, now)
-	write(c, "application/json", answer.AppendJSON(nil))
+	writeJSON(c, q.Answer(name, list, counts[0].Users, now))
 }

@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"strconv"
-	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -24,14 +22,13 @@ func (a *API) getUsers(c *gin.Context) {
 	if !ok {
 		return
 	}
-	body := []byte(`{"users":[`)
-	for i, user := range users {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = AppendUser(body, user, states[i])
+	var answer struct {
+		Users []User `json:"users"`
 	}
-	write(c, "application/json", append(body, "]}\n"...))
+	for i, user := range users {
+		answer.Users = append(answer.Users, UserOf(user, states[i]))
+	}
+	writeJSON(c, answer)
 }
 
 // getUser answers whether one user is here.
@@ -42,7 +39,7 @@ func (a *API) getUser(c *gin.Context) {
 		return
 	}
 	if states, ok := a.userStates(c, []string{user}); ok {
-		write(c, "application/json", append(AppendUser(nil, user, states[0]), '\n'))
+		writeJSON(c, UserOf(user, states[0]))
 	}
 }
 
@@ -67,20 +64,19 @@ func (a *API) userStates(c *gin.Context, users []string) (states []presence.User
 	return states, ok
 }
 
-// AppendUser appends what is known of a user as JSON.
-func AppendUser(b []byte, user string, state presence.UserState) []byte {
-	b = append(b, `{"user":`...)
-	b = presence.AppendString(b, user)
+// User is what is known of a user, as clients see it.
+type User struct {
+	User     string          `json:"user"`
+	Online   bool            `json:"online"`
+	LastSeen presence.Moment `json:"last_seen,omitzero"` // only of a user who is not here, as the others are only of one who is
+	Since    presence.Moment `json:"since,omitzero"`
+	Pages    int             `json:"pages,omitempty"`
+}
+
+// UserOf returns the User in that state.
+func UserOf(user string, state presence.UserState) User {
 	if state.Since.IsZero() {
-		b = append(b, `,"online":false`...)
-		if !state.LastSeen.IsZero() {
-			b = presence.AppendTime(append(b, `,"last_seen":`...), state.LastSeen)
-		}
-		return append(b, '}')
+		return User{User: user, LastSeen: presence.Moment{Time: state.LastSeen}}
 	}
-	b = append(b, `,"online":true,"since":"`...)
-	b = state.Since.UTC().AppendFormat(b, time.RFC3339)
-	b = append(b, `","pages":`...)
-	b = strconv.AppendInt(b, int64(state.Pages), 10)
-	return append(b, '}')
+	return User{User: user, Online: true, Since: presence.Moment{Time: state.Since}, Pages: state.Pages}
 }

@@ -13,6 +13,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -116,13 +117,6 @@ func (l *Live) remember(c counter.Counter) {
 	l.memory.Add(c.Key, c)
 }
 
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // Want implements fanout.Source.
 func (l *Live) Want(t presence.Topic) {
 	l.mu.Lock()
@@ -146,11 +140,11 @@ func (l *Live) Unwant(t presence.Topic) {
 	delete(l.keys, key)
 	delete(l.unread, key)
 	l.gone[key] = struct{}{}
-	signal(l.wake)
+	wake.Signal(l.wake)
 }
 
 // StateChanged makes Live look whether the store can be reached.
-func (l *Live) StateChanged() { signal(l.wake) }
+func (l *Live) StateChanged() { wake.Signal(l.wake) }
 
 // up reports whether the store can be reached.
 func (l *Live) up() bool { return l.cfg.Counters.Up() }
@@ -295,7 +289,7 @@ func (l *Live) Run(ctx context.Context) {
 		}
 		failed = 0
 		if more {
-			signal(l.wake)
+			wake.Signal(l.wake)
 		}
 	}
 }
@@ -310,7 +304,7 @@ func (l *Live) missed() {
 // reread makes Run follow and read a counter again; under mu.
 func (l *Live) reread(key string) {
 	l.unread[key] = struct{}{}
-	signal(l.wake)
+	wake.Signal(l.wake)
 }
 
 // rereadAll is reread for every counter; under mu.
@@ -318,7 +312,7 @@ func (l *Live) rereadAll() {
 	for key := range l.keys {
 		l.unread[key] = struct{}{}
 	}
-	signal(l.wake)
+	wake.Signal(l.wake)
 }
 
 // goAway marks everything as stale at the hub, until follow has read it again.

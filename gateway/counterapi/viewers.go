@@ -5,6 +5,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 // Viewer is a connection that looks at a set, and needs to know whether its user is a
@@ -130,7 +131,7 @@ func (l *Live) question(key, member string) {
 		l.asking[member] = keys
 	}
 	keys[key] = struct{}{}
-	signal(l.ask)
+	wake.Signal(l.ask)
 }
 
 // questionAll is question for all viewers of a set; under mu.
@@ -190,7 +191,7 @@ func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 			delete(l.asking, member)
 		}
 		if len(keys) > 0 {
-			signal(l.ask) // for the other askers
+			wake.Signal(l.ask) // for the other askers
 			return member, keys, l.seq
 		}
 	}

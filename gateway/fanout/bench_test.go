@@ -28,8 +28,6 @@ func (asCount) Encode(b []byte, u presence.Update, _ Form) ([]byte, uint64) {
 	return append(append(b, u.Value...), u.Key...), 0
 }
 
-func (asCount) Exact(presence.Update) bool { return true }
-
 func benchHub(b *testing.B) *Hub {
 	b.Helper()
 	h, err := New(Config{Shards: 1, Interval: time.Nanosecond, Budget: 1e12, Ping: time.Minute, Pong: time.Minute})

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -80,7 +81,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 		more := h.backlog.fresh.Len() > 0 || detached && len(h.backlog.gone) > 0
 		h.mu.Unlock()
 		if more {
-			signal(h.wake)
+			wake.Signal(h.wake)
 		}
 	}
 }

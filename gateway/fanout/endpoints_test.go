@@ -225,8 +225,6 @@ type exactly struct{}
 
 func (exactly) Encode(b []byte, _ presence.Update, _ Form) ([]byte, uint64) { return b, 0 }
 
-func (exactly) Exact(presence.Update) bool { return true }
-
 // wants is a Source that notes what is wanted.
 type wants map[presence.Topic]bool
 

@@ -25,8 +25,6 @@ type Encoder interface {
 	// Nobody gets an empty text. Encode is called under a shard's lock, once per update and
 	// form.
 	Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64)
-	// Exact reports whether the version of an update alone determines what a client sees.
-	Exact(u presence.Update) bool
 }
 
 // Form is one of the ways in which an Encoder writes an update. The fan-out only

@@ -11,12 +11,12 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
 const (
-	recentReads = 16384       // about 4 MB
-	staleMemory = time.Minute // an event stream that comes back within this may have been sent a stale update
+	recentReads = 16384 // about 4 MB
 )
 
 // Hub has the newest update of every topic that somebody here wants. Its clients are
@@ -30,7 +30,6 @@ type Hub struct {
 	back   chan struct{}           // holds one: the store is back, so keepAttached need not wait to try again
 	kinds  map[presence.Kind]*kind // set before Run, read only
 	born   time.Time               // times are since then: the monotonic clock, since the wall clock may be set
-	staled atomic.Int64            // when an update was last delivered whose version does not say all, nanoseconds since born; 0: never
 
 	// read has what was last read of topics that the hub does not have. It has a lock of its
 	// own; beyond recentReads it forgets the topic read longest ago.
@@ -208,7 +207,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 		w.leave()
 		if w.endpoint != attached {
 			w.join(&h.backlog.fresh)
-			signal(h.wake)
+			wake.Signal(h.wake)
 		}
 	}
 	return w.update, w.known
@@ -255,7 +254,7 @@ func (h *Hub) linger(w *watched) {
 	}
 	if w.join(lingering); lingering.Len() > maxLingering {
 		h.drop(first(lingering))
-		signal(h.wake)
+		wake.Signal(h.wake)
 	}
 }
 
@@ -272,13 +271,6 @@ func (h *Hub) drop(w *watched) {
 		h.read.Add(t, reading{update: w.update})
 	}
 	h.backlog.gone[t] = struct{}{}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // Update takes an update, whichever way it came, unless a newer one is known.
@@ -346,21 +338,11 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	}
 }
 
-// StaleLately reports whether a client that was here a moment ago may have been sent
-// something stale: the version of an update does not say so.
-func (h *Hub) StaleLately() bool {
-	at := h.staled.Load()
-	return at != 0 && time.Since(h.born)-time.Duration(at) < staleMemory
-}
-
 // publish hands an update to the shards, or to the watcher of its kind.
 func (h *Hub) publish(k *kind, u presence.Update) {
 	if k.watcher != nil {
 		k.watcher.Update(u)
 		return
-	}
-	if !k.encoder.Exact(u) {
-		h.staled.Store(max(int64(time.Since(h.born)), 1))
 	}
 	for _, s := range h.shards {
 		s.update(u)
@@ -406,7 +388,7 @@ func (h *Hub) settle(why doubts) {
 	h.doubts &^= why
 	h.attachAll()
 	h.mu.Unlock()
-	signal(h.back)
+	wake.Signal(h.back)
 }
 
 // Last returns the newest update known here of a topic that somebody wants.

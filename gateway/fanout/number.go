@@ -1,6 +1,10 @@
 package fanout
 
-import "time"
+import (
+	"time"
+
+	"headcount/internal/wake"
+)
 
 // number is a value of one subscriber alone, such as the number of changes that its user
 // has not read. It is delivered like the updates of a topic: the newest, at most once per
@@ -38,7 +42,7 @@ func (s *shard) queueNumber(sub *Subscriber) {
 	}
 	sub.numberQueued = true
 	s.numbers = append(s.numbers, sub)
-	signal(s.wake)
+	wake.Signal(s.wake)
 }
 
 // offerNumbers adds the numbers that are due to this pass, and returns when the next one

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -41,7 +42,7 @@ func (p *Poll) Want(t presence.Topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.values[t] = ""
-	signal(p.wake)
+	wake.Signal(p.wake)
 }
 
 // Unwant implements Source.

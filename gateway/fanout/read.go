@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -104,7 +105,7 @@ func (h *Hub) follow(t presence.Topic) {
 		h.linger(w)
 	case w.in != &h.backlog.fresh:
 		w.join(&h.backlog.fresh)
-		signal(h.wake)
+		wake.Signal(h.wake)
 	}
 }
 

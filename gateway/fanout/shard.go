@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -165,7 +166,7 @@ func (s *shard) renew(sub *Subscriber, p *place) {
 	case x.at == 0:
 		sub.answerAt = atOnce
 	}
-	signal(s.wake)
+	wake.Signal(s.wake)
 }
 
 // ready ends a hold.
@@ -179,7 +180,7 @@ func (s *shard) ready(sub *Subscriber, p *place) {
 // its subscription says what it is shown.
 func (s *shard) visit(sub *Subscriber, t *topic, missed bool) {
 	s.visits = append(s.visits, visit{sub, t, missed})
-	signal(s.wake)
+	wake.Signal(s.wake)
 }
 
 // update takes a newer update of a topic.
@@ -203,7 +204,7 @@ func (s *shard) look(t *topic, at time.Duration) {
 		s.due = append(s.due, t)
 	}
 	t.lookAt = earliest(t.lookAt, at)
-	signal(s.wake)
+	wake.Signal(s.wake)
 }
 
 // run delivers, and pings silent clients, until ctx ends.

@@ -46,12 +46,7 @@ type plain struct{}
 func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64) {
 	n, _ := strconv.ParseInt(u.Value, 10, 64)
 	stale := strconv.FormatBool(u.Stale)
-	switch {
-	case form == events:
-		if !u.Stale {
-			shown = shownVersion(u.Version)
-		}
-	case form != 0:
+	if form != 0 && form != events {
 		n = rounded(n, form)
 		shown = xxhash.Sum64String(strconv.FormatInt(n, 10) + stale)
 	}
@@ -66,13 +61,9 @@ func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, sho
 	return append(b, '}'), shown
 }
 
-func (plain) Exact(u presence.Update) bool { return !u.Stale }
-
 func (plain) AppendNumber(b []byte, n int64) []byte {
 	return append(strconv.AppendInt(append(b, `{"Page":"own","count":`...), n, 10), '}')
 }
-
-func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
 
 // rounded returns n with only so many significant digits; halves are rounded up.
 func rounded(n int64, digits Form) int64 {
@@ -404,39 +395,6 @@ func TestReform(t *testing.T) {
 	take()
 }
 
-// An event stream that comes back with the id of the newest count gets the
-// next one only; with any other id it gets the newest.
-func TestResume(t *testing.T) {
-	s := loneShard(10 * time.Millisecond)
-	for has, want := range map[presence.Version]bool{{Incarnation: 1, Sequence: 5}: false, {Incarnation: 1, Sequence: 4}: true, {}: true, {Incarnation: 9, Sequence: 9}: true} {
-		w := s.watcher(t)
-		w.Resume(topicOf("p"), events, shownVersion(has))
-		s.update(countOf("p", 3, 5)) // known only now, for the first of them
-		time.Sleep(20 * time.Millisecond)
-		s.deliver()
-		if got := counts(t, w.take(t)...); (len(got) == 1) != want {
-			t.Errorf("with %s: got %v of 1-5", has, got)
-		}
-		w.close()
-		w.Leave()
-	}
-	// Nobody has ever joined that page, and the shard knows that.
-	never := s.watcher(t)
-	defer never.close()
-	never.Resume(topicOf("q"), events, shownVersion(presence.Version{}))
-	s.update(presence.Update{Topic: topicOf("q")})
-	s.deliver()
-	if got := never.take(t); len(got) != 0 {
-		t.Errorf("got %q again", got)
-	}
-	s.update(countOf("q", 1, 1))
-	time.Sleep(20 * time.Millisecond)
-	s.deliver()
-	if got := counts(t, never.take(t)...); len(got) != 1 || got[0].Count != 1 {
-		t.Errorf("got %v, want the change", got)
-	}
-}
-
 // A count is encoded once for all subscribers of one form, and a delivery
 // allocates nothing.
 func TestDeliveriesAllocateNothing(t *testing.T) {
@@ -531,6 +489,38 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A client that takes a minute of silence for a broken connection gets pings in time, whatever the
+// setting for all others is.
+func TestPingOften(t *testing.T) {
+	for ping, want := range map[time.Duration]time.Duration{2 * time.Minute: maxSilence, 15 * time.Second: 15 * time.Second} {
+		s := loneShard(10 * time.Millisecond)
+		s.live = liveness{ping: ping, pong: 5 * time.Second}
+		often, other := s.watcher(t), s.watcher(t)
+		defer often.close()
+		defer other.close()
+		often.PingOften()
+		s.sweep() // the first sweep sets when the next look is due
+		for passed := s.live.tick(); passed <= 30*time.Second; passed += s.live.tick() {
+			s.start = s.start.Add(-s.live.tick()) // time goes on
+			s.sweep()
+			pinged := strings.Join(often.take(t), "") != ""
+			if pinged {
+				if passed < want-2*s.live.tick() { // the machine may have stood still for a moment
+					t.Errorf("with %s the ping came after %s, want %s", ping, passed, want)
+				}
+				break
+			}
+			if passed > want {
+				t.Errorf("with %s no ping came within %s", ping, want)
+				break
+			}
+		}
+		if got := other.take(t); ping > maxSilence && len(got) > 0 {
+			t.Errorf("another client got %q", got)
+		}
+	}
 }
 
 // A client that repeats a subscribe is answered once per interval. Neither that, nor

@@ -39,6 +39,7 @@ type Subscriber struct {
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
 	paused bool   // no topics are sent to it, see Pause
+	often  bool   // see PingOften
 
 	numberQueued bool // it is in shard.numbers
 }
@@ -61,6 +62,9 @@ func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	}
 	s.Heard()
 }
+
+// PingOften makes a ping come after maxSilence even if Config.Ping is longer. It is called before Enter.
+func (s *Subscriber) PingOften() { s.often = true }
 
 // Now returns the time on the subscriber's clock.
 func (s *Subscriber) Now() time.Duration { return s.shard.now() }
@@ -165,18 +169,6 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	if again && sub.at != 0 {
 		sh.renew(s, p)
 	}
-}
-
-// Resume subscribes to a topic for a client that has the update for which an Encoder returns
-// shown: it gets only another one.
-func (s *Subscriber) Resume(t presence.Topic, form Form, shown uint64) {
-	sh := s.shard
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	p := sh.subscribe(s, t)
-	sub := &p.topic.subs[p.index]
-	sub.form, sub.shown = form, shown
-	sh.visit(s, p.topic, false)
 }
 
 // Unsubscribe ends the subscription of a topic, if there is one.

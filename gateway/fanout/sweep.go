@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// maxSilence is the silence before a ping of a client that takes a minute of silence for a broken connection.
+const maxSilence = 25 * time.Second
+
 // liveness says when a silent client is dead.
 type liveness struct {
 	ping time.Duration // silence before a ping
@@ -55,7 +58,11 @@ func (s *shard) sweep() {
 		if suspended && sub.lastHeard() < sub.pinged {
 			sub.pinged = now // the process stood still: its clients get their time again
 		}
-		ping, dead := s.live.verdict(now, sub.lastHeard(), sub.pinged)
+		live := s.live
+		if sub.often {
+			live.ping = min(live.ping, maxSilence)
+		}
+		ping, dead := live.verdict(now, sub.lastHeard(), sub.pinged)
 		switch {
 		case dead:
 			s.figures.silent.Add(1)
@@ -67,7 +74,7 @@ func (s *shard) sweep() {
 			sub.pinged = now
 			tasks = append(tasks, task{sub, (*shard).ping})
 		}
-		seat.look = s.live.next(sub.lastHeard(), sub.pinged)
+		seat.look = live.next(sub.lastHeard(), sub.pinged)
 		if sub.expires != 0 {
 			seat.look = min(seat.look, sub.expires)
 		}

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"headcount/internal/wake"
 )
 
 // Times after which a short connection may be closed when other clients wait for its place.
@@ -278,10 +280,7 @@ func (cl *ConnLimiter) makeRoom(c net.Conn) {
 	}
 	cl.remove(e)
 	delete(cl.short, c)
-	select {
-	case cl.room <- struct{}{}:
-	default:
-	}
+	wake.Signal(cl.room)
 }
 
 // State records the progress or the end of a connection. It is the HTTP server's ConnState.

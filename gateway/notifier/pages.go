@@ -3,6 +3,7 @@ package notifier
 import (
 	"math"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 	"headcount/unread"
 )
@@ -43,7 +44,7 @@ func (s *Sums) updateRecord(u presence.Update) {
 	defer s.mu.Unlock()
 	if f := s.users[user]; ok && f != nil && (!f.known || u.Version.Compare(f.version) > 0) {
 		s.staleUsers[f] = struct{}{}
-		s.wakeUp()
+		wake.Signal(s.wake)
 	}
 }
 
@@ -71,7 +72,7 @@ func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 		}
 	default:
 		s.stalePages[p] = struct{}{}
-		s.wakeUp()
+		wake.Signal(s.wake)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/unread"
 )
 
@@ -140,5 +141,5 @@ func (s *Sums) StoreBack() {
 	for _, f := range s.users {
 		s.staleUsers[f] = struct{}{}
 	}
-	s.wakeUp()
+	wake.Signal(s.wake)
 }

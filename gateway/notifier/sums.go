@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 	"headcount/unread"
 )
@@ -114,13 +115,6 @@ func New(cfg Config) *Sums {
 // Follows returns the service that reads and changes follows. Its changes arrive as updates.
 func (s *Sums) Follows() *unread.FollowService { return s.followService }
 
-func (s *Sums) wakeUp() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Enter prepares a connection of the user. It reads the user's follows, and waits at most
 // enterTimeout for them. The caller must call Leave once for each Enter.
 func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
@@ -150,7 +144,7 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 		s.adopt(f, state)
 	} else {
 		s.staleUsers[f] = struct{}{} // Run tries again
-		s.wakeUp()
+		wake.Signal(s.wake)
 	}
 	return f
 }

@@ -88,7 +88,7 @@ var AsyncAPI = document(func() object {
 		"asyncapi": "3.0.0",
 		"info": object{
 			"title": "Headcount", "version": version,
-			"description": "Frames are JSON text, with the subprotocol headcount.v1. Event streams send a comment every --ping-interval. The frames of /app/{app} are those of Pusher's protocol, version 7. The other calls are in /-/openapi.json.",
+			"description": "Frames are JSON text, with the subprotocol headcount.v1. Event streams send a comment every --ping-interval, /-/top/events after 25 s at the latest. The frames of /app/{app} are those of Pusher's protocol, version 7. The other calls are in /-/openapi.json.",
 		},
 		"defaultContentType": "application/json",
 		"channels": object{

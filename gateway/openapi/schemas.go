@@ -158,7 +158,7 @@ var parameters = object{
 	"insite": header("Headcount-Site", "The same as ?site=."),
 
 	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
-	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),
+	"lastevent":   header("Last-Event-ID", "The id of the last event that was received. After a restart the server learns from it that clients are coming back."),
 	"ifnonematch": header("If-None-Match", "The ETag of an answer of before: 304 when it is the newest."),
 	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
 	"back":        query("back", "How many ms ago the client was welcomed before, or 1 if it does not know. A server that was restarted since, and has forgotten who was there, calls its counts stale until the others had time to come back.", text),

@@ -142,16 +142,16 @@ func (b *Board) collected(ctx context.Context, use func(ctx context.Context)) er
 
 type (
 	answer struct {
-		Sites     []string        `json:"sites,omitempty"`
-		Shown     string          `json:"shown,omitempty"`
-		At        int64           `json:"at"` // unix ms; the page computes rates from two answers
-		Region    string          `json:"region"`
-		State     state           `json:"state"`
-		Site      *presence.Count `json:"site"`
-		Pages     []page          `json:"pages"`
-		Processes []process       `json:"processes"`
-		Regions   []region        `json:"regions"`
-		Events    []event         `json:"events"` // the newest first
+		Sites     []string             `json:"sites,omitempty"`
+		Shown     string               `json:"shown,omitempty"`
+		At        int64                `json:"at"` // unix ms; the page computes rates from two answers
+		Region    string               `json:"region"`
+		State     state                `json:"state"`
+		Site      *presence.Count      `json:"site"`
+		Pages     []page               `json:"pages"`
+		Processes []process            `json:"processes"`
+		Regions   []presence.PeerStats `json:"regions"`
+		Events    []event              `json:"events"` // the newest first
 	}
 	page struct {
 		Page  string `json:"page"`
@@ -162,12 +162,6 @@ type (
 		Roles []string `json:"roles"`
 		Since int64    `json:"since"`
 		Load  *load    `json:"load"`
-	}
-	region struct {
-		Name    string  `json:"name"`
-		Lag     float64 `json:"lag"`   // seconds that the oldest change has waited to reach the region
-		Heard   float64 `json:"heard"` // seconds since the region's last greeting
-		LeftOut bool    `json:"left_out"`
 	}
 )
 
@@ -256,21 +250,21 @@ func topPages(reports []*presence.Report, of presence.Site) []presence.PageUsers
 
 // regions merges the figures that processes report about the other regions. For each
 // region it takes the worst values.
-func regions(reports []*presence.Report) []region {
-	peers := map[string]*region{}
+func regions(reports []*presence.Report) []presence.PeerStats {
+	peers := map[string]*presence.PeerStats{}
 	for _, r := range reports {
 		for _, p := range r.Peers {
 			of := peers[p.Name]
 			if of == nil {
-				of = &region{Name: p.Name}
+				of = &presence.PeerStats{Name: p.Name}
 				peers[p.Name] = of
 			}
-			of.Lag = max(of.Lag, p.Lag.Seconds())
-			of.Heard = max(of.Heard, p.Silence.Seconds())
+			of.Lag = max(of.Lag, p.Lag)
+			of.Heard = max(of.Heard, p.Heard)
 			of.LeftOut = of.LeftOut || p.LeftOut
 		}
 	}
-	all := []region{}
+	all := []presence.PeerStats{}
 	for _, name := range slices.Sorted(maps.Keys(peers)) {
 		all = append(all, *peers[name])
 	}

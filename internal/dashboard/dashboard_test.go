@@ -24,15 +24,15 @@ func cluster(asked *atomic.Int64) Config {
 		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
 		Members: members(func() []presence.Process {
 			return []presence.Process{
-				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2}, {Name: "dead", Incarnation: 3},
+				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1_000_000}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2_000_000}, {Name: "dead", Incarnation: 3_000_000},
 			}
 		}),
 		Report: report(func() presence.Report {
 			return presence.Report{
 				Stats: presence.Stats{
-					Process: presence.ProcessStats{Memory: 1 << 20, CPU: 2 * time.Second},
+					Process: presence.ProcessStats{Memory: 1 << 20, CPU: 2},
 					Gateway: &presence.GatewayStats{Connections: 5, Watched: 4, Deliveries: 3, Messages: 2},
-					Peers:   []presence.PeerStats{{Name: "eu", Lag: 500 * time.Millisecond, Silence: 2 * time.Second}},
+					Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.5, Heard: 2}},
 				},
 				Top: []presence.PageUsers{{Page: "x", Users: 2}, {Page: "both", Users: 3}},
 			}
@@ -46,7 +46,7 @@ func cluster(asked *atomic.Int64) Config {
 			return presence.Report{
 				Stats: presence.Stats{
 					Node:  &presence.NodeStats{Users: 7, Partitions: 8, Changes: 9},
-					Peers: []presence.PeerStats{{Name: "eu", Lag: 1500 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
+					Peers: []presence.PeerStats{{Name: "eu", Lag: 1.5, Heard: 1}, {Name: "asia", LeftOut: true}},
 				},
 				Top: []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}},
 			}, nil

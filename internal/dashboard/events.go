@@ -70,7 +70,7 @@ func (b *Board) look(was around) around {
 		switch {
 		case p.LeftOut:
 			now.regions[p.Name] = "is silent, and totals leave it out"
-		case max(p.Silence, p.Lag).Seconds() > silence:
+		case max(p.Heard, p.Lag) > silence:
 			now.regions[p.Name] = "is silent"
 		default:
 			now.regions[p.Name] = ""

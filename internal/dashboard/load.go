@@ -30,5 +30,5 @@ func loadOf(r *presence.Report) *load {
 	if r == nil {
 		return nil
 	}
-	return &load{(*gatewayLoad)(r.Gateway), (*nodeLoad)(r.Node), r.Process.Memory, r.Process.CPU.Seconds()}
+	return &load{(*gatewayLoad)(r.Gateway), (*nodeLoad)(r.Node), r.Process.Memory, r.Process.CPU}
 }

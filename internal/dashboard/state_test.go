@@ -22,11 +22,11 @@ func TestState(t *testing.T) {
 		want   state
 	}{
 		"well":        {func(*answer) {}, nil, state{"good", "All is well: the store and 1 process answer."}},
-		"regions":     {func(a *answer) { a.Regions = []region{{Name: "eu", Heard: 1}} }, nil, state{"good", "All is well: the store and 1 process answer, and 1 other region is heard."}},
+		"regions":     {func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 1}} }, nil, state{"good", "All is well: the store and 1 process answer, and 1 other region is heard."}},
 		"store":       {func(a *answer) { a.Site = nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known."}},
 		"not ready":   {func(*answer) {}, errors.New("no presence node is known"), state{"bad", "This process is not ready: no presence node is known."}},
 		"stale":       {func(a *answer) { a.Site = &presence.Count{Stale: true} }, nil, state{"warn", "Counts are not complete at the moment."}},
-		"cut":         {func(a *answer) { a.Regions = []region{{Name: "eu", Heard: 31}} }, nil, state{"warn", "The region eu has not been heard for 31 s; totals have what it said last."}},
+		"cut":         {func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 31}} }, nil, state{"warn", "The region eu has not been heard for 31 s; totals have what it said last."}},
 		"bad is told": {func(a *answer) { a.Processes[0].Load, a.Site = nil, nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known. No answer from 1 of 1 process: a."}},
 	} {
 		is := well()
@@ -59,7 +59,7 @@ func TestEvents(t *testing.T) {
 			Report: report(func() presence.Report {
 				mu.Lock()
 				defer mu.Unlock()
-				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Silence: heard}}}}
+				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard.Seconds()}}}}
 			}),
 		})
 		ctx, stop := context.WithCancel(t.Context())

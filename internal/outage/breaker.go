@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/sony/gobreaker/v2"
+
+	"headcount/internal/wake"
 )
 
 // Bounds of a Breaker, which makes calls fail without trying while it is open.
@@ -48,10 +50,7 @@ func (b *Breaker) Closed() bool { return b.State() == gobreaker.StateClosed }
 
 // Signal makes the reader of Changed check the state.
 func (b *Breaker) Signal() {
-	select {
-	case b.Changed <- struct{}{}:
-	default:
-	}
+	wake.Signal(b.Changed)
 }
 
 // Failed records why the server could not be used.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"headcount/internal/wake"
 )
 
 // MaxPause is the longest time that Pause returns.
@@ -24,11 +26,5 @@ func Jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
 // Sleep waits for d, or until ctx ends. It reports whether ctx has not ended.
 func Sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-	return ctx.Err() == nil
+	return wake.Wait(ctx, d, nil)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"headcount/internal/wake"
 	"headcount/scripts"
 )
 
@@ -44,8 +45,8 @@ type CallerConfig struct {
 	OnState    States                // optional
 }
 
-// Caller is what one store has of a Conn: its scripts, what its errors mean, and its metrics. Its methods may be
-// called from any goroutine.
+// Caller is one store's access to a Conn, with the store's own scripts, meaning of errors, and metrics. Its methods may
+// be called from any goroutine.
 type Caller struct {
 	DB      int // number of the database
 	Metrics *Metrics
@@ -81,14 +82,11 @@ func (s *Conn) Caller(cfg CallerConfig) *Caller {
 	s.mu.Lock()
 	s.callers = append(s.callers, c)
 	s.mu.Unlock()
-	select {
-	case s.added <- struct{}{}:
-	default:
-	}
+	wake.Signal(s.added)
 	return c
 }
 
-// Close has all further calls fail, and OnState told nothing any more. It may be called twice.
+// Close makes all further calls fail, and ends the notifications of OnState. It may be called twice.
 func (s *Caller) Close() {
 	s.closed.Store(true)
 	s.conn.mu.Lock()
@@ -202,7 +200,7 @@ type scriptCmd struct {
 	mark, number string // of a script that is marked
 }
 
-// NoRetry is what go-redis asks.
+// NoRetry tells go-redis not to repeat the command.
 func (scriptCmd) NoRetry() bool { return true }
 
 // command is one run of cl, by name or with the script's text.

@@ -30,7 +30,7 @@ var refusals = regexp.MustCompile(`(?:^|: -?)((?:OOM|MISCONF|NOREPLICAS|NOAUTH|W
 // only a denial of the probe counts as a Redis that does not serve.
 var denials = regexp.MustCompile(`^(?:NOPERM |(?:ERR )?The user executing the script can't)`)
 
-// refusedBy returns what a server that does not serve said, or nothing.
+// refusedBy returns the reply by which Redis refused a command in err; empty: it did not.
 func refusedBy(err error) string {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
@@ -52,7 +52,7 @@ type answeredError struct{ error }
 
 func (e answeredError) Unwrap() error { return e.error }
 
-// answered reports whether err is the word of a server that is able to serve, or about what it said.
+// answered reports whether err is an error reply of a server that serves, or about the content of a reply.
 func answered(err error) bool {
 	var said answeredError
 	if errors.As(err, &said) {
@@ -66,9 +66,8 @@ func answered(err error) bool {
 	return reason == "" || denials.MatchString(reason)
 }
 
-// refused notes an error that says that Redis does not serve. Reads may work all
-// the same, so the breaker alone would not notice. After a denial the probe finds out
-// whether Redis serves. Any goroutine may call it.
+// refused records an error by which Redis refused a command. Reads may still work, so the breaker alone would not
+// open. After a denial the probe finds out whether Redis serves. Any goroutine may call it.
 func (s *Conn) refused(err error) {
 	switch reason := refusedBy(err); {
 	case reason == "":
@@ -87,7 +86,7 @@ func (s *Conn) noteRefusal(reason string) {
 	s.breaker.Signal()
 }
 
-// Cause is why Redis cannot be used; nil: it can. Any goroutine may call it.
+// Cause returns why Redis cannot be used; nil: it can. Any goroutine may call it.
 func (s *Conn) Cause() error {
 	if s.up() {
 		return nil
@@ -95,23 +94,20 @@ func (s *Conn) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-// watchState tells the Callers' OnState, and probes while Redis is away or refuses commands,
-// or a Caller does not accept it, so that all heal also when nobody calls. It is one
-// goroutine, which Close ends.
+// watchState notifies the Callers when their state changes. While Redis is away, refuses commands, or is not accepted by
+// a Caller, it probes, so that an outage ends even if nobody calls. Close ends it.
 func (s *Conn) watchState(ctx context.Context) {
 	defer close(s.ended)
 	tick := time.NewTimer(0)
 	defer tick.Stop()
-	armed := true // tick will ring: what wakes again and again does not put it off
-	denied := false
+	armed := true // tick is running: signals that come again and again must not postpone the probe
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
 	for {
 		if r := s.refusal.Load(); r != nil && time.Since(*r) < refusalOver {
 			s.refusing.Store(true)
 		}
 		waiting := s.tell()
-		denied = s.denied.Swap(false) || denied
-		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0 && !denied
+		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0 && !s.denied.Load()
 		switch {
 		case well:
 			away.Note(nil)
@@ -134,25 +130,7 @@ func (s *Conn) watchState(ctx context.Context) {
 		if well {
 			continue
 		}
-		denied = false
-		err := s.do(ctx, probeWrite)
-		s.denied.Store(false) // by the probe
-		if reason := refusedBy(err); denials.MatchString(reason) {
-			s.noteRefusal(reason)
-		}
-		if err == nil {
-			if r := s.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
-				s.refusing.Store(false)
-				s.breaker.Signal()
-			}
-		}
-		cause := s.Cause()
-		for _, c := range waiting {
-			if err := s.do(ctx, c.accept); err != nil && cause == nil {
-				cause = err
-			}
-		}
-		if cause != nil && ctx.Err() == nil {
+		if cause := s.check(ctx, waiting); cause != nil && ctx.Err() == nil {
 			away.Note(cause)
 		}
 		armed = true
@@ -160,8 +138,28 @@ func (s *Conn) watchState(ctx context.Context) {
 	}
 }
 
-// tell tells the OnState of each Caller for which something has changed, and returns the Callers that have not
-// accepted Redis yet.
+// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be used; nil:
+// it can.
+func (s *Conn) check(ctx context.Context, waiting []*Caller) error {
+	err := s.do(ctx, probeWrite)
+	s.denied.Store(false) // this probe has answered the question, whether Redis serves
+	if reason := refusedBy(err); denials.MatchString(reason) {
+		s.noteRefusal(reason)
+	}
+	if r := s.refusal.Load(); err == nil && r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
+		s.refusing.Store(false)
+		s.breaker.Signal()
+	}
+	cause := s.Cause()
+	for _, c := range waiting {
+		if err := s.do(ctx, c.accept); err != nil && cause == nil {
+			cause = err
+		}
+	}
+	return cause
+}
+
+// tell notifies the Callers whose state has changed, and returns those that have not accepted Redis yet.
 func (s *Conn) tell() (waiting []*Caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,9 +179,8 @@ func (s *Conn) tell() (waiting []*Caller) {
 	return waiting
 }
 
-// probeWrite has every master that keeps anything of ours carry out a write that changes nothing. The keys are in the
-// slots of the buckets of presence and of counters, and are never made. To find the masters of a Cluster its slots
-// are read anew: commands alone would go on asking a master that a replica has replaced.
+// probeWrite sends every master that has our buckets a write that changes nothing: no key is created. In a Cluster it
+// reads the slots anew, because commands alone would go on to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
@@ -202,7 +199,7 @@ func probeWrite(ctx context.Context, c *Client) error {
 	return err
 }
 
-// up reports whether Redis answered when last asked, and does what it is asked.
+// up reports whether Redis answered the last call, and carries out commands.
 func (s *Conn) up() bool {
 	return s.client.Load() != nil && s.breaker.Closed() && !s.refusing.Load()
 }

@@ -75,20 +75,18 @@ type Conn struct {
 	dialling chan struct{} // holds one: the right to set client
 	client   atomic.Pointer[Client]
 
-	// refusal is when Redis last refused a command that it would have to carry
-	// out, and refusing what watchState makes of it: nothing is served then.
-	refusal  atomic.Pointer[time.Time]
-	refusing atomic.Bool
-	denied   atomic.Bool // a command was denied since watchState last looked
+	refusal  atomic.Pointer[time.Time] // when Redis last refused a command; nil: not lately
+	refusing atomic.Bool               // set by watchState after a refusal: Redis counts as away
+	denied   atomic.Bool               // a command was denied since the last probe
 	stop     context.CancelFunc
 	ended    chan struct{}
 	added    chan struct{} // holds one: there is a new Caller
 
-	mu      sync.Mutex // guards callers, and is held while they are told
+	mu      sync.Mutex // guards callers, and is held while they are notified
 	callers []*Caller
 }
 
-// Client is what has been found out about the other side.
+// Client is a client of the kind of Redis that was found: a single server or a Cluster.
 type Client struct {
 	redis.UniversalClient
 	Cluster *redis.ClusterClient // nil when it is none
@@ -132,8 +130,7 @@ func (s *Conn) Close() error {
 	return nil
 }
 
-// quiet takes the word from go-redis, which writes to stderr: what it has to say
-// is in the errors of calls.
+// quiet silences go-redis's own logger, which writes to stderr; the errors of calls say the same.
 var quiet sync.Once
 
 type silence struct{}
@@ -155,9 +152,9 @@ func (s *Conn) parse(raw string) error {
 		}
 		s.DB, s.pool = o.DB, poolSize(o.PoolSize)
 		o.PoolSize = s.pool
-		o.MaxRetries = -1 // it is the caller who says when to repeat
+		o.MaxRetries = -1 // only the caller knows what may be repeated
 		o.ContextTimeoutEnabled = true
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+		s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewFailoverClient(o) }
@@ -178,7 +175,7 @@ func (s *Conn) parse(raw string) error {
 		o.PoolSize = s.pool
 		o.MaxRetries = -1
 		o.ContextTimeoutEnabled = true
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+		s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
@@ -187,13 +184,18 @@ func (s *Conn) parse(raw string) error {
 	return nil
 }
 
-// poolSize is what the URL says, or the default.
+// poolSize returns the size in the URL, or the default.
 func poolSize(size int) int { return cmp.Or(size, poolPerCore*runtime.GOMAXPROCS(0)) }
+
+// timeouts sets the timeouts that the URL does not have.
+func (s *Conn) timeouts(dial, read, write *time.Duration) {
+	*dial, *read, *write = cmp.Or(*dial, s.cfg.Dial), cmp.Or(*read, readTimeout), cmp.Or(*write, readTimeout)
+}
 
 func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+	s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
 	o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 	o.DisableRoutingPolicies = true // keys are declared: no COMMAND is needed to find them
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
@@ -201,7 +203,7 @@ func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	return o
 }
 
-// reached asks a new connection which run of a server answers it.
+// reached asks the server of a new connection for its run id.
 func (s *Conn) reached(ctx context.Context, c *redis.Conn) error {
 	info, err := c.Info(ctx, "server").Result()
 	if err != nil && !redis.IsAuthError(err) && !redis.IsPermissionError(err) {
@@ -246,7 +248,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// connect returns the client, made by the first call that finds Redis answering.
+// connect returns the client, which the first call that reaches Redis creates.
 func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	if c := s.client.Load(); c != nil {
 		return c, nil

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 const (
@@ -146,12 +147,12 @@ func (l *Link[P]) Changed(bucket int) {
 	}
 	l.mu.Unlock()
 	if e != nil {
-		signal(l.wake)
+		wake.Signal(l.wake)
 	}
 }
 
 // Look makes the Link greet the peer now. It is called after the result of Owned has changed.
-func (l *Link[P]) Look() { signal(l.look) }
+func (l *Link[P]) Look() { wake.Signal(l.look) }
 
 // Lag returns the age of the oldest known change that the peer does not have, or 0.
 func (l *Link[P]) Lag() time.Duration {
@@ -172,13 +173,6 @@ func first(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // greet greets the peer and compares its positions until ctx ends.
@@ -223,7 +217,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 		l.mu.Lock()
 		l.ready = greeted
 		l.mu.Unlock()
-		signal(l.wake)
+		wake.Signal(l.wake)
 		next.Reset(max(pause, 0))
 	}
 }
@@ -290,7 +284,7 @@ func (l *Link[P]) send(ctx context.Context) {
 			return
 		}
 		if err != nil || outcome > Sent {
-			signal(l.wake)
+			wake.Signal(l.wake)
 		}
 	}
 }

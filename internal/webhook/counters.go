@@ -9,6 +9,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -59,7 +60,7 @@ func (c *counters) receive(results []counter.Result) {
 		}
 	}
 	if changed {
-		signal(c.wake)
+		wake.Signal(c.wake)
 	}
 }
 
@@ -71,7 +72,7 @@ func (c *counters) run(ctx context.Context) {
 		for _, at := range c.below {
 			wait = min(wait, max(time.Until(at), 0))
 		}
-		sleep(ctx, wait, c.wake)
+		wake.Wait(ctx, wait, c.wake)
 		c.mu.Lock()
 		changed := c.changed
 		c.changed = map[string]counter.Counter{}
@@ -83,7 +84,7 @@ func (c *counters) run(ctx context.Context) {
 			c.restore(changed)
 			pause = outage.Jitter(retryAfter)
 		}
-		sleep(ctx, pause, nil)
+		outage.Sleep(ctx, pause)
 	}
 }
 
@@ -97,7 +98,7 @@ func (c *counters) restore(changed map[string]counter.Counter) {
 		}
 	}
 	if len(c.changed) > 0 {
-		signal(c.wake)
+		wake.Signal(c.wake)
 	}
 }
 

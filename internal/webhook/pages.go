@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -81,7 +82,7 @@ func (p *pages) serve(buckets []int) {
 	}
 	p.served, p.reload = served, true
 	p.mu.Unlock()
-	signal(p.wake)
+	wake.Signal(p.wake)
 }
 
 func (p *pages) receive(updates []presence.Update) {
@@ -107,7 +108,7 @@ func (p *pages) receive(updates []presence.Update) {
 	}
 	p.mu.Unlock()
 	if changed {
-		signal(p.wake)
+		wake.Signal(p.wake)
 	}
 }
 
@@ -116,7 +117,7 @@ func (p *pages) lost() {
 	p.mu.Lock()
 	p.reload = true
 	p.mu.Unlock()
-	signal(p.wake)
+	wake.Signal(p.wake)
 }
 
 // run judges the counts that changed or are due, in rounds, until ctx ends.
@@ -159,10 +160,10 @@ func (p *pages) run(ctx context.Context) {
 		}
 		p.readDue(ctx, &r)
 		r.report(ctx)
-		if !sleep(ctx, roundEvery, nil) {
+		if !outage.Sleep(ctx, roundEvery) {
 			return
 		}
-		sleep(ctx, p.next(load), p.wake)
+		wake.Wait(ctx, p.next(load), p.wake)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 const (
@@ -52,13 +53,13 @@ func (o *sender) run(ctx context.Context) {
 		if !o.owned.Load() {
 			failed = 0
 			waiting.Set(0)
-			sleep(ctx, time.Minute, o.wake)
+			wake.Wait(ctx, time.Minute, o.wake)
 			continue
 		}
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
 		if store.note(ctx, log, err); err != nil || len(events) == 0 {
 			waiting.Set(0)
-			sleep(ctx, outage.Jitter(2*pollEvery), o.wake)
+			wake.Wait(ctx, outage.Jitter(2*pollEvery), o.wake)
 			continue
 		}
 		waiting.Set(float64(left))
@@ -102,7 +103,7 @@ func (o *sender) run(ctx context.Context) {
 				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
 			}
 			pause := outage.Jitter(min(firstPause<<min(failed-1, 10), maxPause))
-			sleep(ctx, max(pause, again), nil)
+			outage.Sleep(ctx, max(pause, again))
 		}
 	}
 }
@@ -110,7 +111,7 @@ func (o *sender) run(ctx context.Context) {
 // done removes a batch from the outbox. If that fails, the batch is sent again with the same id.
 func (o *sender) done(ctx context.Context, events []string) {
 	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0]); err != nil {
-		sleep(ctx, outage.Jitter(firstPause), nil)
+		outage.Sleep(ctx, outage.Jitter(firstPause))
 	}
 }
 

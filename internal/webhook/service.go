@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -111,7 +112,7 @@ func (s *Service) Run(ctx context.Context) {
 func (s *Service) Serve(buckets []int) {
 	for _, o := range s.senders {
 		o.owned.Store(slices.Contains(buckets, o.hook.bucket))
-		signal(o.wake)
+		wake.Signal(o.wake)
 	}
 	if s.pages != nil {
 		s.pages.serve(buckets)
@@ -171,7 +172,7 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 	}
 	for _, o := range s.senders {
 		if slices.ContainsFunc(changes, func(c Change) bool { return c.Hook == o.hook.ID && c.Event != "" }) {
-			signal(o.wake)
+			wake.Signal(o.wake)
 		}
 	}
 	return reported, err
@@ -185,26 +186,6 @@ func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
 	}
 	f.is = err != nil
-}
-
-// signal wakes the reader of a channel that holds one.
-func signal(wake chan struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
-}
-
-// sleep waits for d, for a signal of wake, or for the end of ctx. It reports whether ctx has not ended.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	case <-wake:
-	}
-	return ctx.Err() == nil
 }
 
 // newClient returns a client that follows no redirects.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 	"headcount/presence/hashkey"
 )
@@ -85,7 +86,7 @@ func (u *users) runScans(ctx context.Context) {
 
 func (u *users) repeat(ctx context.Context, every time.Duration, do func(context.Context, time.Time) error) {
 	var store failing
-	for sleep(ctx, every, nil) {
+	for outage.Sleep(ctx, every) {
 		err := do(ctx, time.Now())
 		if err == nil || errors.Is(err, ErrUnavailable) {
 			store.note(ctx, u.service.cfg.Log, err)

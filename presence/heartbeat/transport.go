@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/wake"
 	"headcount/presence/seal"
 )
 
@@ -56,9 +57,8 @@ type Config struct {
 
 	Resolver Resolver // default: DNS
 
-	// The reading goroutine calls these, and so does any goroutine that sends to this
-	// process itself, so they must not block. They own the messages that they get. OnTable
-	// is called for every datagram whose sender has another ring, see SetTable.
+	// The reading goroutine calls these, so they must not block. They own the messages that
+	// they get. OnTable is called for every datagram whose sender has another ring, see SetTable.
 	OnBeat  Beats
 	OnReply Replies
 	OnTable Tables
@@ -100,7 +100,6 @@ type Transport struct {
 	datagrams, bytes, drops *prometheus.CounterVec
 	in, inBytes             prometheus.Counter
 	out, outBytes           prometheus.Counter
-	wrongSource             sync.Once
 	from                    netip.AddrPort // sender of the datagram being read, over UDP; the reader's
 }
 
@@ -154,7 +153,7 @@ func New(cfg Config) (*Transport, error) {
 	}
 	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
 	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
-	for _, reason := range []string{"source", "queue", "address", "error", "page"} { // shown from 0 on
+	for _, reason := range []string{"queue", "address", "error", "page"} { // shown from 0 on
 		t.drops.WithLabelValues("out", reason)
 	}
 	t.drops.WithLabelValues("in", "error")
@@ -184,23 +183,9 @@ func (t comparison) Disagree(from string, hash uint64) {
 	}
 }
 
-// SendBeat sends b or drops it; the transport owns b from then on. b.Source must be
-// this process. SendBeat never blocks. When to is this process, OnBeat gets b before
-// SendBeat returns.
+// SendBeat sends b to another process, or drops it; the transport owns b from then on. The
+// receiver takes this process for b.Source. SendBeat never blocks.
 func (t *Transport) SendBeat(to string, b *Beat) {
-	if b.Source.Gateway != t.cfg.Name || b.Source.Incarnation != t.cfg.Incarnation {
-		t.dropped("out", "source")
-		t.wrongSource.Do(func() {
-			t.cfg.Log.Error().Str("source", b.Source.Gateway).Msg("a beat has another process as its source: a defect")
-		})
-		return
-	}
-	if to == t.cfg.Name {
-		if t.cfg.OnBeat != nil {
-			t.cfg.OnBeat.ReceiveBeat(b)
-		}
-		return
-	}
 	size := 64 + 8*len(b.Alive)
 	for i := range b.Ops {
 		size += 48 + len(b.Ops[i].Page)
@@ -210,12 +195,6 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 
 // SendReply sends r, as SendBeat sends a beat.
 func (t *Transport) SendReply(to string, r *Reply) {
-	if to == t.cfg.Name {
-		if t.cfg.OnReply != nil {
-			t.cfg.OnReply.ReceiveReply(r)
-		}
-		return
-	}
 	size := 64 + 8*len(r.Unknown)
 	for i := range r.Counts {
 		size += 80 + len(r.Counts[i].Page)
@@ -243,10 +222,7 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	} else {
 		d.replies = append(d.replies, r)
 	}
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	wake.Signal(d.wake)
 }
 
 // destination returns the destination of that name, which it creates if necessary. If it

@@ -182,8 +182,6 @@ func TestMessagesArrive(t *testing.T) {
 		if d := time.Since(began); d != 0 {
 			t.Errorf("it took %s: something waits for no reason", d)
 		}
-		gw.SendBeat("gw:1", beatOf("gw:1", 1, 1)) // nobody listens; it must not come here as a datagram
-		synctest.Wait()
 		if got := metric(t, gw, "datagrams_total", "out"); got != 1 {
 			t.Errorf("%v datagrams from the gateway", got)
 		}
@@ -310,7 +308,6 @@ func TestDropsAreCounted(t *testing.T) {
 		n.put("nd:1", forged)
 		stranger.SendBeat("nd:1", beatOf("bad:1", 1, 1))
 		gw.SendBeat("nowhere:1", beatOf("gw:1", 1, 1))
-		gw.SendBeat("nd:1", beatOf("another:1", 1, 1))
 		synctest.Wait()
 		time.Sleep(time.Minute)
 		n.put("nd:1", good)
@@ -320,7 +317,7 @@ func TestDropsAreCounted(t *testing.T) {
 				t.Errorf("%v dropped as %s, want %v", got, reason, want)
 			}
 		}
-		for reason, want := range map[string]float64{"address": 1, "source": 1} {
+		for reason, want := range map[string]float64{"address": 1} {
 			if got := metric(t, gw, "datagrams_dropped_total", "out "+reason); got != want {
 				t.Errorf("%v dropped for %s, want %v", got, reason, want)
 			}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence/ring"
 )
 
@@ -19,8 +21,8 @@ func (m *Member) Leave(ctx context.Context) {
 		if m.parts.Node != nil {
 			m.parts.Node.HandOver()
 		}
-		signal(m.renewNow)
-		sleep(ctx, handOverTime)
+		wake.Signal(m.renewNow)
+		outage.Sleep(ctx, handOverTime)
 	}
 	m.end(ctx)
 }

@@ -211,21 +211,3 @@ func (m *Member) Run(ctx context.Context) error {
 
 // Has reports whether the process has the role.
 func (m *Member) Has(role string) bool { return slices.Contains(m.self.Roles, role) }
-
-// signal puts a signal into c, which holds one.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// sleep waits for d, or less when ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}

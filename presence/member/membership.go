@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/internal/setting"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -343,7 +344,7 @@ func (m *Member) followGeneration(ctx context.Context) error {
 		if m.up.Load() {
 			look()
 		}
-		sleep(ctx, generationEvery)
+		outage.Sleep(ctx, generationEvery)
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -55,9 +57,9 @@ func (m *Member) Ready() error {
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
-		signal(m.renewNow)
+		wake.Signal(m.renewNow)
 	}
-	signal(m.storeChanged)
+	wake.Signal(m.storeChanged)
 }
 
 // followStore notifies the gateway when the store's availability changes, until ctx ends.
@@ -86,7 +88,7 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 			m.read.Store(true)
 			return nil
 		}
-		sleep(ctx, pause)
+		outage.Sleep(ctx, pause)
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
@@ -94,7 +96,7 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 // of the two does not know yet that a process has joined or left.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
-	signal(m.renewSoon)
+	wake.Signal(m.renewSoon)
 }
 
 // PushUpdates sends updates to an incarnation of a gateway. If that incarnation has ended,
@@ -133,7 +135,7 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 		if !errors.Is(err, presence.ErrNotOwner) {
 			return err
 		}
-		if sleep(ctx, holdRetry); ctx.Err() != nil {
+		if outage.Sleep(ctx, holdRetry); ctx.Err() != nil {
 			return fmt.Errorf("hold: %w: %w", presence.ErrUnavailable, err)
 		}
 	}

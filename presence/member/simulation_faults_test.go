@@ -20,11 +20,11 @@ type fault struct {
 type faultKind int
 
 const (
-	harmless faultKind = iota
-	takeover           // partitions get other owners, which have only the store's data
-	emptied            // the store has only data that owners write afterwards
-	stormy             // datagrams are lost
-	outage             // the store is unavailable
+	harmless    faultKind = iota
+	takeover              // partitions get other owners, which have only the store's data
+	emptied               // the store has only data that owners write afterwards
+	stormy                // datagrams are lost
+	storeOutage           // the store is unavailable
 )
 
 // shadow is how long a fault affects the faults after it. After that time all partitions
@@ -117,7 +117,7 @@ func (s *simulation) fail() {
 		if !s.store.away {
 			silent := s.chance.IntN(2) == 0
 			s.store.leave(silent)
-			s.add(outage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+			s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
 		}
 	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
 		s.store.lose()

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -18,7 +19,7 @@ func (m *Member) Users(ctx context.Context, users []presence.User) ([]presence.U
 		if !errors.Is(err, presence.ErrNotOwner) {
 			return states, err
 		}
-		if sleep(ctx, holdRetry); ctx.Err() != nil {
+		if outage.Sleep(ctx, holdRetry); ctx.Err() != nil {
 			return nil, fmt.Errorf("users: %w: %w", presence.ErrUnavailable, err)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"headcount/counter/hyperloglog"
@@ -130,17 +129,38 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	return q, nil
 }
 
+// Start is the start of a minute. Its JSON is that of a time, for 0 null.
+type Start int64
+
+// MarshalJSON implements json.Marshaler.
+func (s Start) MarshalJSON() ([]byte, error) {
+	if s == 0 {
+		return []byte("null"), nil
+	}
+	return presence.AppendTime(nil, time.Unix(int64(s)*60, 0)), nil
+}
+
 // Point is one step of an Answer. At is its first minute.
-type Point struct{ At, Max, Joins int64 }
+type Point struct {
+	At    Start `json:"at"`
+	Max   int64 `json:"max"`
+	Joins int64 `json:"joins"`
+}
+
+// Peak is the first minute with the greatest count. At 0: there was no user.
+type Peak struct {
+	Max int64 `json:"count"`
+	At  Start `json:"at"`
+}
 
 // Answer has the statistics of a page.
 type Answer struct {
-	Page     string
-	Now      int64
-	Peak     Point // the first minute with the greatest count; At 0: there was no user
-	Joins    int64
-	Visitors int64
-	Points   []Point
+	Page     string  `json:"page"` // without its site
+	Now      int64   `json:"now"`
+	Peak     Peak    `json:"peak"`
+	Joins    int64   `json:"joins"`
+	Visitors int64   `json:"visitors"`
+	Points   []Point `json:"points"`
 }
 
 // Answer answers the question from what a Store returned and the current count.
@@ -148,9 +168,9 @@ type Answer struct {
 // Visitors are the distinct users who arrived, but at least as many as were present at
 // once: users who came earlier and stayed did not arrive in the time asked for.
 func (q Question) Answer(page string, list []Minute, count int64, now time.Time) Answer {
-	a := Answer{Page: page, Now: count, Points: make([]Point, (q.To-q.From)/q.Step)}
+	a := Answer{Page: presence.KeyOf(page), Now: count, Points: make([]Point, (q.To-q.From)/q.Step)}
 	for i := range a.Points {
-		a.Points[i].At = q.From + int64(i)*q.Step
+		a.Points[i].At = Start(q.From + int64(i)*q.Step)
 	}
 	running := Of(now)
 	carried, at := int64(0), q.From // the points are done up to, not including, the minute at
@@ -186,39 +206,6 @@ func (q Question) raise(a *Answer, minute, users int64) {
 	p := &a.Points[(minute-q.From)/q.Step]
 	p.Max = max(p.Max, users)
 	if users > a.Peak.Max {
-		a.Peak = Point{At: minute, Max: users}
+		a.Peak = Peak{users, Start(minute)}
 	}
-}
-
-// AppendJSON appends the external form.
-func (a *Answer) AppendJSON(b []byte) []byte {
-	moment := func(minute int64) { b = presence.AppendTime(b, time.Unix(minute*60, 0)) }
-	number := func(name string, n int64) {
-		b = append(b, name...)
-		b = strconv.AppendInt(b, n, 10)
-	}
-	b = append(b, `{"page":`...)
-	b = presence.AppendString(b, presence.KeyOf(a.Page))
-	number(`,"now":`, a.Now)
-	number(`,"peak":{"count":`, a.Peak.Max)
-	b = append(b, `,"at":`...)
-	if a.Peak.Max == 0 {
-		b = append(b, "null"...)
-	} else {
-		moment(a.Peak.At)
-	}
-	number(`},"joins":`, a.Joins)
-	number(`,"visitors":`, a.Visitors)
-	b = append(b, `,"points":[`...)
-	for i, p := range a.Points {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, `{"at":`...)
-		moment(p.At)
-		number(`,"max":`, p.Max)
-		number(`,"joins":`, p.Joins)
-		b = append(b, '}')
-	}
-	return append(b, "]}\n"...)
 }

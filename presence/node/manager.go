@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -145,7 +146,7 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	claims = slices.DeleteFunc(claims, func(c presence.Claim) bool {
 		if c.Epoch == 0 { // another node claimed the partition while this one was cut off
 			m.n.actors[c.Partition].Store(nil)
-			m.n.alert()
+			wake.Signal(m.n.trouble)
 		}
 		return c.Epoch == 0
 	})

@@ -25,6 +25,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -121,17 +122,7 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 // Own sets the partitions that this node is to own. Run makes the change in the
 // background.
 func (n *Node) Own(partitions []int) {
-	for {
-		select {
-		case n.want <- partitions:
-			return
-		default:
-		}
-		select {
-		case <-n.want:
-		default:
-		}
-	}
+	wake.Replace(n.want, partitions)
 }
 
 // HandOver prepares the node for other nodes to take over all its partitions. From then
@@ -258,19 +249,11 @@ func (n *Node) Run(ctx context.Context) error {
 // Nobody can come back before the next one runs, so for that one all are here whose connections this one closes.
 func (n *Node) StopClock() { n.clock.stop() }
 
-// alert makes the manager reconcile at once.
-func (n *Node) alert() {
-	select {
-	case n.trouble <- struct{}{}:
-	default:
-	}
-}
-
 // suspended handles a suspension of the process for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
 	if d > takeoverPossible {
 		n.wasSuspended.Store(true)
-		n.alert()
+		wake.Signal(n.trouble)
 	}
 	if n.suspensions.Add(1) == 1 {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended; session deadlines move by that time")

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"headcount/internal/outage"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -78,11 +79,11 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
 			n.fenced.Add(1)
 			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
-			n.alert()
+			wake.Signal(n.trouble)
 		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):
 			n.failures.Add(1)
 			p.out.restore(changes[i], true)
-			n.alert()
+			wake.Signal(n.trouble)
 			p.post(&refused{})
 		default:
 			n.failures.Add(1)

@@ -287,9 +287,8 @@ func (l *loader) key(k, v []byte) {
 	l.unread.oldest = append(l.unread.oldest, key)
 }
 
-// hashKey returns the stored key. If there is none, it stores one: former if the file
-// has records, or changes with an author; otherwise a new one.
-func (d *disk) hashKey(former []byte) (key []byte, err error) {
+// hashKey returns the stored key. If there is none, it stores a new one.
+func (d *disk) hashKey() (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
 		return nil
@@ -299,11 +298,6 @@ func (d *disk) hashKey(former []byte) (key []byte, err error) {
 	}
 	return key, d.db.Update(func(tx *bbolt.Tx) error {
 		key = hashkey.New()
-		for _, users := range [][]byte{recordsBucket, ownsBucket} {
-			if first, _ := tx.Bucket(users).Cursor().First(); first != nil {
-				key = bytes.Clone(former)
-			}
-		}
 		return tx.Bucket(boltfile.Meta).Put(hashKey, key)
 	})
 }

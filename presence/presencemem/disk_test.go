@@ -438,35 +438,26 @@ func TestRecordsAreCopies(t *testing.T) {
 	}
 }
 
-// A directory has one key of user hashes. If users are already known by the key of its
-// former version, it is that one; otherwise it is a key of its own, whatever secrets
-// come later.
+// A directory keeps its key of user hashes, and no other directory has it.
 func TestADirectoryKeepsItsHashKey(t *testing.T) {
-	for name, used := range map[string]bool{"new": false, "of a former version": true} {
-		dir := t.TempDir()
-		key := func(former string, first bool) string {
-			s, err := Open(dir, Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-			if first && used {
-				if err := unread.NewFollowService(s).Follow(t.Context(), unread.User{1}, "p"); err != nil {
-					t.Fatal(err)
-				}
-			}
-			k, err := s.HashKey([]byte(former))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(k)
+	key := func(dir string) string {
+		s, err := Open(dir, Config{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		first := key("the last id secret", true)
-		if (first == "the last id secret") != used {
-			t.Errorf("%s: the key is %q", name, first)
+		defer s.Close()
+		k, err := s.HashKey()
+		if err != nil {
+			t.Fatal(err)
 		}
-		if again := key("another id secret", false); again != first {
-			t.Errorf("%s: the key changed", name)
-		}
+		return string(k)
+	}
+	dir := t.TempDir()
+	first := key(dir)
+	if again := key(dir); again != first || first == "" {
+		t.Error("the key changed")
+	}
+	if key(t.TempDir()) == first {
+		t.Error("another directory has the same key")
 	}
 }

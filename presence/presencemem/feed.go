@@ -3,6 +3,7 @@ package presencemem
 import (
 	"context"
 
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -83,9 +84,6 @@ func (s *Store) notify(p presence.Publication) {
 		default:
 			w.backlog = append(w.backlog, p)
 		}
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		wake.Signal(w.wake)
 	}
 }

@@ -167,13 +167,12 @@ func (s *Store) Writable() error { return s.unread.disk.writable() }
 func (s *Store) Secret() string { return s.secret }
 
 // HashKey returns the key of user hashes, which is created when the data directory is used
-// for the first time. In a directory of an older version, which kept no key, it is former,
-// with which the users there were hashed. Without a directory it is random.
-func (s *Store) HashKey(former []byte) ([]byte, error) {
+// for the first time. Without a directory it is random.
+func (s *Store) HashKey() ([]byte, error) {
 	if s.unread.disk == nil {
 		return hashkey.New(), nil
 	}
-	key, err := s.unread.disk.hashKey(former)
+	key, err := s.unread.disk.hashKey()
 	if err != nil {
 		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
 	}
@@ -255,22 +254,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
 		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
-		if c.Reset {
-			clear(p.members)
-		}
-		for _, m := range c.Members {
-			key := member{m.User, m.Page}
-			switch {
-			case m.Gone:
-				delete(p.members, key)
-			case m.Hold.IsZero():
-				p.members[key] = 0
-			case m.Alone:
-				p.members[key] = -m.Hold.UnixMilli()
-			default:
-				p.members[key] = m.Hold.UnixMilli()
-			}
-		}
+		p.change(c.Reset, c.Members)
 		for _, d := range c.Departures {
 			s.seen.departed(d.User, d.At)
 		}
@@ -298,6 +282,26 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	s.forget(now)
 	s.seen.expire(now)
 	return outcomes
+}
+
+// change makes the changes of members, after a reset to none.
+func (p *partition) change(reset bool, changes []presence.MemberChange) {
+	if reset {
+		clear(p.members)
+	}
+	for _, m := range changes {
+		key := member{m.User, m.Page}
+		switch {
+		case m.Gone:
+			delete(p.members, key)
+		case m.Hold.IsZero():
+			p.members[key] = 0
+		case m.Alone:
+			p.members[key] = -m.Hold.UnixMilli()
+		default:
+			p.members[key] = m.Hold.UnixMilli()
+		}
+	}
 }
 
 // Incomplete implements presence.Partitions. It always looks at the whole store.

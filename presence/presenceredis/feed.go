@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/internal/redisconn"
+	"headcount/internal/wake"
 	"headcount/presence"
 )
 
@@ -95,13 +96,6 @@ func (w *watcher) take() (lost []int, todo []message) {
 	return lost, todo
 }
 
-func (w *watcher) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
 // markLost marks the bucket to be read again, and drops its backlog, which would bring
 // back endpoints that have gone by then. The caller holds mu.
 func (w *watcher) markLost(bucket int) {
@@ -126,7 +120,7 @@ func (w *watcher) Begin() {
 			w.markLost(b)
 		}
 	}
-	w.signal()
+	wake.Signal(w.wake)
 }
 
 // Pong implements redisconn.Listener.
@@ -139,7 +133,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	if f := w.feeds[bucket]; f != nil {
 		f.last, f.subscribed = 0, true
 		w.markLost(bucket)
-		w.signal()
+		wake.Signal(w.wake)
 	}
 }
 
@@ -168,7 +162,7 @@ func (w *watcher) Heard(bucket int, payload string) {
 		w.backlog = append(w.backlog, message{bucket, payload})
 		w.bytes += len(payload)
 	}
-	w.signal()
+	wake.Signal(w.wake)
 }
 
 var errPublication = errors.New("not a publication")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"headcount/internal/wake"
 	"headcount/scripts"
 )
 
@@ -45,10 +46,7 @@ func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
 		s.chores.sweep[bucket] = true
 	}
 	s.chores.mu.Unlock()
-	select {
-	case s.chores.wake <- struct{}{}:
-	default:
-	}
+	wake.Signal(s.chores.wake)
 }
 
 // maxEmpty returns how many empty pages a bucket may have.

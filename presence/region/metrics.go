@@ -16,7 +16,7 @@ func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Unlock()
 	stats := make([]presence.PeerStats, len(r.links))
 	for i, l := range r.links {
-		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag(), Silence: r.silentFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
+		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag().Seconds(), Heard: r.silentFor(l.Name).Seconds(), LeftOut: slices.Contains(out, l.Name)}
 	}
 	return stats
 }

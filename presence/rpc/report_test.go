@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"headcount/presence"
 	"headcount/presence/rpc"
@@ -17,10 +16,10 @@ import (
 func TestReportComesBack(t *testing.T) {
 	want := presence.Report{
 		Stats: presence.Stats{
-			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1500 * time.Millisecond},
+			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1.5},
 			Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
 			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
-			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Silence: time.Second}, {Name: "asia", LeftOut: true}},
+			Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.25, Heard: 1}, {Name: "asia", LeftOut: true}},
 		},
 		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.SiteOf("shop").Qualify("a b"), Users: 2}},
 	}
@@ -32,6 +31,53 @@ func TestReportComesBack(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, want %+v", name, got, err, want)
 		}
 	}
+}
+
+// TestReportOnTheWire pins the bytes, which processes of other releases write and read, too.
+func TestReportOnTheWire(t *testing.T) {
+	for want, r := range map[string]presence.Report{
+		`{"process":{"memory":1048576,"cpu":1.5},"gateway":{"connections":1,"watched":2,"deliveries":3,"messages":4},` +
+			`"node":{"users":5,"partitions":6,"changes":7},` +
+			`"peers":[{"name":"eu","lag":0.25,"heard":1,"left_out":false},{"name":"asia","lag":0,"heard":0,"left_out":true}],` +
+			`"top":[{"page":"a\"\u003cb","users":3}]}`: {
+			Stats: presence.Stats{
+				Process: presence.ProcessStats{Memory: 1 << 20, CPU: 1.5},
+				Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
+				Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
+				Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.25, Heard: 1}, {Name: "asia", LeftOut: true}},
+			},
+			Top: []presence.PageUsers{{Page: `a"<b`, Users: 3}},
+		},
+		`{"process":{"memory":0,"cpu":0},"top":[]}`: {Top: []presence.PageUsers{}},
+	} {
+		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Reports: onReport(func() presence.Report { return r })})
+		wire := &recording{RoundTripper: &direct{handler: h}}
+		if _, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: wire}).Report(t.Context(), server); err != nil {
+			t.Fatal(err)
+		}
+		if wire.body != want {
+			t.Errorf("the wire has\n%s, want\n%s", wire.body, want)
+		}
+		if got, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(want)}).Report(t.Context(), server); err != nil || !reflect.DeepEqual(got, r) {
+			t.Errorf("read %+v, %v, want %+v", got, err, r)
+		}
+	}
+}
+
+// recording keeps the body of the last answer.
+type recording struct {
+	http.RoundTripper
+	body string
+}
+
+func (r *recording) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := r.RoundTripper.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	r.body, resp.Body = string(body), io.NopCloser(strings.NewReader(string(body)))
+	return resp, err
 }
 
 func TestReportIsForTheClusterAlone(t *testing.T) {

@@ -118,7 +118,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 	case path == reportPath:
-		answer = reportBody(h.cfg.Reports.Report())
+		answer, err = json.Marshal(h.cfg.Reports.Report())
 	case path == usersPath:
 		answer, err = h.users(r.Context(), body)
 	default:

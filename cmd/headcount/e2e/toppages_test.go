@@ -178,3 +178,22 @@ func TestTopPagesOfACluster(t *testing.T) {
 		s.topPages(t, "", withKey).await("c 6, b 3, a 2")
 	}
 }
+
+// A list that does not change has comments often enough for <live-top>, which takes a minute of silence for a
+// broken connection.
+func TestAQuietListHasComments(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("it takes 25 s")
+	}
+	s := start(t, "--ping-interval=10m")
+	top, count := s.topPages(t, ""), s.sse(t, "/p/counter/events")
+	select {
+	case <-top.comments:
+	case <-time.After(50 * time.Second):
+		t.Error("no comment within 50 s")
+	}
+	if len(count.comments) > 0 {
+		t.Error("a stream of a page has a comment before --ping-interval")
+	}
+}

@@ -129,7 +129,8 @@ func TestUnreadOfOnePage(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	tab := s.ws(t)
-	one, other := fresh(t)+" a/b", fresh(t)
+	page := fresh(t)
+	one, other := page+" a/b", page+" c" // in the order of the list
 	for _, page := range []string{one, other} {
 		s.follow(t, tab.as(), page)
 		s.change(t, page, "")

@@ -1,0 +1,42 @@
+// Package wake wakes a goroutine that waits on a channel, without ever blocking the caller.
+package wake
+
+import (
+	"context"
+	"time"
+)
+
+// Signal puts a signal into c unless c is full. When c holds one, all signals since its last receipt count as one.
+func Signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Replace puts v into c, which holds one, in place of an older value that nobody has received.
+func Replace[T any](c chan T, v T) {
+	for {
+		select {
+		case c <- v:
+			return
+		default:
+		}
+		select {
+		case <-c:
+		default:
+		}
+	}
+}
+
+// Wait waits for a signal from c, or for d, or until ctx ends. It reports whether ctx has not ended.
+func Wait(ctx context.Context, d time.Duration, c <-chan struct{}) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-c:
+	}
+	return ctx.Err() == nil
+}
