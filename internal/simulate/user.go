@@ -50,23 +50,15 @@ func (u *user) signed() string {
 
 // adopt takes over what `welcome` says about a tab that dialled with the id sent.
 // It reports false when the tab came out as somebody else than the user already
-// is: it must dial again. A server that lost its secret gives the user a new id;
-// strays are the tabs that are still connected with the old one.
-func (u *user) adopt(sent, who, id string) (ok bool, strays []*tab) {
+// is: it must dial again. A server that ended and lost its secret gives the user a new id.
+func (u *user) adopt(sent, who, id string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch {
-	case u.who == who:
-		u.id = id
-		return true, nil
-	case u.id == sent:
-		if u.who != "" {
-			strays = slices.Clone(u.tabs)
-		}
-		u.who, u.id = who, id
-		return true, strays
+	if u.who != who && u.id != sent {
+		return false
 	}
-	return false, nil
+	u.who, u.id = who, id
+	return true
 }
 
 func (u *user) add(c *tab) {
