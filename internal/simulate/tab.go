@@ -393,7 +393,6 @@ func (c *tab) count(l *link, n *client.Count) {
 	now := time.Now()
 	c.crowd.stats.counts.Add(1)
 	if n.Count < 0 {
-		c.crowd.stats.negative.Add(1)
 		c.crowd.wrong("page %q: the count %d is negative", n.Page, n.Count)
 	}
 	if n.Stale {
@@ -420,7 +419,6 @@ func (c *tab) hold(l *link, n *client.Count) {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
 		if h.known && n.Version.Before(h.Version) {
-			c.crowd.stats.backward.Add(1)
 			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
 			return
 		}
