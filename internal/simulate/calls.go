@@ -160,7 +160,7 @@ func (r *lastingRun) api(gateway string, who *fan) (client.Config, error) {
 	if who == nil {
 		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKey, HTTP: r.web}, nil
 	}
-	cfg, err := r.config(gateway, who.name, who.id)
+	cfg, err := r.config(gateway, who.user.name, who.user.signed())
 	cfg.HTTP = r.web
 	return cfg, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -26,6 +27,7 @@ type tab struct {
 	strict  bool                                              // an error frame is wrong
 	slow    bool                                              // it has a small buffer, and stops reading when the run asks for that
 	seen    func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
+	asks    *subscriber                                       // looks at counters over it; nil for most
 
 	stays context.Context // until the tab leaves
 	quit  func()          // ends stays
@@ -169,6 +171,9 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.asks != nil && c.asks.who == nil {
+		cfg.APIKey = c.crowd.cfg.APIKey
+	}
 	l = &link{}
 	open := l.socket.dialer(gateway, &c.crowd.stats.bytes)
 	cfg.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -199,9 +204,13 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
 		}
 	default:
-		if !c.user.adopt(id, l.User, l.ID) {
+		ok, renamed := c.user.adopt(id, l.User, l.ID)
+		if !ok {
 			l.Abort()
 			return nil, errors.New("the server welcomed this tab as another user than the user's other tabs")
+		}
+		if renamed && c.asks != nil {
+			c.asks.renamed()
 		}
 	}
 	if !c.enter(l) {
@@ -231,6 +240,9 @@ func (c *tab) enter(l *link) bool {
 		pages[i] = h.Page
 	}
 	_ = l.Subscribe(pages...) // an error ends the connection, here and below
+	if c.asks != nil {
+		_ = l.SubscribeCounters(slices.Collect(maps.Keys(c.asks.tallies))...)
+	}
 	if c.joined.Page != "" {
 		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
 		_ = l.Join(c.joined.Page)
@@ -264,6 +276,9 @@ func (c *tab) detach(l *link) ending {
 	c.link = nil
 	for h := range c.holdings() {
 		h.known, h.refused, h.arrival = false, false, false
+	}
+	if c.asks != nil {
+		c.asks.begin()
 	}
 	if !l.ending && !c.left() {
 		c.crowd.dropped()
@@ -381,6 +396,10 @@ func (c *tab) handle(l *link, f *client.Frame) {
 	switch f.Type {
 	case "count":
 		c.count(l, &f.Count)
+	case "counter":
+		if c.asks != nil {
+			c.asks.take(f.Counter)
+		}
 	case "error":
 		c.failed(l, f)
 	case "reconnect":
@@ -448,7 +467,7 @@ func (c *tab) holdings() iter.Seq[*holding] {
 // failed handles an error frame.
 func (c *tab) failed(l *link, f *client.Frame) {
 	c.crowd.stats.errorFrame(f.Code)
-	if c.strict {
+	if c.strict || c.asks != nil && f.Code != "rate_limited" {
 		c.crowd.wrong("%s: error frame %s: %s", c.name(), f.Code, f.Message)
 	}
 	c.mu.Lock()

@@ -235,7 +235,7 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 	if _, _, err := u.claim(gone); err == nil {
 		t.Error("a second tab did not wait for the first")
 	}
-	if !u.adopt("", "u1", "u1.a") {
+	if ok, renamed := u.adopt("", "u1", "u1.a"); !ok || renamed {
 		t.Error("the first id was not adopted")
 	}
 	release()
@@ -243,13 +243,13 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 	if id, _, _ := u.claim(t.Context()); id != "u1.a" {
 		t.Errorf("the second tab got %q", id)
 	}
-	if !u.adopt("u1.a", "u1", "u1.b") || u.signed() != "u1.b" {
+	if ok, renamed := u.adopt("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
 		t.Error("the same user, signed anew")
 	}
-	if !u.adopt("u1.b", "u2", "u2.c") {
+	if ok, renamed := u.adopt("u1.b", "u2", "u2.c"); !ok || !renamed {
 		t.Error("the server forgot the user: the first tab that noticed has the new id")
 	}
-	if u.adopt("u1.b", "u3", "u3.c") || u.signed() != "u2.c" {
+	if ok, _ := u.adopt("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
 		t.Error("the next that noticed must dial again with the new id")
 	}
 }

@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -50,15 +51,23 @@ func (u *user) signed() string {
 
 // adopt takes over what `welcome` says about a tab that dialled with the id sent.
 // It reports false when the tab came out as somebody else than the user already
-// is: it must dial again. A server that ended and lost its secret gives the user a new id.
-func (u *user) adopt(sent, who, id string) bool {
+// is: it must dial again. A server that ended and lost its secret makes somebody else of the user.
+func (u *user) adopt(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.who != who && u.id != sent {
-		return false
+		return false, false
 	}
+	renamed = u.who != "" && u.who != who
 	u.who, u.id = who, id
-	return true
+	return true, renamed
+}
+
+// called is what the server calls the user.
+func (u *user) called() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return cmp.Or(u.who, u.name) // with tokens it is the name, which each tab checks
 }
 
 func (u *user) add(c *tab) {
