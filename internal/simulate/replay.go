@@ -53,7 +53,10 @@ type ReplayReport struct {
 	Visits      int     `json:"visits"`       // times that one came
 	MostPresent int     `json:"most_present"` // at once
 	BadPages    int     `json:"bad_pages"`    // requests for pages that must be refused
-	Behind      float64 `json:"behind_s"`     // the longest that the replay was late
+	LogSeconds  float64 `json:"log_seconds"`
+	Speed       float64 `json:"speed"`         // that was asked for
+	Behind      float64 `json:"behind_s"`      // the longest that the replay was late
+	Paused      float64 `json:"checkpoints_s"` // the log's clock stood still for checkpoints
 }
 
 func (r *ReplayReport) String() string {
@@ -87,7 +90,7 @@ func planReplay(cfg *Command) (plan, error) {
 			ErrSettings, cfg.Replay, lines)
 	}
 	run := schedule(requests, cfg.Dwell)
-	run.tally.Lines, run.tally.BadLines = lines, bad
+	run.tally.Lines, run.tally.BadLines, run.tally.Speed = lines, bad, cfg.Speed
 	return plan{
 		pages:   pagesOf(requests),
 		limit:   run.tally.MostPresent,
@@ -143,6 +146,7 @@ func schedule(requests []request, dwell time.Duration) *replay {
 	r.visitors = make([]visitor, len(known))
 	r.end = r.steps[len(r.steps)-1].at
 	r.tally.Requests, r.tally.Visitors = len(requests), len(known)
+	r.tally.LogSeconds = r.end.Seconds()
 	r.countPresent()
 	return r
 }
@@ -187,6 +191,7 @@ func (r *replay) work(ctx context.Context) error {
 			return err
 		}
 		clock = clock.Add(time.Since(began))
+		r.tally.Paused += time.Since(began).Seconds()
 		checks = checks[1:]
 	}
 	return r.checkpoint(ctx, "final")

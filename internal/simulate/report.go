@@ -16,7 +16,8 @@ import (
 	"golang.org/x/term"
 )
 
-// A Report is what a run found. No JSON name changes its meaning.
+// A Report is what a run found. Its JSON names are stable: members may be added,
+// none changes its meaning.
 type Report struct {
 	Scenario string   `json:"scenario"` // mixed, replay, or the one that was asked for
 	Seed     uint64   `json:"seed"`
@@ -28,10 +29,11 @@ type Report struct {
 	Pages    int      `json:"pages"`              // without the probes' own
 	Counters int      `json:"counters,omitempty"` // that last
 
-	Connects        int64 `json:"connects"`         // connections that were welcomed
-	RefusedUpgrades int64 `json:"refused_upgrades"` // answered with a status, 503 for example
-	Drops           int64 `json:"drops"`            // connections that ended unasked
-	SentAway        int64 `json:"sent_away"`        // reconnect frames
+	Connects          int64   `json:"connects"`            // connections that were welcomed
+	ConnectsPerSecond float64 `json:"connects_per_second"` // in the best second
+	RefusedUpgrades   int64   `json:"refused_upgrades"`    // answered with a status, 503 for example
+	Drops             int64   `json:"drops"`               // connections that ended unasked
+	SentAway          int64   `json:"sent_away"`           // reconnect frames
 
 	Messages      int64 `json:"messages"`       // received
 	Counts        int64 `json:"counts"`         // count frames among them
@@ -42,10 +44,13 @@ type Report struct {
 	// count with the one who joined. Measured by probes on pages of their own.
 	JoinToSeen Latency `json:"join_to_seen_ms"`
 
-	ErrorFrames map[string]int64 `json:"error_frames"` // by code; a refused join is bad_page
+	RefusedJoins int64            `json:"refused_joins"` // bad_page errors
+	ErrorFrames  map[string]int64 `json:"error_frames"`  // by code
 
-	WrongCounts int64    `json:"wrong_counts"` // everything that breaks the contract
-	Wrong       []string `json:"wrong"`        // the first of them in words
+	WrongCounts      int64    `json:"wrong_counts"` // everything that breaks the contract, all below included
+	NegativeCounts   int64    `json:"negative_counts"`
+	BackwardVersions int64    `json:"backward_versions"`
+	Wrong            []string `json:"wrong"` // the first of them in words
 
 	SiteChecked bool         `json:"site_checked"` // `*` was compared: nobody else moved it at the start
 	Checkpoints []Checkpoint `json:"checkpoints"`
@@ -69,6 +74,9 @@ type Latency struct {
 type stats struct {
 	connects, refusedUpgrades, drops, sentAway atomic.Int64
 	messages, counts, stale, bytes             atomic.Int64
+	negative, backward                         atomic.Int64
+
+	bestSecond atomic.Int64 // connects; the progress goroutine measures it
 
 	mu     sync.Mutex
 	errors map[string]int64 // bounded: codes beyond maxCodes are counted as "other"
@@ -149,9 +157,12 @@ func (f *faults) get() (n int, texts []string) {
 func (c *crowd) report(err error) Report {
 	s, r := &c.stats, c.result
 	r.Scenario, r.Seed, r.URLs, r.Seconds, r.Users, r.Pages = c.scenario, c.cfg.Seed, c.cfg.URL, time.Since(c.began).Seconds(), c.users, len(c.pages)
-	r.Connects, r.RefusedUpgrades, r.Drops, r.SentAway = s.connects.Load(), s.refusedUpgrades.Load(), s.drops.Load(), s.sentAway.Load()
+	r.Connects, r.ConnectsPerSecond, r.RefusedUpgrades = s.connects.Load(), float64(s.bestSecond.Load()), s.refusedUpgrades.Load()
+	r.Drops, r.SentAway = s.drops.Load(), s.sentAway.Load()
 	r.Messages, r.Counts, r.StaleCounts, r.BytesReceived = s.messages.Load(), s.counts.Load(), s.stale.Load(), s.bytes.Load()
+	r.NegativeCounts, r.BackwardVersions = s.negative.Load(), s.backward.Load()
 	r.ErrorFrames = s.errorFrames()
+	r.RefusedJoins = r.ErrorFrames["bad_page"]
 	r.JoinToSeen, r.Server = c.probes.report(), c.server.report()
 	n, wrong := c.faults.get()
 	r.WrongCounts, r.Wrong = int64(n), wrong
@@ -183,14 +194,15 @@ func (r *Report) text() string {
 		fmt.Fprintf(&b, "%-14s %s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("run", "%s, seed %d, %.1f s, %d users, %d pages, %d gateways", r.Scenario, r.Seed, r.Seconds, r.Users, r.Pages, len(r.URLs))
-	line("connections", "%d welcomed; %d upgrades refused, %d lost, %d sent away", r.Connects, r.RefusedUpgrades, r.Drops, r.SentAway)
+	line("connections", "%d welcomed, up to %.0f/s; %d upgrades refused, %d lost, %d sent away", r.Connects, r.ConnectsPerSecond,
+		r.RefusedUpgrades, r.Drops, r.SentAway)
 	line("received", "%d messages, %d of them counts (%d stale), %d bytes", r.Messages, r.Counts, r.StaleCounts, r.BytesReceived)
 	if l := r.JoinToSeen; l.Samples+l.Missed > 0 {
 		line("join to seen", "p50 %.1f ms, p99 %.1f ms, max %.1f ms (%d joins, %d not seen; by another client on the same page)",
 			l.P50, l.P99, l.Max, l.Samples, l.Missed)
 	}
 	if len(r.ErrorFrames) > 0 {
-		line("errors", "%v", r.ErrorFrames)
+		line("errors", "%d joins refused; error frames: %v", r.RefusedJoins, r.ErrorFrames)
 	}
 	if c := r.Churn; c != nil {
 		line("churn", "%s", c)
@@ -239,7 +251,7 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 		defer close(done)
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
-		var counts int64
+		var counts, connects int64
 		var told *string // the phase of the last line
 		for n := 1; ; n++ {
 			select {
@@ -252,6 +264,9 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 			}
 			perSecond := c.stats.counts.Load() - counts
 			counts += perSecond
+			fresh := c.stats.connects.Load() - connects
+			connects += fresh
+			c.stats.bestSecond.Store(max(c.stats.bestSecond.Load(), fresh))
 			if phase := c.phase.Load(); n%every == 0 || phase != told {
 				told = phase
 				wrong, _ := c.faults.get()

@@ -37,11 +37,13 @@ const (
 // measure takes figures from now until end is called.
 func (c *crowd) measure() (end func()) {
 	began, before := time.Now(), c.server.usage()
-	counts := c.stats.counts.Load()
+	messages, counts, bytes := c.stats.messages.Load(), c.stats.counts.Load(), c.stats.bytes.Load()
 	return func() {
 		now, seconds, f := c.server.usage(), time.Since(began).Seconds(), c.result.Figures
 		counts := float64(c.stats.counts.Load() - counts)
 		f["window_s"] = seconds
+		f["window_messages"] = float64(c.stats.messages.Load() - messages)
+		f["window_bytes"] = float64(c.stats.bytes.Load() - bytes)
 		f["counts_per_s"] = counts / seconds
 		if len(c.server.procs) == 0 {
 			return
@@ -156,7 +158,7 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 		t.say(`{"type":"resume"}`)
 	}
 	c.perConnection()
-	c.result.Figures["spread_p99_ms"] = spread.ms(0.99)
+	c.result.Figures["spread_p50_ms"], c.result.Figures["spread_p99_ms"] = spread.ms(0.5), spread.ms(0.99)
 	return c.checkpoint(ctx, "final")
 }
 

@@ -207,7 +207,7 @@ func TestReplay(t *testing.T) {
 	c := command(serve(t))
 	c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
 	r, err := run(t, c)
-	if err != nil || r.ErrorFrames["bad_page"] != 2 {
+	if err != nil || r.RefusedJoins != 2 {
 		t.Fatalf("Run = %v, %+v", err, r)
 	}
 	p := *r.Replay

@@ -66,6 +66,7 @@ func (s *subscriber) take(l client.Counter) {
 	case ok && l.Version.Before(had.Version) && s.run.deleting.Load() && l.Version == client.Version{}:
 		// the one time at which a version goes back
 	case ok && l.Version.Before(had.Version):
+		s.run.stats.backward.Add(1)
 		s.run.wrong("counter %q: the version went back on one connection: from %s to %s", l.Key, had.Version, l.Version)
 	case ok && l.Version == had.Version && l.Value != had.Value:
 		s.run.wrong("counter %q: version %s has the values %d and %d", l.Key, l.Version, had.Value, l.Value)

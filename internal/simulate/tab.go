@@ -412,6 +412,7 @@ func (c *tab) count(l *link, n *client.Count) {
 	now := time.Now()
 	c.crowd.stats.counts.Add(1)
 	if n.Count < 0 {
+		c.crowd.stats.negative.Add(1)
 		c.crowd.wrong("page %q: the count %d is negative", n.Page, n.Count)
 	}
 	if n.Stale {
@@ -438,6 +439,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
 		if h.known && n.Version.Before(h.Version) {
+			c.crowd.stats.backward.Add(1)
 			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
 			return
 		}

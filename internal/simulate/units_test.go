@@ -257,10 +257,10 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 func TestReportReadsWell(t *testing.T) {
 	r := Report{
 		Scenario: "mixed", Checkpoints: []Checkpoint{{Name: "final", Users: 3}}, Wrong: []string{`page "p": 1, true is 2`}, WrongCounts: 1,
-		ErrorFrames: map[string]int64{"bad_page": 2}, JoinToSeen: Latency{Samples: 1}, Churn: &ChurnReport{}, Replay: &ReplayReport{},
+		ErrorFrames: map[string]int64{"bad_page": 2}, RefusedJoins: 2, JoinToSeen: Latency{Samples: 1}, Churn: &ChurnReport{}, Replay: &ReplayReport{},
 	}
 	text := r.text()
-	for _, want := range []string{"3 users", `WRONG          page "p": 1, true is 2`, "wrong counts   1\n", "bad_page:2", "whole site"} {
+	for _, want := range []string{"3 users", `WRONG          page "p": 1, true is 2`, "wrong counts   1\n", "2 joins refused", "whole site"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
 		}
