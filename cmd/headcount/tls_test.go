@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -294,14 +295,15 @@ func TestClientThatTakesNothingOverHTTP2(t *testing.T) {
 	}
 }
 
-// Of what a client sends over HTTP/2 and nobody reads, the server keeps little.
+// Of what a client sends over HTTP/2 and nobody reads, the server keeps little. A connection has so
+// many calls at once.
 func TestBodiesOverHTTP2(t *testing.T) {
 	c := dialShared(t)
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil { // settings, and a ping
 		t.Fatal(err)
 	}
 	const settings, ping, update = 4, 6, 8
-	ofConnection, ofStream := 65535, 65535 // as RFC 9113 has it
+	ofConnection, ofStream, streams := 65535, 65535, uint32(math.MaxUint32) // as RFC 9113 has it
 	for pinged := false; !pinged; {
 		var head [9]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -314,8 +316,11 @@ func TestBodiesOverHTTP2(t *testing.T) {
 		switch head[3] {
 		case settings:
 			for ; len(payload) > 0; payload = payload[6:] {
-				if binary.BigEndian.Uint16(payload) == 4 {
-					ofStream = int(binary.BigEndian.Uint32(payload[2:]))
+				switch value := binary.BigEndian.Uint32(payload[2:]); binary.BigEndian.Uint16(payload) {
+				case 3:
+					streams = value
+				case 4:
+					ofStream = int(value)
 				}
 			}
 		case update:
@@ -324,8 +329,8 @@ func TestBodiesOverHTTP2(t *testing.T) {
 			pinged = true
 		}
 	}
-	if ofConnection > sharedBodies || ofStream > sharedBodies {
-		t.Errorf("a client may send %d bytes, and %d of one body", ofConnection, ofStream)
+	if ofConnection > sharedBodies || ofStream > sharedBodies || streams > sharedRequests {
+		t.Errorf("a client may send %d bytes, %d of one body, and begin %d calls", ofConnection, ofStream, streams)
 	}
 }
 

@@ -235,7 +235,7 @@ func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
 
 // TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
-	if countertest.Client(false, func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
+	if countertest.Client(false, countertest.Moved, func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
 		return
 	}
 	os.Exit(m.Run())
@@ -247,7 +247,7 @@ func TestClientKilledInALoop(t *testing.T) {
 		rounds = 3
 	}
 	dir := t.TempDir()
-	countertest.KilledInALoop(t, dir, rounds, func() counter.Store { return open(t, dir, Config{}) })
+	countertest.KilledInALoop(t, dir, rounds, countertest.Moved, func() counter.Store { return open(t, dir, Config{}) }, countertest.Whole)
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

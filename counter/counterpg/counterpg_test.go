@@ -19,7 +19,7 @@ import (
 
 // TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
-	if countertest.Client(true, func(url string) (counter.Store, error) {
+	if countertest.Client(true, countertest.Moved, func(url string) (counter.Store, error) {
 		return Open(context.Background(), Config{URL: url, Log: zerolog.Nop()})
 	}) {
 		return

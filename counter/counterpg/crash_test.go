@@ -25,7 +25,7 @@ func TestClientKilledInALoop(t *testing.T) {
 	if testing.Short() {
 		rounds = 1
 	}
-	countertest.KilledInALoop(t, url, rounds, func() counter.Store { return open(t, url) })
+	countertest.KilledInALoop(t, url, rounds, countertest.Moved, func() counter.Store { return open(t, url) }, countertest.Whole)
 }
 
 func TestServerKilledInALoop(t *testing.T) {
@@ -44,7 +44,7 @@ func TestServerKilledInALoop(t *testing.T) {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				for {
-					r := stores[c%2].Apply(t.Context(), []counter.Op{countertest.Moved(fmt.Sprintf("%d/%d", c, n))})[0]
+					r := stores[c%2].Apply(t.Context(), countertest.Moved(fmt.Sprintf("%d/%d", c, n)))[0]
 					if r.Err == nil {
 						made.Add(1)
 						break

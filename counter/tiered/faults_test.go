@@ -1,15 +1,11 @@
 package tiered_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,14 +13,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/counterredis"
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
-	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
@@ -284,83 +278,9 @@ func moves(id string) []counter.Op {
 	return []counter.Op{op(id+"h", add(views, "v:1", 1), add(views, "v:2", 1)), op(id+"e", add(stock, "k:1", 1), add(stock, "k:2", 1))}
 }
 
-// client is a process that changes counters until it is killed. It prints what it tries
-// and what was acknowledged.
-func client(redis, postgres string) {
-	conn, err := redisconn.Open(redisconn.Config{URL: redis, Log: zerolog.Nop()})
-	if err != nil {
-		fmt.Println("fault", err)
-		return
-	}
-	s, err := tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: conn, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
-	if err != nil {
-		fmt.Println("fault", err)
-		return
-	}
-	var say sync.Mutex
-	var wg sync.WaitGroup
-	for worker := range 4 {
-		wg.Go(func() {
-			for n := 0; ; n++ {
-				id := fmt.Sprintf("%d/%d/%d", os.Getpid(), worker, n)
-				for _, what := range []string{"try", "ack"} {
-					for what == "ack" {
-						failed := func(r counter.Result) bool { return r.Err != nil }
-						if !slices.ContainsFunc(s.Apply(context.Background(), moves(id)), failed) {
-							break
-						}
-						time.Sleep(time.Millisecond)
-					}
-					say.Lock()
-					fmt.Println(what, id)
-					say.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// run starts a client and kills it after so many lines.
-func run(t testing.TB, redis, postgres string, lines int) (open, acknowledged []string) {
-	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+redis, "PERSISTENT_POSTGRES="+postgres)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	state := map[string]string{}
-	text := bufio.NewScanner(out)
-	for n := 0; text.Scan(); n++ {
-		what, id, _ := strings.Cut(text.Text(), " ")
-		if what == "fault" {
-			t.Error(text.Text())
-		}
-		state[id] = what
-		if n == lines {
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	_ = cmd.Wait() // it was killed
-	for id, what := range state {
-		if what == "ack" {
-			acknowledged = append(acknowledged, id)
-		} else {
-			open = append(open, id)
-		}
-	}
-	return open, acknowledged
-}
-
 // whole checks that every operation was made in all of its parts or not at all, and
 // returns how many were made.
-func whole(t testing.TB, s counter.Store) (sums, exact int64) {
+func whole(t testing.TB, s counter.Reader) (sums, exact int64) {
 	t.Helper()
 	got, err := s.Read(t.Context(), []string{"v:1", "v:2", "k:1", "k:2"}, "", 0)
 	if err != nil {
@@ -377,28 +297,17 @@ func whole(t testing.TB, s counter.Store) (sums, exact int64) {
 func TestProcessKilledInALoop(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
-	s := open(t, cfg)
-	made := int64(0)
+	open(t, cfg) // persists beside the clients
 	rounds := 8
 	if testing.Short() {
 		rounds = 1
 	}
-	for range rounds {
-		pending, acknowledged := run(t, redis.URL(), cfg.Postgres, 30+rand.IntN(150))
-		for _, id := range append(acknowledged, pending...) {
-			for _, o := range moves(id) {
-				var r counter.Result
-				testkit.Eventually(t, "it is repeated", func() bool { r = s.Apply(t.Context(), []counter.Op{o})[0]; return r.Err == nil })
-				if !r.Replay && !strings.Contains(strings.Join(pending, " "), id) {
-					t.Fatalf("%s was acknowledged and is not remembered", id)
-				}
+	made := countertest.KilledInALoop(t, redis.URL()+" "+cfg.Postgres, rounds, moves, func() counter.Store { return open(t, cfg) },
+		func(t testing.TB, s counter.Reader, n int64) {
+			if sums, exact := whole(t, s); sums != n || exact != n {
+				t.Fatalf("%d and %d were made, want %d", sums, exact, n)
 			}
-		}
-		made += int64(len(pending) + len(acknowledged))
-		if sums, exact := whole(t, s); sums != made || exact != made {
-			t.Fatalf("%d and %d were made, want %d", sums, exact, made)
-		}
-	}
+		})
 	testkit.Eventually(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made && row(t, cfg.Postgres, "k:1") == made })
 }
 

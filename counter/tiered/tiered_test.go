@@ -1,10 +1,11 @@
 package tiered_test
 
 import (
+	"context"
 	"flag"
 	"io"
-	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
+	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
@@ -21,8 +23,14 @@ import (
 
 // TestMain is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
-	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
-		client(url, os.Getenv("PERSISTENT_POSTGRES"))
+	if countertest.Client(true, moves, func(place string) (counter.Store, error) {
+		redis, postgres, _ := strings.Cut(place, " ")
+		conn, err := redisconn.Open(redisconn.Config{URL: redis, Log: zerolog.Nop()})
+		if err != nil {
+			return nil, err
+		}
+		return tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: conn, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+	}) {
 		return
 	}
 	if err := flag.Set("rapid.checks", strconv.Itoa(countertest.FewChecks)); err != nil {

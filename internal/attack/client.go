@@ -23,8 +23,8 @@ const secure = "https://"
 // their business.
 var neighbour = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
 
-// connect opens a connection, over TLS if addr says so. protocols are those of TLS.
-func connect(from *net.TCPAddr, addr string, within time.Duration, protocols ...string) (net.Conn, error) {
+// connect opens a connection, over TLS if addr says so.
+func connect(from *net.TCPAddr, addr string, within time.Duration) (net.Conn, error) {
 	addr, overTLS := strings.CutPrefix(addr, secure)
 	dialer := net.Dialer{Timeout: within}
 	if from != nil {
@@ -36,7 +36,7 @@ func connect(from *net.TCPAddr, addr string, within time.Duration, protocols ...
 	}
 	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
 	if overTLS {
-		return tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: protocols}), nil
+		return tls.Client(c, &tls.Config{InsecureSkipVerify: true}), nil
 	}
 	return c, nil
 }

@@ -78,7 +78,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		return false, err
 	}
 	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
-	for _, a := range slices.Concat(crowding, malforming, asking) {
+	for _, a := range slices.Concat(crowding, holding, asking) {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
 		}

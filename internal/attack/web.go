@@ -3,88 +3,24 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/cookiejar"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"headcount/client"
 	"headcount/internal/benchenv"
-	"headcount/internal/testkit"
 )
 
-// malformed are frames of which none may be sent, each as the first of its connection.
-var malformed = [][]byte{
-	{0x81, 2, 'h', 'i'},                                 // without a mask
-	testkit.ClientFrame(0xc1, "compressed"),             // with a bit that only an extension may set
-	testkit.ClientFrame(0x83, ""),                       // of an unknown kind
-	testkit.ClientFrame(0x89, strings.Repeat("p", 126)), // a ping that is too long
-	testkit.ClientFrame(0x09, "a part of a ping"),
-	testkit.ClientFrame(0x80, "the end of nothing"),
-	slices.Concat(testkit.ClientFrame(0x01, "a"), testkit.ClientFrame(0x81, "b")), // a message within another
-	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},                           // 2^63 bytes
-	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},                              // a terabyte
-	testkit.ClientFrame(0x88, "\x03\xed"),                                         // a close code that is never sent
-	testkit.ClientFrame(0x88, "x"),
-	testkit.ClientFrame(0x81, "\xff\xfe"), // no UTF-8
-	{0x81},                                // a half head
-}
-
-// refusals are requests that a server must not take for others.
-var refusals = []string{
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /hidden/counter HTTP/1.1\r\nHost: h\r\n\r\n",
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 22\r\n\r\n" + increment,
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: +22\r\n\r\n" + increment,
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n" + increment,
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length, Authorization\r\n\r\n16\r\n" + increment + "\r\n0\r\nContent-Length: 5\r\nAuthorization: Bearer x\r\n" + strings.Repeat("X-Trailer: x\r\n", 100) + "\r\n",
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 2200\r\n\r\n" + increment, // and then nothing
-	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n" + increment,
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\nHost: other\r\n\r\n",
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: a\r\n folded\r\n\r\n",
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: a\x00b\r\n\r\n",
-	"GET /a%zz/counter HTTP/1.1\r\nHost: h\r\n\r\n",
-	"GET http://other/a/counter HTTP/1.1\r\nHost: h\r\n\r\n",
-	"GET /a/counter HTTP/1.1\nHost: h\n\n",
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 15<<10) + "\r\n\r\n",
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
-	"GET /a/counter HTTP/1.1\r\nHost: h\r\n" + strings.Repeat("X: y\r\n", 2500) + "\r\n",
-	"GET /-/counters?" + strings.Repeat("page=a&", 2000) + " HTTP/1.1\r\nHost: h\r\n\r\n",
-	"GET /-/ws?" + strings.Repeat("%u", 3000) + " HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n",
-	"GET /a/counter/events HTTP/1.1\r\nHost: h\r\nLast-Event-ID: " + strings.Repeat("9", 4000) + "\r\n\r\n",
-	"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-}
-
-const increment = `{"action":"increment"}`
-
-// oddNames are names of pages, in JSON, that a page has seldom.
-var oddNames = []string{
-	`"\u0000"`, `"\ud800"`, `"a\u200d"`, `"\u202eabc"`, `"\ufeff"`, `"\u0301\u0301\u0301"`, `"` + strings.Repeat(`\ud83d\udc68\u200d`, 40) + `x"`,
-	`"` + strings.Repeat("𝒳", 128) + `"`, `"` + strings.Repeat("𝒳", 129) + `"`, `"../../etc/passwd"`, `"*"`, `"-"`, `"{b}"`, `"a\u0000b"`, `"hc:{1}:x"`, `"\ufffd"`, `"\u00ad"`, `"\u2028"`,
-}
-
-// malforming are attacks by what no honest client sends, and by HTTP.
-var malforming = []attack{
-	{name: "malformed frames", run: repeat(500, 50, func(_ context.Context, addr string, i int) io.Closer {
-		c, err := dial(addr)
-		if err != nil {
-			return nil
-		}
-		_, _ = c.Write(malformed[i%len(malformed)])
-		return c
-	})},
+// holding are attacks by what the server has to hold for a client: parts of messages, streams, bodies, keys, handshakes.
+var holding = []attack{
 	{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
 		if i == 0 {
 			return []byte{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -95,18 +31,12 @@ var malforming = []attack{
 		message := text(`{"type":"subscribe","pages":%s}`, list("slow ", 40))
 		return message[i%len(message):][:1]
 	})},
-	{name: "odd names", run: talk(20, 200, func(n, i int) []byte {
-		return text(`{"type":"join","page":%s}`, oddNames[(n+i)%len(oddNames)])
-	})},
 	{name: "pages and counters", run: talk(4, 250, func(n, i int) []byte {
 		kind := []string{"subscribe", "unsubscribe"}[i%2]
 		return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
 	})},
 	{name: "event streams", run: repeat(1000, 5000, func(_ context.Context, addr string, i int) io.Closer {
 		return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
-	})},
-	{name: "wrong requests", run: repeat(1000, 100, func(_ context.Context, addr string, i int) io.Closer {
-		return opened(addr, refusals[i%len(refusals)])
 	})},
 	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
@@ -128,26 +58,6 @@ var malforming = []attack{
 		_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
 		_, _ = c.Write(nil)
 		return c
-	})},
-	{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		id := uint32(2*i + 1)
-		h2Frame(to, 1, 0x5, id, h2Headers)
-		h2Frame(to, 3, 0, id, []byte{0, 0, 0, 8})
-	})},
-	{name: "continuations", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		if i == 0 {
-			h2Frame(to, 1, 0x1, 1, h2Headers)
-		}
-		h2Frame(to, 9, 0, 1, h2Literal("x", strings.Repeat("y", 1000)))
-	})},
-	{name: "pings of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, _ int) {
-		h2Frame(to, 6, 0, 0, make([]byte, 8))
-		h2Frame(to, 4, 0, 0, nil)
-	})},
-	{name: "streams of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, i int) {
-		if i < 20_000 {
-			h2Frame(to, 1, 0x5, uint32(2*i+1), h2Events)
-		}
 	})},
 	{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
 		return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
@@ -203,61 +113,3 @@ func visiting(visitors int, call func(ctx context.Context, api *client.API, visi
 		wg.Wait()
 	}
 }
-
-// streams sends what say writes on connections of HTTP/2, as fast as the server takes it.
-func streams(say func(to *bufio.Writer, i int)) func(context.Context, string) {
-	return func(ctx context.Context, addr string) {
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					c, err := connect(nil, addr, patience, "h2")
-					if err != nil {
-						time.Sleep(100 * time.Millisecond)
-						continue
-					}
-					wg.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends with the connection
-					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-					to := bufio.NewWriter(c)
-					_, _ = to.WriteString("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-					h2Frame(to, 4, 0, 0, nil)
-					paced(ctx, 20_000, func(i int) bool {
-						say(to, i)
-						return i%64 < 63 || to.Flush() == nil
-					})
-					stop()
-					_ = c.Close()
-				}
-			})
-		}
-		wg.Wait()
-	}
-}
-
-func h2Frame(to *bufio.Writer, kind, flags byte, stream uint32, payload []byte) {
-	head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
-	head = append(head, flags)
-	_, _ = to.Write(binary.BigEndian.AppendUint32(head, stream)) // Flush tells
-	_, _ = to.Write(payload)
-}
-
-// h2Literal is a field as HPACK has it without tables and without Huffman's code.
-func h2Literal(name, value string) []byte {
-	b := append([]byte{0, byte(len(name))}, name...)
-	if len(value) < 127 {
-		b = append(b, byte(len(value)))
-	} else {
-		n := len(value) - 127
-		for b = append(b, 127); n >= 128; n /= 128 {
-			b = append(b, byte(n%128+128))
-		}
-		b = append(b, byte(n))
-	}
-	return append(b, value...)
-}
-
-func h2Request(path string) []byte {
-	return bytes.Join([][]byte{h2Literal(":method", "GET"), h2Literal(":scheme", "https"), h2Literal(":path", path), h2Literal(":authority", "h")}, nil)
-}
-
-var h2Headers, h2Events = h2Request("/a/counter"), h2Request("/a/counter/events")

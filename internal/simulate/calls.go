@@ -108,38 +108,48 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		}
 		start := time.Now()
 		counters, err := q.do(ctx, client.NewAPI(api).Once(q.once))
-		switch problem := (*client.Error)(nil); {
-		case ctx.Err() != nil:
-			return reply{}, fmt.Errorf("interrupted: %w", context.Cause(ctx))
-		case errors.As(err, &problem) && problem.Status == http.StatusTooManyRequests:
-			r.calls.limited.Add(1)
-			last = err
-			if err := sleep(ctx, max(problem.RetryAfter, pauseLeast)); err != nil {
-				return reply{}, err
-			}
-			continue
-		case problem != nil && problem.Temporary():
-			r.calls.unavailable.Add(1)
-			unknown, last = true, err
-		case problem != nil && problem.Status != http.StatusConflict, errors.Is(err, client.ErrFrame):
-			return reply{}, unexpected(q.name, err)
-		case err != nil && problem == nil:
-			r.calls.lost.Add(1)
-			unknown, last = true, err
-		default:
+		last = err
+		problem := (*client.Error)(nil)
+		if err == nil || errors.As(err, &problem) && problem.Status == http.StatusConflict {
 			r.calls.latency.add(time.Since(start))
 			r.calls.answered.Add(1)
-			got := reply{counters: counters, conflict: problem, unknown: unknown, replay: problem == nil && len(counters) > 0 && counters[0].Replayed}
+			got := reply{counters: counters, conflict: problem, unknown: unknown, replay: err == nil && len(counters) > 0 && counters[0].Replayed}
 			if got.replay {
 				r.calls.replays.Add(1)
 			}
 			return got, nil
 		}
-		if err := sleep(ctx, pause/2+rand.N(pause/2)); err != nil {
+		wait, err := r.missed(ctx, q.name, err)
+		if err != nil {
 			return reply{}, err
 		}
-		pause = min(2*pause, pauseMost)
+		if wait == 0 {
+			unknown, wait = true, pause/2+rand.N(pause/2)
+			pause = min(2*pause, pauseMost)
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return reply{}, err
+		}
 	}
+}
+
+// missed sorts the failure of a try. It returns after which time a limited caller may try again, and 0 when the call may
+// have been carried out. The error says that the failure is not in the contract, or that the run ends.
+func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wait time.Duration, err error) {
+	switch problem := (*client.Error)(nil); {
+	case ctx.Err() != nil:
+		return 0, fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	case errors.As(failure, &problem) && problem.Status == http.StatusTooManyRequests:
+		r.calls.limited.Add(1)
+		return max(problem.RetryAfter, pauseLeast), nil
+	case problem != nil && problem.Temporary():
+		r.calls.unavailable.Add(1)
+	case problem != nil, errors.Is(failure, client.ErrFrame):
+		return 0, unexpected(name, failure)
+	default:
+		r.calls.lost.Add(1)
+	}
+	return 0, nil
 }
 
 // ask is a call that reads. A conflict is none of its answers.
@@ -160,7 +170,7 @@ func (r *lastingRun) api(gateway string, who *fan) (client.Config, error) {
 	if who == nil {
 		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKey, HTTP: r.web}, nil
 	}
-	cfg, err := r.config(gateway, who.name, who.id)
+	cfg, err := r.config(gateway, who.user.name, who.user.signed())
 	cfg.HTTP = r.web
 	return cfg, err
 }

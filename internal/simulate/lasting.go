@@ -41,6 +41,7 @@ type lastingRun struct {
 	workers            []*worker
 	fans               []*fan
 	subscribers        []*subscriber
+	fail               func(error) // ends the run
 
 	gate     sync.RWMutex // held for reading while a call is under way; a checkpoint takes it
 	failures int64        // at the last checkpoint; the driver's
@@ -68,8 +69,8 @@ func lastingConns(cfg *Command) int {
 
 func (c *crowd) lasting(ctx context.Context) error {
 	r := &lastingRun{crowd: c}
-	c.users = c.cfg.Users
 	err := r.work(ctx)
+	c.users = c.cfg.Users
 	no := (*client.Error)(nil)
 	switch {
 	case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
@@ -100,7 +101,7 @@ func (r *lastingRun) open() {
 	r.openQuotas()
 
 	for i := range r.cfg.Users / 4 {
-		v := &fan{name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
+		v := &fan{user: r.newUser(), likes: r.sets[i%len(r.sets)]}
 		r.fans = append(r.fans, v)
 		r.subscribe(&subscriber{who: v}, v.likes, r.votes[i%len(r.votes)])
 	}
@@ -138,14 +139,25 @@ func (r *lastingRun) work(ctx context.Context) error {
 	r.open()
 	defer r.web.CloseIdleConnections()
 	defer r.streams.CloseIdleConnections()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, r.fail = context.WithCancelCause(ctx)
+	defer r.fail(nil)
 	group, ctx := errgroup.WithContext(ctx)
+	var fans []*tab
 	for i, s := range r.subscribers {
-		group.Go(func() error { return s.follow(ctx, i) })
+		switch {
+		case s.stream != nil:
+			group.Go(func() error { return s.follow(ctx, i) })
+		case s.who != nil:
+			fans = append(fans, r.start(&tab{user: s.who.user, asks: s}, i))
+		default:
+			r.start(&tab{user: r.newUser(), asks: s}, i)
+		}
 	}
-	err := r.drive(ctx, group)
-	stop()
+	err := r.awaitPlaces(ctx, fans)
+	if err == nil {
+		err = r.drive(ctx, group)
+	}
+	r.fail(nil)
 	if gerr := group.Wait(); gerr != nil && !errors.Is(gerr, context.Canceled) {
 		return gerr
 	}
@@ -154,9 +166,6 @@ func (r *lastingRun) work(ctx context.Context) error {
 
 // drive has the workers change counters in rounds, and looks after each.
 func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
-	if err := r.places(ctx); err != nil {
-		return err
-	}
 	first := r.workers[0]
 	if err := first.adjust(ctx, r.sums[len(r.sums)-1], far); err != nil {
 		return err

@@ -189,7 +189,7 @@ func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *members
 
 // checkFan asks as the fan, and with the API key.
 func (r *lastingRun) checkFan(ctx context.Context, rng *rand.Rand, v *fan) error {
-	for member, who := range map[string]*fan{client.Me: v, v.user: nil} {
+	for member, who := range map[string]*fan{client.Me: v, v.user.called(): nil} {
 		in, err := r.isMember(ctx, rng, v.likes, member, who)
 		if err != nil {
 			return err

@@ -3,9 +3,6 @@ package simulate
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -72,22 +69,11 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 	_, err = c.do(ctx, client.NewAPI(api))
 	if err != nil {
 		q.unknown(p)
-	}
-	switch problem := (*client.Error)(nil); {
-	case ctx.Err() != nil:
-		q.unknown(p)
-		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
-	case errors.As(err, &problem) && problem.Status == http.StatusTooManyRequests: // of something in front of the server
-		w.calls.limited.Add(1)
-		return sleep(ctx, pauseLeast)
-	case problem != nil && problem.Temporary():
-		w.calls.unavailable.Add(1)
-		return sleep(ctx, pauseLeast)
-	case problem != nil, errors.Is(err, client.ErrFrame):
-		return unexpected(c.name, err)
-	case err != nil:
-		w.calls.lost.Add(1)
-		return sleep(ctx, pauseLeast)
+		wait, err := w.missed(ctx, c.name, err)
+		if err != nil {
+			return err
+		}
+		return sleep(ctx, max(wait, pauseLeast))
 	}
 	w.calls.latency.add(time.Since(p.sent))
 	w.calls.answered.Add(1)

@@ -251,42 +251,26 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 	}
 }
 
-// A Deviation is the largest distance of counts from the truth, and where it was seen.
-type Deviation struct {
-	By    int64
-	Where string
+// A Ghost is a count that no coming or going of the promised time explains.
+type Ghost struct {
+	By    int64  // its distance from the truth
+	Where string // it was seen
 }
 
-// Deviations are those of counts that watchers hold. Fresh and Stale are what is left when
-// the last seconds' coming and going is excused; Ghosts is the same of fresh counts when all is
-// excused that is younger than the promise.
-type Deviations struct{ Fresh, Stale, Ghosts Deviation }
-
-// excuse is what no watcher can know yet: a user whose connection ended stays for leave-grace
-// (2 s), and a change needs time to arrive.
-const excuse = 3500 * time.Millisecond
-
-// Observe looks at what the watchers hold until stop is called. late is as in Exact.
-func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop func() Deviations) {
+// Observe looks at the fresh counts that the watchers hold until stop is called, which returns the worst ghost. late is as
+// in Exact.
+func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop func() Ghost) {
 	ctx, cancel := context.WithCancel(ctx)
-	var d Deviations
+	var worst Ghost
 	var work sync.WaitGroup
 	work.Go(func() {
 		for turn := 0; sleep(ctx, 2*pollEvery) == nil; turn++ {
-			since, ghosts := time.Now().Add(-excuse), time.Now().Add(-settleLimit-late())
+			since := time.Now().Add(-settleLimit - late())
 			for i, g := range c.gateways {
 				c.Look(i, func(n client.Count) {
-					note := func(to *Deviation, since time.Time) {
-						if by := c.truth.distance(n.Page, n.Count, since); by > to.By {
-							*to = Deviation{by, fmt.Sprintf("%s a watcher of %s: %q is %d, want %d", stamp(), g.Name, n.Page, n.Count, c.truth.count(n.Page))}
-						}
+					if by := c.truth.distance(n.Page, n.Count, since); !n.Stale && by > worst.By {
+						worst = Ghost{by, fmt.Sprintf("%s a watcher of %s: %q is %d, want %d", stamp(), g.Name, n.Page, n.Count, c.truth.count(n.Page))}
 					}
-					if n.Stale {
-						note(&d.Stale, since)
-						return
-					}
-					note(&d.Fresh, since)
-					note(&d.Ghosts, ghosts)
 				})
 			}
 			if at := turn % len(c.gateways); c.gateways[at].Up() { // for check
@@ -294,10 +278,10 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 			}
 		}
 	})
-	return func() Deviations {
+	return func() Ghost {
 		cancel()
 		work.Wait()
-		return d
+		return worst
 	}
 }
 

@@ -3,12 +3,8 @@ package simulate
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
-	"time"
 
 	"headcount/client"
 )
@@ -16,12 +12,8 @@ import (
 // A fan is a user without API key. Its identity comes with its first WebSocket
 // connection, so that all its calls are made as one user.
 type fan struct {
-	name  string // subject of its tokens
+	user  *user
 	likes *tally
-
-	known chan struct{} // closed when user and id are set
-	user  string
-	id    string
 
 	mu    sync.Mutex
 	liked bool // the truth
@@ -39,7 +31,7 @@ func (v *fan) hasLiked() bool {
 	return v.liked
 }
 
-// A subscriber looks at counters: over a WebSocket, or at one of them as an event
+// A subscriber looks at counters: over the WebSocket of a tab, or at one of them as an event
 // stream. It comes back whenever its connection is lost.
 type subscriber struct {
 	run     *lastingRun
@@ -82,7 +74,7 @@ func (s *subscriber) take(l client.Counter) {
 	s.held[l.Key] = l
 }
 
-// begin forgets what the connection before was told.
+// begin forgets what the last connection was told.
 func (s *subscriber) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,21 +102,15 @@ func (s *subscriber) compare(wrong *faults) {
 	}
 }
 
-// follow keeps the subscriber connected until ctx ends.
+// follow keeps an event stream open until ctx ends.
 func (s *subscriber) follow(ctx context.Context, number int) error {
 	for try := number; ; try++ {
 		s.begin()
-		gateway := s.run.gateway(try)
-		var err error
-		if s.stream != nil {
-			err = s.listen(ctx, gateway)
-		} else {
-			err = s.watch(ctx, gateway)
-		}
+		err := s.listen(ctx, s.run.gateway(try))
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, errUnexpected) || errors.Is(err, errForgotten) {
+		if errors.Is(err, errUnexpected) {
 			return err
 		}
 		s.run.stats.drops.Add(1)
@@ -135,100 +121,22 @@ func (s *subscriber) follow(ctx context.Context, number int) error {
 	}
 }
 
-// config says as whom the subscriber comes.
-func (s *subscriber) config(gateway string) (client.Config, error) {
-	if s.who != nil {
-		return s.run.config(gateway, s.who.name, s.who.id) // only this goroutine sets the id
-	}
-	cfg, err := s.run.config(gateway, s.run.name+"-watcher", "")
-	cfg.APIKey, cfg.HTTP = s.run.cfg.APIKey, s.run.streams
-	return cfg, err
-}
-
-// watch opens a WebSocket and reads it to its end.
-func (s *subscriber) watch(ctx context.Context, gateway string) error {
-	cfg, err := s.config(gateway)
-	if err != nil {
-		return err
-	}
-	var socket socket
-	cfg.DialContext = socket.dialer(gateway, &s.run.stats.bytes)
-	conn, err := client.Dial(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, conn.Abort)
-	defer stop()
-	defer conn.Abort()
-	s.run.stats.messages.Add(1)
-	s.run.stats.connects.Add(1)
-	if err := s.welcome(conn.User, conn.ID); err != nil {
-		return err
-	}
-	if err := conn.SubscribeCounters(slices.Collect(maps.Keys(s.tallies))...); err != nil {
-		return err
-	}
-	var f client.Frame
-	for {
-		if err := conn.Receive(&f); errors.Is(err, client.ErrFrame) {
-			return unexpected("a frame", err)
-		} else if err != nil {
-			return err
-		}
-		if err := s.hear(&f); err != nil {
-			return err
-		}
-	}
-}
-
 var errForgotten = errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
 
-var errSentAway = errors.New("the server asked to reconnect")
-
-// hear takes one frame.
-func (s *subscriber) hear(f *client.Frame) error {
-	s.run.stats.messages.Add(1)
-	switch f.Type {
-	case "counter":
-		s.take(f.Counter)
-	case "reconnect":
-		s.run.stats.sentAway.Add(1)
-		return errSentAway
-	case "error":
-		s.run.stats.errorFrame(f.Code)
-		if f.Code != "rate_limited" {
-			return fmt.Errorf("%w: an error frame: %s: %s", errUnexpected, f.Code, f.Message)
-		}
-		return errSentAway // and ask again
+// renamed ends the run when a fan has become somebody else: what the fan has liked would be another one's.
+func (s *subscriber) renamed() {
+	if s.who != nil {
+		s.run.fail(errForgotten)
 	}
-	return nil
-}
-
-// welcome learns who the fan is.
-func (s *subscriber) welcome(user, id string) error {
-	v := s.who
-	if v == nil {
-		return nil
-	}
-	select {
-	case <-v.known:
-		if user != v.user {
-			return errForgotten
-		}
-		return nil
-	default:
-	}
-	v.user, v.id = user, id
-	close(v.known)
-	return nil
 }
 
 // listen opens an event stream and reads it to its end.
 func (s *subscriber) listen(ctx context.Context, gateway string) error {
-	cfg, err := s.config(gateway)
+	cfg, err := s.run.config(gateway, s.run.name+"-watcher", "")
 	if err != nil {
 		return err
 	}
+	cfg.APIKey, cfg.HTTP = s.run.cfg.APIKey, s.run.streams
 	opened := false
 	err = client.NewAPI(cfg).CounterEvents(ctx, s.stream.key, func(l client.Counter) error {
 		if !opened {
@@ -243,20 +151,4 @@ func (s *subscriber) listen(ctx context.Context, gateway string) error {
 		return unexpected("the event stream of "+s.stream.key, err)
 	}
 	return err
-}
-
-// places waits until every fan knows who it is.
-func (r *lastingRun) places(ctx context.Context) error {
-	limit := time.NewTimer(placeLimit)
-	defer limit.Stop()
-	for _, v := range r.fans {
-		select {
-		case <-v.known:
-		case <-ctx.Done():
-			return fmt.Errorf("interrupted: %w", context.Cause(ctx))
-		case <-limit.C:
-			return fmt.Errorf("not every fan is connected after %s; last error: %w", placeLimit, r.lastFailure())
-		}
-	}
-	return nil
 }

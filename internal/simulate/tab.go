@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -26,6 +27,7 @@ type tab struct {
 	strict  bool                                              // an error frame is wrong
 	slow    bool                                              // it has a small buffer, and stops reading when the run asks for that
 	seen    func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
+	asks    *subscriber                                       // looks at counters over it; nil for most
 
 	stays context.Context // until the tab leaves
 	quit  func()          // ends stays
@@ -119,12 +121,7 @@ func (c *tab) run() {
 // connect opens one connection and serves it. It returns after the connection has
 // ended, with the reason.
 func (c *tab) connect(gateway string) (how ending, err error) {
-	l, strays, err := c.dial(gateway)
-	for _, stray := range strays {
-		if stray != c {
-			stray.end(lost) // it pauses before it dials: two servers might disagree for ever
-		}
-	}
+	l, err := c.dial(gateway)
 	if err != nil {
 		return lost, err
 	}
@@ -155,25 +152,27 @@ type link struct {
 }
 
 // dial opens a connection as the tab's user, and asks for what the tab wants. Until it
-// returns, the user's other new tabs wait when they have no id yet. It returns the user's tabs that
-// have to dial again under the user's new id.
-func (c *tab) dial(gateway string) (l *link, strays []*tab, err error) {
+// returns, the user's other new tabs wait when they have no id yet.
+func (c *tab) dial(gateway string) (l *link, err error) {
 	var id string
 	if c.crowd.cfg.JWTSecret == "" {
 		var release func()
 		if id, release, err = c.user.claim(c.stays); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		defer release()
 	}
 	free, err := c.crowd.dialSlot(c.stays)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer free()
 	cfg, err := c.crowd.config(gateway, c.user.name, id)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
+	}
+	if c.asks != nil && c.asks.who == nil {
+		cfg.APIKey = c.crowd.cfg.APIKey
 	}
 	l = &link{}
 	open := l.socket.dialer(gateway, &c.crowd.stats.bytes)
@@ -192,29 +191,32 @@ func (c *tab) dial(gateway string) (l *link, strays []*tab, err error) {
 		c.crowd.wrong("the first frame must be a welcome with a user: %v", err)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	c.crowd.stats.messages.Add(1)
 	c.crowd.learn(l.Heartbeat)
 	switch {
 	case c.crowd.cfg.JWTSecret != "" && l.ID != "":
 		l.Abort()
-		return nil, nil, errNoTokens
+		return nil, errNoTokens
 	case c.crowd.cfg.JWTSecret != "":
 		if l.User != c.user.name {
 			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
 		}
 	default:
-		var ok bool
-		if ok, strays = c.user.adopt(id, l.User, l.ID); !ok {
+		ok, renamed := c.user.adopt(id, l.User, l.ID)
+		if !ok {
 			l.Abort()
-			return nil, strays, errors.New("the server welcomed this tab as another user than the user's other tabs")
+			return nil, errors.New("the server welcomed this tab as another user than the user's other tabs")
+		}
+		if renamed && c.asks != nil {
+			c.asks.renamed()
 		}
 	}
 	if !c.enter(l) {
-		return nil, strays, context.Canceled
+		return nil, context.Canceled
 	}
-	return l, strays, nil
+	return l, nil
 }
 
 // enter gives the link to the tab, and sends the join and the subscriptions. When the tab
@@ -238,6 +240,9 @@ func (c *tab) enter(l *link) bool {
 		pages[i] = h.Page
 	}
 	_ = l.Subscribe(pages...) // an error ends the connection, here and below
+	if c.asks != nil {
+		_ = l.SubscribeCounters(slices.Collect(maps.Keys(c.asks.tallies))...)
+	}
 	if c.joined.Page != "" {
 		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
 		_ = l.Join(c.joined.Page)
@@ -271,6 +276,9 @@ func (c *tab) detach(l *link) ending {
 	c.link = nil
 	for h := range c.holdings() {
 		h.known, h.refused, h.arrival = false, false, false
+	}
+	if c.asks != nil {
+		c.asks.begin()
 	}
 	if !l.ending && !c.left() {
 		c.crowd.dropped()
@@ -310,14 +318,11 @@ func (c *tab) say(frame string) {
 }
 
 // reload closes the connection and opens another, as F5 does.
-func (c *tab) reload() { c.end(reloaded) }
-
-// end closes the connection; run opens another.
-func (c *tab) end(how ending) {
+func (c *tab) reload() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.link != nil && !c.left() {
-		c.link.how, c.link.ending = how, true
+		c.link.how, c.link.ending = reloaded, true
 		c.crowd.disturb(c.crowd.cfg.LeaveGrace)
 		c.link.Close()
 	}
@@ -391,6 +396,10 @@ func (c *tab) handle(l *link, f *client.Frame) {
 	switch f.Type {
 	case "count":
 		c.count(l, &f.Count)
+	case "counter":
+		if c.asks != nil {
+			c.asks.take(f.Counter)
+		}
 	case "error":
 		c.failed(l, f)
 	case "reconnect":
@@ -460,7 +469,7 @@ func (c *tab) holdings() iter.Seq[*holding] {
 // failed handles an error frame.
 func (c *tab) failed(l *link, f *client.Frame) {
 	c.crowd.stats.errorFrame(f.Code)
-	if c.strict {
+	if c.strict || c.asks != nil && f.Code != "rate_limited" {
 		c.crowd.wrong("%s: error frame %s: %s", c.name(), f.Code, f.Message)
 	}
 	c.mu.Lock()

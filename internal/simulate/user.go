@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -50,23 +51,23 @@ func (u *user) signed() string {
 
 // adopt takes over what `welcome` says about a tab that dialled with the id sent.
 // It reports false when the tab came out as somebody else than the user already
-// is: it must dial again. A server that lost its secret gives the user a new id;
-// strays are the tabs that are still connected with the old one.
-func (u *user) adopt(sent, who, id string) (ok bool, strays []*tab) {
+// is: it must dial again. A server that ended and lost its secret makes somebody else of the user.
+func (u *user) adopt(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch {
-	case u.who == who:
-		u.id = id
-		return true, nil
-	case u.id == sent:
-		if u.who != "" {
-			strays = slices.Clone(u.tabs)
-		}
-		u.who, u.id = who, id
-		return true, strays
+	if u.who != who && u.id != sent {
+		return false, false
 	}
-	return false, nil
+	renamed = u.who != "" && u.who != who
+	u.who, u.id = who, id
+	return true, renamed
+}
+
+// called is what the server calls the user.
+func (u *user) called() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return cmp.Or(u.who, u.name) // with tokens it is the name, which each tab checks
 }
 
 func (u *user) add(c *tab) {

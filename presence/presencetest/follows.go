@@ -132,34 +132,6 @@ func maxFollows(t *testing.T, s Store) {
 	}
 }
 
-func followUnfollow(t *testing.T, s Store) {
-	b, u, p, q := unread.NewFollowService(s), freshUser(), freshName(), freshName()
-	change(t, s, p, unread.Change{})
-	follow(t, b, u, p)
-	follow(t, b, u, q)
-	wantUnread(t, b, u, 0)
-	change(t, s, p, unread.Change{})
-	change(t, s, q, unread.Change{})
-	change(t, s, q, unread.Change{})
-	follow(t, b, u, p) // again: nothing changes
-	wantUnread(t, b, u, 3)
-	if err := b.Unfollow(t.Context(), u, q); err != nil {
-		t.Fatal(err)
-	}
-	wantUnread(t, b, u, 1)
-	if err := b.Unfollow(t.Context(), u, q); err != nil {
-		t.Fatal(err)
-	}
-	follow(t, b, u, q)
-	wantUnread(t, b, u, 1)
-	change(t, s, q, unread.Change{})
-	wantUnread(t, b, u, 2)
-	if st, err := b.Reset(t.Context(), u); err != nil || !sameRecord(st.Record, record(t, s, u)) {
-		t.Errorf("Reset = %+v, %v; it is %+v", st.Record, err, record(t, s, u))
-	}
-	wantUnread(t, b, u, 0)
-}
-
 func unreadUpdated(t *testing.T, s Store) {
 	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	change(t, s, page, unread.Change{})
@@ -348,8 +320,11 @@ func unreadModel(t *testing.T, s Store) {
 				must(b.Unfollow(ctx, u, page))
 				delete(model, at)
 			case "reset":
-				_, err := b.Reset(ctx, u)
+				is, err := b.Reset(ctx, u)
 				must(err)
+				if stored := record(t, s, u); !sameRecord(is.Record, stored) {
+					rt.Fatalf("Reset returns %+v, stored is %+v", is.Record, stored)
+				}
 				for pl := range model {
 					if pl.user == at.user {
 						model[pl] = 0

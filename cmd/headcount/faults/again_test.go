@@ -11,9 +11,9 @@ import (
 
 // TestFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
 //
-//	go test ./cmd/headcount/faults -run TestFaultsAgain -count 1 -timeout 60m -rounds 40
+//	go test ./cmd/headcount/faults -run TestFaultsAgain -v -count 1 -timeout 60m -rounds 40
 //
-// prints the table of twenty rounds.
+// prints how long each of twenty rounds took.
 func TestFaultsAgain(t *testing.T) {
 	testkit.Long(t)
 	stopped := func(which func(*topology) *member) func(*testing.T, *topology, *redistest.Server) {

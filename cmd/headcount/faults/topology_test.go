@@ -70,12 +70,12 @@ func (top *topology) begin(t *testing.T) {
 	top.crowd = newCrowd(t, top.gateways)
 }
 
-// fault is one row of the table. break does the damage and returns when it was
+// fault is what a topology suffers. damage does it and returns when it was
 // healed, or done when it cannot be; churn goes on until then, and for during
 // longer.
 type fault struct {
 	name    string
-	since   string
+	since   string // the moment that damage returns, in words
 	during  time.Duration
 	damage  func(t *testing.T) time.Time
 	lingers time.Duration      // a ghost may be seen for so much longer than is promised after a fault
@@ -106,13 +106,11 @@ func (top *topology) suffer(t *testing.T, f fault) {
 		healed := f.damage(t)
 		time.Sleep(time.Until(healed.Add(f.during)))
 		stop()
-		row := result{fault: f.name, since: f.since, exact: exact("after the fault", healed, machine.Lost)}
-		seen := observed()
-		row.err, row.stale = seen.Fresh.By, seen.Stale.By
-		table.add(row)
-		t.Log(row, seen.Fresh.Where, seen.Stale.Where, "the machine lost", machine.Lost())
-		if seen.Ghosts.By > 0 {
-			t.Errorf("a fresh count was wrong by %d for longer than %s: %s", seen.Ghosts.By, exactWithin+lingering(), seen.Ghosts.Where)
+		took := exact("after the fault", healed, machine.Lost)
+		ghost := observed()
+		t.Logf("exact %.1f s after %s; the machine lost %s", took.Seconds(), f.since, machine.Lost())
+		if ghost.By > 0 {
+			t.Errorf("a fresh count was wrong by %d for longer than %s: %s", ghost.By, exactWithin+lingering(), ghost.Where)
 		}
 		if f.mend != nil {
 			f.mend(t)
