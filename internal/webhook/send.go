@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"headcount/internal/outage"
 	"headcount/internal/wake"
 )
@@ -39,6 +41,7 @@ type sender struct {
 	hook    *Hook
 	owned   atomic.Bool
 	wake    chan struct{} // holds one: the outbox may have events, or owned has changed
+	failed  int           // attempts in a row; run owns it
 }
 
 // run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure. Only
@@ -48,10 +51,9 @@ func (o *sender) run(ctx context.Context) {
 	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
 	waiting := s.metrics.waiting.WithLabelValues(o.hook.Host)
 	var store failing
-	failed := 0 // attempts in a row
 	for ctx.Err() == nil {
 		if !o.owned.Load() {
-			failed = 0
+			o.failed = 0
 			waiting.Set(0)
 			wake.Wait(ctx, time.Minute, o.wake)
 			continue
@@ -63,48 +65,55 @@ func (o *sender) run(ctx context.Context) {
 			continue
 		}
 		waiting.Set(float64(left))
-		shown := events // to the receiver
-		if o.hook.condition == attendance {
-			shown = s.users.reveal(events)
+		o.send(ctx, log, events)
+	}
+}
+
+// send sends events once and removes from the outbox what the receiver has accepted or refused for good. After any
+// other answer it pauses.
+func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) {
+	s := o.service
+	shown := events // to the receiver
+	if o.hook.condition == attendance {
+		shown = s.users.reveal(events)
+	}
+	if len(shown) == 0 {
+		o.noteSealed(len(events))
+		o.done(ctx, events)
+		return
+	}
+	m, err := newMessage(shown)
+	if err == nil && time.Since(m.oldest) > MaxAge {
+		o.drop(ctx, events, dropOld)
+		log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
+		return
+	}
+	status, again := 0, time.Duration(0)
+	if err == nil {
+		status, again, err = o.attempt(ctx, m)
+	}
+	switch {
+	case ctx.Err() != nil:
+	case err == nil && status/100 == 2:
+		if o.failed > 0 {
+			log.Info().Int("attempts", o.failed+1).Msg("a webhook accepts events again")
 		}
-		if len(shown) == 0 {
-			o.noteSealed(len(events))
-			o.done(ctx, events)
-			continue
+		o.failed = 0
+		s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+		o.noteSealed(len(events) - len(shown))
+		o.done(ctx, events)
+	case err == nil && slices.Contains(refusals, status):
+		o.failed = 0
+		s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+		log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
+		o.drop(ctx, events, dropRefused)
+	default:
+		s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+		if o.failed++; o.failed == 1 {
+			log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
 		}
-		m, err := newMessage(shown)
-		if err == nil && time.Since(m.oldest) > MaxAge {
-			o.drop(ctx, events, dropOld)
-			log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
-			continue
-		}
-		status, again := 0, time.Duration(0)
-		if err == nil {
-			status, again, err = o.attempt(ctx, m)
-		}
-		switch {
-		case ctx.Err() != nil:
-		case err == nil && status/100 == 2:
-			if failed > 0 {
-				log.Info().Int("attempts", failed+1).Msg("a webhook accepts events again")
-			}
-			failed = 0
-			s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
-			o.noteSealed(len(events) - len(shown))
-			o.done(ctx, events)
-		case err == nil && slices.Contains(refusals, status):
-			failed = 0
-			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
-			log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
-			o.drop(ctx, events, dropRefused)
-		default:
-			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
-			if failed++; failed == 1 {
-				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
-			}
-			pause := outage.Jitter(min(firstPause<<min(failed-1, 10), maxPause))
-			outage.Sleep(ctx, max(pause, again))
-		}
+		pause := outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))
+		outage.Sleep(ctx, max(pause, again))
 	}
 }
 
