@@ -1,6 +1,7 @@
 package counterredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -234,10 +235,7 @@ type Message struct {
 
 // Ack is the reply to a Message.
 type Ack struct {
-	Merged bool
-	// Other is the name of the receiving region if it is not the expected one. If it is empty and the message was not
-	// merged, the bucket is frozen and the message has to be sent again later.
-	Other string
+	Other string   // the name of the receiving region if it is not the expected one: nothing was merged
 	At    Position // the receiver's new position
 	News  int      // counters with changes that the receiver did not have
 	Odd   int      // counters that could not be merged: of another kind here, or with totals beyond 64 bits
@@ -270,18 +268,13 @@ func (s *Store) Merge(ctx context.Context, from, to string, messages []Message) 
 		if len(row) > 4 {
 			more, _ = row[4].(string)
 		}
-		status, _ := row[0].(string)
 		at, _ := row[1].(string)
 		news, _ := row[2].(int64)
 		odd, _ := row[3].(int64)
-		switch status {
-		case "unready":
-			out[i].Other = at
-			if at == "" {
-				out[i].Other = NoRegion
-			}
-		default:
-			out[i] = Ack{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
+		if row[0] == "unready" {
+			out[i].Other = cmp.Or(at, NoRegion)
+		} else {
+			out[i] = Ack{At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
 		}
 	}
 	return out, nil
