@@ -196,6 +196,44 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
+// pipeline sends the commands that queue queues. Then it calls the function that queue returned, unless that is nil.
+func (s *Store) pipeline(ctx context.Context, queue func(redis.Pipeliner) func() error) error {
+	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		then := queue(pipe)
+		s.conn.Metrics.Commands.Add(float64(pipe.Len()))
+		if pipe.Len() > 0 {
+			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+		}
+		if then == nil {
+			return nil
+		}
+		return then()
+	})
+}
+
+// texts sends n commands in a pipeline and returns their replies, which are empty for keys and fields that do not exist.
+func (s *Store) texts(ctx context.Context, n int, command func(pipe redis.Pipeliner, i int) *redis.StringCmd) ([]string, error) {
+	texts := make([]string, n)
+	return texts, s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
+		replies := make([]*redis.StringCmd, n)
+		for i := range replies {
+			replies[i] = command(pipe, i)
+		}
+		return func() error {
+			for i, reply := range replies { // Exec returned only the first error, perhaps that a key does not exist
+				if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {
+					return err
+				}
+				texts[i] = reply.Val()
+			}
+			return nil
+		}
+	})
+}
+
 // New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)

@@ -36,7 +36,7 @@ func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Du
 		read *redis.SliceCmd
 	}
 	slots = make([]counter.Slot, len(keys))
-	err = s.pipeline(ctx, len(by), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	err = s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		var all []some
 		absent = nil
 		for b, at := range by {

@@ -3,7 +3,6 @@ package counterredis
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -186,31 +185,22 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 // Positions returns how far this region has the logs of another one. It is called before a batch is sent, so it also
 // checks that the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
-	out := make([]Position, len(buckets))
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
-		if err := accept(ctx, c); err != nil {
-			return err
-		}
-		pipe := c.Pipeline()
-		got := make([]*redis.StringCmd, len(buckets))
-		for i, b := range buckets {
-			got[i] = pipe.HGet(ctx, stateKey(b), "from:"+of)
-		}
-		s.conn.Metrics.Commands.Add(float64(len(got)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		for i := range got { // Exec returns the first error only, which may be that a position does not exist
-			if err := got[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
-				return err
-			}
-			out[i] = parsePosition(got[i].Val())
-		}
-		return nil
+		return accept(ctx, c)
 	})
+	var texts []string
+	if err == nil {
+		texts, err = s.texts(ctx, len(buckets), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+			return pipe.HGet(ctx, stateKey(buckets[i]), "from:"+of)
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: positions of %d buckets: %w", len(buckets), err)
+	}
+	out := make([]Position, len(buckets))
+	for i, text := range texts {
+		out[i] = parsePosition(text)
 	}
 	return out, nil
 }
@@ -325,7 +315,7 @@ func (s *Store) Listen(l Listener) {
 // buckets whole.
 func (s *Store) relog(ctx context.Context) error {
 	drop := make([][]string, Buckets)
-	if err := s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	if err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		got := make([]*redis.StringSliceCmd, Buckets)
 		for b := range got {
 			got[b] = pipe.HKeys(ctx, stateKey(b))
@@ -346,12 +336,12 @@ func (s *Store) relog(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	return s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		for b, fields := range drop {
 			if len(fields) > 0 {
 				pipe.HDel(ctx, stateKey(b), fields...)
 			}
 		}
-		return func() error { return nil }
+		return nil
 	})
 }
