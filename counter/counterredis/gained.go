@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
-	"headcount/internal/redisconn"
 )
 
 // fieldsAtOnce is the number of states that one command reads.
@@ -75,20 +74,9 @@ func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Du
 
 // Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
-	calls := make([]*redisconn.Call, len(keys))
-	for i, key := range keys {
-		calls[i] = s.historyCall(key, step, from, to)
+	_, gains, err := s.histories(ctx, keys, step, from, to)
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: top: %w", err)
 	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return fail(err)
-	}
-	out := make([][]counter.Gain, len(keys))
-	for i, key := range keys {
-		var err error
-		if _, out[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
-			return fail(err)
-		}
-	}
-	return out, nil
+	return gains, nil
 }

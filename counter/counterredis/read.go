@@ -145,24 +145,34 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 
 // History implements counter.Reader.
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	fail := func(err error) (counter.Counter, []counter.Gain, error) {
+	counters, gains, err := s.histories(ctx, []string{key}, step, from, to)
+	if err != nil {
 		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
 	}
-	cl := s.historyCall(key, step, from, to)
-	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
-		return fail(err)
-	}
-	c, gains, err := parseHistory(cl, key, step, from, to)
-	if err != nil {
-		return fail(err)
-	}
-	return c, gains, nil
+	return counters[0], gains[0], nil
 }
 
-// historyCall returns a run of counter_history.lua.
-func (s *Store) historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
-	b := s.bucketOf(key)
-	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
+// histories returns counters and their histories.
+func (s *Store) histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]counter.Counter, [][]counter.Gain, error) {
+	calls := make([]*redisconn.Call, len(keys))
+	for i, key := range keys {
+		b := s.bucketOf(key)
+		calls[i] = &redisconn.Call{
+			Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)},
+			Args: historyArgs(key, step, from, to),
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, nil, err
+	}
+	counters, gains := make([]counter.Counter, len(keys)), make([][]counter.Gain, len(keys))
+	for i, key := range keys {
+		var err error
+		if counters[i], gains[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
+			return nil, nil, err
+		}
+	}
+	return counters, gains, nil
 }
 
 func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
