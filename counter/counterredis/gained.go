@@ -3,16 +3,10 @@ package counterredis
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
 )
-
-// fieldsAtOnce is the number of states that one command reads.
-const fieldsAtOnce = 1000
 
 // Running implements counter.TopStore.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
@@ -25,51 +19,27 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 
 // RunningResident is Running. It also returns the indexes of keys for which PostgreSQL has to be read.
 func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, absent []int, err error) {
-	by := map[int][]int{} // indexes of keys, by bucket
+	at := make([]located, len(keys))
 	for i, key := range keys {
-		b := hashBucket(key)
-		by[b] = append(by[b], i)
+		at[i] = located{key, hashBucket(key)}
 	}
-	type some struct {
-		at   []int
-		read *redis.SliceCmd
+	texts, err := s.states(ctx, at)
+	if err != nil {
+		return nil, nil, err
 	}
 	slots = make([]counter.Slot, len(keys))
-	err = s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
-		var all []some
-		absent = nil
-		for b, at := range by {
-			for at := range slices.Chunk(at, fieldsAtOnce) {
-				fields := make([]string, len(at))
-				for n, i := range at {
-					fields[n] = keys[i]
-				}
-				all = append(all, some{at, pipe.HMGet(ctx, countersKey(b), fields...)})
-			}
+	for i, text := range texts {
+		if text == "" {
+			absent = append(absent, i)
+			continue
 		}
-		return func() error {
-			for _, some := range all {
-				texts, err := some.read.Result()
-				if err != nil {
-					return err
-				}
-				for n, i := range some.at {
-					text, _ := texts[n].(string)
-					if text == "" {
-						absent = append(absent, i)
-						continue
-					}
-					_, st, err := parseState(keys[i], text)
-					if err != nil {
-						return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-					}
-					slots[i] = st.Slots.At(step)
-				}
-			}
-			return nil
+		_, st, err := parseState(keys[i], text)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-	})
-	return slots, absent, err
+		slots[i] = st.Slots.At(step)
+	}
+	return slots, absent, nil
 }
 
 // Histories implements counter.TopStore.
