@@ -237,11 +237,12 @@ func parseDrained(key string, row []any) (d counter.Drained, err error) {
 }
 
 func (s *Store) readAside(ctx context.Context, b int, journal, key string) (fields map[string]string, err error) {
-	return fields, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 		s.conn.Metrics.Commands.Inc()
 		fields, err = c.HGetAll(ctx, asideKey(b, journal, key)).Result()
 		return err
 	})
+	return fields, err
 }
 
 func (s *Store) drainMoved(ctx context.Context, b int, d *counter.Drained) error {
