@@ -297,8 +297,8 @@ type Reader interface {
 // Update is the newest state of a counter that changed.
 type Update struct {
 	Counter Counter // has the zero Version if it was deleted
-	// Joined and Left are members that joined and left. A move may be told in a later update of the same version. With
-	// Reread they are incomplete, and a watcher that needs the members has to read them.
+	// Joined and Left are members that joined and left. The update that names a member may come after another one of the
+	// same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
 	Joined, Left []string
 	Reread       bool
 }
