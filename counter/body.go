@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"headcount/counter/limit"
-	"headcount/presence"
 )
 
 // ErrBody is wrapped by every error about an invalid body. The error says what to send instead.
@@ -365,49 +363,4 @@ func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
 		return nil
 	})
 	return list, err
-}
-
-// AppendJSON appends the form that clients see:
-// {"seq":8,"at":"2030-10-10T12:11:42Z","op":"adjust","delta":-500,"before":1000,"after":500,"reason":"bots","by":"ops"}.
-func (e Entry) AppendJSON(b []byte) []byte {
-	b = append(b, `{"seq":`...)
-	b = strconv.AppendUint(b, e.Seq, 10)
-	b = append(b, `,"at":`...)
-	b = presence.AppendTime(b, e.At)
-	b = append(b, `,"op":"`...)
-	b = append(b, e.Op.String()...)
-	for _, n := range [...]struct {
-		name  string
-		value int64
-	}{{`","delta":`, e.Delta}, {`,"before":`, e.Before}, {`,"after":`, e.After}} {
-		b = append(b, n.name...)
-		b = strconv.AppendInt(b, n.value, 10)
-	}
-	if e.Reason != "" {
-		b = append(b, `,"reason":`...)
-		b = appendText(b, e.Reason)
-	}
-	if e.By != "" {
-		b = append(b, `,"by":`...)
-		b = appendText(b, e.By)
-	}
-	return append(b, '}')
-}
-
-// AppendJSON appends the form of a page that clients see, {"entries":[…],"next":8}. next is the last seq of the page,
-// and missing on the last page.
-func (l Ledger) AppendJSON(b []byte) []byte {
-	b = append(b, `{"entries":[`...)
-	for i, e := range l.Entries {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = e.AppendJSON(b)
-	}
-	b = append(b, ']')
-	if l.More && len(l.Entries) > 0 {
-		b = append(b, `,"next":`...)
-		b = strconv.AppendUint(b, l.Entries[len(l.Entries)-1].Seq, 10)
-	}
-	return append(b, '}')
 }

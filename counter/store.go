@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -205,11 +206,14 @@ func Away(keys []string) []Reading {
 
 // Entry is one change in a ledger.
 type Entry struct {
-	Seq                  uint64 // from 1 without gaps; entries expire in order
-	At                   time.Time
-	Op                   LedgerOp
-	Delta, Before, After int64 // Before + Delta = After
-	Reason, By           string
+	Seq    uint64    `json:"seq"` // from 1 without gaps; entries expire in order
+	At     time.Time `json:"at"`
+	Op     LedgerOp  `json:"op"`
+	Delta  int64     `json:"delta"`
+	Before int64     `json:"before"`
+	After  int64     `json:"after"` // Before + Delta
+	Reason string    `json:"reason,omitempty"`
+	By     string    `json:"by,omitempty"`
 }
 
 // LedgerOp is the call that made an entry.
@@ -234,6 +238,9 @@ func (o LedgerOp) String() string {
 	return ""
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (o LedgerOp) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
 // ParseLedgerOp returns the op with that name, or 0.
 func ParseLedgerOp(name string) LedgerOp {
 	return LedgerOp(max(slices.Index(ledgerNames[1:], name)+1, 0))
@@ -243,6 +250,23 @@ func ParseLedgerOp(name string) LedgerOp {
 type Ledger struct {
 	Entries []Entry
 	More    bool // there are newer entries
+}
+
+// MarshalJSON returns the form of a page that clients see, {"entries":[…],"next":8}, with times in whole seconds. next
+// is the last seq of the page, and missing on the last page.
+func (l Ledger) MarshalJSON() ([]byte, error) {
+	page := struct {
+		Entries []Entry `json:"entries"`
+		Next    uint64  `json:"next,omitempty"`
+	}{Entries: append([]Entry{}, l.Entries...)}
+	for i := range page.Entries {
+		e := &page.Entries[i]
+		e.At = e.At.UTC().Truncate(time.Second)
+		if l.More {
+			page.Next = e.Seq
+		}
+	}
+	return json.Marshal(page)
 }
 
 // Aggregate is the sum of all counters with a prefix, or the estimate of their union when they are of kind Unique.
@@ -285,8 +309,8 @@ type Reader interface {
 // Update is the newest state of a counter that changed.
 type Update struct {
 	Counter Counter // has the zero Version if it was deleted
-	// Joined and Left are members that joined and left. A move may be told in a later update of the same version. With
-	// Reread they are incomplete, and a watcher that needs the members has to read them.
+	// Joined and Left are members that joined and left. The update that names a member may come after another one of the
+	// same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
 	Joined, Left []string
 	Reread       bool
 }

@@ -10,9 +10,9 @@
 --          end: the last page of the transfer ARGV[6]; with it, this region has the log ARGV[7] up to ARGV[8]
 -- ARGV[9…] for each counter eight values: key, kind, time of the last change, died, emptied, parts and registers as
 --          counter_log.lua returns them, and the index of its first key
--- Returns  merged, busy (the bucket is frozen), or unready and the region of this Redis; the position in the sender's log
---          that this region has, 'log place', or the state of a transfer; how many counters were new; how many could not
---          be merged; after begin, older if this region has more of the log than the sender: its server has lost data
+-- Returns  merged, or unready and the region of this Redis; the position in the sender's log that this region has, 'log
+--          place', or the state of a transfer; how many counters were new; how many could not be merged; after begin,
+--          older if this region has more of the log than the sender: its server has lost data
 -- Safe to lose, to repeat and to reorder: the merge of a part takes the greater sequence, and that of incarnations,
 -- deletes and resets the greater number. A position only moves on from where it is. O(counters * their parts).
 --#include counter_number.lua
@@ -24,10 +24,9 @@ local counters, state, remotes, log, gone, free = KEYS[1], KEYS[2], KEYS[3], KEY
 local from, self, mode = ARGV[3], ARGV[4], ARGV[5]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local s = redis.call('HMGET', state, 'region', 'until', 'deleted', 'from:' .. from)
-local deleted, place = tonumber(s[3] or 0), s[4] or ''
+local s = redis.call('HMGET', state, 'region', 'deleted', 'from:' .. from)
+local deleted, place = tonumber(s[2] or 0), s[3] or ''
 if s[1] ~= self then return {'unready', s[1] or '', 0, 0} end
-if s[2] and now < tonumber(s[2]) then return {'busy', place, 0, 0} end
 
 -- text returns the record of a counter as hc:{n}:c has it; read parses it.
 local function text(rec)

@@ -182,11 +182,6 @@ func (t *progress) Transferred(counters, restored int, bytes int64) {
 	}
 }
 
-// Skipped implements transfer.Progress.
-func (t *progress) Skipped(identities int) {
-	fmt.Fprintf(t.to, "headcount: skipped the %d idempotency keys of this older file: a call from before the export counts again if it is repeated\n", identities)
-}
-
 func (t *progress) print(how string) {
 	line := fmt.Sprintf("headcount: %d counters %s %s, %.1f MB", t.counters, t.verb, how, float64(t.bytes)/1e6)
 	if t.restored < t.counters && t.restores {

@@ -16,14 +16,13 @@ import (
 )
 
 const (
-	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots,
-			exists (select from headcount_members m where m.set_id = c.set_id and m.member = any($2::text[]))
+	// recordColumns are those that records scans.
+	recordColumns = `c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots`
+	readCounters  = `select ` + recordColumns + `, exists (select from headcount_members m where m.set_id = c.set_id and m.member = any($2::text[]))
 		from headcount_counters c where c.key = any($1::text[])`
 	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
 		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
 		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
-	readGains = `select g.number, g.gain, g.registers from headcount_counters c join headcount_gains g on g.history_id = c.history_id
-		where c.key = $1 and c.history_id <> 0 and g.step = $2 and g.number >= $3 and g.number < $4 order by g.number`
 	// One statement is of one moment: what was counted is up to the version of the row.
 	readDimension = `select c.kind, c.value, c.updated, c.incarnation, c.sequence, coalesce(d.value, ''), coalesce(d.count, 0) from headcount_counters c
 		left join headcount_dimensions d on d.history_id = c.history_id and c.history_id <> 0 and d.name = $2 where c.key = $1`
@@ -107,38 +106,6 @@ func (e *entryRow) entry() counter.Entry {
 		Seq: uint64(e.seq), At: time.UnixMilli(e.at).UTC(), Op: counter.LedgerOp(e.op),
 		Delta: e.delta, Before: e.before, After: e.before + e.delta, Reason: e.reason, By: e.by,
 	}
-}
-
-// History is as counter.Reader says.
-func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	st, gains, err := s.Gains(ctx, key, step, from, to)
-	if err != nil {
-		return counter.Counter{}, nil, fmt.Errorf("counterpg: history of %q: %w", key, err)
-	}
-	return st.Counter(key), st.With(gains, step, from, to), nil
-}
-
-// Gains is the history of a counter without the steps that are running, and its state.
-func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gains []counter.Gain, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		b := &pgx.Batch{} // the counter first: With knows a step that is over by then
-		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
-			return records(rows, func(_ string, r *record) { st = r.State }, new(bool))
-		})
-		b.Queue(readGains, key, int32(step/time.Second), from, to).Query(func(rows pgx.Rows) error {
-			var g counter.Gain
-			var bytes []byte
-			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value, &bytes}, func() (err error) {
-				g.Seen, err = parseSeen(bytes)
-				bytes = nil // they are the gain's now
-				gains = append(gains, g)
-				return err
-			})
-			return err
-		})
-		return c.SendBatch(ctx, b).Close()
-	})
-	return st, gains, err
 }
 
 // Dimension is as counter.Reader says.

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"headcount/counter"
 )
 
@@ -223,7 +221,7 @@ func (s alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 // elsewhere returns the counters of the operations todo that exist in the bucket that another rule gives them. It
 // adds the keys that it has looked for to looked.
 func (s *Store) elsewhere(ctx context.Context, ops []counter.Op, todo []int, looked map[string]bool) (map[string]counter.Counter, error) {
-	other := map[string]int{} // by key, the bucket that another rule gives
+	var other []located // the bucket that another rule gives
 	for _, i := range todo {
 		for j := range ops[i].Changes {
 			c := &ops[i].Changes[j]
@@ -232,9 +230,9 @@ func (s *Store) elsewhere(ctx context.Context, ops []counter.Op, todo []int, loo
 			}
 			looked[c.Key] = true
 			if own, hash := s.changeBucket(c), hashBucket(c.Key); own != hash {
-				other[c.Key] = hash
+				other = append(other, located{c.Key, hash})
 			} else if own != exactBucket {
-				other[c.Key] = exactBucket
+				other = append(other, located{c.Key, exactBucket})
 			}
 		}
 	}
@@ -242,22 +240,18 @@ func (s *Store) elsewhere(ctx context.Context, ops []counter.Op, todo []int, loo
 	if len(other) == 0 {
 		return found, nil
 	}
-	return found, s.pipeline(ctx, len(other), func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		texts := make(map[string]*redis.StringCmd, len(other))
-		for key, b := range other {
-			texts[key] = pipe.HGet(ctx, countersKey(b), key)
+	texts, err := s.states(ctx, other)
+	if err != nil {
+		return nil, err
+	}
+	for i, text := range texts {
+		key := other[i].key
+		if text == "" {
+			continue
 		}
-		return func() error {
-			for key, cmd := range texts {
-				text, err := cmd.Result()
-				if err == nil {
-					found[key], _, err = parseState(key, text)
-				}
-				if err != nil && !errors.Is(err, redis.Nil) {
-					return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-				}
-			}
-			return nil
+		if found[key], _, err = parseState(key, text); err != nil {
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-	})
+	}
+	return found, nil
 }

@@ -3,7 +3,6 @@ package counterredis
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -238,11 +237,12 @@ func parseDrained(key string, row []any) (d counter.Drained, err error) {
 }
 
 func (s *Store) readAside(ctx context.Context, b int, journal, key string) (fields map[string]string, err error) {
-	return fields, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 		s.conn.Metrics.Commands.Inc()
 		fields, err = c.HGetAll(ctx, asideKey(b, journal, key)).Result()
 		return err
 	})
+	return fields, err
 }
 
 func (s *Store) drainMoved(ctx context.Context, b int, d *counter.Drained) error {
@@ -299,37 +299,27 @@ func (s *Store) withSteps(ctx context.Context, b int, drained []counter.Drained,
 }
 
 func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size int, err error) {
-	return size, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		texts := make([]*redis.StringCmd, len(t.Past))
-		for i := range t.Past {
-			texts[i] = pipe.Get(ctx, stepKey(b, t.Past[i].Slot, t.Key))
-		}
-		s.conn.Metrics.Commands.Add(float64(len(texts)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		past := t.Past[:0]
-		size = 0
-		for i, cmd := range texts {
-			text, err := cmd.Bytes()
-			if errors.Is(err, redis.Nil) {
-				continue // the counter has been deleted
-			}
-			if err != nil {
-				return err
-			}
-			seen, err := hyperloglog.Parse(text)
-			if err != nil {
-				return redisconn.Answered(fmt.Errorf("%q: %w", t.Key, err))
-			}
-			p := t.Past[i]
-			p.Seen = &seen
-			past, size = append(past, p), size+len(text)
-		}
-		t.Past = past
-		return nil
+	texts, err := s.texts(ctx, len(t.Past), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+		return pipe.Get(ctx, stepKey(b, t.Past[i].Slot, t.Key))
 	})
+	if err != nil {
+		return 0, err
+	}
+	past := t.Past[:0]
+	for i, text := range texts {
+		if text == "" {
+			continue // the counter has been deleted
+		}
+		seen, err := hyperloglog.Parse([]byte(text))
+		if err != nil {
+			return 0, fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, t.Key, err)
+		}
+		p := t.Past[i]
+		p.Seen = &seen
+		past, size = append(past, p), size+len(text)
+	}
+	t.Past = past
+	return size, nil
 }
 
 // Acknowledge drops a checkpoint that PostgreSQL has.

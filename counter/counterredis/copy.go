@@ -46,39 +46,15 @@ func (s *Store) Deleted(ctx context.Context) (highest uint64, err error) {
 // deleted returns the highest incarnation that each bucket has deleted.
 func (s *Store) deleted(ctx context.Context) ([]uint64, error) {
 	all := make([]uint64, Buckets)
-	return all, s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		got := make([]*redis.StringCmd, Buckets)
-		for b := range got {
-			got[b] = pipe.HGet(ctx, stateKey(b), "deleted")
-		}
-		return func() error {
-			for b, g := range got {
-				if text, err := g.Result(); err == nil {
-					if all[b], err = strconv.ParseUint(text, 10, 64); err != nil {
-						return err
-					}
-				} else if !errors.Is(err, redis.Nil) {
-					return err
-				}
-			}
-			return nil
-		}
+	texts, err := s.texts(ctx, Buckets, func(pipe redis.Pipeliner, b int) *redis.StringCmd {
+		return pipe.HGet(ctx, stateKey(b), "deleted")
 	})
-}
-
-// pipeline sends the commands that queue queues, and then calls the function that it returned.
-func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.Context, redis.Pipeliner) func() error) error {
-	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		then := queue(ctx, pipe)
-		s.conn.Metrics.Commands.Add(float64(commands))
-		if pipe.Len() > 0 {
-			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-				return err
-			}
+	for b, text := range texts {
+		if text != "" && err == nil {
+			all[b], err = strconv.ParseUint(text, 10, 64)
 		}
-		return then()
-	})
+	}
+	return all, err
 }
 
 // Dump implements counter.Dumper, but see above about concurrent changes.
@@ -116,22 +92,9 @@ type located struct {
 	bucket int
 }
 
-func (s *Store) states(ctx context.Context, keys []located) (texts []string, err error) {
-	texts = make([]string, len(keys))
-	return texts, s.pipeline(ctx, len(keys), func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		got := make([]*redis.StringCmd, len(keys))
-		for i, key := range keys {
-			got[i] = pipe.HGet(ctx, countersKey(key.bucket), key.key)
-		}
-		return func() error {
-			for i, g := range got {
-				if err := g.Err(); err != nil && !errors.Is(err, redis.Nil) {
-					return err
-				}
-				texts[i] = g.Val()
-			}
-			return nil
-		}
+func (s *Store) states(ctx context.Context, keys []located) ([]string, error) {
+	return s.texts(ctx, len(keys), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+		return pipe.HGet(ctx, countersKey(keys[i].bucket), keys[i].key)
 	})
 }
 
@@ -408,7 +371,7 @@ func (s *Store) DumpIdempotencyKeys(ctx context.Context, each func([]counter.Ide
 	slices.Sort(names)
 	for some := range slices.Chunk(slices.Compact(names), scanAtOnce) {
 		var copies []counter.IdempotencyKeyCopy
-		if err := s.pipeline(ctx, len(some), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		if err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 			left := make([]*redis.DurationCmd, len(some))
 			for i, name := range some {
 				left[i] = pipe.TTL(ctx, name)
@@ -438,13 +401,13 @@ func (s *Store) DumpIdempotencyKeys(ctx context.Context, each func([]counter.Ide
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	is, err := s.deleted(ctx)
 	if err == nil {
-		err = s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		err = s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 			for b, before := range is {
 				if before < deleted {
 					pipe.HSet(ctx, stateKey(b), "deleted", deleted)
 				}
 			}
-			return func() error { return nil }
+			return nil
 		})
 	}
 	if err != nil {

@@ -92,11 +92,10 @@ import (
 // Buckets is the number of buckets. It never changes: it is part of what is in Redis.
 const Buckets = 64
 
-// Format is the number of the format of counters in Redis: keys, values, publications, and
-// what regions tell each other. It stands in the cluster facts, where the processes write and
-// compare it (package counterredis of presence). Facts without it are of a version that had no
-// number yet. A change that an older version could misread or damage raises it: 2 has exact counters in
-// bucket 0, journals of checkpoints, and publications in lines.
+// Format is the number of the format of counters in Redis: keys, values, publications, and batches between regions. A
+// change that an older release could misread or damage raises it: 2 has exact counters in bucket 0, journals of
+// checkpoints, and publications in lines. Processes write it to the cluster facts and compare it there (package
+// presenceredis). The oldest releases wrote none.
 const Format = 2
 
 const (
@@ -106,18 +105,18 @@ const (
 	// PostgresFact is the cluster fact that says where PostgreSQL is, for all processes that have counters.
 	PostgresFact   = "postgres"
 	PostgresNone   = "none"
-	PostgresBehind = "behind 2" // of Redis, as package tiered has it; 2 has other keys for what is not persisted yet
-	PostgresBeside = "beside"   // Redis, for regions
+	PostgresBehind = "behind 2" // Redis is its cache tier; "behind" is of older releases, with other keys for what is not persisted yet
+	PostgresBeside = "beside"   // it has the exact counters of all regions
 )
 
-// ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
+// ErrFront means that a Redis, which was opened without PostgreSQL, is the cache tier of one.
 var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
 
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
 
-// accept refuses counters of another format before anything is read or changed. Facts without a format of counters were
-// written by a release that had no such format yet, if they have any other number.
+// accept refuses counters of another format before anything is read or changed. Facts that have another number, but not
+// the format of counters, were written by a release before that format.
 func accept(ctx context.Context, c *redisconn.Client) error {
 	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
 	if err != nil {
@@ -194,6 +193,44 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 		return redisconn.Answered(ErrFront)
 	}
 	return nil
+}
+
+// pipeline sends the commands that queue queues. Then it calls the function that queue returned, unless that is nil.
+func (s *Store) pipeline(ctx context.Context, queue func(redis.Pipeliner) func() error) error {
+	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		then := queue(pipe)
+		s.conn.Metrics.Commands.Add(float64(pipe.Len()))
+		if pipe.Len() > 0 {
+			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+		}
+		if then == nil {
+			return nil
+		}
+		return then()
+	})
+}
+
+// texts sends n commands in a pipeline and returns their replies, which are empty for keys and fields that do not exist.
+func (s *Store) texts(ctx context.Context, n int, command func(pipe redis.Pipeliner, i int) *redis.StringCmd) ([]string, error) {
+	texts := make([]string, n)
+	return texts, s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
+		replies := make([]*redis.StringCmd, n)
+		for i := range replies {
+			replies[i] = command(pipe, i)
+		}
+		return func() error {
+			for i, reply := range replies { // Exec returned only the first error, perhaps that a key does not exist
+				if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {
+					return err
+				}
+				texts[i] = reply.Val()
+			}
+			return nil
+		}
+	})
 }
 
 // New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.

@@ -54,9 +54,9 @@ func (f *feed) close() {
 }
 
 // Watch implements counter.Feed.
-func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
-	return &watch{Watch: s.feed.hub.Watch(told, lost), feed: s.feed}
+	return &watch{Watch: s.feed.hub.Watch(changed, lost), feed: s.feed}
 }
 
 // watch is a watch of the hub that waits for the subscription.
@@ -112,7 +112,7 @@ func (f *feed) sync(ctx context.Context) error {
 		f.mu.Unlock()
 		switch {
 		case f.ctx.Err() != nil || ctx.Err() != nil:
-			return errors.Join(err, errors.New("redis tells of no changes"))
+			return errors.Join(err, errors.New("redis: the subscription to changes is not up"))
 		case answered != nil && same && err == nil:
 			return nil
 		}
@@ -168,12 +168,12 @@ func (f *feed) Pong(text string) {
 }
 
 // parseUpdates parses a publication of counter_updates.lua.
-func parseUpdates(payload string) (sequence uint64, told []counter.Notification, counters map[string]counter.Counter, err error) {
+func parseUpdates(payload string) (sequence uint64, changes []counter.Notification, counters map[string]counter.Counter, err error) {
 	lines := strings.Split(payload, "\n")
 	if sequence, err = strconv.ParseUint(lines[0], 10, 64); err != nil || len(lines)%3 != 1 {
 		return 0, nil, nil, errReply // not ours
 	}
-	told, counters = make([]counter.Notification, 0, len(lines)/3), make(map[string]counter.Counter, len(lines)/3)
+	changes, counters = make([]counter.Notification, 0, len(lines)/3), make(map[string]counter.Counter, len(lines)/3)
 	for u := range slices.Chunk(lines[1:], 3) {
 		c, _, fault := parseState(u[0], u[1])
 		if fault != nil {
@@ -191,14 +191,14 @@ func parseUpdates(payload string) (sequence uint64, told []counter.Notification,
 				}
 			}
 		}
-		told = append(told, is)
+		changes = append(changes, is)
 	}
-	return sequence, told, counters, err
+	return sequence, changes, counters, err
 }
 
 // Heard implements redisconn.Listener. After a gap watchers have to read again.
 func (f *feed) Heard(b int, payload string) {
-	sequence, told, counters, err := parseUpdates(payload)
+	sequence, changes, counters, err := parseUpdates(payload)
 	if sequence == 0 {
 		return // not ours
 	}
@@ -215,7 +215,7 @@ func (f *feed) Heard(b int, payload string) {
 	if err != nil {
 		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
 	}
-	f.hub.Publish(told, func(key string) counter.Counter { return counters[key] })
+	f.hub.Publish(changes, func(key string) counter.Counter { return counters[key] })
 	if gap || err != nil {
 		f.hub.MarkMissed()
 	}

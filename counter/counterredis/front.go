@@ -325,7 +325,7 @@ func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time
 // Unmarked reports whether a bucket without a generation has counters. That is the case if Redis was used without
 // PostgreSQL until now, and not if it lost its data.
 func (s *Store) Unmarked(ctx context.Context) (unmarked bool, err error) {
-	err = s.pipeline(ctx, 3*Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	err = s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		marks, regions, counters := make([]*redis.BoolCmd, Buckets), make([]*redis.BoolCmd, Buckets), make([]*redis.IntCmd, Buckets)
 		for b := range Buckets {
 			marks[b], regions[b] = pipe.HExists(ctx, stateKey(b), "generation"), pipe.HExists(ctx, stateKey(b), "region")

@@ -3,17 +3,10 @@ package counterredis
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"headcount/counter"
-	"headcount/internal/redisconn"
 )
-
-// fieldsAtOnce is the number of states that one command reads.
-const fieldsAtOnce = 1000
 
 // Running implements counter.TopStore.
 func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
@@ -26,69 +19,34 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 
 // RunningResident is Running. It also returns the indexes of keys for which PostgreSQL has to be read.
 func (s *Store) RunningResident(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, absent []int, err error) {
-	by := map[int][]int{} // indexes of keys, by bucket
+	at := make([]located, len(keys))
 	for i, key := range keys {
-		b := hashBucket(key)
-		by[b] = append(by[b], i)
+		at[i] = located{key, hashBucket(key)}
 	}
-	type some struct {
-		at   []int
-		read *redis.SliceCmd
+	texts, err := s.states(ctx, at)
+	if err != nil {
+		return nil, nil, err
 	}
 	slots = make([]counter.Slot, len(keys))
-	err = s.pipeline(ctx, len(by), func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		var all []some
-		absent = nil
-		for b, at := range by {
-			for at := range slices.Chunk(at, fieldsAtOnce) {
-				fields := make([]string, len(at))
-				for n, i := range at {
-					fields[n] = keys[i]
-				}
-				all = append(all, some{at, pipe.HMGet(ctx, countersKey(b), fields...)})
-			}
+	for i, text := range texts {
+		if text == "" {
+			absent = append(absent, i)
+			continue
 		}
-		return func() error {
-			for _, some := range all {
-				texts, err := some.read.Result()
-				if err != nil {
-					return err
-				}
-				for n, i := range some.at {
-					text, _ := texts[n].(string)
-					if text == "" {
-						absent = append(absent, i)
-						continue
-					}
-					_, st, err := parseState(keys[i], text)
-					if err != nil {
-						return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-					}
-					slots[i] = st.Slots.At(step)
-				}
-			}
-			return nil
+		_, st, err := parseState(keys[i], text)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-	})
-	return slots, absent, err
+		slots[i] = st.Slots.At(step)
+	}
+	return slots, absent, nil
 }
 
 // Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
-	calls := make([]*redisconn.Call, len(keys))
-	for i, key := range keys {
-		calls[i] = s.historyCall(key, step, from, to)
+	_, gains, err := s.histories(ctx, keys, step, from, to)
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: top: %w", err)
 	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return fail(err)
-	}
-	out := make([][]counter.Gain, len(keys))
-	for i, key := range keys {
-		var err error
-		if _, out[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
-			return fail(err)
-		}
-	}
-	return out, nil
+	return gains, nil
 }

@@ -145,24 +145,34 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 
 // History implements counter.Reader.
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	fail := func(err error) (counter.Counter, []counter.Gain, error) {
+	counters, gains, err := s.histories(ctx, []string{key}, step, from, to)
+	if err != nil {
 		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
 	}
-	cl := s.historyCall(key, step, from, to)
-	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
-		return fail(err)
-	}
-	c, gains, err := parseHistory(cl, key, step, from, to)
-	if err != nil {
-		return fail(err)
-	}
-	return c, gains, nil
+	return counters[0], gains[0], nil
 }
 
-// historyCall returns a run of counter_history.lua.
-func (s *Store) historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
-	b := s.bucketOf(key)
-	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
+// histories returns counters and their histories.
+func (s *Store) histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]counter.Counter, [][]counter.Gain, error) {
+	calls := make([]*redisconn.Call, len(keys))
+	for i, key := range keys {
+		b := s.bucketOf(key)
+		calls[i] = &redisconn.Call{
+			Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)},
+			Args: historyArgs(key, step, from, to),
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, nil, err
+	}
+	counters, gains := make([]counter.Counter, len(keys)), make([][]counter.Gain, len(keys))
+	for i, key := range keys {
+		var err error
+		if counters[i], gains[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
+			return nil, nil, err
+		}
+	}
+	return counters, gains, nil
 }
 
 func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
@@ -318,7 +328,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) error {
 	states := map[string]string{}
 	match := escape(prefix) + "*"
-	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+	err := s.scanBuckets(ctx, func(pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
 		return pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
 	}, func(pairs []string) error {
 		for i := 0; i+1 < len(pairs); i += 2 {
@@ -414,34 +424,21 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 		return nil // there is no union of mixed kinds
 	}
 	for some := range slices.Chunk(uniques, unionAtOnce) {
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-			pipe := c.Pipeline()
-			texts := make([]*redis.StringCmd, len(some))
-			for i, key := range some {
-				texts[i] = pipe.Get(ctx, registersKey(hashBucket(key), key))
-			}
-			s.conn.Metrics.Commands.Add(float64(len(texts)))
-			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-				return err
-			}
-			for i, cmd := range texts {
-				text, err := cmd.Bytes()
-				if errors.Is(err, redis.Nil) {
-					continue // after a reset
-				}
-				if err != nil {
-					return err
-				}
-				r, err := hyperloglog.Parse(text)
-				if err != nil {
-					return redisconn.Answered(fmt.Errorf("%q: %w", some[i], err))
-				}
-				total.Merge(r)
-			}
-			return nil
+		texts, err := s.texts(ctx, len(some), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+			return pipe.Get(ctx, registersKey(hashBucket(some[i]), some[i]))
 		})
 		if err != nil {
 			return err
+		}
+		for i, text := range texts {
+			if text == "" {
+				continue // after a reset
+			}
+			r, err := hyperloglog.Parse([]byte(text))
+			if err != nil {
+				return fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, some[i], err)
+			}
+			total.Merge(r)
 		}
 	}
 	return nil
@@ -479,35 +476,32 @@ func (s *Store) hold(ctx context.Context, id string) (ours bool, err error) {
 
 // scanBuckets scans all buckets concurrently, a page of each at a time: scan queues the next page of a bucket, and each
 // receives it. A scan may return an element twice.
-func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
+func (s *Store) scanBuckets(ctx context.Context, scan func(pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
 	cursors := make(map[int]uint64, Buckets)
 	for b := range Buckets {
 		cursors[b] = 0
 	}
 	for len(cursors) > 0 {
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-			pipe := c.Pipeline()
+		err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 			scans := make(map[int]*redis.ScanCmd, len(cursors))
 			for b, cursor := range cursors {
-				scans[b] = scan(ctx, pipe, b, cursor)
+				scans[b] = scan(pipe, b, cursor)
 			}
-			s.conn.Metrics.Commands.Add(float64(len(scans)))
-			if _, err := pipe.Exec(ctx); err != nil {
-				return err
+			return func() error {
+				for b, of := range scans {
+					page, cursor, err := of.Result()
+					if err == nil {
+						err = redisconn.Answered(each(page))
+					}
+					if err != nil {
+						return err
+					}
+					if cursors[b] = cursor; cursor == 0 {
+						delete(cursors, b)
+					}
+				}
+				return nil
 			}
-			for b, of := range scans {
-				page, cursor, err := of.Result()
-				if err == nil {
-					err = redisconn.Answered(each(page))
-				}
-				if err != nil {
-					return err
-				}
-				if cursors[b] = cursor; cursor == 0 {
-					delete(cursors, b)
-				}
-			}
-			return nil
 		})
 		if err != nil {
 			return err

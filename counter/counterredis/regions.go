@@ -1,8 +1,8 @@
 package counterredis
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -185,31 +185,22 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 // Positions returns how far this region has the logs of another one. It is called before a batch is sent, so it also
 // checks that the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
-	out := make([]Position, len(buckets))
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
-		if err := accept(ctx, c); err != nil {
-			return err
-		}
-		pipe := c.Pipeline()
-		got := make([]*redis.StringCmd, len(buckets))
-		for i, b := range buckets {
-			got[i] = pipe.HGet(ctx, stateKey(b), "from:"+of)
-		}
-		s.conn.Metrics.Commands.Add(float64(len(got)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		for i := range got { // Exec returns the first error only, which may be that a position does not exist
-			if err := got[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
-				return err
-			}
-			out[i] = parsePosition(got[i].Val())
-		}
-		return nil
+		return accept(ctx, c)
 	})
+	var texts []string
+	if err == nil {
+		texts, err = s.texts(ctx, len(buckets), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+			return pipe.HGet(ctx, stateKey(buckets[i]), "from:"+of)
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: positions of %d buckets: %w", len(buckets), err)
+	}
+	out := make([]Position, len(buckets))
+	for i, text := range texts {
+		out[i] = parsePosition(text)
 	}
 	return out, nil
 }
@@ -234,10 +225,7 @@ type Message struct {
 
 // Ack is the reply to a Message.
 type Ack struct {
-	Merged bool
-	// Other is the name of the receiving region if it is not the expected one. If it is empty and the message was not
-	// merged, the bucket is frozen and the message has to be sent again later.
-	Other string
+	Other string   // the name of the receiving region if it is not the expected one: nothing was merged
 	At    Position // the receiver's new position
 	News  int      // counters with changes that the receiver did not have
 	Odd   int      // counters that could not be merged: of another kind here, or with totals beyond 64 bits
@@ -270,18 +258,13 @@ func (s *Store) Merge(ctx context.Context, from, to string, messages []Message) 
 		if len(row) > 4 {
 			more, _ = row[4].(string)
 		}
-		status, _ := row[0].(string)
 		at, _ := row[1].(string)
 		news, _ := row[2].(int64)
 		odd, _ := row[3].(int64)
-		switch status {
-		case "unready":
-			out[i].Other = at
-			if at == "" {
-				out[i].Other = NoRegion
-			}
-		default:
-			out[i] = Ack{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
+		if row[0] == "unready" {
+			out[i].Other = cmp.Or(at, NoRegion)
+		} else {
+			out[i] = Ack{At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
 		}
 	}
 	return out, nil
@@ -332,7 +315,7 @@ func (s *Store) Listen(l Listener) {
 // buckets whole.
 func (s *Store) relog(ctx context.Context) error {
 	drop := make([][]string, Buckets)
-	if err := s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	if err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		got := make([]*redis.StringSliceCmd, Buckets)
 		for b := range got {
 			got[b] = pipe.HKeys(ctx, stateKey(b))
@@ -353,12 +336,12 @@ func (s *Store) relog(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+	return s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		for b, fields := range drop {
 			if len(fields) > 0 {
 				pipe.HDel(ctx, stateKey(b), fields...)
 			}
 		}
-		return func() error { return nil }
+		return nil
 	})
 }

@@ -123,35 +123,24 @@ func (s *Store) CloseShards(ctx context.Context, key string, e counter.Epoch, ke
 }
 
 // Shards reads all shards of keys in one round trip.
-func (s *Store) Shards(ctx context.Context, keys []string) (out [][counter.Shards]counter.Shard, err error) {
-	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		texts := make([]*redis.StringCmd, 0, counter.Shards*len(keys))
-		for _, key := range keys {
-			for p := range counter.Shards {
-				texts = append(texts, pipe.Get(ctx, shardKey(shardBucket(key, p), key)))
-			}
-		}
-		s.conn.Metrics.Commands.Add(float64(len(texts)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		out = make([][counter.Shards]counter.Shard, len(keys))
-		for i, cmd := range texts {
-			text, err := cmd.Result()
-			if errors.Is(err, redis.Nil) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			if out[i/counter.Shards][i%counter.Shards], err = parseShard(text); err != nil {
-				return redisconn.Answered(err)
-			}
-		}
-		return nil
+func (s *Store) Shards(ctx context.Context, keys []string) ([][counter.Shards]counter.Shard, error) {
+	texts, err := s.texts(ctx, counter.Shards*len(keys), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+		key := keys[i/counter.Shards]
+		return pipe.Get(ctx, shardKey(shardBucket(key, i%counter.Shards), key))
 	})
-	return out, err
+	if err != nil {
+		return nil, err
+	}
+	out := make([][counter.Shards]counter.Shard, len(keys))
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		if out[i/counter.Shards][i%counter.Shards], err = parseShard(text); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // Sharded returns the records of the sharded sums of buckets, and perhaps of some that are merged again. An evicted one

@@ -3,7 +3,6 @@ package counterredis
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -29,7 +28,7 @@ func topKey(match string, step time.Duration, number int64) string {
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	out := map[int64][]string{}
 	seen := map[string]bool{}
-	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+	err := s.scanBuckets(ctx, func(pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
 		return pipe.SScan(ctx, marksKey(b, match), cursor, "", marksPage)
 	}, func(texts []string) error {
 		for _, text := range texts {
@@ -72,7 +71,7 @@ func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, l
 
 // Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
-	err := s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
+	err := s.eachMark(ctx, match, number, keys, func(pipe redis.Pipeliner, set string, marks []any) {
 		pipe.SAdd(ctx, set, marks...)
 	})
 	if err != nil {
@@ -83,13 +82,13 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 
 // Unmark deletes marks of a time bucket.
 func (s *Store) Unmark(ctx context.Context, match string, number int64, keys []string) error {
-	return s.eachMark(ctx, match, number, keys, func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any) {
+	return s.eachMark(ctx, match, number, keys, func(pipe redis.Pipeliner, set string, marks []any) {
 		pipe.SRem(ctx, set, marks...)
 	})
 }
 
 // eachMark calls queue with the marks of keys in each bucket, and sends the queued commands.
-func (s *Store) eachMark(ctx context.Context, match string, number int64, keys []string, queue func(ctx context.Context, pipe redis.Pipeliner, set string, marks []any)) error {
+func (s *Store) eachMark(ctx context.Context, match string, number int64, keys []string, queue func(pipe redis.Pipeliner, set string, marks []any)) error {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -98,48 +97,31 @@ func (s *Store) eachMark(ctx context.Context, match string, number int64, keys [
 		b := hashBucket(key)
 		by[b] = append(by[b], strconv.FormatInt(number, 10)+":"+key)
 	}
-	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
+	return s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
 		for b, marks := range by {
-			queue(ctx, pipe, marksKey(b, match), marks)
+			queue(pipe, marksKey(b, match), marks)
 		}
-		s.conn.Metrics.Commands.Add(float64(len(by)))
-		_, err := pipe.Exec(ctx)
-		return err
+		return nil
 	})
 }
 
 // TopLists implements counter.TopStore.
 func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
-	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		out = nil
-		pipe := c.Pipeline()
-		texts := make([]*redis.StringCmd, 0, max(to-from, 0))
-		for number := from; number < to; number++ {
-			texts = append(texts, pipe.Get(ctx, topKey(match, step, number)))
-		}
-		s.conn.Metrics.Commands.Add(float64(len(texts)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		for i, cmd := range texts {
-			text, err := cmd.Bytes()
-			if errors.Is(err, redis.Nil) {
-				continue // no counter gained anything
-			}
-			l := counter.TopList{Number: from + int64(i)}
-			if err != nil {
-				return err
-			}
-			if err := json.Unmarshal(text, &l.Most); err != nil {
-				return redisconn.Answered(err)
-			}
-			out = append(out, l)
-		}
-		return nil
+	texts, err := s.texts(ctx, int(max(to-from, 0)), func(pipe redis.Pipeliner, i int) *redis.StringCmd {
+		return pipe.Get(ctx, topKey(match, step, from+int64(i)))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: top: %w", err)
+	}
+	for i, text := range texts {
+		if text == "" {
+			continue // no counter gained anything
+		}
+		l := counter.TopList{Number: from + int64(i)}
+		if err := json.Unmarshal([]byte(text), &l.Most); err != nil {
+			return nil, fmt.Errorf("counterredis: top: %w: %w", counter.ErrUnavailable, err)
+		}
+		out = append(out, l)
 	}
 	return out, nil
 }

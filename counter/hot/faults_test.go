@@ -249,7 +249,7 @@ func TestDeletedElsewhere(t *testing.T) {
 				acks, err := a.redis.Merge(t.Context(), "eu", "us", []counterredis.Message{{
 					Batch: counterredis.Batch{Bucket: bucket, Lines: []counterredis.Line{{key, "", "0", died, "0", "", ""}}}, Mode: counterredis.ModePage,
 				}})
-				if err != nil || !acks[0].Merged {
+				if err != nil || acks[0].Other != "" {
 					t.Fatalf("%+v, %v", acks, err)
 				}
 				for range more {

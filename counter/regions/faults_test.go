@@ -91,7 +91,7 @@ func TestAnOwnPartHasABound(t *testing.T) {
 	if lines := us.lines(t, faultyBucket); len(lines) != 0 {
 		t.Errorf("it is told as %q", lines)
 	}
-	if told := us.hear(t, eu); !told.Merged || told.Odd != 1 {
+	if told := us.hear(t, eu); told.Other != "" || told.Odd != 1 {
 		t.Errorf("it was merged: %+v", told)
 	}
 	wants(t, us, 9e18)
@@ -318,7 +318,7 @@ func TestAPartThatFindsNoRoomIsOdd(t *testing.T) {
 		parts += fmt.Sprintf(" eu/%d/1/1/0/0", n+1)
 	}
 	told := tell(t, us.store, "eu", "us", faultyBucket, counterredis.ModePage, []counterredis.Line{{faulty, "sum", "0", "0", "0", parts, ""}})
-	if !told.Merged || told.Odd != 1 {
+	if told.Other != "" || told.Odd != 1 {
 		t.Errorf("%+v", told)
 	}
 	wants(t, us, 100)
@@ -379,7 +379,7 @@ func TestPlacesThatFallTellOfLostMemory(t *testing.T) {
 		to := counterredis.Position{Log: strconv.Itoa(i), Cursor: tc.place}
 		for _, mode := range []counterredis.Mode{counterredis.ModeBegin, counterredis.ModeEnd} {
 			told, err := us.store.Merge(t.Context(), "eu", "us", []counterredis.Message{{Batch: counterredis.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
-			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == counterredis.ModeBegin) {
+			if err != nil || told[0].Other != "" || told[0].Older != (tc.lost && mode == counterredis.ModeBegin) {
 				t.Errorf("%s of a log up to %d: %+v, %v", mode, tc.place, told, err)
 			}
 		}

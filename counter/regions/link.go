@@ -194,11 +194,11 @@ func (t *transfer) message(b int, mode counterredis.Mode, lines []counterredis.L
 // acked sets the result of a bucket from the acknowledgement of its last message.
 func (l *link) acked(message *counterredis.Message, ack *counterredis.Ack, result *replication.Result[counterredis.Position]) {
 	switch t := l.transfers[message.Bucket]; {
-	case ack.Other != "" && ack.Other != counterredis.NoRegion: // the wrong region: send nothing until the next comparison
-		result.Outcome = replication.Sent
-		return
-	case !ack.Merged: // the peer's bucket is frozen, or no process of the peer has started yet
+	case ack.Other == counterredis.NoRegion: // no process of the peer has started yet
 		result.Outcome = replication.Later
+		return
+	case ack.Other != "": // the wrong region: send nothing until the next comparison
+		result.Outcome = replication.Sent
 		return
 	case message.Mode == counterredis.ModeBegin:
 		t.begun = true

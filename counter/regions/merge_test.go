@@ -140,7 +140,7 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 			}
 			now := func() uint64 { return uint64(time.Now().UnixMilli()) }
 			hear := func(r *replica, said telling) {
-				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.ModePage, said.lines); !told.Merged || told.Odd > 0 {
+				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.ModePage, said.lines); told.Other != "" || told.Odd > 0 {
 					t.Fatalf("%s takes nothing of %s: %+v", r.name, said.from, told)
 				}
 				r.model.Receive(said.share, now())

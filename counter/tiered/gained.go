@@ -2,6 +2,7 @@ package tiered
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"headcount/counter"
@@ -28,29 +29,36 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 
 // Histories implements counter.TopStore.
 func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	_, gains, err := s.histories(ctx, keys, step, from, to)
+	return gains, during("top", err)
+}
+
+// histories returns the states of distinct keys, and their histories.
+func (s *Store) histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]counter.State, [][]counter.Gain, error) {
 	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
 	var front []counterredis.ResidentHistory
-	err := s.mend(ctx, func() (err error) {
+	if err := s.mend(ctx, func() (err error) {
 		front, err = s.redis.HistoriesResident(ctx, keys, step, from, to)
 		return err
-	})
-	var out [][]counter.Gain
-	var states []counter.State
-	if err == nil {
-		out, states, err = s.pg.GainsOf(ctx, keys, step, from, to)
+	}); err != nil {
+		return nil, nil, err
 	}
-	if err != nil {
-		return nil, during("top", err)
+	states, gains := make([]counter.State, len(keys)), make([][]counter.Gain, len(keys))
+	if slices.ContainsFunc(front, func(f counterredis.ResidentHistory) bool { return !f.Alone }) {
+		var err error
+		if states, gains, err = s.pg.Gains(ctx, keys, step, from, to); err != nil {
+			return nil, nil, err
+		}
 	}
-	for i := range keys {
+	for i := range front {
 		f := &front[i]
 		if f.Alone {
-			out[i] = nil
+			gains[i] = nil
 		}
-		if !f.Resident {
-			f.State = states[i]
+		if f.Resident {
+			states[i] = f.State
 		}
-		out[i] = f.State.With(merged(f.Gained, out[i]), step, from, to)
+		gains[i] = states[i].With(merged(f.Gained, gains[i]), step, from, to)
 	}
-	return out, nil
+	return states, gains, nil
 }

@@ -370,25 +370,11 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 
 // History implements counter.Reader.
 func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	// Redis first: whatever is persisted after this read is in PostgreSQL by the next one.
-	var found []counterredis.ResidentHistory
-	err := s.mend(ctx, func() (err error) {
-		found, err = s.redis.HistoriesResident(ctx, []string{key}, step, from, to)
-		return err
-	})
-	var row counter.State
-	var gains []counter.Gain
-	if err == nil && !found[0].Alone {
-		row, gains, err = s.pg.Gains(ctx, key, step, from, to)
-	}
+	states, gains, err := s.histories(ctx, []string{key}, step, from, to)
 	if err != nil {
 		return counter.Counter{}, nil, during(fmt.Sprintf("history of %q", key), err)
 	}
-	is := &found[0]
-	if !is.Resident {
-		is.State = row
-	}
-	return is.State.Counter(key), is.State.With(merged(is.Gained, gains), step, from, to), nil
+	return states[0].Counter(key), gains[0], nil
 }
 
 // merged returns the completed time buckets that Redis and PostgreSQL have, in order.

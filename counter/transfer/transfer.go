@@ -9,7 +9,7 @@
 // A file without the end is incomplete: an export can be resumed after its last complete line ([Resume]). An import
 // may be repeated, because a store keeps a counter that has the same version or a greater one. Files have no top
 // lists, idempotency keys and limits. Files of older releases have lines of idempotency keys, {"identities":[…]},
-// which an import skips and reports.
+// which an import skips.
 package transfer
 
 import (
@@ -47,8 +47,6 @@ var (
 type Progress interface {
 	// Transferred is called after some counters, and at the end.
 	Transferred(counters, restored int, bytes int64)
-	// Skipped is called at the end of an import if the file has idempotency keys, which older versions wrote.
-	Skipped(identities int)
 }
 
 type (
@@ -207,7 +205,6 @@ type reader struct {
 	bytes    int64
 	counters int
 	restored int
-	skipped  int // idempotency keys
 }
 
 // Import puts all counters of a file into a store: those of one site into the site into, or if that is nil, each into
@@ -234,8 +231,6 @@ func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *count
 		switch {
 		case l.Key != nil:
 			err = r.counter(ctx, text)
-		case l.Identities != nil:
-			r.skipped += len(l.Identities)
 		case l.Counters != nil:
 			return r.end(ctx, l)
 		}
@@ -288,9 +283,6 @@ func (r *reader) end(ctx context.Context, l line) error {
 	}
 	if err := r.to.RestoreDeleted(ctx, l.Deleted); err != nil {
 		return err
-	}
-	if r.skipped > 0 {
-		r.progress.Skipped(r.skipped)
 	}
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
 	return nil

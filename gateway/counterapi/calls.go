@@ -1,6 +1,7 @@
 package counterapi
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 	"net/http"
@@ -380,7 +381,8 @@ func (a *API) getLedger(c *gin.Context) {
 		a.unavailable(c, err)
 		return
 	}
-	answer(c, page.AppendJSON(nil))
+	body, _ := json.Marshal(page) // texts and numbers can be marshalled
+	answer(c, body)
 }
 
 // getAggregate adds up all counters with a prefix.
