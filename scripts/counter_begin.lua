@@ -1,7 +1,9 @@
--- counter_begin.lua: begin a generation in a bucket, or confirm its generation on this run of the server.
+-- counter_begin.lua: begin a generation in a bucket, or confirm its generation on this run of the server. No script serves
+-- a bucket that is not confirmed.
 --
 -- KEYS     hc:{n}:c, :s, :d, :t, :j, :a, :u
 -- ARGV[1]  begin: empty the bucket and begin a generation
+--          confirm: PostgreSQL has the generation that has just begun
 --          adopt: keep the bucket, which is complete but may lack the last acknowledged changes
 -- ARGV[2]  the generation
 -- ARGV[3]  begin: the highest incarnation that was deleted   adopt: the lowest incarnation of counters that change from
@@ -21,13 +23,15 @@ if ARGV[1] == 'adopt' then
   redis.call('HSET', KEYS[2], 'run', run, 'life', ARGV[3])
   return 1
 end
+if ARGV[1] == 'confirm' then
+  if is ~= ARGV[2] then return 0 end
+  redis.call('HSETNX', KEYS[2], 'run', run) -- a later run may have lost changes, and needs adopt
+  return 1
+end
 if not is and redis.call('HEXISTS', KEYS[2], 'region') == 1 then return -1 end
 if not is and ARGV[6] ~= '1' and redis.call('HLEN', KEYS[1]) > 0 then return -2 end
 if is and tonumber(is) > tonumber(ARGV[2]) then return 0 end
-if is == ARGV[2] then
-  redis.call('HSET', KEYS[2], 'run', run)
-  return 1
-end
+if is == ARGV[2] then return 1 end
 for _, from in ipairs({1, 3, 4}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
     local names = {}
@@ -41,5 +45,5 @@ for _, from in ipairs({5, 7}) do
 end
 local told = redis.call('HGET', KEYS[2], 'told')
 redis.call('UNLINK', unpack(KEYS))
-redis.call('HSET', KEYS[2], 'generation', ARGV[2], 'run', run, 'epoch', 1, 'left', 0, 'deleted', ARGV[3], 'asks', ARGV[4], 'told', told or 0)
+redis.call('HSET', KEYS[2], 'generation', ARGV[2], 'epoch', 1, 'left', 0, 'deleted', ARGV[3], 'asks', ARGV[4], 'told', told or 0)
 return 1

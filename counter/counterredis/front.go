@@ -316,10 +316,16 @@ func (s *Store) Adopt(ctx context.Context, generation, life uint64) error {
 	return s.begin(ctx, "adopt", generation, life, time.Time{}, false)
 }
 
-// Begin empties all buckets and begins a generation in them. Until asks, unknown idempotency keys have to be looked up
-// in PostgreSQL. A bucket without a generation is emptied only if its counters were copied into PostgreSQL.
+// Begin empties all buckets and begins a generation in them, which serves no call until Confirm. Until asks, unknown
+// idempotency keys have to be looked up in PostgreSQL. A bucket without a generation is emptied only if its counters
+// were copied into PostgreSQL.
 func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time, carried bool) error {
 	return s.begin(ctx, "begin", generation, deleted, asks, carried)
+}
+
+// Confirm lets the buckets of a generation that has just begun serve calls, once PostgreSQL has its number.
+func (s *Store) Confirm(ctx context.Context, generation uint64) error {
+	return s.begin(ctx, "confirm", generation, 0, time.Time{}, false)
 }
 
 // Unmarked reports whether a bucket without a generation has counters. That is the case if Redis was used without

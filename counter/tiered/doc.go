@@ -44,7 +44,8 @@
 // changes nothing: its process checks all buckets while it holds headcount_front. If all are of the generation and
 // newer than the last persisted checkpoint, nothing that was persisted is missing, and they continue. The last versions
 // may be lost, so counters that change from now on get a greater incarnation. Otherwise a new generation begins: all
-// buckets are emptied, also those that kept their data. Writes for the old generation are refused. A resident counter
+// buckets are emptied, also those that kept their data, and serve calls once PostgreSQL has the generation's number. If the
+// process dies before that, the next one begins another. Writes for the old generation are refused. A resident counter
 // of an older generation is read with the incarnation of the new one, so it is newer than what was lost. For a day, an
 // idempotency key that Redis does not have is looked up in PostgreSQL, if that had any.
 //

@@ -463,3 +463,40 @@ func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 		t.Errorf("%d counters are persisted, want %d", n, counters)
 	}
 }
+
+// TestAGenerationThatPostgresDoesNotHave: PostgreSQL may fail, or the process die, after a generation has begun in
+// Redis and before PostgreSQL has its number. The next generation empties Redis then, so no change may be
+// acknowledged before.
+func TestAGenerationThatPostgresDoesNotHave(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	s := open(t, cfg)
+	made := int64(0)
+	try := func() {
+		if r := s.Apply(t.Context(), []counter.Op{op("", add(views, "v:1", 1))})[0]; r.Err == nil {
+			made++
+		} else if !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Fatal(r.Err)
+		}
+	}
+	testkit.Eventually(t, "it is persisted", func() bool { try(); return row(t, cfg.Postgres, "v:1") > 0 })
+	everything(t, s)
+	pg.Exec(t, cfg.Postgres, `create function refuse() returns trigger language plpgsql as 'begin raise disk_full; end';
+		create constraint trigger refuse after update on headcount_front deferrable initially deferred for each row execute function refuse()`)
+	redis.Flush(t)
+	testkit.Eventually(t, "a generation has begun in Redis", func() bool {
+		try()
+		return redis.Do(t, "HEXISTS", "hc:{n0}:s", "generation") == int64(1)
+	})
+	for range 20 {
+		try()
+	}
+	pg.Exec(t, cfg.Postgres, "drop trigger refuse on headcount_front")
+	for goal := made + 1; made < goal; {
+		try()
+	}
+	everything(t, s)
+	if is := row(t, cfg.Postgres, "v:1"); is != made {
+		t.Errorf("PostgreSQL has %d of %d acknowledged changes", is, made)
+	}
+}

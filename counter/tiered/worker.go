@@ -226,7 +226,15 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 	case <-ctx.Done():
 		return unavailable(context.Cause(ctx))
 	}
-	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) { return s.generation(ctx, f, adopts) })
+	var begun uint64
+	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (_ uint64, err error) {
+		begun, err = s.generation(ctx, f, adopts)
+		return begun, err
+	})
+	if err == nil && begun != 0 {
+		// Not before PostgreSQL has the number: it would be replaced by the next generation, and the changes in it lost.
+		err = s.redis.Confirm(ctx, begun)
+	}
 	return during("looking whether Redis has lost its memory", err)
 }
 
