@@ -26,8 +26,8 @@ const (
 	postgresQueues = 8
 
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
-	// changes a second need up to 200 scripts then.
-	redisPace = 5 * time.Millisecond
+	// changes a second need about 400 scripts then.
+	redisPace = 2 * time.Millisecond
 
 	// gathersOfInterval is how often a sharded sum is gathered within PersistInterval: what its
 	// shards have gained is persisted by then, too.
