@@ -287,7 +287,7 @@ func (l *loader) key(k, v []byte) {
 	l.unread.oldest = append(l.unread.oldest, key)
 }
 
-// hashKey returns the stored key. If there is none, it stores a new one.
+// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users, who would be lost.
 func (d *disk) hashKey() (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
@@ -297,6 +297,11 @@ func (d *disk) hashKey() (key []byte, err error) {
 		return key, err
 	}
 	return key, d.db.Update(func(tx *bbolt.Tx) error {
+		for _, users := range [][]byte{recordsBucket, ownsBucket} {
+			if first, _ := tx.Bucket(users).Cursor().First(); first != nil {
+				return errors.New("it has users and no key: start the release before this one on it once")
+			}
+		}
 		key = hashkey.New()
 		return tx.Bucket(boltfile.Meta).Put(hashKey, key)
 	})

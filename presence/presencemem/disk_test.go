@@ -461,3 +461,18 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 		t.Error("another directory has the same key")
 	}
 }
+
+// Users are found by their hashes, so a new key would lose those of a directory that has none.
+func TestUsersWithoutAHashKeyAreRefused(t *testing.T) {
+	s, err := Open(t.TempDir(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.unread.disk.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(recordsBucket).Put([]byte("user"), []byte("record")) }); err != nil {
+		t.Fatal(err)
+	}
+	if key, err := s.HashKey(); err == nil {
+		t.Errorf("a new key: %x", key)
+	}
+}
