@@ -53,7 +53,7 @@ type Config struct {
 	RegionStaleAfter time.Duration `hidden:"" type:"span-or-0" placeholder:"TIME" default:"5m" group:"cluster" help:"How long a region may be silent before totals leave it out. 0 means that they never do."`
 
 	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs the messages between processes. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
-	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one in front."`
+	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one behind, everywhere, and then put it in front."`
 	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids, and over a restart the users who are present. Without it all of this data ends with the process."`
 
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
