@@ -1,4 +1,4 @@
-// Package wake wakes a goroutine that waits on a channel, without ever blocking the caller.
+// Package wake has signals that never block their sender, and the wait for one.
 package wake
 
 import (
