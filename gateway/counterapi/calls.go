@@ -381,7 +381,11 @@ func (a *API) getLedger(c *gin.Context) {
 		a.unavailable(c, err)
 		return
 	}
-	body, _ := json.Marshal(page) // texts and numbers can be marshalled
+	body, err := json.Marshal(page)
+	if err != nil {
+		a.defect(c, err)
+		return
+	}
 	answer(c, body)
 }
 

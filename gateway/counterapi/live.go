@@ -76,7 +76,7 @@ type Live struct {
 
 	// memory has what was last read or made, for when the store is away. Beyond maxMemory it
 	// forgets the counter not asked for longest. It is nil for a store within the process.
-	memory *lru.Cache[string, counter.Counter]
+	memory *lru.Cache[string, lastKnown]
 
 	mu     sync.Mutex          // guards all below
 	keys   map[string]*tracked // by name
@@ -86,6 +86,12 @@ type Live struct {
 	seq    uint64              // grows with every update and every notification
 	// asking has the members to ask about, with the keys of each. It is bounded by the viewers.
 	asking map[string]map[string]struct{}
+}
+
+// lastKnown is a counter and the moment when it was read or made.
+type lastKnown struct {
+	counter.Counter
+	at time.Time
 }
 
 // NewLive returns a Live that does nothing until Run.
@@ -99,7 +105,7 @@ func NewLive(cfg Config, hub Hub) (*Live, error) {
 		return l, nil
 	}
 	var err error
-	if l.memory, err = lru.New[string, counter.Counter](maxMemory); err != nil {
+	if l.memory, err = lru.New[string, lastKnown](maxMemory); err != nil {
 		return nil, fmt.Errorf("counterapi: %w", err)
 	}
 	return l, nil
@@ -114,7 +120,7 @@ func (l *Live) remember(c counter.Counter) {
 		return
 	}
 	c.Key = strings.Clone(c.Key) // a part of a request, which would stay in memory
-	l.memory.Add(c.Key, c)
+	l.memory.Add(c.Key, lastKnown{c, time.Now()})
 }
 
 // Want implements fanout.Source.
@@ -135,7 +141,7 @@ func (l *Live) Unwant(t presence.Topic) {
 	defer l.mu.Unlock()
 	key := t.Name()
 	if c, ok := l.last(key); ok {
-		l.remember(c)
+		l.remember(c.Counter)
 	}
 	delete(l.keys, key)
 	delete(l.unread, key)
@@ -156,8 +162,8 @@ func (l *Live) followed() int {
 	return len(l.keys)
 }
 
-// last returns the newest value known here. The caller holds mu.
-func (l *Live) last(key string) (c counter.Counter, ok bool) {
+// last returns the newest value known here, and when it was. The caller holds mu.
+func (l *Live) last(key string) (c lastKnown, ok bool) {
 	if l.memory != nil {
 		c, ok = l.memory.Get(key)
 	}
@@ -167,7 +173,7 @@ func (l *Live) last(key string) (c counter.Counter, ok bool) {
 	case k.counter.Touched() && c.Version.Compare(k.counter.Version) > 0: // its notification has yet to arrive
 		return c, true
 	default:
-		return k.counter, true
+		return lastKnown{k.counter, time.Now()}, true
 	}
 }
 
@@ -190,9 +196,10 @@ func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
 // newest is stale for a caller who holds mu.
 func (l *Live) newest(r counter.Reading) (c counter.Counter, ok bool) {
 	last, known := l.last(r.Key)
-	if known && (r.Away || newer(&last, &r.Counter)) {
+	unmade := !last.Touched() && r.Updated.After(last.at) // nobody had made it yet when it was read here
+	if known && (r.Away || newer(&last.Counter, &r.Counter) && !unmade) {
 		last.Approx, last.Stale = true, true
-		return last, true
+		return last.Counter, true
 	}
 	return r.Counter, !r.Away
 }
@@ -236,7 +243,7 @@ func (l *Live) behind(k *tracked) bool {
 		return false
 	}
 	last, ok := l.memory.Peek(k.counter.Key)
-	return ok && newer(&last, &k.counter)
+	return ok && newer(&last.Counter, &k.counter)
 }
 
 // Run owns Live's goroutines until ctx ends.
@@ -441,6 +448,10 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if slices.ContainsFunc(readings, func(r counter.Reading) bool { return r.Away }) {
+		l.rereadAll() // a server is away, and with it more counters than these
+		return nil
+	}
 	for _, r := range readings {
 		k := l.keys[r.Key]
 		if k == nil {

@@ -26,7 +26,7 @@ type scripted struct {
 	members  map[string]bool // "key/member"
 	followed map[string]bool
 	away     bool
-	part     bool // stock alone cannot be read
+	part     bool // stocks alone cannot be read
 	reads    int
 	during   func() // a read, after it has seen what it answers; once
 
@@ -47,7 +47,7 @@ func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.
 	}
 	var out []counter.Reading
 	for _, key := range keys {
-		if s.part && key == "stock:1" {
+		if s.part && strings.HasPrefix(key, "stock:") {
 			out = append(out, counter.Away([]string{key})...)
 			continue
 		}
@@ -252,6 +252,52 @@ func TestOneIsAway(t *testing.T) {
 		part(false)
 		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
+	})
+}
+
+// Of however many counters a server has, all are stale soon after it is away, and those of the other server are not.
+func TestManyAreAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
+		const stocks = 20 * counter.MaxKeys
+		s.set(1, 5)
+		l.Want(likes)
+		for i := range stocks {
+			l.Want(Topic(fmt.Sprint("stock:", i)))
+		}
+		time.Sleep(time.Second)
+		if l.current([]string{"stock:0", "likes:1"}) == nil {
+			t.Fatal("they are not read")
+		}
+		s.mu.Lock()
+		s.part = true
+		s.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		for i := range stocks {
+			if key := fmt.Sprint("stock:", i); l.current([]string{key}) != nil {
+				t.Fatalf("%s is not stale", key)
+			}
+		}
+		if l.current([]string{"likes:1"}) == nil {
+			t.Error("a counter of the other server is stale")
+		}
+	})
+}
+
+// What the store has while it lags is shown in place of a counter that did not exist yet when it was last read here.
+func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
+		l.remember(counter.Counter{Key: "likes:1"})
+		time.Sleep(time.Minute)
+		c := s.set(1, 5)
+		c.Updated, c.Stale = time.Now(), true
+		if is, ok := l.stale(counter.Reading{Counter: c}); !ok || is.Value != 5 {
+			t.Errorf("it is %+v, %v", is, ok)
+		}
+		time.Sleep(time.Minute)
+		l.remember(counter.Counter{Key: "likes:1"}) // it has been deleted
+		if is, ok := l.stale(counter.Reading{Counter: c}); !ok || is.Touched() {
+			t.Errorf("after its end it is %+v, %v", is, ok)
+		}
 	})
 }
 

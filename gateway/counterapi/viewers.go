@@ -218,6 +218,9 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 		if w.notified > began || r.Stale && w.membership != undetermined {
 			continue // this process knows more than the store answered
 		}
+		if r.Away && !k.counter.Stale {
+			l.reread(r.Key) // and asks again when it can be read
+		}
 		calls = w.set(calls, r.Key, r.Mine, true)
 	}
 	l.mu.Unlock()
