@@ -135,7 +135,7 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 		if !errors.Is(err, presence.ErrNotOwner) {
 			return err
 		}
-		if outage.Sleep(ctx, holdRetry); ctx.Err() != nil {
+		if !outage.Sleep(ctx, holdRetry) {
 			return fmt.Errorf("hold: %w: %w", presence.ErrUnavailable, err)
 		}
 	}

@@ -19,7 +19,7 @@ func (m *Member) Users(ctx context.Context, users []presence.User) ([]presence.U
 		if !errors.Is(err, presence.ErrNotOwner) {
 			return states, err
 		}
-		if outage.Sleep(ctx, holdRetry); ctx.Err() != nil {
+		if !outage.Sleep(ctx, holdRetry) {
 			return nil, fmt.Errorf("users: %w: %w", presence.ErrUnavailable, err)
 		}
 	}
