@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"net/http"
 	"net/url"
@@ -14,9 +13,9 @@ import (
 // TestBodiesToTheByte pins answers that clients may compare as text.
 func TestBodiesToTheByte(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
-	do := func(method, path, body string) string {
+	open := func(method, path, body string) *http.Response {
 		t.Helper()
-		req, err := http.NewRequest(method, "http://"+s.addr+path, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.addr+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -25,7 +24,12 @@ func TestBodiesToTheByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	do := func(method, path, body string) string {
+		t.Helper()
+		resp := open(method, path, body)
 		answer, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode >= 300 {
 			t.Fatalf("%s %s: %s %s, %v", method, path, resp.Status, answer, err)
@@ -59,23 +63,12 @@ func TestBodiesToTheByte(t *testing.T) {
 	pins("GET", "/"+odd+"/stats?last=1m&step=1m", "", `{"page":"é \"<&>\\","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,`+
 		`"points":[{"at":TIME,"max":0,"joins":0},{"at":TIME,"max":0,"joins":0}]}`+"\n")
 
-	ctx, end := context.WithCancel(t.Context())
-	defer end()
 	for path, want := range map[string]string{
 		"/-/top/events?n=1":            `{"top":[{"page":"p","users":2}]}`,
 		"/-/users/events?user=ann":     `{"user":"ann","online":true,"since":TIME,"pages":1}`,
 		"/-/users/events?user=%3Cx%3E": `{"user":"<x>","online":false}`,
 	} {
-		req, err := http.NewRequestWithContext(ctx, "GET", "http://"+s.addr+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("X-API-Key", "k")
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
+		resp := open("GET", path, "")
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 				if got := moment.ReplaceAllString(data, "TIME"); got != want {
