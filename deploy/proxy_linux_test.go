@@ -29,8 +29,12 @@ import (
 )
 
 // gateways are two processes behind the proxies of proxy/, as those say to run them. One
-// address may have one connection on each.
+// address may have perAddress connections on each.
 type gateways struct{ addrs, admins []string }
+
+// perAddress is how many connections a gateway has with one address: enough for two browsers on the demo's page, each
+// with a WebSocket and the stream of its <live-top>.
+const perAddress = 4
 
 func startGateways(t *testing.T) *gateways {
 	t.Helper()
@@ -39,7 +43,7 @@ func startGateways(t *testing.T) *gateways {
 	for range 2 {
 		addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
 		background(t, testkit.Timeout, binary, "serve", "--listen="+addr, "--admin-listen="+admin, "--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
-			"--base-path=/live", "--trusted-proxies=127.0.0.1", "--max-connections-per-address=1", "--shutdown-timeout=2s")
+			"--base-path=/live", "--trusted-proxies=127.0.0.1", fmt.Sprint("--max-connections-per-address=", perAddress), "--shutdown-timeout=2s")
 		g.addrs, g.admins = append(g.addrs, addr), append(g.admins, admin)
 	}
 	for _, admin := range g.admins {
@@ -364,7 +368,7 @@ func (p *proxied) check(name string) {
 	}
 	await(0)
 
-	// One address has one connection on each of two gateways, whatever it claims.
+	// One address has its connections on each of two gateways, whatever it claims.
 	crowd := p.visitor()
 	open := 0
 	for i := range 12 {
@@ -375,8 +379,8 @@ func (p *proxied) check(name string) {
 			t.Fatalf("a full gateway answers %s", resp.Status)
 		}
 	}
-	if open != 2 {
-		t.Errorf("one address has %d connections, not one on each of two gateways", open)
+	if open != 2*perAddress {
+		t.Errorf("one address has %d connections, not %d on each of two gateways", open, perAddress)
 	}
 	if resp := p.get(p.visitor(), "/live/crowd/counter/events"); resp.StatusCode != http.StatusOK {
 		t.Errorf("another address: %s", resp.Status)
