@@ -107,3 +107,28 @@ func TestHold(t *testing.T) {
 		w.Leave()
 	})
 }
+
+// An update whose write was lost comes although the client is paused, or busy again, when its turn comes.
+func TestALostUpdateIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(0, "p")
+		s.update(countOf("p", 7, 1))
+		s.deliver()
+		w.take(t)
+		time.Sleep(time.Millisecond)
+		w.missed = true // as if that write had failed
+		w.Free()
+		w.Pause(true)
+		s.deliver()
+		if got := w.take(t); len(got) != 0 {
+			t.Fatalf("got %q while it is paused", got)
+		}
+		w.Pause(false)
+		s.deliver()
+		w.expect(t, 7)
+		w.Leave()
+	})
+}

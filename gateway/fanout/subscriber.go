@@ -192,7 +192,7 @@ func (s *Subscriber) Free() {
 		p := &s.places[i]
 		sub := &p.topic.subs[p.index]
 		if s.missed {
-			sub.shown = 0
+			sub.gen, sub.shown = 0, 0 // any of them may have been lost, also if this visit finds the client busy again or paused
 		}
 		if sub.state != held && (s.missed || sub.gen != p.topic.gen) {
 			sh.visit(s, p.topic, true)
