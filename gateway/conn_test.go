@@ -809,6 +809,32 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 	})
 }
 
+// A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
+// subscription left.
+func TestALeaveReleasesTheTotal(t *testing.T) {
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+		for range 5 {
+			r := s.socket("")
+			watch := testkit.NewStopwatch(t)
+			for _, frame := range []string{
+				`{"type":"join","page":"p"}`, `{"type":"unsubscribe","pages":["p"]}`, `{"type":"subscribe","pages":["*"]}`, `{"type":"leave","page":"p"}`,
+			} {
+				r.write([]byte(masked(websocket.Text, frame)))
+			}
+			for payload := []byte(nil); !bytes.HasPrefix(payload, []byte(`{"type":"count","page":"*"`)); {
+				var err error
+				if _, payload, err = r.frame(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if took := watch.Elapsed(); took > 3*time.Second { // the sweep ends a forgotten hold after 5 s
+				t.Fatalf("the count of the site came after %s", took)
+			}
+			_ = r.Close()
+		}
+	})
+}
+
 // replies is a function as node.Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 

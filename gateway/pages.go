@@ -228,12 +228,11 @@ func (c *conn) leave(name string) {
 	switch w.counts {
 	case untilUnsubscribe:
 		c.Ready(presence.CountTopic(name)) // the count of the page no longer waits for the join
-		c.releaseTotal()
 	case untilLeave:
 		w.counts = noCounts
 		c.Unsubscribe(presence.CountTopic(name))
-		c.releaseTotal() // nor does the count of the site
 	}
+	c.releaseTotal() // nor does the count of the site
 	c.tidy()
 	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
 	c.absent(name, false)
