@@ -87,7 +87,7 @@ func (a *API) getCounter(c *gin.Context) {
 
 // etag names the JSON of a count.
 func etag(count presence.Count) string {
-	if count.Stale {
+	if count.Stale || count.Without != "" {
 		return `"` + count.Version.String() + `-s"`
 	}
 	return `"` + count.Version.String() + `"`
