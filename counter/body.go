@@ -214,6 +214,14 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	return c, nil
 }
 
+// ParseNothing parses the body of a call whose path says all: none, or {}.
+func ParseNothing(body []byte) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil
+	}
+	return parseObject(body, "no members", func(*reader, string) error { return errUnknown })
+}
+
 // ParseReset parses the body of a reset: {"reason":…,"by":…}, both required.
 func ParseReset(body []byte, key string, rule *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Reset}

@@ -62,9 +62,6 @@ func (w *Callers) Cacheable(c *gin.Context, pages ...string) {
 	}
 }
 
-// HasKey reports whether key is an API key.
-func (w *Callers) HasKey(key string) bool { return w.Keys.Has(key) }
-
 // IsServer reports whether the request has a valid API key.
 func (w *Callers) IsServer(r *http.Request) bool { return w.Keys.Has(httppolicy.APIKey(r)) }
 
@@ -143,7 +140,6 @@ func (w *Callers) Server(c *gin.Context) bool {
 	if w.IsServer(c.Request) {
 		return true
 	}
-	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
 	detail := "The API key is wrong."
 	switch {
 	case len(w.Keys) == 0:
@@ -151,7 +147,7 @@ func (w *Callers) Server(c *gin.Context) bool {
 	case httppolicy.APIKey(c.Request) == "":
 		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
 	}
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, detail, httppolicy.Because(httppolicy.ReasonAPIKey))
+	httppolicy.RefuseKey(c.Writer, detail)
 	return false
 }
 

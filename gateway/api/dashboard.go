@@ -60,9 +60,8 @@ func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 
 // only those of PublicTop. If ok is false, it has written the error answer.
 func (w *Callers) TopPages(c *gin.Context) (all, ok bool) {
 	switch {
-	case httppolicy.APIKey(c.Request) != "":
-		ok = w.Server(c)
-		return ok, ok
+	case w.IsServer(c.Request):
+		return true, true
 	case len(w.PublicTop.Pages) > 0:
 		return false, true
 	}

@@ -65,9 +65,6 @@ func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) bool
 	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
 		return true
 	}
-	if httppolicy.APIKey(c.Request) != "" {
-		return w.Server(c) // the key is wrong
-	}
 	id, err := w.Identity(c, query)
 	open := c.Request.Method == http.MethodGet && c.Query("join") != "1" || c.Request.Method == http.MethodHead // to everybody, but for the page
 	switch {

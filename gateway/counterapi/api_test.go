@@ -55,7 +55,9 @@ func (users) Site(c *gin.Context) presence.Site {
 	return presence.SiteOf(c.GetHeader("Site"))
 }
 
-func (users) HasKey(key string) bool { return key == "k" }
+func (users) IsServer(r *http.Request) bool { return isKey(httppolicy.APIKey(r)) }
+
+func isKey(key string) bool { return key == "k" }
 
 func (users) Crawler(*http.Request) bool { return false }
 
@@ -123,6 +125,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
+	e.Use(httppolicy.RefuseWrongKeys(isKey)) // as api.Engine does
 	api.Routes(e)
 	return &served{t: t, engine: e, api: api}
 }

@@ -124,10 +124,7 @@ func (a *API) postReasoned(c *gin.Context, parse func([]byte, string, *counter.R
 
 // postBatch makes several changes.
 func (a *API) postBatch(c *gin.Context) {
-	server, ok := a.server(c)
-	if !ok {
-		return
-	}
+	server := a.callers.IsServer(c.Request)
 	if !server {
 		forbidden(c, "")
 		return
@@ -213,6 +210,14 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, ok b
 func (a *API) changeMember(c *gin.Context, join bool) {
 	one, member, ok := a.member(c, join)
 	if !ok {
+		return
+	}
+	text, ok := a.body(c, one.server)
+	if !ok {
+		return
+	}
+	if err := counter.ParseNothing(text); err != nil {
+		badBody(c, err)
 		return
 	}
 	change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Edit}
@@ -318,10 +323,7 @@ func (a *API) Value(c *gin.Context, valid func(key string) bool) (value int64, o
 
 // getSeveral reads several counters. None of them is older than its rule permits.
 func (a *API) getSeveral(c *gin.Context) {
-	server, ok := a.server(c)
-	if !ok {
-		return
-	}
+	server := a.callers.IsServer(c.Request)
 	var names []string
 	lag, open := counter.DefaultStale, true
 	if _, ok := Several(c, "key", "counters", func(key string) error {
@@ -391,10 +393,7 @@ func (a *API) getLedger(c *gin.Context) {
 
 // getAggregate adds up all counters with a prefix.
 func (a *API) getAggregate(c *gin.Context) {
-	server, ok := a.server(c)
-	if !ok {
-		return
-	}
+	server := a.callers.IsServer(c.Request)
 	match, err := param(c, "key")
 	if err == nil {
 		err = counter.CheckMatch(match)

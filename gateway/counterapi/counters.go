@@ -87,8 +87,8 @@ const (
 type Callers interface {
 	// Site returns the site that a request is for.
 	Site(c *gin.Context) presence.Site
-	// HasKey reports whether key is an API key.
-	HasKey(key string) bool
+	// IsServer reports whether the request has a valid API key. A request with a wrong one does not get here.
+	IsServer(r *http.Request) bool
 	// Crawler reports whether the client is a crawler that is not to be counted.
 	Crawler(r *http.Request) bool
 	// Cacheable lets proxies keep the answer to a public GET.
@@ -200,21 +200,6 @@ type call struct {
 	id     identity.Identity // of a caller without API key who changes something
 }
 
-// server reports whether the request has an API key. If ok is false, the key is
-// wrong, and server has written the error answer.
-func (a *API) server(c *gin.Context) (server, ok bool) {
-	key := httppolicy.APIKey(c.Request)
-	switch {
-	case key == "":
-		return false, true
-	case a.callers.HasKey(key):
-		return true, true
-	}
-	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+httppolicy.APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.", httppolicy.Because(httppolicy.ReasonAPIKey))
-	return false, false
-}
-
 // Find returns the name of a site's counter and its rule, or why there is none.
 func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {
@@ -248,9 +233,7 @@ func (a *API) begin(c *gin.Context, p counter.Public) (one call, ok bool) {
 // named returns the call on the counter that the path names. If ok is false, it has written the
 // error answer.
 func (a *API) named(c *gin.Context) (one call, ok bool) {
-	if one.server, ok = a.server(c); !ok {
-		return one, false
-	}
+	one.server = a.callers.IsServer(c.Request)
 	key, err := param(c, "key")
 	if err == nil {
 		one.key, one.rule, err = a.Find(a.callers.Site(c), key)

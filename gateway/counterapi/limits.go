@@ -19,10 +19,7 @@ const limitsRoot = "/api/v1/limits"
 
 // postLimit answers whether a call may pass.
 func (a *API) postLimit(c *gin.Context) {
-	server, ok := a.server(c)
-	if !ok {
-		return
-	}
+	server := a.callers.IsServer(c.Request)
 	key, err := param(c, "key")
 	if err == nil {
 		err = counter.CheckKey(key)

@@ -43,9 +43,7 @@ func (a *API) getTop(c *gin.Context) {
 // ok is false, it has written the error answer.
 func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 	const example = "?match=views:*&last=1h&n=10"
-	if server, ok = a.server(c); !ok {
-		return list, server, false
-	}
+	server = a.callers.IsServer(c.Request)
 	values, ok := Query(c, example)
 	if !ok {
 		return list, server, false
