@@ -89,7 +89,7 @@ const COUNTER = '\t';
  */
 /** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */
 /** @typedef {any} Frame */
-/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: string, full?: boolean, lead?: string, from?: string, wants?: Wants, wake?: boolean}} Word */
+/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: number, full?: boolean, lead?: string, from?: number, wants?: Wants, wake?: boolean}} Word */
 
 /** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
@@ -101,7 +101,7 @@ const more = () => import('./more.js');
 /** What elements show. It is loaded until that succeeds; browsers remember a failure, so the next attempt has another name. */
 const live = () =>
   (lively ??= (async () => {
-    for (let retry = '', tries = 0; ; retry = `?${++tries}`)
+    for (let retry = ''; ; retry += '?1')
       try {
         return await import(`./live.js${retry}`);
       } catch {
@@ -115,7 +115,7 @@ const ask = (/** @type {Token | undefined} */ token) => (typeof token === 'funct
 const minus = (pages, without) => [...pages].filter((page) => !without?.has(page));
 
 /** The topic that an error frame is about, if the server refused the frame because of it. */
-const refused = (/** @type {Frame} */ { code, page, counter }) => (counter ? COUNTER + counter : code === 'bad_page' && page);
+const refused = (/** @type {Frame} */ { code, page, counter }) => (counter ? COUNTER + counter : code && page);
 
 /**
  * A connection to a Headcount server, kept up until close().
@@ -162,7 +162,7 @@ export class Headcount extends EventTarget {
   /** @type {State} */ #state = 'idle';
 
   // How the connection is shared.
-  #id = ''; // our name among the tabs that share, until this page goes
+  #id = 0; // our name among the tabs that share, until this page goes
   /** @type {ReturnType<typeof Hub> | undefined} */ #hub; // set if this tab has the connection
   /** @type {((word: Word) => void) | undefined} */ #post; // sends to the other tabs, if tabs share
   /** @type {AbortController | undefined} */ #sharing; // ends the sharing and releases the locks
@@ -184,9 +184,9 @@ export class Headcount extends EventTarget {
     const { server = HOME, token, countHidden = true, share = true, storage } =
       /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : url ?? options) });
     // A server that renders this page has no location. There nothing is ever connected.
-    this.#base = new URL(server, `${globalThis.location ?? 'http://x'}`);
+    this.#base = new URL(server, /** @type {any} */ (globalThis.location ?? 'http://x'));
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
-    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not an http address: ${server}`);
+    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: no http address: ${server}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
     this.#keep = storage !== 'none';
@@ -453,7 +453,7 @@ export class Headcount extends EventTarget {
    * @param {RegExp} [reserved]
    */
   #admit(topics, reserved = /^(-|\.\.?)$/) {
-    if (this.#state === 'closed') throw new Error('Headcount: it is closed');
+    if (this.#state === 'closed') throw new Error('Headcount: closed');
     for (const topic of topics) {
       const name = topic.replace?.(COUNTER, '');
       if (!name || [...name].length > 128 || reserved.test(name))
@@ -496,25 +496,26 @@ export class Headcount extends EventTarget {
   /** Finds out which tab has the connection. This tab takes it if no other tab has it. */
   async #meet() {
     const { signal } = (this.#sharing = new AbortController());
-    this.#id = `${Math.random()}`;
-    let locks = this.#share && navigator.locks;
+    this.#id = Math.random();
+    const locks = this.#share && navigator.locks;
     if (!locks) return this.#lead();
     let name = `headcount ${this.#base} `;
+    /** @type {BroadcastChannel} */ let channel;
     try {
       const token = await ask(this.#token);
       // Tabs of different users have nothing to share. (base64url is base64 for what is usual in a token.)
       if (token) name += JSON.parse(atob(token.split('.')[1])).sub;
+      if (signal.aborted) return;
+      channel = new BroadcastChannel(name);
     } catch {
-      locks = false; // the token does not say who the user is
+      // The token does not say who the user is, or the browser forbids storage, and channels with it.
+      return signal.aborted || this.#lead();
     }
-    if (signal.aborted) return;
-    if (!locks) return this.#lead();
 
     const atEnd = (/** @type {any} */ step) => signal.addEventListener('abort', step);
     /** @type {(lock: string, held: () => unknown, options?: LockOptions) => Promise<unknown>} */
     const hold = (lock, held, options = { signal }) =>
       locks.request(lock, options, () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))));
-    const channel = new BroadcastChannel(name);
     atEnd(() => channel.close());
     /** @type {(options?: LockOptions) => unknown} */
     const lead = (options) =>
@@ -529,7 +530,7 @@ export class Headcount extends EventTarget {
         if (!options) lead();
         this.#tell();
       });
-    /** @type {Set<string>} */ const known = new Set(); // the tabs that want something from this Hub
+    /** @type {Set<number>} */ const known = new Set(); // the tabs that want something from this Hub
     channel.onmessage = ({ data }) => {
       const { from, wants, wake } = data;
       if (!this.#hub) return from || this.#hear(data);
@@ -552,6 +553,9 @@ export class Headcount extends EventTarget {
       };
       lead();
       this.#tell();
+      // Somebody who only looks notices, too, when the tab with the connection sleeps.
+      const look = setInterval(() => this.#hub || this.#hidden || this.#tell(), PATIENCE_MS);
+      atEnd(() => clearInterval(look));
     }).catch(() => signal.aborted || this.#lead()); // some contexts have Web Locks but forbid their use
   }
 
@@ -657,9 +661,8 @@ export class Headcount extends EventTarget {
 function Hub(base, keep, getToken, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
-  /** @type {Map<string, {join: Set<string>, watch: Set<string>, hidden: number, unread: boolean}>} */ const members = new Map();
-  /** @type {string | undefined} */ let given; // the fixed token that a tab sent last
-  /** @type {string | undefined} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
+  /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members = new Map();
+  /** @type {unknown} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
   let toRead = false; // "read" must still be sent
 
   // Usually there is one link. There are two while a server that shuts down sends
@@ -677,6 +680,12 @@ function Hub(base, keep, getToken, say) {
   /** @type {any} */ let rescue; // the file of that name, once it is loaded
 
   const all = (/** @type {'join' | 'watch'} */ kind) => new Set([...members.values()].flatMap((member) => [...member[kind]]));
+
+  /** The fixed token for the next attempt: a tab that has been open for long may have one that has expired. */
+  const given = () => {
+    const tokens = [...members.values()].map(({ token }) => token).filter((token) => token && token !== expired);
+    return tokens[failures % tokens.length];
+  };
 
   const wanted = () => toRead || all('watch').size > 0 || [...members.values()].some((m) => m.unread);
 
@@ -755,7 +764,7 @@ function Hub(base, keep, getToken, say) {
 
   const dial = async () => {
     // The token has expired: the tab that has a newer token continues.
-    if (over || served() || !wanted() || expired) return show();
+    if (over || served() || !wanted() || (expired && !given())) return show();
     dialing = true;
     show();
     /** @type {Link | undefined} */ let link;
@@ -764,7 +773,8 @@ function Hub(base, keep, getToken, say) {
       address.protocol = address.protocol.replace('http', 'ws');
       address.search = base.search; // a page of the server's own names a site
       const token = getToken();
-      const now = typeof token === 'function' ? await token() : given;
+      const fixed = typeof token !== 'function' && given();
+      const now = fixed || (await ask(token));
       // On the server's own origin the cookie says who we are. On another one the
       // browser does not send it, so the id that the server issued goes along.
       const id = idOf(base.origin, keep);
@@ -790,7 +800,7 @@ function Hub(base, keep, getToken, say) {
           sync(made);
           show();
         },
-        _frame: (frame) => heard(made, frame),
+        _frame: (frame) => heard(made, frame, fixed),
         _ended() {
           links.delete(made);
           if (!served()) later(backoff());
@@ -799,8 +809,8 @@ function Hub(base, keep, getToken, say) {
       }));
       failures++; // the welcome sets it to 0
       links.add(link);
-    } catch (/** @type {any} */ cause) {
-      say({ frame: { type: 'error', code: 'connect', message: `${cause?.message ?? cause}` } });
+    } catch (cause) {
+      say({ frame: { type: 'error', code: 'connect', message: `${cause}` } });
     }
     dialing = false;
     if (!link) later(backoff());
@@ -809,7 +819,7 @@ function Hub(base, keep, getToken, say) {
 
   // ---- what the server sends
 
-  const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame) => {
+  const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame, /** @type {unknown} */ token) => {
     const { type, code } = frame;
     const again = () => {
       link._joined.clear();
@@ -822,7 +832,7 @@ function Hub(base, keep, getToken, say) {
       refusal = '';
       welcomed = link._made;
       link._heartbeat = frame.heartbeat_ms || link._heartbeat;
-      link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
+      setTimeout(() => links.has(link) && (attempt = 0), STEADY_MS);
       if (frame.id) idOf(base.origin, keep, frame.id);
       links.forEach((other) => other === link || other._end());
       return show();
@@ -845,7 +855,7 @@ function Hub(base, keep, getToken, say) {
       again();
     }
     if (code === 'rate_limited') setTimeout(again, GRACE_MS);
-    if (code === 'token_expired' && typeof getToken() !== 'function') expired = given;
+    if (code === 'token_expired') expired = token;
     // The answer to a heartbeat, and frames of later servers, only show that the server lives.
     say({ frame, link: link._made });
   };
@@ -857,10 +867,10 @@ function Hub(base, keep, getToken, say) {
     /**
      * Takes what one tab wants. wake: somebody looks at the tab, or the network is
      * back, so the next attempt comes at once. Returns false if there is no room.
-     * @type {(id: string, wants: Wants, wake?: boolean) => boolean}
+     * @type {(id: number, wants: Wants, wake?: boolean) => boolean}
      */
     _set(id, wants, wake) {
-      const { join, watch, unread: bell, read, token } = wants;
+      const { join, watch } = wants;
       const old = members.get(id);
       members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) }); // an older release sends them apart
       if (all('watch').size > MAX_PAGES && members.size > 1) {
@@ -871,13 +881,8 @@ function Hub(base, keep, getToken, say) {
       // Values that other tabs have received are sent again for a tab that comes later.
       const fresh = minus(watch, old?.watch);
       for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
-      if (bell && !old?.unread && unread) say({ frame: unread });
-      toRead ||= read;
-      if (token && token !== given) {
-        given = token;
-        wake ||= !!expired;
-        expired = '';
-      }
+      if (wants.unread && !old?.unread && unread) say({ frame: unread });
+      toRead ||= wants.read;
       syncAll();
       if (wake) {
         links.forEach((link) => link._probe());
@@ -891,7 +896,7 @@ function Hub(base, keep, getToken, say) {
       return true;
     },
 
-    /** @param {string} id of a tab that vanished: the tab may come back under another id */
+    /** @param {number} id of a tab that vanished: the tab may come back under another id */
     _lost(id) {
       setTimeout(() => {
         members.delete(id);
@@ -937,7 +942,6 @@ function Link(socket, events) {
     /** @type {Set<string>} */ _joined: new Set(), // the pages that were joined over this link
     /** @type {Set<string>} */ _subscribed: new Set(),
     _heartbeat: HEARTBEAT_MS,
-    /** @type {any} */ _steady: 0,
 
     _send(/** @type {object} */ frame) {
       if (link._open && !ended) socket.send(JSON.stringify(frame));
@@ -967,7 +971,6 @@ function Link(socket, events) {
       if (ended) return;
       ended = true;
       clearTimeout(timer);
-      clearTimeout(link._steady);
       socket.close();
       events._ended();
     },

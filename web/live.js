@@ -95,7 +95,7 @@ export function attend(headcount, callback, page, watch, address, signal) {
   headcount.addEventListener(
     'error',
     (/** @type {any} */ { detail }) => {
-      if (detail.code === 'bad_page' && detail.page === name) refuse(detail.message);
+      if (detail.page === name) refuse(detail.message);
     },
     { signal },
   );
@@ -232,13 +232,7 @@ export function draw(element, headcount, signal, keep) {
   const format = (/** @type {number} */ value) => {
     const wanted = element.getAttribute('format');
     const full = wanted === 'full' || (wanted !== 'compact' && element.hasAttribute('other') && !small?.matches);
-    /** @type {Intl.NumberFormatOptions} */
-    const options = { notation: full ? undefined : 'compact' };
-    try {
-      return value.toLocaleString(language(element), options);
-    } catch {
-      return value.toLocaleString(undefined, options); // the document's language is not a valid language tag
-    }
+    return value.toLocaleString(language(element), { notation: full ? undefined : 'compact' });
   };
   const say = (/** @type {string} */ words) => speak(element, words, true);
   let refused = false; // this number, whatever becomes of the others
@@ -311,11 +305,16 @@ function begin(/** @type {HTMLElement} */ element) {
   return root;
 }
 
-/** The language of an element: the nearest lang around it, also outside of the shadow roots that it is in. */
+/** The language of an element: the nearest lang around it, also outside of the shadow roots that it is in. None if that is no language tag. */
 function language(/** @type {HTMLElement} */ element) {
   for (let /** @type {any} */ at = element; at; at = at.getRootNode().host) {
     const found = at.closest('[lang]');
-    if (found) return found.lang || undefined;
+    if (!found) continue;
+    try {
+      return Intl.getCanonicalLocales(found.lang)[0];
+    } catch {
+      return;
+    }
   }
 }
 
@@ -364,10 +363,4 @@ export default function count({ element, headcount, root, number, show, format, 
 }
 
 /** The plural category of a number in the element's language. */
-function plural(/** @type {HTMLElement} */ element, /** @type {number} */ value) {
-  try {
-    return new Intl.PluralRules(language(element)).select(value);
-  } catch {
-    return new Intl.PluralRules().select(value);
-  }
-}
+const plural = (/** @type {HTMLElement} */ element, /** @type {number} */ value) => new Intl.PluralRules(language(element)).select(value);

@@ -133,11 +133,12 @@ export async function* iterate(headcount, subscribe) {
   });
   headcount.addEventListener('state', next);
   try {
-    while (headcount.state !== 'closed') {
+    for (;;) {
       for (const [page, value] of fresh) {
         fresh.delete(page);
         yield value;
       }
+      if (headcount.state === 'closed') return; // perhaps by whoever took the values
       await new Promise((resolve) => (wake = () => resolve(0)));
     }
   } finally {

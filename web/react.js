@@ -31,7 +31,12 @@ function store(unknown, where, begin) {
         changed();
       };
       const state = () => learn({ state: headcount.state });
-      const stop = begin(headcount, learn);
+      let stop = () => {};
+      try {
+        stop = begin(headcount, learn);
+      } catch (/** @type {any} */ error) {
+        console.error(error.message); // as elements do; React would take the whole app down
+      }
       headcount.addEventListener('state', state);
       if (headcount.state !== now.state) state();
       return () => {

@@ -7,13 +7,14 @@
 const RENEW_MS = 7_000; // of a page that is held by PUTs: a hold lasts three presence timeouts, 21 s unless the server has other settings
 const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
+const ANSWER_MS = 5_000; // how long an answer may take
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
 const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
 const LATELY_MS = 90_000; // where WebSockets were found blocked this lately, one that fails is blocked again
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
-/** @typedef {{source: EventSource, joins: boolean, before?: EventSource, renewal: any}} Stream */
+/** heard: since it was opened or lost it has brought something. @typedef {{source: EventSource, joins: boolean, before?: EventSource, renewal: any, heard: boolean}} Stream */
 
 /** @type {WeakSet<object>} */ const answered = new WeakSet(); // connections whose server answered over HTTP when a WebSocket had failed, and that are trying a WebSocket again
 /** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
@@ -68,7 +69,7 @@ async function find(address, failures, refusal, owner) {
     return null;
   };
   const ask = (/** @type {string} */ path, /** @type {RequestInit} */ options = {}) =>
-    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', ...options }).catch(() => undefined);
+    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', signal: AbortSignal.timeout(ANSWER_MS), ...options }).catch(() => undefined);
   const answer = await ask('-/counters?page=*');
   if (!answer) {
     const own = globalThis.origin ?? location.origin;
@@ -94,9 +95,11 @@ async function find(address, failures, refusal, owner) {
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }
-  // A server that drains, or is full, answers GETs, and takes neither WebSockets nor event streams.
+  // A server that drains, or is full, answers GETs, and takes neither WebSockets nor event streams. A proxy that keeps events
+  // back may keep back that there is a stream.
   const abort = new AbortController();
-  const stream = await ask('*/counter/events', { credentials: 'omit', signal: abort.signal });
+  const late = new Promise((held) => setTimeout(held, ANSWER_MS, { status: 0 }));
+  const stream = await Promise.race([ask('*/counter/events', { credentials: 'omit', signal: abort.signal }), late]);
   abort.abort();
   if (!stream || stream.status >= 500) return null;
   if (!before) {
@@ -200,7 +203,7 @@ class Fallback extends EventTarget {
         this.#fetch('-/counters?page=*').then(() => this.#say({ type: 'heartbeat' }), () => {});
     }
     // The server gives a stream without an identity a new one, which would differ from that of a PUT under way.
-    this.#turn.then(() => this.#closed || this.#listen());
+    this.#turn.then(() => this.#listen());
   }
 
   close() {
@@ -262,14 +265,21 @@ class Fallback extends EventTarget {
         this.#say({ type: 'count', ...counter });
       })
       .catch(({ status, message }) => {
-        if (status) this.#unsure.delete(page);
         // A PUT without an answer is sent again. The streams also notice the loss.
-        if (status === 400) {
-          clearInterval(this.#held.get(page));
-          this.#held.delete(page);
-        }
-        if (status) this.#say({ type: 'error', code: status === 400 ? 'bad_page' : 'refused', message, page });
+        if (status) this.#unsure.delete(page);
+        if (status && !this.#refuse(page, status, message)) this.#say({ type: 'error', code: 'refused', message: `${page}: ${message}` });
       });
+  }
+
+  /** Gives up a page if the server does not have it, or not for this user; returns whether it does. */
+  #refuse(/** @type {string} */ page, /** @type {number} */ status, /** @type {string} */ message) {
+    const code = { 400: 'bad_page', 403: 'forbidden' }[status];
+    if (!code) return false;
+    clearInterval(this.#held.get(page));
+    this.#held.delete(page);
+    this.#subscribed.delete(page);
+    this.#say({ type: 'error', code, message, page });
+    return true;
   }
 
   #unread(method = 'GET', body = '') {
@@ -288,14 +298,11 @@ class Fallback extends EventTarget {
     } catch (/** @type {any} */ { status, message }) {
       if (!status) return this.#fail();
       // It does not say which one it is.
-      if (status === 400 && pages.length > 1) return pages.forEach((page) => this.#try([page]));
-      if (status === 400) {
-        this.#subscribed.delete(pages[0]);
-        this.#say({ type: 'error', code: 'bad_page', message, page: pages[0] });
-      }
+      if ((status === 400 || status === 403) && pages.length > 1) return pages.forEach((page) => this.#try([page]));
+      if (pages.length === 1) this.#refuse(pages[0], status, message);
     }
     for (const page of pages) this.#unsure.delete(page);
-    this.#turn.then(() => this.#closed || this.#listen());
+    this.#turn.then(() => this.#listen());
   }
 
   /** Subscribes to a counter if the server lets us; an event stream does not say why it is refused. */
@@ -339,6 +346,7 @@ class Fallback extends EventTarget {
 
   /** Opens and closes streams so that the first of the wanted pages have one each, which joins what is held. */
   #listen() {
+    if (this.#closed) return;
     const pages = this.#wanted.slice(0, STREAMS);
     for (const [page, { joins }] of this.#streams) if (!pages.includes(page) || joins !== this.#held.has(page)) this.#end(page);
     for (const page of pages) if (!this.#streams.has(page)) this.#open(page);
@@ -362,10 +370,15 @@ class Fallback extends EventTarget {
     if (!this.#stored) url.searchParams.set('storage', 'none');
     if (joins) url.searchParams.set('join', '1');
     const source = new EventSource(url, { withCredentials: this.#stored });
-    /** @type {Stream} */ const stream = { source, joins, before: this.#streams.get(page)?.source, renewal: 0 };
+    /** @type {Stream} */ const stream = { source, joins, before: this.#streams.get(page)?.source, renewal: 0, heard: false };
     this.#streams.set(page, stream);
-    source.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
-    source.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
+    const on = (/** @type {string} */ type, /** @type {(said: any) => void} */ say) =>
+      source.addEventListener(type, ({ data }) => {
+        stream.heard = true;
+        say(JSON.parse(data));
+      });
+    on('count', (count) => this.#say({ type: 'count', ...count }));
+    on('counter', (counter) => this.#counter(counter));
     source.addEventListener('join', ({ data }) => {
       if (this.#streams.get(page) !== stream) return;
       stream.before?.close();
@@ -377,6 +390,7 @@ class Fallback extends EventTarget {
       this.#hold(page, 'decrement');
     });
     source.addEventListener('error', () => {
+      stream.heard = false;
       if (this.#held.get(page) === 0) this.#keep(page);
       if (source.readyState === EventSource.CLOSED) this.#fail();
       else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail()); // it tries again, and does not say whether the server is there
@@ -384,7 +398,7 @@ class Fallback extends EventTarget {
   }
 
   #poll() {
-    this.#read(this.#wanted.filter((page) => !this.#streams.has(page)));
+    this.#read(this.#wanted.filter((page) => !this.#streams.get(page)?.heard));
   }
 
   #read(/** @type {string[]} */ topics) {

@@ -80,7 +80,7 @@ async function ask() {
   const fits = await key.fits();
   const about = chosen;
   const headers = { ...key.headers, ...inSite() };
-  const answer = fits ? await fetch(at('-/dashboard/data'), { headers }).catch(() => undefined) : undefined;
+  const answer = fits ? await fetch(at('-/dashboard/data'), { headers, signal: AbortSignal.timeout(10 * ASK_MS) }).catch(() => undefined) : undefined;
   if (about !== chosen) return; // another site is shown by now
   if (answer?.status === 403 && (await allowed())) return;
   const refused = answer?.status === 401;

@@ -485,6 +485,16 @@ test('a fixed token that has expired is not tried again, until there is another'
   assert.match(sockets[1].url.search, /^\?token=new&back=\d/);
 });
 
+test('the token that expires is that of the connection, not the newest', async () => {
+  const headcount = await connected({ token: 'old' });
+  headcount.token = 'new';
+  await settle();
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await tick(1_000);
+  assert.match(sockets[1].url.search, /^\?token=new&back=\d/);
+});
+
 test('a token function that fails is a failed attempt', async () => {
   let fail = true;
   const headcount = client({
@@ -495,7 +505,7 @@ test('a token function that fails is a failed attempt', async () => {
   });
   headcount.join('p');
   await settle();
-  assert.deepEqual(headcount.errors.map((e) => e.message), ['sign in first']);
+  assert.deepEqual(headcount.errors.map((e) => e.message), ['Error: sign in first']);
   assert.equal(headcount.state, 'waiting');
   fail = false;
   await tick(500);
@@ -637,7 +647,7 @@ test('a WebSocket that the browser refuses to make is a failed attempt', async (
   const headcount = client();
   headcount.join('p');
   await settle();
-  assert.deepEqual(headcount.errors, [{ code: 'connect', message: 'mixed content' }]);
+  assert.deepEqual(headcount.errors, [{ code: 'connect', message: 'SecurityError: mixed content' }]);
   assert.equal(headcount.state, 'waiting');
 });
 
@@ -672,6 +682,14 @@ test('a loop over counts gets the newest of each page, and ends with break or cl
   await settle();
   headcount.close();
   assert.deepEqual(await unread, [2]);
+
+  const other = await connected();
+  const one = (async () => {
+    for await (const { count } of other.watch('p')) other.close(count);
+  })();
+  await settle();
+  sockets[1].say(count('p', 1, '17-1'));
+  await one; // it ends although the loop did not wait when it was closed
 });
 
 test('a tab that was hidden for a minute is not counted, if the site says so', async () => {

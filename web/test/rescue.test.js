@@ -47,6 +47,21 @@ test('there is a replacement once a WebSocket failed while the server answered',
   assert.deepEqual(said, []);
 });
 
+test('a proxy that keeps events back, and their status too, has a replacement as well', async () => {
+  const rescue = await fresh();
+  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  const { fetch } = globalThis;
+  globalThis.fetch = (url, options) => (url.pathname === '/*/counter/events' ? new Promise(() => {}) : fetch(url, options));
+  mock.timers.enable({ apis: ['setTimeout'] });
+  for (const found of ['undefined', 'function']) {
+    const finding = rescue(ADDRESS, found === 'function' ? 2 : 1);
+    for (let i = 0; i < 20; i++) await Promise.resolve();
+    mock.timers.tick(5_000);
+    assert.equal(typeof (await finding), found);
+  }
+  mock.timers.reset();
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };

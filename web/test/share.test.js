@@ -103,7 +103,7 @@ beforeEach(() => {
   channels = [];
   held = new Map();
   queues = new Map();
-  mock.timers.enable({ apis: ['setTimeout'] });
+  mock.timers.enable({ apis: ['setTimeout', 'setInterval'] });
   Object.defineProperty(globalThis, 'navigator', { value: { locks: { ...locks } }, configurable: true, writable: true });
   globalThis.BroadcastChannel = FakeChannel;
   globalThis.WebSocket = AnsweringWebSocket;
@@ -316,6 +316,39 @@ test('where locks are forbidden each tab has its own connection', async () => {
   assert.equal(second.state, 'open');
 });
 
+test('where channels are forbidden each tab has its own connection', async () => {
+  globalThis.BroadcastChannel = class {
+    constructor() {
+      throw new DOMException('no', 'SecurityError');
+    }
+  };
+  await tab('p');
+  await tab('p');
+  assert.equal(sockets.length, 2);
+});
+
+test('a tab that only looks notices that the one with the connection sleeps', async () => {
+  await tab('p');
+  sockets[0].welcome();
+  await tab('p');
+  assert.equal(sockets.length, 1);
+  channels[0].asleep = true;
+  await tick(5_000); // it asks now and then
+  await tick(3_000);
+  assert.equal(sockets.length, 2);
+});
+
+test('of the tokens of several tabs one that has expired is passed over', async () => {
+  const token = (n) => `x.${btoa(JSON.stringify({ sub: 'ann', n }))}.y`;
+  await tab('p', { token: token(1) });
+  sockets[0].welcome();
+  await tab('p', { token: token(2) });
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await tick(1_000);
+  assert.equal(sockets[1].url.searchParams.get('token'), token(2));
+});
+
 test('a user who cannot be told apart shares with nobody', async () => {
   await tab('p');
   await tab('p', { token: 'opaque' });
@@ -365,9 +398,12 @@ test('a page that the server refuses is given up by all', async () => {
   sockets[0].welcome();
   const second = await tab('bad');
   sockets[0].take();
+  await tab('private');
+  sockets[0].take();
   sockets[0].say({ type: 'error', code: 'bad_page', message: 'no', page: 'bad' });
+  sockets[0].say({ type: 'error', code: 'forbidden', message: 'no', page: 'private' });
   await settle();
-  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'good' }]);
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'good' }, { type: 'join', page: 'private' }, { type: 'join', page: 'good' }]);
   second.join('fine');
   first.join('well');
   await settle();
