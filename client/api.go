@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -208,9 +209,10 @@ func (a *API) Exact(ctx context.Context, key string) (Counter, error) {
 	return a.counter(ctx, http.MethodGet, key, "/exact", nil)
 }
 
-// Counters returns up to 100 counters in the order of their keys.
+// Counters returns up to 100 counters in the order of their keys, each once.
 func (a *API) Counters(ctx context.Context, keys ...string) ([]Counter, error) {
-	return a.counters(ctx, http.MethodGet, "?"+url.Values{"key": keys}.Encode(), nil, len(keys))
+	distinct := slices.Compact(slices.Sorted(slices.Values(keys)))
+	return a.counters(ctx, http.MethodGet, "?"+url.Values{"key": keys}.Encode(), nil, len(distinct))
 }
 
 func (a *API) counters(ctx context.Context, method, query string, in any, want int) ([]Counter, error) {

@@ -43,7 +43,8 @@ type Status struct {
 	Err       error  // why the client is not connected
 }
 
-// A Fault is an error frame, by which the server refused a frame of the client.
+// A Fault is an error frame, by which the server refused a frame of the client. The client gives up the page or
+// counter that a Fault names, because the server would refuse it with everything else again.
 type Fault struct{ Code, Message, Page, Key string }
 
 func (c Count) topic() string   { return "page " + c.Page }
@@ -83,6 +84,7 @@ type Client struct {
 	newest   map[string]Update // the newest update of each wanted topic
 	pending  map[string]Update // updates that Next has not returned
 	order    []string          // topics of pending, the oldest first
+	limited  bool              // conn was told to ask for less at a time, so something is still to be asked for
 	wake     chan struct{}     // holds a value when pending may have updates
 }
 
@@ -104,6 +106,9 @@ func (c *Client) Next(ctx context.Context) (Update, error) {
 			c.order = c.order[1:]
 			update := c.pending[topic]
 			delete(c.pending, topic)
+			if len(c.order) > 0 {
+				c.signal() // another caller may wait
+			}
 			c.mu.Unlock()
 			return update, nil
 		}
@@ -127,6 +132,11 @@ func (c *Client) put(u Update) {
 		c.order = append(c.order, topic)
 	}
 	c.pending[topic] = u
+	c.signal()
+}
+
+// signal wakes one caller of Next.
+func (c *Client) signal() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -307,12 +317,27 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	}
 	c.conn, c.fresh = conn, map[string]bool{}
 	c.put(Status{Connected: true, User: conn.User, ID: conn.ID})
-	_ = conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // the session's reader notices an error
-	_ = conn.SubscribeCounters(slices.Collect(maps.Keys(c.counters))...)
-	_ = conn.joinAll(slices.Collect(maps.Keys(c.joined))...)
+	c.askAll()
 	s := &session{client: c, conn: conn, move: make(chan time.Duration, 1), done: make(chan struct{})}
 	go s.read()
 	return s, nil
+}
+
+// askAll asks conn for all wanted topics. The caller holds c.mu.
+func (c *Client) askAll() {
+	c.limited = false
+	_ = c.conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // the session's reader notices an error
+	_ = c.conn.SubscribeCounters(slices.Collect(maps.Keys(c.counters))...)
+	_ = c.conn.joinAll(slices.Collect(maps.Keys(c.joined))...)
+}
+
+// askAgain asks for everything once more if the server was asked for too much at a time.
+func (c *Client) askAgain(conn *Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.limited && c.conn == conn {
+		c.askAll()
+	}
 }
 
 func (s *session) read() {
@@ -353,7 +378,7 @@ func (c *Client) take(from *Conn, f *Frame) {
 	case "unread":
 		u = Unread(f.Unread)
 	case "error":
-		c.put(Fault{f.Code, f.Message, f.Page, f.Key})
+		c.refused(f)
 		return
 	default:
 		return
@@ -370,6 +395,21 @@ func (c *Client) take(from *Conn, f *Frame) {
 	}
 	c.fresh[topic], c.newest[topic] = true, u
 	c.put(u)
+}
+
+// refused handles an error frame. The server has refused a whole frame, which may have named other topics, too. The
+// caller holds c.mu.
+func (c *Client) refused(f *Frame) {
+	c.put(Fault{f.Code, f.Message, f.Page, f.Key})
+	wanted := len(c.joined) + len(c.pages) + len(c.counters)
+	delete(c.joined, f.Page)
+	delete(c.pages, f.Page)
+	delete(c.counters, f.Key)
+	if len(c.joined)+len(c.pages)+len(c.counters) < wanted {
+		maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wanted(u) })
+		c.askAll()
+	}
+	c.limited = c.limited || f.Code == "rate_limited"
 }
 
 func versionOf(u Update) Version {
@@ -407,6 +447,7 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 		case <-moved:
 			return s, nil
 		case <-tick.C:
+			s.client.askAgain(s.conn)
 			switch heard := s.conn.HeardAt(); {
 			case time.Since(heard) <= beat:
 				asked = time.Time{}

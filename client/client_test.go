@@ -190,6 +190,48 @@ func TestAClientComesBackAndAsksForEverything(t *testing.T) {
 	}
 }
 
+// A page that the server refuses takes nothing with it, on this connection and the next one, and what came too fast is
+// asked for once more.
+func TestARefusedPageIsGivenUp(t *testing.T) {
+	const pricing, join = `{"type":"subscribe","pages":["pricing"]}`, `{"type":"join","page":"p"}`
+	s := newScript(t,
+		func(s *stage) {
+			_, text, err := s.ws.Read(s.ctx) // the pages come in any order
+			if err != nil || !strings.Contains(string(text), "team") {
+				s.t.Errorf("the first frame is %s, %v", text, err)
+			}
+			s.say(`{"type":"error","code":"forbidden","message":"private","page":"team"}`)
+			s.hear(join, pricing, join)
+			s.say(`{"type":"error","code":"rate_limited","message":"slower"}`)
+			s.hear(pricing, join) // then the connection is lost
+		},
+		func(s *stage) { s.hear(pricing, join); s.count("pricing", 3, "5-1"); s.stay() })
+	c := New(Config{URL: s.URL})
+	c.Subscribe("pricing", "team")
+	c.Join("p")
+	ctx := start(t, c)
+	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"forbidden", "private", "team", ""} })
+	await(t, ctx, c, "the count", isCount("pricing", 3))
+}
+
+// Two updates that come before either of two callers runs wake both.
+func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
+	c := New(Config{})
+	c.mu.Lock()
+	c.put(Unread(1))
+	c.put(Status{})
+	c.mu.Unlock()
+	<-c.wake // as the first of two callers that wait
+	if _, err := c.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-c.wake:
+	default:
+		t.Fatal("the second caller is not woken")
+	}
+}
+
 func TestOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 	s := newScript(t, func(s *stage) {
 		s.hear(`{"type":"join","page":"p"}`)

@@ -126,6 +126,9 @@ func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, s
 	if err != nil {
 		return nil, err
 	}
+	if c.conn != nil {
+		_ = c.conn.Close() // it answered with a redirect
+	}
 	c.conn = conn
 	if req.URL.Scheme == "https" {
 		secure := tls.Client(conn, &tls.Config{ServerName: req.URL.Hostname(), NextProtos: []string{"http/1.1"}})
