@@ -31,7 +31,7 @@ before(
     binary = await program();
     site = await startSite(embed);
     stranger = await startSite(embed);
-    server = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, ...GRACE, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, '--private', 'team/*', ...GRACE, '--shutdown-timeout', '2s']);
     office = await startOfficeProxy(server.port);
     browser = await launch();
   },
@@ -362,6 +362,20 @@ test('likes and public counters also work where WebSockets are blocked', async (
   await page.click('#likes');
   await Promise.all([expectLiked(page, '1 false'), expectLiked(other, '1 true')]);
   for (const window of [page, other]) await window.context().close();
+});
+
+test('a private page takes no other page with it, with WebSockets or without', async () => {
+  for (const from of [server.url, office.url]) {
+    const page = await browser.newContext().then((context) => open(context, `${site.url}/public?from=${encodeURIComponent(from)}`));
+    await page.evaluate(() =>
+      document.body.insertAdjacentHTML('beforeend', '<live-count id="team" page="team/x" watch>-</live-count><live-count id="prices" page="prices" watch>-</live-count>'),
+    );
+    await eventually(true, 'told', async () => page.complaints.some((text) => /page is private/.test(text)));
+    await expectCount(page, 0, 'prices');
+    await expectLiked(page, '0 false');
+    assert.equal(await page.evaluate(() => document.getElementById('team').count), undefined);
+    await page.context().close();
+  }
 });
 
 /** Says that a page was modified. */
