@@ -102,7 +102,7 @@ var layers = []layer{
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
 	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redistest", "internal/servertest"}}, // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/hyperloglog", "internal/servertest", "internal/testkit"}},       // runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                         // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},                     // a black box client

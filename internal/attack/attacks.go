@@ -24,7 +24,6 @@ type attack struct {
 	flags func(t *benchenv.Trial) []string // further ones of the server; nil: none
 	rules string                           // of counters, if not the built-in ones
 	tls   bool                             // the server speaks TLS
-	past  bool                             // its counters have a history, in a data directory or in Redis
 }
 
 // crowding are attacks by many connections and by many well-formed messages.

@@ -78,7 +78,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		return false, err
 	}
 	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
-	for _, a := range slices.Concat(crowding, holding, asking) {
+	for _, a := range slices.Concat(crowding, holding) {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
 		}
@@ -237,14 +237,6 @@ func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) 
 			"--maxmemory-policy", "noeviction", "--loglevel", "warning"))
 		storePID = store.PID()
 		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
-	}
-	if a.past {
-		if !h.redis {
-			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
-		}
-		if err := h.fillPast(t.Context(), dir, flags[:2]...); err != nil {
-			t.Fatal(err)
-		}
 	}
 	if a.flags != nil {
 		flags = append(flags, a.flags(t)...)
