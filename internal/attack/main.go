@@ -183,11 +183,7 @@ func goroutines(admin string) (n int) {
 func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	flags, storePID := h.flags(t, a)
 	server := t.Serve(h.program, flags...)
-	public := server.Addr
-	if a.tls {
-		public = secure + public
-	}
-	o := newOrdinary(public)
+	o := newOrdinary(server.Addr)
 	if err := o.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +202,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 		}
 	})
 	attacked, over := context.WithTimeout(t.Context(), h.lasts)
-	attacking.Go(func() { a.run(attacked, public) })
+	attacking.Go(func() { a.run(attacked, server.Addr) })
 	time.Sleep(h.lasts / 8) // the attack has to begin first
 	r.felt[1] = o.measure(attacked, h.lasts)
 	attacking.Wait()
@@ -226,10 +222,8 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	return r
 }
 
-// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the files that the
-// flags name.
+// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the file of rules.
 func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) {
-	dir := t.TempDir()
 	if h.redis {
 		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
@@ -238,22 +232,12 @@ func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) 
 		storePID = store.PID()
 		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
 	}
-	if a.flags != nil {
-		flags = append(flags, a.flags(t)...)
-	}
 	if a.rules != "" {
-		rules := filepath.Join(dir, "rules.json")
+		rules := filepath.Join(t.TempDir(), "rules.json")
 		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		flags = append(flags, "--counters", rules)
-	}
-	if a.tls {
-		c, err := servertest.NewLoopbackCertificate(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		flags = append(flags, "--tls-cert", c.File, "--tls-key", c.Key)
 	}
 	return flags, storePID
 }
