@@ -309,45 +309,6 @@ func persisted(t *trial) figures {
 	return f
 }
 
-// hotInCluster measures a sum that is sharded over three masters: where its scripts run, and what an
-// exact read takes beside one of a sum that is not sharded.
-func hotInCluster(t *trial) figures {
-	cluster := redistest.StartCluster(t, 3, 0)
-	s := t.serveCounters("--redis", cluster.URL(), "--hot-rate", "20")
-	change := []string{"-rate", "2000", "-keys", "votes:hot"}
-	t.calls(s, change...) // until it is split
-	var before, ran [3]float64
-	for i, m := range cluster.Masters {
-		before[i] = scripts(t, m)
-	}
-	began := time.Now()
-	f := t.calls(s, change...)
-	sum := 0.0
-	for i, m := range cluster.Masters {
-		ran[i] = scripts(t, m) - before[i]
-		sum += ran[i]
-	}
-	f["scripts_per_s"] = sum / time.Since(began).Seconds()
-	f["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
-	f["one_p50_ms"], f["exact_p50_ms"] = t.exactReads(s, "votes:other"), t.exactReads(s, "votes:hot")
-	return f
-}
-
-// exactReads returns the median of exact reads of a counter, one after the other, in ms.
-func (t *trial) exactReads(s server, key string) float64 {
-	api := client.NewAPI(client.Config{URL: s.url, APIKey: apiKey})
-	var took []time.Duration
-	for range 500 {
-		began := time.Now()
-		if _, err := api.Exact(t.Context(), key); err != nil {
-			t.Fatalf("an exact read: %w", err)
-		}
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	return took[len(took)/2].Seconds() * 1e3
-}
-
 // membersInRedis measures what a member of a set takes in Redis.
 func membersInRedis(t *trial) figures {
 	redis := redistest.Start(t)
