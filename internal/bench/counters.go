@@ -28,6 +28,7 @@ import (
 	"headcount/client"
 	"headcount/internal/benchenv"
 	"headcount/internal/pgtest"
+	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 )
@@ -320,17 +321,14 @@ func membersInRedis(t *trial) figures {
 
 // scripts is how many scripts Redis has run. Every change is made by one.
 func scripts(t *trial, s *redistest.Server) float64 {
-	return info(t, s, "commandstats", "cmdstat_evalsha:calls=")
+	return info(t, s, "commandstats", "cmdstat_evalsha", "calls=%g")
 }
 
-func memory(t *trial, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
+func memory(t *trial, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory", "%g") }
 
-func info(t *trial, s *redistest.Server, section, field string) float64 {
+func info(t *trial, s *redistest.Server, section, field, format string) (n float64) {
 	text, _ := s.Do(t, "INFO", section).(string)
-	_, rest, _ := strings.Cut(text, "\n"+field)
-	line := rest[:max(0, strings.IndexAny(rest, ",\r"))]
-	n, err := strconv.ParseFloat(line, 64)
-	if err != nil {
+	if _, err := fmt.Sscanf(redisconn.InfoField(text, field), format, &n); err != nil {
 		t.Fatal(err)
 	}
 	return n
