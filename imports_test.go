@@ -101,9 +101,9 @@ var layers = []layer{
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
-	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redistest", "internal/servertest"}}, // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/hyperloglog", "internal/servertest", "internal/testkit"}},       // runs the program
-	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                // a command line into structs
+	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn", "internal/redistest", "internal/servertest"}}, // runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                                               // runs the program
+	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},                     // a black box client
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal

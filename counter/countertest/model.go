@@ -15,7 +15,6 @@ import (
 	"pgregory.net/rapid"
 
 	"headcount/counter"
-	"headcount/internal/testkit"
 )
 
 // truth is the contract in its plainest form. It shares nothing with a store, and its
@@ -400,40 +399,6 @@ func model(t *testing.T, i Instance) {
 					if page.More || !slices.Equal(got, want) {
 						rt.Fatalf("the ledger of %q: %v, want %v", key, got, want)
 					}
-				}
-				total, union := new(big.Int), map[string]bool{}
-				exist, unions := int64(0), int64(0)
-				for key, c := range m.counters {
-					if !strings.HasPrefix(key, space) {
-						continue
-					}
-					exist++
-					if c.kind == counter.Unique {
-						maps.Copy(union, c.members)
-						unions++
-					} else {
-						total.Add(total, c.value)
-					}
-				}
-				if unions > 0 {
-					total.SetInt64(int64(len(union)))
-				}
-				a, err := counter.Aggregate{}, error(nil)
-				testkit.Eventually(t, "an aggregate", func() bool { // a busy machine's server may be silent for a while
-					a, err = s.Aggregate(t.Context(), space)
-					return !errors.Is(err, counter.ErrUnavailable)
-				})
-				switch {
-				case unions > 0 && unions < exist:
-					if !errors.Is(err, counter.ErrKind) {
-						rt.Fatalf("Aggregate = %+v, %v; the kinds are mixed", a, err)
-					}
-				case !total.IsInt64():
-					if !errors.Is(err, counter.ErrOverflow) {
-						rt.Fatalf("Aggregate = %+v, %v; the sum is %s", a, err, total)
-					}
-				case err != nil || a != (counter.Aggregate{Counters: exist, Value: total.Int64()}):
-					rt.Fatalf("Aggregate = %+v, %v, want %d, %s", a, err, exist, total)
 				}
 			},
 		})

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"headcount/client"
-	"headcount/internal/benchenv"
 	"headcount/internal/testkit"
 )
 
@@ -21,10 +20,7 @@ import (
 type attack struct {
 	name  string
 	run   func(ctx context.Context, addr string)
-	flags func(t *benchenv.Trial) []string // further ones of the server; nil: none
-	rules string                           // of counters, if not the built-in ones
-	tls   bool                             // the server speaks TLS
-	past  bool                             // its counters have a history, in a data directory or in Redis
+	rules string // of counters, if not the built-in ones
 }
 
 // crowding are attacks by many connections and by many well-formed messages.
@@ -38,13 +34,6 @@ var crowding = []attack{
 	{name: "silent connects", run: repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
 	{name: "slow writers", run: repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "GET /-/ws HTTP/1.1\r\nHost: h\r\n")
-	})},
-	{name: "fresh pages", run: talk(4, 250, func(n, i int) []byte {
-		name := fmt.Sprintf("fresh %d/%d/", n, i/2)
-		if i%2 == 1 {
-			return text(`{"type":"unsubscribe","pages":%s}`, list(name, 100))
-		}
-		return text(`{"type":"subscribe","pages":%s}`, list(name, 100))
 	})},
 	{name: "repeated subscribes", run: talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
 	{name: "joins", run: talk(20, 300, func(n, i int) []byte {

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net"
 	"strings"
@@ -16,16 +15,12 @@ import (
 
 const patience = 5 * time.Second // of whoever connects
 
-// secure stands before the address of a server that speaks TLS.
-const secure = "https://"
-
 // neighbour is where ordinary clients come from: what the address of the attackers may do is none of
 // their business.
 var neighbour = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
 
-// connect opens a connection, over TLS if addr says so.
+// connect opens a connection.
 func connect(from *net.TCPAddr, addr string, within time.Duration) (net.Conn, error) {
-	addr, overTLS := strings.CutPrefix(addr, secure)
 	dialer := net.Dialer{Timeout: within}
 	if from != nil {
 		dialer.LocalAddr = from
@@ -35,9 +30,6 @@ func connect(from *net.TCPAddr, addr string, within time.Duration) (net.Conn, er
 		return nil, err
 	}
 	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
-	if overTLS {
-		return tls.Client(c, &tls.Config{InsecureSkipVerify: true}), nil
-	}
 	return c, nil
 }
 

@@ -78,7 +78,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		return false, err
 	}
 	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
-	for _, a := range slices.Concat(crowding, holding, asking) {
+	for _, a := range slices.Concat(crowding, holding) {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
 		}
@@ -183,11 +183,7 @@ func goroutines(admin string) (n int) {
 func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	flags, storePID := h.flags(t, a)
 	server := t.Serve(h.program, flags...)
-	public := server.Addr
-	if a.tls {
-		public = secure + public
-	}
-	o := newOrdinary(public)
+	o := newOrdinary(server.Addr)
 	if err := o.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +202,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 		}
 	})
 	attacked, over := context.WithTimeout(t.Context(), h.lasts)
-	attacking.Go(func() { a.run(attacked, public) })
+	attacking.Go(func() { a.run(attacked, server.Addr) })
 	time.Sleep(h.lasts / 8) // the attack has to begin first
 	r.felt[1] = o.measure(attacked, h.lasts)
 	attacking.Wait()
@@ -226,10 +222,8 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	return r
 }
 
-// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the files that the
-// flags name.
+// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the file of rules.
 func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) {
-	dir := t.TempDir()
 	if h.redis {
 		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
@@ -238,30 +232,12 @@ func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) 
 		storePID = store.PID()
 		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
 	}
-	if a.past {
-		if !h.redis {
-			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
-		}
-		if err := h.fillPast(t.Context(), dir, flags[:2]...); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if a.flags != nil {
-		flags = append(flags, a.flags(t)...)
-	}
 	if a.rules != "" {
-		rules := filepath.Join(dir, "rules.json")
+		rules := filepath.Join(t.TempDir(), "rules.json")
 		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		flags = append(flags, "--counters", rules)
-	}
-	if a.tls {
-		c, err := servertest.NewLoopbackCertificate(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		flags = append(flags, "--tls-cert", c.File, "--tls-key", c.Key)
 	}
 	return flags, storePID
 }

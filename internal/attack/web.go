@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +12,11 @@ import (
 	"net/http/cookiejar"
 	"strings"
 	"sync"
-	"time"
 
 	"headcount/client"
-	"headcount/internal/benchenv"
 )
 
-// holding are attacks by what the server has to hold for a client: parts of messages, streams, bodies, keys, handshakes.
+// holding are attacks by what the server has to hold for a client: parts of messages, streams, bodies, keys.
 var holding = []attack{
 	{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
 		if i == 0 {
@@ -50,37 +47,6 @@ var holding = []attack{
 		_, err := api.Do(ctx, http.MethodPut, fmt.Sprintf("/-/me/follows/followed%d%%2F%d%s", n, i, strings.Repeat("f", 100)), nil, nil)
 		return err
 	})},
-	{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(_ context.Context, addr string, _ int) io.Closer {
-		c, err := connect(nil, addr, time.Second)
-		if err != nil {
-			return nil
-		}
-		_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
-		_, _ = c.Write(nil)
-		return c
-	})},
-	{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
-		return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
-	})},
-}
-
-// deafWebhook sends every event to a server that accepts and never answers.
-func deafWebhook(t *benchenv.Trial) []string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() { // ends with the listener
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(io.Discard, c) }() // ends with the server
-		}
-	}()
-	return []string{"--webhook", "page:*=http://" + l.Addr().String() + "/", "--webhook-secret", "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))}
 }
 
 // clapping are rules of counters that visitors may increment, and of likes.

@@ -28,6 +28,7 @@ import (
 	"headcount/client"
 	"headcount/internal/benchenv"
 	"headcount/internal/pgtest"
+	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 )
@@ -309,45 +310,6 @@ func persisted(t *trial) figures {
 	return f
 }
 
-// hotInCluster measures a sum that is sharded over three masters: where its scripts run, and what an
-// exact read takes beside one of a sum that is not sharded.
-func hotInCluster(t *trial) figures {
-	cluster := redistest.StartCluster(t, 3, 0)
-	s := t.serveCounters("--redis", cluster.URL(), "--hot-rate", "20")
-	change := []string{"-rate", "2000", "-keys", "votes:hot"}
-	t.calls(s, change...) // until it is split
-	var before, ran [3]float64
-	for i, m := range cluster.Masters {
-		before[i] = scripts(t, m)
-	}
-	began := time.Now()
-	f := t.calls(s, change...)
-	sum := 0.0
-	for i, m := range cluster.Masters {
-		ran[i] = scripts(t, m) - before[i]
-		sum += ran[i]
-	}
-	f["scripts_per_s"] = sum / time.Since(began).Seconds()
-	f["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
-	f["one_p50_ms"], f["exact_p50_ms"] = t.exactReads(s, "votes:other"), t.exactReads(s, "votes:hot")
-	return f
-}
-
-// exactReads returns the median of exact reads of a counter, one after the other, in ms.
-func (t *trial) exactReads(s server, key string) float64 {
-	api := client.NewAPI(client.Config{URL: s.url, APIKey: apiKey})
-	var took []time.Duration
-	for range 500 {
-		began := time.Now()
-		if _, err := api.Exact(t.Context(), key); err != nil {
-			t.Fatalf("an exact read: %w", err)
-		}
-		took = append(took, time.Since(began))
-	}
-	slices.Sort(took)
-	return took[len(took)/2].Seconds() * 1e3
-}
-
 // membersInRedis measures what a member of a set takes in Redis.
 func membersInRedis(t *trial) figures {
 	redis := redistest.Start(t)
@@ -359,17 +321,14 @@ func membersInRedis(t *trial) figures {
 
 // scripts is how many scripts Redis has run. Every change is made by one.
 func scripts(t *trial, s *redistest.Server) float64 {
-	return info(t, s, "commandstats", "cmdstat_evalsha:calls=")
+	return info(t, s, "commandstats", "cmdstat_evalsha", "calls=%g")
 }
 
-func memory(t *trial, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
+func memory(t *trial, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory", "%g") }
 
-func info(t *trial, s *redistest.Server, section, field string) float64 {
+func info(t *trial, s *redistest.Server, section, field, format string) (n float64) {
 	text, _ := s.Do(t, "INFO", section).(string)
-	_, rest, _ := strings.Cut(text, "\n"+field)
-	line := rest[:max(0, strings.IndexAny(rest, ",\r"))]
-	n, err := strconv.ParseFloat(line, 64)
-	if err != nil {
+	if _, err := fmt.Sscanf(redisconn.InfoField(text, field), format, &n); err != nil {
 		t.Fatal(err)
 	}
 	return n

@@ -44,7 +44,6 @@ var scenarios = []struct {
 	{"file-exact", inFile("-keys", "stock:1")},
 	{"file-keys", inFile("-keys", "views:*")},
 	{"redis-key", inRedis},
-	{"hot", hotInCluster},
 	{"redis-members", membersInRedis},
 	{"postgres", inPostgres},
 	{"persisted", persisted},
@@ -53,7 +52,7 @@ var scenarios = []struct {
 // once has the scenarios that are run once, since their runs agree or are far from what is asked.
 var once = map[string]bool{
 	"floor-asleep": true, "asleep": true, "hidden": true, "slow": true, "storm": true, "top": true, "top-postgres": true,
-	"file-sum": true, "file-exact": true, "file-keys": true, "hot": true, "redis-members": true, "postgres": true, "persisted": true,
+	"file-sum": true, "file-exact": true, "file-keys": true, "redis-members": true, "postgres": true, "persisted": true,
 }
 
 // quick are the flags with which only the machine limits the deliveries.
@@ -119,8 +118,6 @@ var rows = []row{
 	{"… p99 at 10,000/s, ms", "redis-key 10000_p99_ms", 1, 1, "asked 10; {redis-key 10000_scripts_per_s} scripts/s for {redis-key 10000_calls_per_s} calls/s, {redis-key 10000_core_percent} % of the core"},
 	{"… p99 at 5,000/s, ms", "redis-key 5000_p99_ms", 1, 1, "asked 10; {redis-key 5000_scripts_per_s} scripts/s for {redis-key 5000_calls_per_s} calls/s, {redis-key 5000_core_percent} % of the core"},
 	{"… p99 of 20,000 changes/s in batches of 100, ms", "redis-key batches_p99_ms", 1, 1, "asked 10; {redis-key batches_scripts_per_s} scripts/s, {redis-key batches_core_percent} % of the core"},
-	{"… a hot sum over a Cluster of three masters, spread: % of its scripts on the busiest of them", "hot busiest_percent", 1, 0, "100 when it is not spread; 33 is even"},
-	{"… an exact read of it, 16 parts, ms, median", "hot exact_p50_ms", 1, 2, "{hot one_p50_ms} of a sum that is not spread"},
 	{"… bytes of a member in Redis, a million in one set", "redis-members bytes_each", 1, 1, "asked 24"},
 	{"… with `--postgres`, one key of kind exact: changes/s, as times plain updates from 64 connections", "postgres times", 1, 1, "asked 20; {postgres changes_per_s} and {postgres updates_per_s} a second"},
 	{"… with `--redis` and `--postgres`, 200 keys of kind sum: rows that PostgreSQL writes for a counter in a `--persist-interval`", "persisted each", 1, 2, "asked 1; {persisted rows} rows for {persisted changes} changes"},

@@ -101,9 +101,9 @@ func (r *lastingRun) open() {
 	r.openQuotas()
 
 	for i := range r.cfg.Users / 4 {
-		v := &fan{user: r.newUser(), likes: r.sets[i%len(r.sets)]}
+		v := &fan{user: r.newUser(), like: membership{t: r.sets[i%len(r.sets)], name: client.Me}}
 		r.fans = append(r.fans, v)
-		r.subscribe(&subscriber{who: v}, v.likes, r.votes[i%len(r.votes)])
+		r.subscribe(&subscriber{who: v}, v.like.t, r.votes[i%len(r.votes)])
 	}
 	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
@@ -241,7 +241,8 @@ type worker struct {
 	past    []change // at most remembered
 }
 
-// A membership is whether a member is in a set. One worker changes it.
+// A membership is whether a member is in a set. One worker changes it, and a checkpoint
+// reads it while no call is under way.
 type membership struct {
 	t    *tally
 	name string
@@ -285,7 +286,7 @@ func (w *worker) act(ctx context.Context) error {
 	case n < 63:
 		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
 	case n < 76:
-		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
+		return w.join(ctx, w.members[w.rng.IntN(len(w.members))], nil)
 	case n < 81:
 		return w.edit(ctx)
 	case n < 84:
@@ -365,14 +366,14 @@ func (w *worker) batch(ctx context.Context) error {
 		}}, parts})
 }
 
-// join takes a member into its set, or out of it, or repeats what is so already.
-func (w *worker) join(ctx context.Context, m *membership) error {
+// join takes a member into its set, or out of it, or repeats what is so already; as a fan, or with the API key.
+func (w *worker) join(ctx context.Context, m *membership, who *fan) error {
 	in := !m.in
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
 	c := change{toggle(m.t, m.name, in), []part{{m.t, "", toggled(m.in, in)}}}
-	m.in = in
+	c.who, m.in = who, in
 	return w.change(ctx, c)
 }
 
@@ -584,12 +585,5 @@ func (w *worker) visit(ctx context.Context, v *fan) error {
 		q.once, q.who = w.once(), v
 		return w.change(ctx, change{q, []part{moving(t, 1)}})
 	}
-	liked := !v.hasLiked()
-	q := toggle(v.likes, client.Me, liked)
-	q.who = v
-	if err := w.change(ctx, change{q, []part{{v.likes, "", toggled(!liked, liked)}}}); err != nil {
-		return err
-	}
-	v.like(liked)
-	return nil
+	return w.join(ctx, &v.like, v)
 }

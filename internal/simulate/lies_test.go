@@ -256,11 +256,6 @@ var counterLies = map[string]lie{
 		p.lie(a.message, "allowed", false)
 		a.status = http.StatusTooManyRequests
 	})},
-	"says that more is left": {false, "may still pass", inLimits(func(p *proxy, a *answer) {
-		if a.message["allowed"] == true {
-			p.lie(a.message, "remaining", min(a.number("remaining")+3, quotaLimit-3))
-		}
-	})},
 	"says another limit": {true, "for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) })},
 	"breaks":             {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) { p.lied++; a.status = http.StatusInternalServerError })},
 }

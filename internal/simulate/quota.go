@@ -37,7 +37,6 @@ type pass struct {
 	sent   time.Time
 	before time.Time // it was judged before; zero: it is under way
 	sure   bool      // the server says that it has passed
-	left   int64     // what the server says that may still pass
 	end    time.Time // when, as the server says, its window of the clock is over, about
 }
 
@@ -84,7 +83,7 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 	}
 	if got.Allowed {
 		w.calls.passed.Add(1)
-		q.passed(p, got.Remaining, got.ResetAfter)
+		q.passed(p, got.ResetAfter)
 		return nil
 	}
 	w.calls.held.Add(1)
@@ -109,11 +108,11 @@ func (q *quota) unknown(p *pass) {
 	p.before = time.Now().Add(answerTimeout)
 }
 
-// passed notes that a call has passed, and what the server says of the rest.
-func (q *quota) passed(p *pass, left int64, reset time.Duration) {
+// passed notes that a call has passed, and when all of the limit is back.
+func (q *quota) passed(p *pass, reset time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p.before, p.sure, p.left = time.Now(), true, left
+	p.before, p.sure = time.Now(), true
 	p.end = p.sent.Add(p.before.Sub(p.sent)/2 + reset)
 }
 
@@ -176,16 +175,6 @@ func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...a
 			wrong("limit %q (%s): %d have passed in less than %s; the limit is %d", q.key, q.algorithm, sum, q.window, quotaLimit)
 			return
 		}
-		if q.algorithm != "log" {
-			continue
-		}
-		spent := int64(0) // before this one was sent, and in its window in any case
-		for _, p := range sure {
-			if p != first && p.before.Before(first.sent) && first.before.Sub(p.sent) < q.window-clockSlack {
-				spent += p.cost
-			}
-		}
-		q.checkLeft(first, spent, wrong)
 	}
 }
 
@@ -202,25 +191,10 @@ func (q *quota) checkWindows(sure []*pass, wrong func(format string, args ...any
 		sum := int64(0)
 		for _, p := range known[:n] {
 			sum += p.cost
-			spent := int64(0)
-			for _, other := range known[:n] {
-				if other.before.Before(p.sent) {
-					spent += other.cost
-				}
-			}
-			q.checkLeft(p, spent, wrong)
 		}
 		if sum > quotaLimit {
 			wrong("limit %q (%s): %d have passed in one window of %s; the limit is %d", q.key, q.algorithm, sum, q.window, quotaLimit)
 		}
 		known = known[n:]
-	}
-}
-
-// checkLeft compares what the server said that may still pass with what had passed before in any case.
-func (q *quota) checkLeft(p *pass, spent int64, wrong func(format string, args ...any)) {
-	if most := quotaLimit - spent - p.cost; p.left > most {
-		wrong("limit %q (%s): an answer says that %d of %d may still pass; it was at most %d", q.key, q.algorithm, p.left, quotaLimit, most)
-		p.left = 0 // it is told once
 	}
 }

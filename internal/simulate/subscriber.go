@@ -12,23 +12,8 @@ import (
 // A fan is a user without API key. Its identity comes with its first WebSocket
 // connection, so that all its calls are made as one user.
 type fan struct {
-	user  *user
-	likes *tally
-
-	mu    sync.Mutex
-	liked bool // the truth
-}
-
-func (v *fan) like(liked bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.liked = liked
-}
-
-func (v *fan) hasLiked() bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.liked
+	user *user
+	like membership
 }
 
 // A subscriber looks at counters: over the WebSocket of a tab, or at one of them as an event
@@ -96,8 +81,8 @@ func (s *subscriber) compare(wrong *faults) {
 			wrong.add("counter %q: %s has not been told of it", key, how)
 		case l.Value != want || l.Stale:
 			wrong.add("counter %q: %s holds %d (stale: %t); the true value is %d", key, how, l.Value, l.Stale, want)
-		case s.who != nil && t == s.who.likes && l.Mine != s.who.hasLiked():
-			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.who.hasLiked())
+		case s.who != nil && t == s.who.like.t && l.Mine != s.who.like.in:
+			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.who.like.in)
 		}
 	}
 }

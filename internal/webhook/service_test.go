@@ -3,7 +3,6 @@ package webhook_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -38,7 +37,7 @@ type receiver struct {
 	t *testing.T
 
 	mu       sync.Mutex
-	status   int // of its answers; 0: there is none
+	status   int // of its answers; 0: it takes requests and never answers
 	messages map[string]string
 	attempts int
 	events   []string        // in their order: type, page or counter, number
@@ -63,7 +62,10 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	r.messages[id] = string(body)
 	if r.status == 0 {
-		return nil, errors.New("no answer")
+		r.mu.Unlock()
+		<-req.Context().Done()
+		r.mu.Lock()
+		return nil, req.Context().Err()
 	}
 	if r.status/100 != 2 {
 		return &http.Response{StatusCode: r.status, Header: http.Header{"Location": {"http://elsewhere.test/"}}, Body: http.NoBody, Request: req}, nil

@@ -1,7 +1,6 @@
 package presencetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/unread"
 )
@@ -293,37 +291,7 @@ func saveConflict(t *testing.T, s Store) {
 
 func watchUnread(t *testing.T, s Store) {
 	u, page := freshUser(), freshName()
-	topics := []presence.Topic{unread.LevelTopic(page), unread.RecordTopic(u)}
-	var mu sync.Mutex
-	heard := map[presence.Topic][]presence.Update{}
-	lost := map[int]bool{}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Watch(ctx, []int{topics[0].Bucket(presence.DefaultBuckets), topics[1].Bucket(presence.DefaultBuckets)}, func(p presence.Publication) {
-			mu.Lock()
-			defer mu.Unlock()
-			if p.Lost {
-				lost[p.Bucket] = true
-			}
-			for _, u := range p.Updates {
-				heard[u.Topic] = append(heard[u.Topic], u)
-			}
-		})
-	}()
-	t.Cleanup(func() { stop(); <-done })
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		testkit.Eventually(t, "the watcher hears "+what, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return ok()
-		})
-	}
-	until("the subscription", func() bool {
-		return lost[topics[0].Bucket(presence.DefaultBuckets)] && lost[topics[1].Bucket(presence.DefaultBuckets)]
-	})
+	e := listen(t, s, allBuckets())
 	for range 3 {
 		change(t, s, page, unread.Change{By: &u})
 	}
@@ -343,16 +311,16 @@ func watchUnread(t *testing.T, s Store) {
 		t.Fatal(err)
 	}
 	now, _ := level(t, s, u, page)
-	until("the last change", func() bool { n := len(heard[topics[0]]); return n > 0 && heard[topics[0]][n-1] == now.Update(page) })
-	until("the last follows", func() bool { n := len(heard[topics[1]]); return n > 0 && heard[topics[1]][n-1].Version == last })
-	mu.Lock()
-	defer mu.Unlock()
-	got := heard[topics[0]]
-	if first, ok := unread.LevelOf(got[0]); len(got) != 5 || !ok || first != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}) {
-		t.Errorf("changes were told as %+v", got)
+	var levels, records []presence.Update
+	e.until(t, "the last change and the last follows", func() bool {
+		levels, records = e.heard[unread.LevelTopic(page)], e.heard[unread.RecordTopic(u)]
+		return len(levels) > 0 && levels[len(levels)-1] == now.Update(page) && len(records) > 0 && records[len(records)-1].Version == last
+	})
+	if first, ok := unread.LevelOf(levels[0]); len(levels) != 5 || !ok || first != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}) {
+		t.Errorf("changes were told as %+v", levels)
 	}
-	if got := heard[topics[1]]; len(got) != 2 || got[0].Version != v || got[0].Stale {
-		t.Errorf("follows were told as %+v, want versions %s and %s", got, v, last)
+	if len(records) != 2 || records[0].Version != v || records[0].Stale {
+		t.Errorf("follows were told as %+v, want versions %s and %s", records, v, last)
 	}
 }
 

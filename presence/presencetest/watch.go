@@ -15,8 +15,8 @@ import (
 // ear collects the publications that a watcher receives.
 type ear struct {
 	mu     sync.Mutex
-	counts map[string]presence.Count
-	told   map[string]int
+	heard  map[presence.Topic][]presence.Update
+	counts map[string]presence.Count // the newest ones
 	ends   map[presence.Endpoint]bool
 	lost   map[int]int
 }
@@ -24,7 +24,7 @@ type ear struct {
 func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 	t.Helper()
 	e := &ear{
-		counts: map[string]presence.Count{}, told: map[string]int{},
+		heard: map[presence.Topic][]presence.Update{}, counts: map[string]presence.Count{},
 		ends: map[presence.Endpoint]bool{}, lost: map[int]int{},
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -38,14 +38,11 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
 					t.Errorf("bucket %d told %+v", p.Bucket, u)
 				}
+				e.heard[u.Topic] = append(e.heard[u.Topic], u)
 				c, ok := presence.CountOf(u)
-				if !ok {
-					continue
-				}
-				if old, ok := e.counts[c.Page]; !ok || c.Newer(old) {
+				if old, known := e.counts[c.Page]; ok && (!known || c.Newer(old)) {
 					e.counts[c.Page] = c
 				}
-				e.told[c.Page]++
 			}
 			for _, ep := range p.Endpoints {
 				e.ends[presence.Endpoint{Topic: ep.Topic, Gateway: ep.Gateway}] = !ep.Gone
@@ -119,7 +116,7 @@ func quiet(t *testing.T, s Store) {
 	}
 	w.set("p", 2)
 	told := 0
-	e.until(t, "2 on p", func() bool { told = e.told["p"]; return e.counts["p"].Users == 2 })
+	e.until(t, "2 on p", func() bool { told = len(e.heard[presence.CountTopic("p")]); return e.counts["p"].Users == 2 })
 	if told != 2 {
 		t.Errorf("told %d times of two changes", told)
 	}
