@@ -166,7 +166,7 @@ func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 	args = append(args, c.Publish, counter.IdempotencyKeyKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
 		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
-		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))
+		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.cfg.Conn.DB))
 	}
 	args = append(args, len(g.rules))
 	for _, r := range g.rules {

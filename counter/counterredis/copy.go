@@ -492,7 +492,7 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		b := hashBucket(key)
 		if by[b] == nil {
-			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.conn.DB)}}
+			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.cfg.Conn.DB)}}
 			calls = append(calls, by[b])
 		}
 		by[b].Args = append(by[b].Args, key)

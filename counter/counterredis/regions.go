@@ -275,7 +275,7 @@ func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *red
 	cl := &redisconn.Call{
 		Script: scripts.CounterMerge,
 		Keys:   []string{countersKey(b), stateKey(b), remotesKey(b), logKey(b), goneKey(b), tag(b) + "free"},
-		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
+		Args:   []any{c.Publish, channel(b, s.cfg.Conn.DB), from, to, string(t.Mode)},
 	}
 	place := strconv.FormatUint(t.To.Cursor, 10)
 	if t.Mode == ModeLog {

@@ -48,7 +48,6 @@ type CallerConfig struct {
 // Caller is one store's access to a Conn, with the store's own scripts, meaning of errors, and metrics. Its methods may
 // be called from any goroutine.
 type Caller struct {
-	DB      int // number of the database
 	Metrics *Metrics
 
 	conn     *Conn
@@ -67,7 +66,7 @@ type script struct {
 
 // Caller returns a new Caller. Close it before the Conn.
 func (s *Conn) Caller(cfg CallerConfig) *Caller {
-	c := &Caller{DB: s.DB, Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
+	c := &Caller{Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
 	for _, name := range cfg.Scripts {
 		text, marked := name.Source(), slices.Contains(scripts.Marked, name)
 		if marked {
