@@ -442,7 +442,7 @@ func (s *Store) Still(ctx context.Context, then func() error) error {
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 	}
 	id := rand.Text()
-	w := s.wait(ctx)
+	w := newWaiter(ctx)
 	for {
 		right, err := s.hold(ctx, id)
 		if err == nil && right {

@@ -68,7 +68,6 @@
 package counterredis
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -137,10 +136,7 @@ const (
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Conn *redisconn.Conn // required
-	// Patience is how long a call waits for a frozen bucket; default 4s. Then it fails with ErrUnavailable and has changed
-	// nothing.
-	Patience   time.Duration
+	Conn       *redisconn.Conn       // required
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnState    counter.States // optional
@@ -235,7 +231,6 @@ func (s *Store) texts(ctx context.Context, n int, command func(pipe redis.Pipeli
 
 // New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
-	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
 		Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Accept: s.accept, Bounded: true,

@@ -120,11 +120,6 @@ func (p *Placements) note(at int, state string, more []any) {
 	}
 }
 
-// ReadResident reads the resident counters of keys.
-func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
-	return s.read(ctx, keys, member)
-}
-
 // parsePast parses the journal of completed time buckets, which has no order.
 func parsePast(reply any) ([]counter.Past, error) {
 	var out []counter.Past
