@@ -183,11 +183,7 @@ func (s *Store) Close() error {
 
 // classify wraps err in the error that the contract has for it.
 func classify(err error) error {
-	switch {
-	case errors.Is(err, presence.ErrFenced), errors.Is(err, presence.ErrLost),
-		errors.Is(err, presence.ErrFacts), errors.Is(err, presence.ErrNameTaken):
-		return err
-	case strings.Contains(err.Error(), "WRONGTYPE"):
+	if strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
 	}
 	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
