@@ -247,10 +247,8 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		for i, cl := range calls {
 			cmds[i] = s.command(ctx, c, cl, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
-			s.Metrics.runs[cl.Script].Inc()
 		}
 		s.Metrics.Commands.Add(float64(len(calls)))
-		s.Metrics.batches.Observe(float64(len(calls)))
 		began := time.Now()
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
