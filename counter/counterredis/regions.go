@@ -14,13 +14,7 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package regions. Besides the keys of the package documentation, a bucket of a region with peers has
-//
-//	hc:{n5}:f       hash: the parts of other regions of each counter, and when it was deleted or emptied; see counter_remote.lua
-//	hc:{n5}:log     sorted set: counters that changed here, by the position of their last change
-//	hc:{n5}:gone    sorted set: deleted counters by the time of the delete (ms); they are forgotten after 30 days
-//
-// and further fields in its state, which scripts/README.md has.
+// This file is for package regions. scripts/README.md describes the keys that a bucket has in addition.
 
 func remotesKey(b int) string { return tag(b) + "f" }
 func logKey(b int) string     { return tag(b) + "log" }
