@@ -278,9 +278,6 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		}
 		restored++
 	}
-	if err := s.relog(ctx); err != nil { // the logs for other regions lack the restored counters
-		return fail(err)
-	}
 	return restored, nil
 }
 
@@ -306,7 +303,8 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), remotesKey(b),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key),
+		remotesKey(b), stateKey(b),
 	}}
 	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), flag(staged != ""), c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {

@@ -304,38 +304,3 @@ func (s *Store) Listen(l Listener) {
 	s.feed.listener = l
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
 }
-
-// relog ends the logs of this region and forgets its positions in those of others, so that both sides send all
-// buckets whole.
-func (s *Store) relog(ctx context.Context) error {
-	drop := make([][]string, Buckets)
-	if err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
-		got := make([]*redis.StringSliceCmd, Buckets)
-		for b := range got {
-			got[b] = pipe.HKeys(ctx, stateKey(b))
-		}
-		return func() error {
-			for b, g := range got {
-				if err := g.Err(); err != nil {
-					return err
-				}
-				for _, field := range g.Val() {
-					if field == "log" || strings.HasPrefix(field, "from:") {
-						drop[b] = append(drop[b], field)
-					}
-				}
-			}
-			return nil
-		}
-	}); err != nil {
-		return err
-	}
-	return s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
-		for b, fields := range drop {
-			if len(fields) > 0 {
-				pipe.HDel(ctx, stateKey(b), fields...)
-			}
-		}
-		return nil
-	})
-}
