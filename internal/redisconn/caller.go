@@ -299,7 +299,8 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 	}
 }
 
-// loadScripts makes the scripts known to every master.
+// loadScripts makes all scripts known to every master. If it loaded only those that were missed, a later pipeline could
+// have one script that the server knows after one that it does not, and would not run in order (resize.lua, members.lua).
 func (s *Caller) loadScripts(ctx context.Context, c *Client) error {
 	return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()
