@@ -225,7 +225,7 @@ func shownLabels(text string) (labels []string) {
 // that of a webhook.
 var boundedLabels = []string{
 	"le",
-	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route", "script", "status", "store", "type",
+	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route", "status", "store", "type",
 }
 
 func TestDashboardAndAlertsNameWhatExists(t *testing.T) {

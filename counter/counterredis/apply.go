@@ -166,7 +166,7 @@ func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
 	args = append(args, c.Publish, counter.IdempotencyKeyKept.Milliseconds(), maxNamed, counter.DefaultLedger.Milliseconds(), values,
 		flag(front), g.store.cfg.Region, maxPending, flag(g.store.cfg.Rules != nil), len(g.names.order))
 	for _, b := range g.names.order {
-		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.conn.DB))
+		args = append(args, g.names.at[countersKey(b)], channel(b, g.store.cfg.Conn.DB))
 	}
 	args = append(args, len(g.rules))
 	for _, r := range g.rules {
@@ -317,7 +317,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 
 // applyGroups runs groups, no two of which share a bucket, and waits for frozen buckets.
 func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Unapplied) {
-	w := s.wait(ctx)
+	w := newWaiter(ctx)
 	for len(groups) > 0 {
 		calls := make([]*redisconn.Call, len(groups))
 		for i, g := range groups {
@@ -408,16 +408,18 @@ func refused(op *counter.Op, text string) error {
 	return out
 }
 
+// frozenWait is how long a call waits for a frozen bucket.
+const frozenWait = 4 * time.Second
+
 // waiter waits for frozen buckets, longer each time.
 type waiter struct {
-	ctx      context.Context
-	patience time.Duration
-	until    time.Time
-	tries    int
+	ctx   context.Context
+	until time.Time
+	tries int
 }
 
-func (s *Store) wait(ctx context.Context) *waiter {
-	return &waiter{ctx: ctx, patience: s.cfg.Patience, until: time.Now().Add(s.cfg.Patience)}
+func newWaiter(ctx context.Context) *waiter {
+	return &waiter{ctx: ctx, until: time.Now().Add(frozenWait)}
 }
 
 // held waits for a frozen bucket. Its error means that nothing was changed.
@@ -430,7 +432,7 @@ func (w *waiter) held() error {
 	case <-time.After(longest/2 + rand.N(longest)):
 	}
 	if time.Now().After(w.until) {
-		return fmt.Errorf("%w: its counters are frozen for longer than %s", counter.ErrUnavailable, w.patience)
+		return fmt.Errorf("%w: its counters are frozen for longer than %s", counter.ErrUnavailable, frozenWait)
 	}
 	return nil
 }

@@ -278,9 +278,6 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		}
 		restored++
 	}
-	if err := s.relog(ctx); err != nil { // the logs for other regions lack the restored counters
-		return fail(err)
-	}
 	return restored, nil
 }
 
@@ -306,7 +303,8 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), remotesKey(b),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key),
+		remotesKey(b), stateKey(b),
 	}}
 	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), flag(staged != ""), c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {
@@ -442,7 +440,7 @@ func (s *Store) Still(ctx context.Context, then func() error) error {
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 	}
 	id := rand.Text()
-	w := s.wait(ctx)
+	w := newWaiter(ctx)
 	for {
 		right, err := s.hold(ctx, id)
 		if err == nil && right {
@@ -492,7 +490,7 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		b := hashBucket(key)
 		if by[b] == nil {
-			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.conn.DB)}}
+			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.cfg.Conn.DB)}}
 			calls = append(calls, by[b])
 		}
 		by[b].Args = append(by[b].Args, key)

@@ -7,24 +7,7 @@
 // slot, so one script may change it. The number of buckets is a constant, so processes cannot disagree about it. On a
 // single server, also with Sentinel, one run of a script makes all changes of one Apply. On a Cluster a run has the
 // keys of one bucket, and the runs of several buckets go in one pipeline.
-//
-//	hc:{n5}:c       hash: state of each counter: kind value updated incarnation sequence entries
-//	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (number of publications),
-//	                freeze and until (which process has frozen the bucket, and for how long)
-//	hc:{n5}:l:KEY   stream: ledger; the id of an entry is its seq and its time
-//	hc:{n5}:m:KEY   hash: members, see counter_set.lua
-//	hc:{n5}:g60:KEY string: increments of a sum in completed time buckets of 60 s
-//	hc:{n5}:h       hash: sharded sums of the bucket
-//	hc:{n5}:h:KEY   string: a shard of a sum, see counter_shard.lua
-//	hc:{n5}:r:KEY   string: registers of a unique, a HyperLogLog of Redis
-//	hc:{n5}:v60:7:KEY string: registers of a unique for time bucket 7 of 60 s
-//	hc:{n5}:v:KEY   zset: these time buckets
-//	hc:{n5}:e:KEY   hash: counts of a sum's dimensions, name:value
-//	hc:{n5}:z:MATCH set: index:key of candidates for the top list of a time bucket
-//	hc:top:60:7:MATCH string: the top list of a time bucket, in no bucket
-//	hc:{n5}:i:ID    string: an idempotency key, for a day
-//	hc:{n5}:n/0     channel of the bucket, with the number of the database
-//	hc:limit:…      string or list: the state of a limit, see counter_limit.lua
+// scripts/README.md describes every key.
 //
 // # Members
 //
@@ -68,7 +51,6 @@
 package counterredis
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -137,10 +119,7 @@ const (
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Conn *redisconn.Conn // required
-	// Patience is how long a call waits for a frozen bucket; default 4s. Then it fails with ErrUnavailable and has changed
-	// nothing.
-	Patience   time.Duration
+	Conn       *redisconn.Conn       // required
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnState    counter.States // optional
@@ -235,7 +214,6 @@ func (s *Store) texts(ctx context.Context, n int, command func(pipe redis.Pipeli
 
 // New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
-	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
 		Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Accept: s.accept, Bounded: true,
@@ -257,7 +235,7 @@ func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 func countersKey(b int) string { return tag(b) + "c" }
 func stateKey(b int) string    { return tag(b) + "s" }
 
-// counterKey returns a key of one counter in bucket b. The package doc and front.go explain the names.
+// counterKey returns a key of one counter in bucket b. scripts/README.md explains the names.
 func counterKey(b int, name, key string) string { return tag(b) + name + ":" + key }
 
 func ledgerKey(b int, key string) string    { return counterKey(b, "l", key) }

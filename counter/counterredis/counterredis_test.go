@@ -127,3 +127,46 @@ func TestCopies(t *testing.T) {
 		return s
 	})
 }
+
+// TestARestoredCounterIsSentToOtherRegions: the log of its bucket lacks it, and what other regions sent may be replaced. So
+// both are sent whole, also if another counter of the import has changed meanwhile.
+func TestARestoredCounterIsSentToOtherRegions(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	s := open(t, cluster.URL(), "us")
+	restored := counter.Copy{Key: "views:restored", State: counter.State{Kind: counter.Sum, Value: 9, Updated: 1, Version: counter.Version{Incarnation: 5, Sequence: 3}}}
+	changed := restored
+	changed.Key = "views:changed"
+	buckets := []int{counterredis.BucketOf(restored.Key)}
+	outgoing := func(at counterredis.Position) counterredis.Batch {
+		t.Helper()
+		batches, err := s.Outgoing(t.Context(), buckets, []counterredis.Position{at}, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return batches[0]
+	}
+	at := outgoing(counterredis.Position{}).To
+	from := counterredis.Batch{Bucket: buckets[0], To: counterredis.Position{Log: "1.2", Cursor: 3}}
+	if _, err := s.Merge(t.Context(), "eu", "us", []counterredis.Message{
+		{Batch: from, Mode: counterredis.ModeBegin, Word: "w"}, {Batch: from, Mode: counterredis.ModeEnd, Word: "w"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if b := outgoing(at); b.All {
+		t.Fatal("the log does not continue")
+	}
+	if is, err := s.Positions(t.Context(), "eu", buckets); err != nil || is[0] != from.To {
+		t.Fatalf("eu is at %+v, %v", is, err)
+	}
+
+	// The second copy of a counter finds that the first one has changed it.
+	if _, err := s.Restore(t.Context(), []counter.Copy{restored, changed, changed}, counter.BuiltinRules()); !errors.Is(err, counter.ErrUnavailable) {
+		t.Fatalf("an import of what changes meanwhile: %v", err)
+	}
+	if b := outgoing(at); !b.All {
+		t.Error("other regions are not sent the whole bucket")
+	}
+	if is, err := s.Positions(t.Context(), "eu", buckets); err != nil || is[0] != (counterredis.Position{}) {
+		t.Errorf("after the import eu is at %+v, %v", is, err)
+	}
+}

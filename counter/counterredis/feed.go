@@ -123,7 +123,7 @@ func (f *feed) sync(ctx context.Context) error {
 func (f *feed) run() {
 	channels := make(map[string]int, Buckets)
 	for b := range Buckets {
-		channels[channel(b, f.s.conn.DB)] = b
+		channels[channel(b, f.s.cfg.Conn.DB)] = b
 	}
 	f.s.conn.Listen(f.ctx, redisconn.Subscription{Channels: channels, Listener: f})
 }

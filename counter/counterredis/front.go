@@ -15,24 +15,8 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package tiered: Redis as the cache tier in front of PostgreSQL.
-
-// Besides the keys of the package documentation, a bucket then has
-//
-//	hc:{n5}:d       hash: counters that changed since the last checkpoint, "x" if one was deleted
-//	hc:{n5}:t       hash: those of the checkpoint that is being drained, see counter_drain.lua
-//	hc:{n5}:j, :u   list: idempotency keys since the checkpoint, and of the checkpoint
-//	hc:{n5}:a       sorted set: when counters were used
-//	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
-//
-// and journals of the changes since the last checkpoint. Those of the checkpoint are renamed to pt, bt and et, and
-// registers that have changed since are copied to rt
-//
-//	hc:{n5}:p:KEY   hash: members that joined or left
-//	hc:{n5}:b:KEY   hash: completed time buckets of a sum, and the changed ones of a unique
-//	hc:{n5}:e:KEY   hash: counts of dimensions
-//
-// and the state of a counter is "-" if it does not exist.
+// This file is for package tiered: Redis as the cache tier in front of PostgreSQL. scripts/README.md describes the keys
+// that a bucket has in addition.
 
 const (
 	absentState = "-"
@@ -118,11 +102,6 @@ func (p *Placements) note(at int, state string, more []any) {
 		n, _ := strconv.ParseUint(text, 10, 64)
 		p.Generation = max(p.Generation, n)
 	}
-}
-
-// ReadResident reads the resident counters of keys.
-func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
-	return s.read(ctx, keys, member)
 }
 
 // parsePast parses the journal of completed time buckets, which has no order.

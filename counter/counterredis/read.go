@@ -31,7 +31,7 @@ const (
 
 // Read implements counter.Reader. No answer lags or is stale.
 func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
-	out, _, err := s.read(ctx, keys, member)
+	out, _, err := s.ReadResident(ctx, keys, member)
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: read %d counters: %w", len(keys), err)
 	}
@@ -45,8 +45,9 @@ type reading struct {
 	at    []int // for each counter, its index in the question
 }
 
-// read reads counters, and in front of PostgreSQL also their placements.
-func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
+// ReadResident reads the resident counters of keys, which without PostgreSQL are all. In front of PostgreSQL it also returns
+// their placements.
+func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, nil, err

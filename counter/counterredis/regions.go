@@ -14,13 +14,7 @@ import (
 	"headcount/scripts"
 )
 
-// This file is for package regions. Besides the keys of the package documentation, a bucket of a region with peers has
-//
-//	hc:{n5}:f       hash: the parts of other regions of each counter, and when it was deleted or emptied; see counter_remote.lua
-//	hc:{n5}:log     sorted set: counters that changed here, by the position of their last change
-//	hc:{n5}:gone    sorted set: deleted counters by the time of the delete (ms); they are forgotten after 30 days
-//
-// and further fields in its state, which scripts/README.md has.
+// This file is for package regions. scripts/README.md describes the keys that a bucket has in addition.
 
 func remotesKey(b int) string { return tag(b) + "f" }
 func logKey(b int) string     { return tag(b) + "log" }
@@ -275,7 +269,7 @@ func (s *Store) mergeCall(c *redisconn.Client, from, to string, t *Message) *red
 	cl := &redisconn.Call{
 		Script: scripts.CounterMerge,
 		Keys:   []string{countersKey(b), stateKey(b), remotesKey(b), logKey(b), goneKey(b), tag(b) + "free"},
-		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
+		Args:   []any{c.Publish, channel(b, s.cfg.Conn.DB), from, to, string(t.Mode)},
 	}
 	place := strconv.FormatUint(t.To.Cursor, 10)
 	if t.Mode == ModeLog {
@@ -309,39 +303,4 @@ type Listener interface{ Changed(bucket int) }
 func (s *Store) Listen(l Listener) {
 	s.feed.listener = l
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
-}
-
-// relog ends the logs of this region and forgets its positions in those of others, so that both sides send all
-// buckets whole.
-func (s *Store) relog(ctx context.Context) error {
-	drop := make([][]string, Buckets)
-	if err := s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
-		got := make([]*redis.StringSliceCmd, Buckets)
-		for b := range got {
-			got[b] = pipe.HKeys(ctx, stateKey(b))
-		}
-		return func() error {
-			for b, g := range got {
-				if err := g.Err(); err != nil {
-					return err
-				}
-				for _, field := range g.Val() {
-					if field == "log" || strings.HasPrefix(field, "from:") {
-						drop[b] = append(drop[b], field)
-					}
-				}
-			}
-			return nil
-		}
-	}); err != nil {
-		return err
-	}
-	return s.pipeline(ctx, func(pipe redis.Pipeliner) func() error {
-		for b, fields := range drop {
-			if len(fields) > 0 {
-				pipe.HDel(ctx, stateKey(b), fields...)
-			}
-		}
-		return nil
-	})
 }

@@ -51,8 +51,8 @@ type Config struct {
 type Store struct {
 	cfg Config
 	router
-	metrics metrics
-	closed  atomic.Bool
+	closed atomic.Bool
+	lag    atomic.Int64 // age of the oldest change that is not persisted, in nanoseconds
 
 	unready atomic.Pointer[error] // why counters of a Redis that had no PostgreSQL are not served yet
 
@@ -74,10 +74,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		cfg: cfg, router: both, metrics: newMetrics(cfg.Registerer),
+		cfg: cfg, router: both,
 		healing: make(chan struct{}, 1), kick: make(chan struct{}, 1),
 	}
 	s.hot = resident{s}
+	s.registerLag(cfg.Registerer)
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if !cfg.ReadOnly {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,29 +23,13 @@ const (
 	lastRound = 2 * time.Second       // for persistLast
 )
 
-// metrics has the metrics of a store.
-type metrics struct {
-	lag         *atomic.Int64 // nanoseconds
-	persisted   prometheus.Counter
-	generations prometheus.Counter
-}
-
-func newMetrics(to prometheus.Registerer) metrics {
-	m := metrics{
-		lag: &atomic.Int64{},
-		persisted: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_persisted_counters_total", Help: "Counters that this process wrote from Redis to PostgreSQL.",
-		}),
-		generations: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_persist_generations_total", Help: "Times in which this process found that Redis had lost its memory.",
-		}),
-	}
+// registerLag registers the metric of s.lag.
+func (s *Store) registerLag(to prometheus.Registerer) {
 	if to != nil {
-		to.MustRegister(m.persisted, m.generations, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		to.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_persist_lag_seconds", Help: "Age of the oldest change of a counter that is in Redis and not in PostgreSQL.",
-		}, func() float64 { return time.Duration(m.lag.Load()).Seconds() }))
+		}, func() float64 { return time.Duration(s.lag.Load()).Seconds() }))
 	}
-	return m
 }
 
 // hurry makes the worker persist soon.
@@ -143,7 +126,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		}
 		due = due || b.Draining != 0 && lag > s.cfg.PersistInterval // the process that drained it has died
 	}
-	s.metrics.lag.Store(int64(lag))
+	s.lag.Store(int64(lag))
 	s.unready.Store(nil)
 	if !due && lag < s.cfg.PersistInterval*17/20 {
 		return nil
@@ -164,7 +147,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if err := s.redis.Acknowledge(ctx, generation, done); err != nil {
 		return err
 	}
-	s.metrics.lag.Store(0)
+	s.lag.Store(0)
 	return nil
 }
 
@@ -189,9 +172,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 	if err := s.redis.Checkpoint(ctx, p.Generation, number); err != nil {
 		return 0, 0, err
 	}
-	n := 0
 	err = s.redis.Drain(ctx, p.Generation, number, func(drained []counter.Drained) error {
-		n += len(drained)
 		return p.Write(ctx, drained)
 	}, func(ids []counter.IdempotencyKey) error { return p.IdempotencyKeys(ctx, ids) })
 	if err != nil {
@@ -210,7 +191,6 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 	if len(p.Refused) > 0 {
 		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
 	}
-	s.metrics.persisted.Add(float64(n))
 	return number, deleted, nil
 }
 
@@ -284,7 +264,6 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 		return 0, err
 	}
 	if !unmarked {
-		s.metrics.generations.Inc()
 		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
 	}
 	return next, nil

@@ -48,7 +48,6 @@ type CallerConfig struct {
 // Caller is one store's access to a Conn, with the store's own scripts, meaning of errors, and metrics. Its methods may
 // be called from any goroutine.
 type Caller struct {
-	DB      int // number of the database
 	Metrics *Metrics
 
 	conn     *Conn
@@ -67,7 +66,7 @@ type script struct {
 
 // Caller returns a new Caller. Close it before the Conn.
 func (s *Conn) Caller(cfg CallerConfig) *Caller {
-	c := &Caller{DB: s.DB, Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
+	c := &Caller{Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
 	for _, name := range cfg.Scripts {
 		text, marked := name.Source(), slices.Contains(scripts.Marked, name)
 		if marked {
@@ -248,10 +247,8 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		for i, cl := range calls {
 			cmds[i] = s.command(ctx, c, cl, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
-			s.Metrics.runs[cl.Script].Inc()
 		}
 		s.Metrics.Commands.Add(float64(len(calls)))
-		s.Metrics.batches.Observe(float64(len(calls)))
 		began := time.Now()
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
@@ -302,7 +299,8 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 	}
 }
 
-// loadScripts makes the scripts known to every master.
+// loadScripts makes all scripts known to every master. If it loaded only those that were missed, a later pipeline could
+// have one script that the server knows after one that it does not, and would not run in order (resize.lua, members.lua).
 func (s *Caller) loadScripts(ctx context.Context, c *Client) error {
 	return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()

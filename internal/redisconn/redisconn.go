@@ -107,9 +107,10 @@ func Open(cfg Config) (*Conn, error) {
 		ended:    make(chan struct{}),
 		added:    make(chan struct{}, 1),
 	}
-	if err := s.parse(cfg.URL); err != nil {
-		return nil, err
+	if problem := CheckURL(cfg.URL); problem != "" {
+		return nil, fmt.Errorf("redisconn: %w: URL of Redis: %s", ErrConfig, problem)
 	}
+	s.parse(cfg.URL)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	go s.watchState(ctx) // ends with Close
@@ -137,19 +138,12 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// parse makes s.dial of the URL.
-func (s *Conn) parse(raw string) error {
-	u, err := url.Parse(raw)
-	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" {
-		return fmt.Errorf("redisconn: %w: the URL of Redis must be redis://… or rediss://…", ErrConfig) // it may hold a password: it is not shown
-	}
-	bad := func(err error) error { return fmt.Errorf("redisconn: %w: URL of Redis: %w", ErrConfig, err) }
+// parse makes s.dial of the URL. It ignores errors, because CheckURL has found none.
+func (s *Conn) parse(raw string) {
+	u, _ := url.Parse(raw)
 	switch q := u.Query(); {
 	case q.Has("master_name"):
-		o, err := redis.ParseFailoverURL(raw)
-		if err != nil {
-			return bad(err)
-		}
+		o, _ := redis.ParseFailoverURL(raw)
 		s.DB, s.pool = o.DB, poolSize(o.PoolSize)
 		o.PoolSize = s.pool
 		o.MaxRetries = -1 // only the caller knows what may be repeated
@@ -159,18 +153,12 @@ func (s *Conn) parse(raw string) error {
 		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewFailoverClient(o) }
 	case q.Has("addr"):
-		o, err := redis.ParseClusterURL(raw)
-		if err != nil {
-			return bad(err)
-		}
+		o, _ := redis.ParseClusterURL(raw)
 		s.pool = poolSize(o.PoolSize)
 		o.PoolSize = s.pool
 		s.dial = func() redis.UniversalClient { return redis.NewClusterClient(s.clusterOptions(o)) }
 	default:
-		o, err := redis.ParseURL(raw)
-		if err != nil {
-			return bad(err)
-		}
+		o, _ := redis.ParseURL(raw)
 		s.DB, s.pool = o.DB, poolSize(o.PoolSize)
 		o.PoolSize = s.pool
 		o.MaxRetries = -1
@@ -181,7 +169,6 @@ func (s *Conn) parse(raw string) error {
 		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewClient(o) }
 	}
-	return nil
 }
 
 // poolSize returns the size in the URL, or the default.

@@ -148,24 +148,18 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	}
 	ours := k.ours
 	k.found.Region = facts["region"]
-	if f := facts["region"]; f != "" && f != ours.Region {
-		k.problem("This Redis belongs to the region %q, and not to %q; mend the URL or the name.", f, ours.Region)
+	compare := func(fact string, differs bool) {
+		if facts[fact] != "" && differs {
+			k.problem("%s.", ours.problem(fact, facts[fact]))
+		}
 	}
-	if f := facts["secret"]; f != "" && ours.Secret != "" && !shareOne(f, ours.Secret) {
-		k.problem("The processes of this Redis have another --cluster-secret; give every process the same.")
-	}
-	if f := facts["format"]; f != "" && f != strconv.Itoa(format) {
-		k.problem("The data in this Redis is of format %s, and this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs.", f, format)
-	}
-	if f := facts["counters"]; f != "" && ours.Counters != 0 && f != strconv.Itoa(ours.Counters) {
-		k.problem("The counters in this Redis are of format %s, and this version knows %d; run the version that wrote them, or move them by its export.", f, ours.Counters)
-	}
-	if f := facts["postgres"]; f != "" && ours.Postgres != "" && f != ours.Postgres && (ours.Postgres != behind || f != "none" && f != "behind") {
-		k.problem("%s.", postgresMend(f, ours.Postgres))
-	}
-	if f := facts["webhooks"]; f != "" && ours.Webhooks != 0 && f != strconv.Itoa(ours.Webhooks) {
-		k.problem("The data of webhooks in this Redis is of format %s, and this version knows %d; %s.", f, ours.Webhooks, webhooksMend)
-	}
+	compare("region", facts["region"] != ours.Region)
+	compare("secret", ours.Secret != "" && !shareOne(facts["secret"], ours.Secret))
+	compare("format", facts["format"] != strconv.Itoa(format))
+	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
+	is := facts["postgres"]
+	compare("postgres", ours.Postgres != "" && is != ours.Postgres && (ours.Postgres != behind || is != "none" && is != "behind"))
+	compare("webhooks", ours.Webhooks != 0 && facts["webhooks"] != strconv.Itoa(ours.Webhooks))
 	return nil
 }
 

@@ -184,7 +184,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 			cl := &call{
 				Script: scripts.Detach,
 				Keys:   []string{stateKey(b.bucket), endpointsKey(b.bucket)},
-				Args:   append(make([]any, 0, 3+len(at)), channel(b.bucket, s.db), c.Publish, gateway),
+				Args:   append(make([]any, 0, 3+len(at)), channel(b.bucket, s.cfg.Conn.DB), c.Publish, gateway),
 			}
 			for _, i := range at {
 				cl.Args = append(cl.Args, topics[i].String())

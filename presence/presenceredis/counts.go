@@ -182,7 +182,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 				cc = &countsCall{generation: generation, bucket: b, continues: before > 0, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
-					Args: []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), generation,
+					Args: []any{channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), generation,
 						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0

@@ -48,7 +48,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	channels := make(map[string]int, len(buckets))
 	for _, b := range buckets {
 		w.feeds[b] = &feed{}
-		channels[channel(b, s.db)] = b
+		channels[channel(b, s.cfg.Conn.DB)] = b
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()

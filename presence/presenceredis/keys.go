@@ -6,34 +6,7 @@ import (
 	"headcount/presence"
 )
 
-// All keys in Redis. The hash tag in braces puts all keys of a partition, of a bucket or
-// of the cluster into one slot, so that one script may use them. PAGE is a qualified name
-// (presence.Site.Qualify).
-//
-//	hc:{p17}:o       hash: owner, epoch, generation, last change (claim.lua)
-//	hc:{p17}:d       string: pages whose count may not have been written yet (members.lua)
-//	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua,
-//	                 resize.lua says how many hashes there are)
-//	hc:{p17}:s       zset: users who departed, and when (members.lua)
-//	hc:{b5}:s        hash: generation, rebuild, publications (fence.lua)
-//	hc:{b5}:f        string: per partition its epoch (fences.lua)
-//	hc:{b5}:w:ID     string: number of a process's last run of counts.lua
-//	hc:{b5}:r        set: partitions that are complete
-//	hc:{b5}:e        set: endpoints (read.lua)
-//	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
-//	hc:{b5}:c:PAGE   string: counts of a page (page.lua)
-//	hc:{b5}:z        zset: pages without users, since when (page.lua)
-//	hc:{b5}:x:PAGE   string: minutes of a page (remember.lua)
-//	hc:{b5}:y:7:PAGE hash: arrivals on a page in an hour since the Unix epoch
-//	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
-//	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted
-//	hc:{b5}:u:USER   hash: the follows of a user (save.lua)
-//	hc:{b5}:t        string: random, part of the generation
-//	hc:{b5}:n/0      channel of the bucket, with the number of the database
-//	hc:{c}:facts     hash: the facts that all processes must agree on (renew.lua)
-//	hc:{c}:leases    hash: processes
-//	hc:{c}:mark:ID   string: a process's newest number (mark.lua); on a Cluster also hc:{b5}: and hc:{n5}:
-//	hc:{c}:regions   hash: greetings of other regions (hello.lua)
+// All keys begin with prefix. scripts/README.md describes them.
 const prefix = "hc:"
 
 const (

@@ -34,7 +34,7 @@ func countsRead(s *Store, r reading) *call {
 	cl := &call{
 		Script: scripts.Read,
 		Keys:   append(make([]string, 0, 3+len(r.at)), stateKey(r.bucket), readyKey(r.bucket), endpointsKey(r.bucket)),
-		Args:   []any{channel(r.bucket, s.db), r.publish, s.cfg.Partitions, len(prefix), countHead, r.gateway, flag(r.parts)},
+		Args:   []any{channel(r.bucket, s.cfg.Conn.DB), r.publish, s.cfg.Partitions, len(prefix), countHead, r.gateway, flag(r.parts)},
 	}
 	for _, i := range r.at {
 		cl.Keys = append(cl.Keys, prefix+r.topics[i].Key)
@@ -48,7 +48,7 @@ func storedField(name func(bucket int, key string) string, field string) func(*S
 		cl := &call{
 			Script: scripts.Values,
 			Keys:   append(make([]string, 0, 2+len(r.at)), stateKey(r.bucket), endpointsKey(r.bucket)),
-			Args:   append(make([]any, 0, 4+len(r.at)), channel(r.bucket, s.db), r.publish, r.gateway, field),
+			Args:   append(make([]any, 0, 4+len(r.at)), channel(r.bucket, s.cfg.Conn.DB), r.publish, r.gateway, field),
 		}
 		for _, i := range r.at {
 			cl.Keys = append(cl.Keys, name(r.bucket, r.topics[i].Name()))

@@ -24,8 +24,6 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // fences of a bucket.
 const format = 5
 
-const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
-
 // behind is the fact of counters in this Redis that are persisted in PostgreSQL: counterredis.PostgresBehind.
 const behind = "behind 2"
 
@@ -147,9 +145,20 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 
 // difference returns which fact differs in Redis, with a remedy.
 func (s *Store) difference(fact, theirs string) string {
+	if problem := s.cfg.Facts.problem(fact, theirs); problem != "" {
+		return problem
+	}
+	ours := s.facts()
+	i := slices.Index(ours, any(fact))
+	return fmt.Sprintf("%s is %q here and %q in Redis", fact, fmt.Sprint(ours[i+1]), theirs)
+}
+
+// problem says how a fact in Redis differs from the one in f, with a remedy. It returns nothing about a fact that f does not
+// have.
+func (f Facts) problem(fact, theirs string) string {
 	switch fact {
 	case "region":
-		return fmt.Sprintf("--region is %q here and %q in Redis", s.cfg.Facts.Region, theirs)
+		return fmt.Sprintf("this Redis belongs to the region %q, and not to %q; correct the URL or the name", theirs, f.Region)
 	case "secret":
 		return "--cluster-secret differs; give every process the same"
 	case "format":
@@ -157,15 +166,14 @@ func (s *Store) difference(fact, theirs string) string {
 			cmp.Or(theirs, "1"), format)
 	case "counters":
 		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
-			theirs, s.cfg.Facts.Counters)
+			theirs, f.Counters)
 	case "postgres":
-		return postgresMend(theirs, s.cfg.Facts.Postgres)
+		return postgresMend(theirs, f.Postgres)
 	case "webhooks":
-		return fmt.Sprintf("the webhooks' data in Redis is of format %q, this version knows %d; %s", theirs, s.cfg.Facts.Webhooks, webhooksMend)
+		return fmt.Sprintf("the webhooks' data in Redis is of format %q, this version knows %d; run the version that wrote it, "+
+			"or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs", theirs, f.Webhooks)
 	}
-	ours := s.facts()
-	i := slices.Index(ours, any(fact))
-	return fmt.Sprintf("%s is %q here and %q in Redis", fact, fmt.Sprint(ours[i+1]), theirs)
+	return ""
 }
 
 // parseLease parses "end incarnation roles".

@@ -39,7 +39,7 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 		"same":       {func(*presenceredis.Config) {}, ""},
 		"partitions": {func(c *presenceredis.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
 		"buckets":    {func(c *presenceredis.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
-		"region":     {func(c *presenceredis.Config) { c.Facts.Region = "eu" }, `--region is "eu" here and "local" in Redis`},
+		"region":     {func(c *presenceredis.Config) { c.Facts.Region = "eu" }, `this Redis belongs to the region "local", and not to "eu"`},
 		"secret":     {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -228,7 +228,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	}
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
-		cl := &call{Script: scripts.Peers, Keys: []string{stateKey(b), readyKey(b), logKey(b)}, Args: []any{channel(b, s.db), c.Publish, s.cfg.Partitions}}
+		cl := &call{Script: scripts.Peers, Keys: []string{stateKey(b), readyKey(b), logKey(b)}, Args: []any{channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions}}
 		for _, name := range in {
 			cl.Args = append(cl.Args, name, 1)
 		}
@@ -382,7 +382,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		cl := &call{
 			Script: scripts.Merge,
 			Keys:   append(make([]string, 0, 3+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket), emptiesKey(b.Bucket)),
-			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.db), c.Publish, p.s.cfg.Partitions,
+			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
 				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
 		}
 		for _, pp := range b.Pages {

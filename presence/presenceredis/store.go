@@ -95,7 +95,6 @@ type Facts struct {
 type Store struct {
 	cfg    Config
 	conn   *redisconn.Caller
-	db     int
 	ping   time.Duration // between two pings of a subscription; 0: the default of redisconn
 	self   string        // id of this process in claims
 	claims atomic.Uint64 // number of its last claim
@@ -163,7 +162,6 @@ func Open(cfg Config) (*Store, error) {
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
 		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
 	})
-	s.db = s.conn.DB
 	ctx, stop := context.WithCancel(context.Background())
 	s.stopChores = stop
 	s.losses = newLosses(cfg.Registerer)
@@ -185,11 +183,7 @@ func (s *Store) Close() error {
 
 // classify wraps err in the error that the contract has for it.
 func classify(err error) error {
-	switch {
-	case errors.Is(err, presence.ErrFenced), errors.Is(err, presence.ErrLost),
-		errors.Is(err, presence.ErrFacts), errors.Is(err, presence.ErrNameTaken):
-		return err
-	case strings.Contains(err.Error(), "WRONGTYPE"):
+	if strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
 	}
 	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)

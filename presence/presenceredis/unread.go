@@ -38,7 +38,7 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 		if c.By != nil {
 			by = c.By.String()
 		}
-		cl.Args = []any{channel(b, s.db), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
+		cl.Args = []any{channel(b, s.cfg.Conn.DB), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
 		err = s.conn.Run(ctx, []*call{cl})
 	}
 	if err != nil {
@@ -358,7 +358,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 		Script: scripts.Save,
 		Keys:   []string{stateKey(b), recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
-			channel(b, s.db), cn.Publish, unread.RecordTopic(user).String(),
+			channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
 			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), updated, int(emptyFor.Seconds()), len(set)),
 	}
 	for _, f := range set {
