@@ -182,6 +182,24 @@ func TestFreshQuestions(t *testing.T) {
 	})
 }
 
+// TestCountersThatDoNotExist: a question about one reads next to nothing, however long the time is.
+func TestCountersThatDoNotExist(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		store.stale = true
+		for n, want := range []string{
+			`{"key":"people:0","last":"90d","value":0,"stale":true}`, `{"key":"people:1","last":"90d","value":0}`,
+		} {
+			w := s.do(fmt.Sprintf("GET /people:%d/window?last=90d", n), "")
+			if reads := store.histories.Load(); w.Code != 200 || text(w) != want || reads != int32(n)+1 {
+				t.Errorf("%d %s after %d reads, want %s after %d", w.Code, w.Body, reads, want, n+1)
+			}
+			store.stale = false
+		}
+		s.want("GET /people:2/range?from=1999-12-20T00:00:00Z&to=1999-12-20T02:00:00Z", "", 200,
+			`{"key":"people:2","step":"1h","points":[{"value":0},{"value":0}],"total":0}`)
+	})
+}
+
 // TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are 429. Servers and
 // ordinary calls notice nothing, and later all is as before.
 func TestManyQuestions(t *testing.T) {
