@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -15,13 +16,16 @@ import (
 )
 
 const (
-	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; beyond that the one not asked for longest is dropped
-	maxWaiting = 64                   // public questions that wait; a further one is 429
-	turnWait   = 2 * time.Second      // longest wait of a public question; then it is 429
-	pauses     = 3                    // the pause after a computation, in durations of that computation
-	maxPause   = turnWait / 4         // the longest pause, so that the next question in the queue has its turn in time
-	staleKept  = time.Second          // how long an answer is kept in which a region is missing
-	perPoint   = 2 * time.Microsecond // time to write one point of an answer, see pace
+	maxAnswers   = 1 << 10         // answers kept, of 12 KB at most; beyond that the one not asked for longest is dropped
+	maxWaiting   = 64              // public questions that wait; a further one is 429
+	maxOfAddress = 3               // public questions of one address that wait or are computed; a further one is 429
+	turnWait     = 4 * time.Second // longest wait of a public question; then it is 429
+	pauses       = 3               // the pause after a computation, in durations of that computation
+	// The longest pause. So who waits for one computation and all questions of another address gets the turn in time, if
+	// each takes half a second.
+	maxPause  = turnWait / (2 * (1 + maxOfAddress))
+	staleKept = time.Second          // how long an answer is kept in which a region is missing
+	perPoint  = 2 * time.Microsecond // time to write one point of an answer, see pace
 )
 
 // errTurn says that too many public questions are being answered.
@@ -45,16 +49,25 @@ type outcome struct {
 // the stale of the rule.
 //
 // The computations of public questions run one at a time, each followed by a pause of three times its duration, at most
-// half a second. So they take about a quarter of a core, whatever is asked. Their answers are not all written at once, see
-// pace. A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
+// half a second. So they take about a quarter of a core, whatever is asked. One address has few of them at a time, so others
+// get their turn; questions that share a computation do not count. The answers are not all written at once, see pace.
+//
+// A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
 // answer, since it may just have changed the counter.
 type questions struct {
-	turn chan struct{} // holds one during the computation of a public question and the pause after it
+	turn      chan struct{} // holds one during the computation of a public question and the pause after it
+	addresses *httppolicy.AddressSlots
 
 	mu      sync.Mutex // guards all below, and began of every computation
 	kept    *simplelru.LRU[question, *computation]
 	waiting int       // public questions
 	free    time.Time // when the next public answer may be written
+}
+
+// asker is who asks: a server with an API key, or a visitor.
+type asker struct {
+	server bool
+	addr   netip.Addr // of a visitor
 }
 
 // computation is the computation of an answer.
@@ -70,13 +83,13 @@ func newQuestions() (*questions, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &questions{turn: make(chan struct{}, 1), kept: kept}, nil
+	return &questions{turn: make(chan struct{}, 1), addresses: httppolicy.NewAddressSlots(maxOfAddress), kept: kept}, nil
 }
 
 // ask returns the answer to q, which is at most stale old. Its error is errTurn, that of compute or of ctx.
-func (s *questions) ask(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
-	out, err := s.find(ctx, q, stale, server, compute)
-	if err == nil && !server {
+func (s *questions) ask(ctx context.Context, q question, stale time.Duration, by asker, compute func(context.Context) (outcome, error)) (outcome, error) {
+	out, err := s.find(ctx, q, stale, by, compute)
+	if err == nil && !by.server {
 		err = s.pace(ctx, len(out.all.Values))
 	}
 	return out, err
@@ -107,10 +120,10 @@ func (s *questions) pace(ctx context.Context, points int) error {
 }
 
 // find returns the answer as ask does.
-func (s *questions) find(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
+func (s *questions) find(ctx context.Context, q question, stale time.Duration, by asker, compute func(context.Context) (outcome, error)) (outcome, error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(q)
-	if known && is.serves(stale, server) {
+	if known && is.serves(stale, by.server) {
 		s.mu.Unlock()
 		select {
 		case <-is.done:
@@ -120,13 +133,20 @@ func (s *questions) find(ctx context.Context, q question, stale time.Duration, s
 		}
 	}
 	is = &computation{done: make(chan struct{}), err: errors.New("the computation was aborted")}
-	if server {
+	if by.server {
 		is.began = time.Now()
+	} else {
+		slot, ok := s.addresses.Enter(by.addr)
+		if !ok {
+			s.mu.Unlock()
+			return outcome{}, errTurn
+		}
+		defer slot.Leave()
 	}
 	s.kept.Add(q, is)
 	s.mu.Unlock()
 	defer s.end(q, is)
-	if !server {
+	if !by.server {
 		if is.err = s.enter(is); is.err != nil {
 			return outcome{}, is.err
 		}
@@ -198,8 +218,13 @@ func (s *questions) leave(is *computation) {
 	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
 }
 
+// asker returns who sent the request; server says whether it has an API key.
+func (a *API) asker(c *gin.Context, server bool) asker {
+	return asker{server: server, addr: a.callers.Addr(c.Request)}
+}
+
 // crowded answers 429.
 func (a *API) crowded(c *gin.Context) {
 	a.metrics.crowded.Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered; ask again later.", httppolicy.RetryAfter(comeBack))
+	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(comeBack))
 }
