@@ -90,7 +90,7 @@ func (t *LiveTop) Values(ctx context.Context, topics []presence.Topic, found fun
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, readTime)
-		top, err := t.api.askTop(within, list, min(list.rule.Stale, topAge), asker{})
+		top, err := t.api.askTop(within, list, min(list.rule.Stale, topAge), Asker{})
 		cancel()
 		if err != nil {
 			t.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).Msg("counters: a top list that clients follow could not be computed")

@@ -106,10 +106,7 @@ func TestEqualQuestions(t *testing.T) {
 func TestLongAnswersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, points = 64, 1000
-		s, err := newQuestions()
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := NewQuestions[question, outcome](maxAnswers)
 		q := question{of: "likes:1"}
 		long := func(context.Context) (outcome, error) {
 			time.Sleep(takes)
@@ -121,7 +118,7 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		var wg sync.WaitGroup
 		for range callers {
 			wg.Go(func() {
-				_, err := s.ask(t.Context(), q, time.Hour, asker{}, long)
+				_, err := s.Ask(t.Context(), q, time.Hour, Asker{}, long)
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil {
@@ -134,7 +131,7 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
-		if _, err := s.ask(t.Context(), q, time.Hour, asker{server: true}, long); err != nil || time.Since(start) < takes {
+		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil || time.Since(start) < takes {
 			t.Error("a server with an API key:", err)
 		}
 		time.Sleep(time.Second) // for the pause

@@ -83,7 +83,7 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.
 	switch {
 	case errors.Is(err, counter.ErrTime):
 		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-	case errors.Is(err, errTurn):
+	case errors.Is(err, ErrTurn):
 		a.crowded(c)
 	case err != nil:
 		a.unavailable(c, err)
@@ -92,7 +92,7 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.
 }
 
 // askTop returns the counters of a list, at most stale old.
-func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by asker) ([]counter.Gained, error) {
+func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by Asker) ([]counter.Gained, error) {
 	q, err := list.rule.Window(list.last, time.Now())
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by 
 	if list.n <= fewTop {
 		most = fewTop
 	}
-	found, err := a.questions.ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, func(ctx context.Context) (outcome, error) {
+	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, func(ctx context.Context) (outcome, error) {
 		top, err := a.cfg.Counters.Top(ctx, list.rule, list.last, most)
 		return outcome{top: top}, err
 	})
