@@ -38,6 +38,9 @@ const (
 // Completed buckets hardly change. A cached span is valid for one incarnation of its counter, so a delete discards
 // it, and for an hour, after which late changes (of a clock that went back, or of an import) are visible. Answers
 // that lack a region are not cached. The cache is in the memory of the process.
+//
+// A counter that does not exist has nothing to cache, so of its history only the newest buckets are read. Other regions
+// may have made it seconds ago.
 type Archive struct {
 	store  Reader
 	spans  *lru.Cache[spanOf, span]
@@ -137,7 +140,11 @@ type archiveRead struct {
 // others until they are worth a read.
 func (r *archiveRead) run(ctx context.Context) error {
 	r.recall()
-	pending := r.q.From // the first time bucket that is not in the tally
+	first := r.q.From
+	if r.is.Kind != Unique { // the counter does not exist
+		first = max(first, min(r.newest, r.q.To)-1)
+	}
+	pending := first // the first time bucket that is not in the tally
 	read := func(to int64) error {
 		if pending >= to {
 			return nil
@@ -146,7 +153,7 @@ func (r *archiveRead) run(ctx context.Context) error {
 		pending = to
 		return err
 	}
-	for from := r.q.From; from < r.q.To; {
+	for from := first; from < r.q.To; {
 		number := floor(from, r.span)
 		to := min((number+1)*r.span, r.q.To)
 		if from > r.newest { // the store's clock may be ahead

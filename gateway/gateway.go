@@ -263,7 +263,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.topPages.Run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
-		wg.Go(func() { g.liveTop.Run(ctx) })
+		wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
+		wg.Go(func() { g.liveTop.Servers.Run(ctx) })
 	}
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })

@@ -126,6 +126,7 @@ type API struct {
 	parts      Parts
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
+	stats      *counterapi.Questions[statsQuestion, pageStats]
 	metrics    *httpMetrics
 	foreign    rate.Sometimes // when a refused origin is logged
 	started    atomic.Bool    // the cluster was ready once; from then on there are counts to serve
@@ -136,7 +137,7 @@ func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
-		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
+		erasures:   newErasures(), stats: counterapi.NewQuestions[statsQuestion, pageStats](maxStats), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
 	}
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -13,6 +14,26 @@ import (
 	"headcount/presence"
 	"headcount/presence/minutes"
 )
+
+const (
+	statsAge = time.Second // the most age of an answer to visitors
+	maxStats = 64          // answers that are kept, of 90 KB at most
+)
+
+// statsQuestion asks for the history of a page.
+type statsQuestion struct {
+	name string
+	q    minutes.Question
+}
+
+// pageStats is the answer, as JSON. It implements counterapi.Answered.
+type pageStats struct {
+	body   []byte
+	points int
+}
+
+func (s pageStats) Points() int { return s.points }
+func (pageStats) Lacking() bool { return false }
 
 // getStats answers with the history of a page: its numbers of users in minutes or longer steps until now.
 func (a *API) getStats(c *gin.Context) {
@@ -46,17 +67,42 @@ func (a *API) getStats(c *gin.Context) {
 	if !a.admitPages(c, name) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), storeTimeout)
+	if err := a.Serving(); err != nil {
+		Unavailable(c, err)
+		return
+	}
+	by := counterapi.Asker{Server: a.callers.IsServer(c.Request), Addr: a.callers.Addr(c.Request)}
+	stats, err := a.stats.Ask(c.Request.Context(), statsQuestion{name, q}, statsAge, by, func(ctx context.Context) (pageStats, error) {
+		return a.readStats(ctx, name, q, now)
+	})
+	switch {
+	case errors.Is(err, counterapi.ErrTurn):
+		a.tooMany(c, LimitRate, "Too many questions about what pages remember are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(retryAfter))
+	case err != nil:
+		Unavailable(c, presence.ErrUnavailable)
+	default:
+		a.callers.Cacheable(c, name)
+		write(c, "application/json", stats.body)
+	}
+}
+
+// readStats answers a question that was asked at a time.
+func (a *API) readStats(ctx context.Context, name string, q minutes.Question, asked time.Time) (stats pageStats, err error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	list, err := a.cfg.Minutes.Minutes(ctx, name, q.From)
 	if err != nil {
-		Unavailable(c, presence.ErrUnavailable)
-		return
+		return stats, err
 	}
-	counts, ok := a.counts(c, name)
+	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics([]string{name}))
 	if !ok {
-		return
+		return stats, presence.ErrUnavailable
 	}
-	a.callers.Cacheable(c, name)
-	writeJSON(c, q.Answer(name, list, counts[0].Users, now))
+	count, _ := presence.CountOf(updates[0])
+	now := time.Now()
+	if minutes.Of(now) >= q.To { // the next step began while the question waited for its turn
+		now = asked
+	}
+	answer := q.Answer(name, list, count.Users, now)
+	return pageStats{append(JSON(answer), '\n'), len(answer.Points)}, nil
 }

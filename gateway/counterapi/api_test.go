@@ -87,6 +87,9 @@ func refuse(c *gin.Context) bool {
 func (users) Issue(c *gin.Context, id identity.Identity) { c.Header("Issued", id.User) }
 
 func (users) Addr(r *http.Request) netip.Addr {
+	if given := r.Header.Get("Addr"); given != "" {
+		return netip.MustParseAddr(given)
+	}
 	return netip.MustParseAddrPort(r.RemoteAddr).Addr()
 }
 

@@ -23,7 +23,7 @@
 // away, such reads are answered with the last known value, as stale, and exact reads with 503.
 //
 // A range, a window and a top list are expensive questions. Equal ones are computed once, and
-// public ones one at a time, see questions.
+// public ones one at a time, see Questions.
 //
 // # Limits
 //
@@ -137,7 +137,7 @@ type API struct {
 	bounds    *publicBounds
 	metrics   *metrics
 	archive   *counter.Archive
-	questions *questions
+	questions *Questions[question, outcome]
 	reads     singleflight.Group // of one counter each
 	large     chan struct{}      // holds one for each large body of a caller without API key; beyond its size a body is 503
 
@@ -151,13 +151,9 @@ func New(cfg Config, callers Callers, live *Live) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("counterapi: %w", err)
 	}
-	questions, err := newQuestions()
-	if err != nil {
-		return nil, fmt.Errorf("counterapi: %w", err)
-	}
 	return &API{
 		cfg: cfg, callers: callers, live: live, bounds: bounds,
-		archive: counter.NewArchive(cfg.Counters), questions: questions,
+		archive: counter.NewArchive(cfg.Counters), questions: NewQuestions[question, outcome](maxAnswers),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}, nil

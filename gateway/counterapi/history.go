@@ -140,12 +140,12 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
 		return all, false, false
 	}
-	found, err := a.questions.ask(ctx, question{of: one.key, q: q}, one.rule.Stale, one.server, func(ctx context.Context) (outcome, error) {
+	found, err := a.questions.Ask(ctx, question{of: one.key, q: q}, one.rule.Stale, a.asker(c, one.server), func(ctx context.Context) (outcome, error) {
 		all, is, err := a.archive.Ask(ctx, one.rule, one.key, q)
 		return outcome{all: all, is: is}, err
 	})
 	switch is := found.is; {
-	case errors.Is(err, errTurn):
+	case errors.Is(err, ErrTurn):
 		a.crowded(c)
 		return all, false, false
 	case err != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -15,39 +16,60 @@ import (
 )
 
 const (
-	topAge      = time.Second // the most age of a list that is followed
-	maxTopLists = 256         // lists that are followed at a time, about; a stream of a further one is 429
+	topAge      = time.Second      // the most age of a list that is followed
+	maxTopLists = 128              // lists that visitors follow at a time, and servers; a stream of a further one is 429
+	maxBegun    = 8                // of the lists that visitors follow, those that one address was the first to follow
+	beginTime   = 10 * time.Second // in which a stream has begun that was admitted
 
 	// An address may begin to follow so many lists a second that nobody follows.
 	newListRate  = 1
 	newListBurst = 5
 )
 
-// TopKind is the kind of the topics of top lists. Their values are JSON.
-var TopKind = presence.KindOf("top")
+// The kinds of the topics of top lists that visitors follow, and servers with an API key. Their values are JSON.
+var (
+	TopKind       = presence.KindOf("top")
+	ServerTopKind = presence.KindOf("servertop")
+)
 
-// LiveTop follows the top lists that clients look at. A list is computed once, however many clients look at it, and takes its
-// turn with the other public questions. Any goroutine may call the methods.
+// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and takes its
+// turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no visitor, and visitors
+// take no place of theirs. Any goroutine may call the methods.
 type LiveTop struct {
-	*fanout.Poll
-	api   *API
-	fresh *httppolicy.RateLimiter // of lists that nobody follows yet, by address
+	Visitors, Servers *fanout.Poll
+
+	api       *API
+	fresh     *httppolicy.RateLimiter // of lists that no visitor follows yet, by address
+	addresses *httppolicy.AddressSlots
+
+	mu    sync.Mutex
+	begun map[presence.Topic]*begunList // lists that visitors follow; guarded by mu
 }
 
-// NewLiveTop returns a LiveTop that does nothing until Run.
+// begunList is a list that a visitor was the first to follow.
+type begunList struct {
+	slot *httppolicy.AddressSlot // of that visitor, until no visitor follows the list
+	at   time.Time               // when the last stream was admitted
+}
+
+// NewLiveTop returns a LiveTop that does nothing until its polls run.
 func NewLiveTop(api *API, hub Hub) *LiveTop {
-	t := &LiveTop{api: api, fresh: httppolicy.NewRateLimiter(newListRate, newListBurst)}
-	t.Poll = fanout.NewPoll(hub, t)
+	t := &LiveTop{
+		api: api, fresh: httppolicy.NewRateLimiter(newListRate, newListBurst),
+		addresses: httppolicy.NewAddressSlots(maxBegun), begun: map[presence.Topic]*begunList{},
+	}
+	t.Visitors = fanout.NewPoll(hub, polledTops{api: api})
+	t.Servers = fanout.NewPoll(hub, polledTops{api, Asker{Server: true}})
 	return t
 }
 
 // topic returns the topic of a list; listOf is its inverse.
-func (l topList) topic() presence.Topic {
+func (l topList) topic(kind presence.Kind) presence.Topic {
 	site, match := presence.SplitName(l.rule.Match)
-	return presence.Topic{Site: site, Kind: TopKind, Key: l.text + " " + strconv.Itoa(l.n) + " " + match}
+	return presence.Topic{Site: site, Kind: kind, Key: l.text + " " + strconv.Itoa(l.n) + " " + match}
 }
 
-func (t *LiveTop) listOf(topic presence.Topic) (list topList, ok bool) {
+func (a *API) listOf(topic presence.Topic) (list topList, ok bool) {
 	parts := strings.SplitN(topic.Key, " ", 3)
 	if len(parts) != 3 {
 		return list, false
@@ -56,7 +78,7 @@ func (t *LiveTop) listOf(topic presence.Topic) (list topList, ok bool) {
 	list.text = parts[0]
 	list.last, errs[0] = counter.ParseDuration(parts[0])
 	list.n, errs[1] = strconv.Atoi(parts[1])
-	list.rule, errs[2] = t.api.cfg.Rules.In(topic.Site).TopRule(parts[2])
+	list.rule, errs[2] = a.cfg.Rules.In(topic.Site).TopRule(parts[2])
 	return list, errs == [3]error{}
 }
 
@@ -67,33 +89,72 @@ func (t *LiveTop) Readable(c *gin.Context) (topic presence.Topic, ok bool) {
 	if !ok {
 		return topic, false
 	}
-	topic = list.topic()
-	if followed, lists := t.Wanted(topic); !followed && (lists >= maxTopLists || !server && !t.admits(c)) {
-		t.api.crowded(c)
+	if _, ok = t.api.findTop(c, list, server); !ok {
 		return topic, false
 	}
-	_, ok = t.api.findTop(c, list, server)
+	if server {
+		topic = list.topic(ServerTopKind)
+		followed, lists := t.Servers.Wanted(topic)
+		ok = followed || lists < maxTopLists
+	} else {
+		topic = list.topic(TopKind)
+		ok = t.admits(c, topic)
+	}
+	if !ok {
+		t.api.crowded(c)
+	}
 	return topic, ok
 }
 
-// admits reports whether the address of the request may begin to follow another list.
-func (t *LiveTop) admits(c *gin.Context) bool {
-	ok, _ := t.fresh.Allow(httppolicy.Caller{Addr: t.api.callers.Addr(c.Request)}, time.Now())
-	return ok
+// admits reports whether a visitor may follow a list, which the visitor's address may have begun to follow then.
+func (t *LiveTop) admits(c *gin.Context, topic presence.Topic) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	for other, b := range t.begun {
+		if followed, _ := t.Visitors.Wanted(other); !followed && now.Sub(b.at) > beginTime {
+			b.slot.Leave()
+			delete(t.begun, other)
+		}
+	}
+	if b := t.begun[topic]; b != nil {
+		b.at = now
+		return true
+	}
+	addr := t.api.callers.Addr(c.Request)
+	if len(t.begun) >= maxTopLists {
+		return false
+	}
+	slot, ok := t.addresses.Enter(addr)
+	if !ok {
+		return false
+	}
+	if ok, _ := t.fresh.Allow(httppolicy.Caller{Addr: addr}, now); !ok {
+		slot.Leave()
+		return false
+	}
+	t.begun[topic] = &begunList{slot, now}
+	return true
+}
+
+// polledTops computes lists that are followed.
+type polledTops struct {
+	api *API
+	by  Asker
 }
 
 // Values implements fanout.Polled. Lists that cannot be computed now have none.
-func (t *LiveTop) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
 	for _, topic := range topics {
-		list, ok := t.listOf(topic)
+		list, ok := p.api.listOf(topic)
 		if !ok { // Readable made the topic, so this cannot be
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, readTime)
-		top, err := t.api.askTop(within, list, min(list.rule.Stale, topAge), false)
+		top, err := p.api.askTop(within, list, min(list.rule.Stale, topAge), p.by)
 		cancel()
 		if err != nil {
-			t.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).Msg("counters: a top list that clients follow could not be computed")
+			p.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).Msg("counters: a top list that clients follow could not be computed")
 			continue
 		}
 		found(topic, string(list.appendJSON(nil, top)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -15,17 +16,26 @@ import (
 )
 
 const (
-	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; beyond that the one not asked for longest is dropped
-	maxWaiting = 64                   // public questions that wait; a further one is 429
-	turnWait   = 2 * time.Second      // longest wait of a public question; then it is 429
-	pauses     = 3                    // the pause after a computation, in durations of that computation
-	maxPause   = turnWait / 4         // the longest pause, so that the next question in the queue has its turn in time
-	staleKept  = time.Second          // how long an answer is kept in which a region is missing
-	perPoint   = 2 * time.Microsecond // time to write one point of an answer, see pace
+	maxAnswers   = 1 << 10         // answers about counters that are kept, of 12 KB at most
+	maxWaiting   = 64              // public questions that wait; a further one is 429
+	maxOfAddress = 3               // public questions of one address that wait or are computed; a further one is 429
+	turnWait     = 4 * time.Second // longest wait of a public question; then it is 429
+	pauses       = 3               // the pause after a computation, in durations of that computation
+	// The longest pause. So who waits for one computation and all questions of another address gets the turn in time, if
+	// each takes half a second.
+	maxPause  = turnWait / (2 * (1 + maxOfAddress))
+	staleKept = time.Second          // how long an answer is kept in which a region is missing
+	perPoint  = 2 * time.Microsecond // time to write one point of an answer, see pace
 )
 
-// errTurn says that too many public questions are being answered.
-var errTurn = errors.New("too many questions about history")
+// ErrTurn says that too many public questions are being answered.
+var ErrTurn = errors.New("too many questions about history")
+
+// Answered is the answer to an expensive question.
+type Answered interface {
+	Points() int   // it is as long as so many points
+	Lacking() bool // a region is missing in it
+}
 
 // question is an expensive question about history. Equal questions have one answer.
 type question struct {
@@ -41,50 +51,66 @@ type outcome struct {
 	top []counter.Gained
 }
 
-// questions answers questions about history. Concurrent equal questions share one computation, whose answer is kept for
-// the stale of the rule.
+// Points implements Answered.
+func (o outcome) Points() int { return len(o.all.Values) }
+
+// Lacking implements Answered.
+func (o outcome) Lacking() bool { return o.is.Stale }
+
+// Questions answers questions about history. Concurrent equal questions share one computation, whose answer is kept for
+// as long as it may be stale.
 //
 // The computations of public questions run one at a time, each followed by a pause of three times its duration, at most
-// half a second. So they take about a quarter of a core, whatever is asked. Their answers are not all written at once, see
-// pace. A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
+// half a second. So they take about a quarter of a core, whatever is asked. One address has few of them at a time, so others
+// get their turn; questions that share a computation do not count. The answers are not all written at once, see pace.
+//
+// A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
 // answer, since it may just have changed the counter.
-type questions struct {
-	turn chan struct{} // holds one during the computation of a public question and the pause after it
+type Questions[Q comparable, A Answered] struct {
+	turn      chan struct{} // holds one during the computation of a public question and the pause after it
+	addresses *httppolicy.AddressSlots
 
 	mu      sync.Mutex // guards all below, and began of every computation
-	kept    *simplelru.LRU[question, *computation]
+	kept    *simplelru.LRU[Q, *computation[A]]
 	waiting int       // public questions
 	free    time.Time // when the next public answer may be written
 }
 
+// Asker is who asks: a server with an API key, or a visitor.
+type Asker struct {
+	Server bool
+	Addr   netip.Addr // of a visitor
+}
+
 // computation is the computation of an answer.
-type computation struct {
+type computation[A Answered] struct {
 	began time.Time     // zero: it has not begun
 	done  chan struct{} // closed when out and err are final
-	out   outcome
+	out   A
 	err   error
 }
 
-func newQuestions() (*questions, error) {
-	kept, err := simplelru.NewLRU[question, *computation](maxAnswers, nil)
-	if err != nil {
-		return nil, err
+// NewQuestions returns Questions that keep so many answers. Beyond that the one not asked for longest is dropped.
+func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
+	kept, err := simplelru.NewLRU[Q, *computation[A]](answers, nil)
+	if err != nil { // a size under 1
+		panic(err)
 	}
-	return &questions{turn: make(chan struct{}, 1), kept: kept}, nil
+	return &Questions[Q, A]{turn: make(chan struct{}, 1), addresses: httppolicy.NewAddressSlots(maxOfAddress), kept: kept}
 }
 
-// ask returns the answer to q, which is at most stale old. Its error is errTurn, that of compute or of ctx.
-func (s *questions) ask(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
-	out, err := s.find(ctx, q, stale, server, compute)
-	if err == nil && !server {
-		err = s.pace(ctx, len(out.all.Values))
+// Ask returns the answer to q, which is at most stale old. Its error is ErrTurn, that of compute or of ctx.
+func (s *Questions[Q, A]) Ask(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (A, error) {
+	out, err := s.find(ctx, q, stale, by, compute)
+	if err == nil && !by.Server {
+		err = s.pace(ctx, out.Points())
 	}
 	return out, err
 }
 
 // pace waits until an answer of so many points may be written. Otherwise a hundred callers that wait for the same answer
 // of thousands of points would write it at once, and delay every other call.
-func (s *questions) pace(ctx context.Context, points int) error {
+func (s *Questions[Q, A]) pace(ctx context.Context, points int) error {
 	s.mu.Lock()
 	now := time.Now()
 	wait := max(0, s.free.Sub(now))
@@ -93,7 +119,7 @@ func (s *questions) pace(ctx context.Context, points int) error {
 	}
 	s.mu.Unlock()
 	if wait > turnWait {
-		return errTurn
+		return ErrTurn
 	}
 	if wait == 0 {
 		return nil
@@ -106,29 +132,36 @@ func (s *questions) pace(ctx context.Context, points int) error {
 	}
 }
 
-// find returns the answer as ask does.
-func (s *questions) find(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
+// find returns the answer as Ask does.
+func (s *Questions[Q, A]) find(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (none A, _ error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(q)
-	if known && is.serves(stale, server) {
+	if known && is.serves(stale, by.Server) {
 		s.mu.Unlock()
 		select {
 		case <-is.done:
 			return is.out, is.err
 		case <-ctx.Done():
-			return outcome{}, context.Cause(ctx)
+			return none, context.Cause(ctx)
 		}
 	}
-	is = &computation{done: make(chan struct{}), err: errors.New("the computation was aborted")}
-	if server {
+	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
+	if by.Server {
 		is.began = time.Now()
+	} else {
+		slot, ok := s.addresses.Enter(by.Addr)
+		if !ok {
+			s.mu.Unlock()
+			return none, ErrTurn
+		}
+		defer slot.Leave()
 	}
 	s.kept.Add(q, is)
 	s.mu.Unlock()
 	defer s.end(q, is)
-	if !server {
+	if !by.Server {
 		if is.err = s.enter(is); is.err != nil {
-			return outcome{}, is.err
+			return none, is.err
 		}
 		defer s.leave(is)
 	}
@@ -140,10 +173,10 @@ func (s *questions) find(ctx context.Context, q question, stale time.Duration, s
 }
 
 // serves reports whether a question that comes now may share c. The caller holds mu.
-func (c *computation) serves(stale time.Duration, server bool) bool {
+func (c *computation[A]) serves(stale time.Duration, server bool) bool {
 	select {
 	case <-c.done:
-		if c.out.is.Stale {
+		if c.out.Lacking() {
 			stale = min(stale, staleKept)
 		}
 		return !server && time.Since(c.began) < stale
@@ -156,7 +189,7 @@ func (c *computation) serves(stale time.Duration, server bool) bool {
 }
 
 // end publishes the answer, and keeps it unless it is an error.
-func (s *questions) end(q question, is *computation) {
+func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now, ok := s.kept.Peek(q); is.err != nil && ok && now == is {
@@ -166,7 +199,7 @@ func (s *questions) end(q question, is *computation) {
 }
 
 // enter waits for the turn of a public question.
-func (s *questions) enter(is *computation) error {
+func (s *Questions[Q, A]) enter(is *computation[A]) error {
 	s.mu.Lock()
 	full := s.waiting >= maxWaiting
 	if !full {
@@ -174,7 +207,7 @@ func (s *questions) enter(is *computation) error {
 	}
 	s.mu.Unlock()
 	if full {
-		return errTurn
+		return ErrTurn
 	}
 	wait := time.NewTimer(turnWait)
 	defer wait.Stop()
@@ -182,7 +215,7 @@ func (s *questions) enter(is *computation) error {
 	select {
 	case s.turn <- struct{}{}:
 	case <-wait.C:
-		err = errTurn
+		err = ErrTurn
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,12 +227,17 @@ func (s *questions) enter(is *computation) error {
 }
 
 // leave ends the turn of a public question, after the pause.
-func (s *questions) leave(is *computation) {
+func (s *Questions[Q, A]) leave(is *computation[A]) {
 	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
+}
+
+// asker returns who sent the request; server says whether it has an API key.
+func (a *API) asker(c *gin.Context, server bool) Asker {
+	return Asker{Server: server, Addr: a.callers.Addr(c.Request)}
 }
 
 // crowded answers 429.
 func (a *API) crowded(c *gin.Context) {
 	a.metrics.crowded.Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered; ask again later.", httppolicy.RetryAfter(comeBack))
+	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(comeBack))
 }

@@ -47,17 +47,20 @@ func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
 
 func text(w *httptest.ResponseRecorder) string { return strings.TrimSpace(w.Body.String()) }
 
-// atOnce makes calls at the same time.
+// atOnce makes calls at the same time, of each address as many as it may make.
 func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 	s.t.Helper()
 	out := make([]*httptest.ResponseRecorder, len(calls))
 	var wg sync.WaitGroup
 	for i, call := range calls {
-		wg.Go(func() { out[i] = s.do(call, "") })
+		wg.Go(func() { out[i] = s.do(call, "", from(i/maxOfAddress)) })
 	}
 	wg.Wait()
 	return out
 }
+
+// from is the line that makes a call come from the n-th address.
+func from(n int) string { return fmt.Sprint("Addr: 2001:db8:0:", n, "::1") }
 
 // TestEqualQuestions: they are one computation, and its answer is kept for the rule's stale, from when it began.
 func TestEqualQuestions(t *testing.T) {
@@ -103,10 +106,7 @@ func TestEqualQuestions(t *testing.T) {
 func TestLongAnswersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, points = 64, 1000
-		s, err := newQuestions()
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := NewQuestions[question, outcome](maxAnswers)
 		q := question{of: "likes:1"}
 		long := func(context.Context) (outcome, error) {
 			time.Sleep(takes)
@@ -118,7 +118,7 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		var wg sync.WaitGroup
 		for range callers {
 			wg.Go(func() {
-				_, err := s.ask(t.Context(), q, time.Hour, false, long)
+				_, err := s.Ask(t.Context(), q, time.Hour, Asker{}, long)
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil {
@@ -131,7 +131,7 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
-		if _, err := s.ask(t.Context(), q, time.Hour, true, long); err != nil || time.Since(start) < takes {
+		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil || time.Since(start) < takes {
 			t.Error("a server with an API key:", err)
 		}
 		time.Sleep(time.Second) // for the pause
@@ -182,6 +182,24 @@ func TestFreshQuestions(t *testing.T) {
 	})
 }
 
+// TestCountersThatDoNotExist: a question about one reads next to nothing, however long the time is.
+func TestCountersThatDoNotExist(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		store.stale = true
+		for n, want := range []string{
+			`{"key":"people:0","last":"90d","value":0,"stale":true}`, `{"key":"people:1","last":"90d","value":0}`,
+		} {
+			w := s.do(fmt.Sprintf("GET /people:%d/window?last=90d", n), "")
+			if reads := store.histories.Load(); w.Code != 200 || text(w) != want || reads != int32(n)+1 {
+				t.Errorf("%d %s after %d reads, want %s after %d", w.Code, w.Body, reads, want, n+1)
+			}
+			store.stale = false
+		}
+		s.want("GET /people:2/range?from=1999-12-20T00:00:00Z&to=1999-12-20T02:00:00Z", "", 200,
+			`{"key":"people:2","step":"1h","points":[{"value":0},{"value":0}],"total":0}`)
+	})
+}
+
 // TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are 429. Servers and
 // ordinary calls notice nothing, and later all is as before.
 func TestManyQuestions(t *testing.T) {
@@ -199,7 +217,7 @@ func TestManyQuestions(t *testing.T) {
 					wantProblem(t, w, 429, "ask again later")
 				}
 			}
-			if counts[200] != 3 || counts[429] != 97 || time.Since(began) != 3*takes+2*maxPause { // three times as long as a computation would be longer
+			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause { // three times as long as a computation would be longer
 				t.Errorf("%v after %s", counts, time.Since(began))
 			}
 		})
@@ -217,8 +235,56 @@ func TestManyQuestions(t *testing.T) {
 			t.Errorf("a server waited for the public: %s", time.Since(began))
 		}
 		wg.Wait()
-		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 4*takes+3*maxPause {
+		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 6*takes+5*maxPause {
 			t.Errorf("after the pause: %d after %s", w.Code, time.Since(began))
+		}
+	})
+}
+
+// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs, nor from
+// one that it has just asked.
+func TestQuestionsOfOneAddress(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, _ *slow) {
+		began := time.Now()
+		window := func(hours int) string { return fmt.Sprintf("GET /hits:1/window?last=%dh", hours) }
+		var asked, refused atomic.Int32
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				for time.Since(began) < 20*time.Second {
+					if w := s.do(window(30+int(asked.Add(1))%2000), "", from(1)); w.Code == 429 {
+						wantProblem(t, w, 429, "ask again later")
+						if w.Header().Get("Retry-After") == "" {
+							t.Error("no Retry-After")
+						}
+						refused.Add(1)
+						time.Sleep(100 * time.Millisecond)
+					}
+				}
+			})
+		}
+		for i := range 4 {
+			time.Sleep(50 * time.Millisecond)
+			for _, call := range []string{fmt.Sprintf("GET /hits:%d/range?step=1h", 2+i), window(30 + int(asked.Load())%2000)} {
+				at := time.Now()
+				if w := s.do(call, "", from(2)); w.Code != 200 || time.Since(at) > turnWait {
+					t.Errorf("%s of another address: %d after %s", call, w.Code, time.Since(at))
+				}
+			}
+		}
+		wg.Wait()
+		if refused.Load() == 0 {
+			t.Error("nothing was refused")
+		}
+		// Those who ask the same share an answer, however many they are.
+		same := make(chan int)
+		for range 3 * maxOfAddress {
+			go func() { same <- s.do("GET /hits:9/window?last=1h", "", from(3)).Code }()
+		}
+		for range 3 * maxOfAddress {
+			if code := <-same; code != 200 {
+				t.Errorf("one of many with the same question: %d", code)
+			}
 		}
 	})
 }

@@ -77,11 +77,11 @@ func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.Gained, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
-	top, err := a.askTop(ctx, list, list.rule.Stale, server)
+	top, err := a.askTop(ctx, list, list.rule.Stale, a.asker(c, server))
 	switch {
 	case errors.Is(err, counter.ErrTime):
 		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-	case errors.Is(err, errTurn):
+	case errors.Is(err, ErrTurn):
 		a.crowded(c)
 	case err != nil:
 		a.unavailable(c, err)
@@ -90,7 +90,7 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.
 }
 
 // askTop returns the counters of a list, at most stale old.
-func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, server bool) ([]counter.Gained, error) {
+func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by Asker) ([]counter.Gained, error) {
 	q, err := list.rule.Window(list.last, time.Now())
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, ser
 	if list.n <= fewTop {
 		most = fewTop
 	}
-	found, err := a.questions.ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, server, func(ctx context.Context) (outcome, error) {
+	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, func(ctx context.Context) (outcome, error) {
 		top, err := a.cfg.Counters.Top(ctx, list.rule, list.last, most)
 		return outcome{top: top}, err
 	})

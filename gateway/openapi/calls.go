@@ -5,7 +5,7 @@ var calls = []call{
 	{"GET", "/{page}/counter", "How many are on a page now.", anyone, "regions ifnonematch", "", "Count text/html 304", "400 401 503"},
 	{"PUT", "/{page}/counter", "\"I am here\" (increment): a hold that lasts three times --presence-timeout, or until decrement.", visitor, "", "Action", "Count", "400 401 403 413 429 503"},
 	{"GET", "/{page}/counter/events", "The count, live, as server-sent events.", visitor, "lastevent urltoken urlid join", "", "text/event-stream", "400 401 403 429 503"},
-	{"GET", "/{page}/stats", "What a page remembers of the time before now.", anyone, "last step", "", "Stats", "400 401 404 503"},
+	{"GET", "/{page}/stats", "What a page remembers of the time before now.", anyone, "last step", "", "Stats", "400 401 404 429 503"},
 	{"GET", "/{page}/badge.svg", "The count as a picture.", anyone, "label color background", "", "image/svg+xml", "400 401 503"},
 	{"GET", "/{page}/widget", "The count as a page for a frame.", anyone, "label color background watch", "", "text/html", "400 401 503"},
 	{"GET", "/-/counters", "How many are on each of several pages now, in the order asked.", anyone, "pages", "", "Counts", "400 401 503"},

@@ -1,0 +1,119 @@
+package counterapi
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/presence"
+)
+
+// topUpdates is a Hub that counts updates by their kind.
+type topUpdates struct {
+	nowhere
+	mu sync.Mutex
+	of map[presence.Kind]int // guarded by mu
+}
+
+func (h *topUpdates) Update(u presence.Update) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.of[u.Topic.Kind]++
+}
+
+// follow serves event streams of top lists that never end. end ends those of visitors.
+func (s *served) follow(hub Hub) (top *LiveTop, end func()) {
+	top = NewLiveTop(s.api, hub)
+	var followed []presence.Topic
+	s.engine.GET(TopRoot+"/events", func(c *gin.Context) {
+		topic, ok := top.Readable(c)
+		switch {
+		case !ok:
+		case topic.Kind == ServerTopKind:
+			top.Servers.Want(topic)
+		default:
+			top.Visitors.Want(topic)
+			followed = append(followed, topic)
+		}
+	})
+	return top, func() {
+		for _, topic := range followed {
+			top.Visitors.Unwant(topic)
+		}
+	}
+}
+
+// list is the call for a list of its own.
+func list(n int) string {
+	return fmt.Sprintf("GET %s/events?match=hits:*&last=%dm", TopRoot, 1+n)
+}
+
+// One address follows a few lists of its own, and those that others follow. Visitors leave room for servers.
+func TestListsThatAreFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, nil)
+		_, end := s.follow(nowhere{})
+		follow := func(n, status int, lines ...string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			if w := s.do(list(n), "", lines...); w.Code != status {
+				t.Errorf("list %d for %s: %d %s, want %d", n, lines, w.Code, w.Body, status)
+			}
+		}
+		for n := range maxBegun {
+			follow(n, 200, from(1))
+		}
+		time.Sleep(beginTime)
+		follow(maxBegun, 429, from(1))
+		follow(maxBegun, 200, from(2))
+		follow(maxBegun, 200, from(1))
+		for n := maxBegun + 1; n < maxTopLists; n++ {
+			follow(n, 200, from(n))
+		}
+		follow(maxTopLists, 429, from(maxTopLists))
+		for n := range maxTopLists {
+			follow(n, 200, key)
+		}
+		follow(maxTopLists, 429, key)
+		end()
+		follow(maxTopLists, 200, from(1))
+		time.Sleep(time.Second) // for the pause
+	})
+}
+
+// Lists that servers follow do not wait for the questions of visitors.
+func TestListsOfServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, nil)
+		hub := &topUpdates{of: map[presence.Kind]int{}}
+		top, _ := s.follow(hub)
+		for n, lines := range [][]string{{from(1)}, {key}} {
+			if w := s.do(list(n), "", lines...); w.Code != 200 {
+				t.Fatalf("%d %s", w.Code, w.Body)
+			}
+		}
+		time.Sleep(time.Second)            // for the pause
+		s.api.questions.turn <- struct{}{} // visitors have to wait
+		ctx, cancel := context.WithCancel(t.Context())
+		var polls sync.WaitGroup
+		polls.Go(func() { top.Visitors.Run(ctx) })
+		polls.Go(func() { top.Servers.Run(ctx) })
+		time.Sleep(1500 * time.Millisecond)
+		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 1, "1"))
+		time.Sleep(time.Second)
+		hub.mu.Lock()
+		if hub.of[ServerTopKind] != 2 || hub.of[TopKind] != 0 {
+			t.Errorf("updates: %v, want 2 of the list of a server", hub.of)
+		}
+		hub.mu.Unlock()
+		<-s.api.questions.turn
+		cancel()
+		polls.Wait()
+		time.Sleep(time.Second) // for the pause
+	})
+}
