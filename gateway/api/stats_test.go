@@ -81,8 +81,8 @@ func TestStatsTakeTurns(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		if n := store.asked.Load(); n != 1 || refused.Load() != 47 {
-			t.Errorf("%d computations at once, want 1; %d questions are refused, want 47", n, refused.Load())
+		if n := store.asked.Load(); n != 1 || refused.Load() != 34 {
+			t.Errorf("%d computations at once, want 1; %d questions are refused, want 34", n, refused.Load())
 		}
 		if w := get(1, "/other/stats", "X-API-Key", "k"); w.Code != 200 || time.Since(began) != store.takes {
 			t.Errorf("a server: %d after %s", w.Code, time.Since(began))

@@ -16,16 +16,14 @@ import (
 )
 
 const (
-	maxAnswers   = 1 << 10         // answers about counters that are kept, of 12 KB at most
-	maxWaiting   = 64              // public questions that wait; a further one is 429
-	maxOfAddress = 3               // public questions of one address that wait or are computed; a further one is 429
-	turnWait     = 4 * time.Second // longest wait of a public question; then it is 429
-	pauses       = 3               // the pause after a computation, in durations of that computation
-	// The longest pause. So who waits for one computation and all questions of another address gets the turn in time, if
-	// each takes half a second.
-	maxPause  = turnWait / (2 * (1 + maxOfAddress))
-	staleKept = time.Second          // how long an answer is kept in which a region is missing
-	perPoint  = 2 * time.Microsecond // time to write one point of an answer, see pace
+	maxAnswers   = 1 << 10              // answers about counters that are kept, of 12 KB at most
+	maxWaiting   = 64                   // public questions that wait; a further one is 429
+	maxOfAddress = 16                   // public questions of one address that wait or are computed; a further one is 429
+	turnWait     = 4 * time.Second      // longest wait of a public question; then it is 429
+	pauses       = 3                    // the pause after a computation, in durations of that computation
+	maxPause     = turnWait / 8         // the longest pause, so that the next question in the queue has its turn in time
+	staleKept    = time.Second          // how long an answer is kept in which a region is missing
+	perPoint     = 2 * time.Microsecond // time to write one point of an answer, see pace
 )
 
 // ErrTurn says that too many public questions are being answered.
@@ -61,8 +59,8 @@ func (o outcome) Lacking() bool { return o.is.Stale }
 // as long as it may be stale.
 //
 // The computations of public questions run one at a time, each followed by a pause of three times its duration, at most
-// half a second. So they take about a quarter of a core, whatever is asked. One address has few of them at a time, so others
-// get their turn; questions that share a computation do not count. The answers are not all written at once, see pace.
+// half a second. So they take about a quarter of a core, whatever is asked. Addresses take turns; questions that share a
+// computation have no part in that. The answers are not all written at once, see pace.
 //
 // A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
 // answer, since it may just have changed the counter.
@@ -140,27 +138,28 @@ func (s *Questions[Q, A]) find(ctx context.Context, q Q, stale time.Duration, by
 		s.mu.Unlock()
 		select {
 		case <-is.done:
+			if errors.Is(is.err, ErrTurn) { // of the address that asked first; this one has a turn of its own
+				return s.find(ctx, q, stale, by, compute)
+			}
 			return is.out, is.err
 		case <-ctx.Done():
 			return none, context.Cause(ctx)
 		}
 	}
 	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
+	slot, ok := (*httppolicy.AddressSlot)(nil), true
 	if by.Server {
 		is.began = time.Now()
-	} else {
-		slot, ok := s.addresses.Enter(by.Addr)
-		if !ok {
-			s.mu.Unlock()
-			return none, ErrTurn
-		}
-		defer slot.Leave()
+	} else if slot, ok = s.addresses.Enter(by.Addr); !ok {
+		s.mu.Unlock()
+		return none, ErrTurn
 	}
+	defer slot.Leave()
 	s.kept.Add(q, is)
 	s.mu.Unlock()
 	defer s.end(q, is)
 	if !by.Server {
-		if is.err = s.enter(is); is.err != nil {
+		if is.err = s.enter(is, slot.Turn()); is.err != nil {
 			return none, is.err
 		}
 		defer s.leave(is)
@@ -198,8 +197,9 @@ func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	close(is.done)
 }
 
-// enter waits for the turn of a public question.
-func (s *Questions[Q, A]) enter(is *computation[A]) error {
+// enter waits for the turn of a public question. Of the questions of an address, only the one that has the address's own
+// turn waits beside those of others, so an address with many questions holds up nobody else.
+func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
 	s.mu.Lock()
 	full := s.waiting >= maxWaiting
 	if !full {
@@ -213,7 +213,13 @@ func (s *Questions[Q, A]) enter(is *computation[A]) error {
 	defer wait.Stop()
 	var err error
 	select {
-	case s.turn <- struct{}{}:
+	case own <- struct{}{}:
+		select {
+		case s.turn <- struct{}{}:
+		case <-wait.C:
+			err = ErrTurn
+		}
+		<-own
 	case <-wait.C:
 		err = ErrTurn
 	}

@@ -19,7 +19,8 @@ type AddressSlots struct {
 type AddressSlot struct {
 	of   *AddressSlots
 	addr netip.Addr
-	n    int // guarded by of.mu
+	n    int           // guarded by of.mu
+	turn chan struct{} // see Turn; guarded by of.mu
 }
 
 // NewAddressSlots allows each address max connections; 0 allows any number.
@@ -47,6 +48,17 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 	}
 	slot.n++
 	return slot, true
+}
+
+// Turn returns the turn of the address, which one of those that have entered has at a time: from when it sends to the
+// channel until it receives from it.
+func (c *AddressSlot) Turn() chan struct{} {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.turn == nil {
+		c.turn = make(chan struct{}, 1)
+	}
+	return c.turn
 }
 
 // Leave removes a connection. On a nil AddressSlot it does nothing.
