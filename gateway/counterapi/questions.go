@@ -99,7 +99,7 @@ func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 
 // Ask returns the answer to q, which is at most stale old. Its error is ErrTurn, that of compute or of ctx.
 func (s *Questions[Q, A]) Ask(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (A, error) {
-	out, err := s.find(ctx, q, stale, by, compute)
+	out, err := s.find(ctx, q, stale, by, compute, true)
 	if err == nil && !by.Server {
 		err = s.pace(ctx, out.Points())
 	}
@@ -130,16 +130,17 @@ func (s *Questions[Q, A]) pace(ctx context.Context, points int) error {
 	}
 }
 
-// find returns the answer as Ask does.
-func (s *Questions[Q, A]) find(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (none A, _ error) {
+// find returns the answer as Ask does. If who asked first gives up, it asks again when again is set, so nobody waits more
+// than twice.
+func (s *Questions[Q, A]) find(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error), again bool) (none A, _ error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(q)
 	if known && is.serves(stale, by.Server) {
 		s.mu.Unlock()
 		select {
 		case <-is.done:
-			if errors.Is(is.err, ErrTurn) { // of the address that asked first; this one has a turn of its own
-				return s.find(ctx, q, stale, by, compute)
+			if again && errors.Is(is.err, ErrTurn) { // of the address that asked first; this one has a turn of its own
+				return s.find(ctx, q, stale, by, compute, false)
 			}
 			return is.out, is.err
 		case <-ctx.Done():
