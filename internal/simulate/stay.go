@@ -107,7 +107,10 @@ func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n
 
 // check looks at a count that a client got.
 func (c *Crowd) check(who string, n *client.Count) {
-	if floor := c.floor[n.Page]; c.guard.Load() && n.Count < floor {
+	if !c.guard.Load() {
+		return // floor may not be complete yet
+	}
+	if floor := c.floor[n.Page]; n.Count < floor {
 		c.wrong("%s %s: %d of %d users who stay are missing on %q: %+v", stamp(), who, floor-n.Count, floor, n.Page, *n)
 	}
 }
