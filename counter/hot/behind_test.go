@@ -53,6 +53,26 @@ func settled(t testing.TB, what string, call func() error) {
 	})
 }
 
+// TestAnOrderlyEndGathers what was added to shards, so PostgreSQL has it when Redis is empty at the next start.
+func TestAnOrderlyEndGathers(t *testing.T) {
+	server, postgres := redistest.Start(t, "--save", ""), pgtest.Single(t).Database(t)
+	s, _ := behind(t, server.URL(), postgres)
+	key := "k"
+	made(t, s, add(key, 100))
+	if err := s.split(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		made(t, s, add(key, 1))
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.Flush(t)
+	s, _ = behind(t, server.URL(), postgres)
+	exactly(t, s, key, 120)
+}
+
 // TestRedisLosesItsMemory while a sum is sharded. What was gathered and persisted comes back; what shards have that are still there
 // is counted once, also when they had more than what was persisted.
 func TestRedisLosesItsMemory(t *testing.T) {

@@ -102,10 +102,22 @@ func newStore(to counter.Store, shards ShardStore, cfg Config) *Store {
 	return s
 }
 
-// Close implements counter.Store. Increments of shards stay there until any process gathers them.
+// Close implements counter.Store. It gathers what this process has added to shards: after the last process nobody else
+// does, and a store behind Redis would lack it.
 func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
+	var ahead []*sum
+	s.mu.Lock()
+	for _, k := range s.known {
+		if k.ahead() {
+			ahead = append(ahead, k)
+		}
+	}
+	s.mu.Unlock()
+	if err := s.within(context.Background(), func(ctx context.Context) error { return s.gather(ctx, ahead) }); err != nil {
+		s.cfg.Log.Warn().Err(err).Msg("counters: increments of hot sums stay in Redis until another process gathers them")
+	}
 	return s.Store.Close()
 }
 
