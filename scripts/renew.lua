@@ -17,7 +17,7 @@
 --          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]}, {'taken', ms left of that lease}, or
 --          {'wait'}: whether another process uses counters is not known yet.
--- Safe to repeat: a lease is extended, not added. O(processes).
+-- Safe to repeat: a lease is extended, not added. A lease that ends later than it can is shortened. O(processes).
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -26,6 +26,11 @@ local runs = false -- the process was accepted and has its lease, so it only res
 local gateways, unclear = false, false -- among the others
 for i = 1, #leases, 2 do
   local ends, roles = string.match(leases[i + 1], '^(%d+) %d+ (.*)$')
+  if tonumber(ends or 0) > now + 3 * ARGV[4] then -- the clock has gone back; a process that runs renews its lease in time
+    ends = string.format('%.0f', now + ARGV[4])
+    leases[i + 1] = string.gsub(leases[i + 1], '^%d+', ends)
+    redis.call('HSET', KEYS[2], leases[i], leases[i + 1])
+  end
   if leases[i] ~= ARGV[1] and tonumber(ends or 0) > now then
     gateways = gateways or string.find(roles, 'gateway', 1, true) ~= nil
     unclear = unclear or roles == ''

@@ -2,12 +2,14 @@ package presenceredis_test
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"headcount/internal/redistest"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/presenceredis"
 )
@@ -140,6 +142,26 @@ func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
 		t.Fatalf("Renew = %v, want ErrFacts", err)
 	}
+}
+
+// The clock of Redis goes back, as after a failover to a server whose clock is behind. A process that has died keeps its
+// lease no longer than otherwise.
+func TestAClockThatGoesBack(t *testing.T) {
+	server := redistest.Single(t)
+	s := open(t, server.URL(), quick)
+	if _, err := renew(t, s, presence.Process{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	server.Do(t, "HSET", "hc:{c}:leases", "died:1", fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 7 presence"))
+	const ttl = 300 * time.Millisecond
+	all, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v; want both: it may run", all, err)
+	}
+	testkit.Within(t, ttl+time.Second, "the lease is over", func() bool {
+		all, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
+		return err == nil && len(all) == 1
+	})
 }
 
 // Only the facts are lost: their key was deleted, or a failover lost it. The running
