@@ -8,8 +8,8 @@
 -- Returns  {number of the last requested sweep, number of the last sweep that ended}.
 -- Normally the script that removes a page's last user lets the page expire. But a loss of
 -- data, or the removal of a peer, may leave empty pages that no script changes any more. A
--- sweep then checks all pages. A forgotten page that is used again gets a version above all
--- its former versions. Safe to repeat. O(pages).
+-- sweep then checks all pages. A forgotten page that is used again gets a version and a pair
+-- above all its former ones. Safe to repeat. O(pages).
 --#include pairs.lua
 --#include page.lua
 
@@ -23,13 +23,13 @@ for k = 3, #KEYS do
   if not text then
     redis.call('ZREM', KEYS[2], page)
   elseif type(text) == 'string' and isPage(text) then -- otherwise the value belongs to another program, and stays as it is
-    local r, users, updated, inc, _, _, _, length = readPage(text)
+    local r, users, updated, inc, _, own, _, length = readPage(text)
     local others, _, held = elsewhere(pairsOf(text, length), peers, updated)
     if r == rebuild and users > 0 or others > 0 or held then
       redis.call('PERSIST', KEYS[k])
       redis.call('ZREM', KEYS[2], page)
     elseif ARGV[3] == '1' then
-      past = math.max(past, inc)
+      past = math.max(past, inc, own)
       redis.call('HSET', KEYS[1], 'past', whole(past))
       redis.call('UNLINK', KEYS[k])
       redis.call('ZREM', KEYS[2], page)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -17,6 +18,62 @@ import (
 	"headcount/presence"
 	"headcount/scripts"
 )
+
+// A log gives the pairs of its pages numbers one after the other, so the last ones are far ahead of the clock. When such a
+// page is forgotten and comes back at once, its pair is above that: otherwise other regions would refuse it.
+func TestAForgottenPairComesBackAbove(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
+	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pages []string
+	for i := range 9 {
+		pages = append(pages, pageIn(7, strconv.Itoa(i)))
+	}
+	sequence := uint64(0)
+	set := func(users int64) {
+		t.Helper()
+		sequence++
+		c := presence.Change{Claim: claims[0], Sequence: sequence}
+		for _, page := range pages {
+			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
+		}
+		if err := s.Write(t.Context(), []presence.Change{c})[0].Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+	numbers := func() []uint64 { // of the pairs
+		t.Helper()
+		cl := ownCall(7, pages)
+		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
+			t.Fatal(err)
+		}
+		own := make([]uint64, len(pages))
+		for i, pair := range cl.Reply.([]any) {
+			if _, err := fmt.Sscan(pair.(string), &own[i]); err != nil {
+				t.Fatalf("%q: %v", pair, err)
+			}
+		}
+		return own
+	}
+	set(1)
+	// A peer knows pairs from an hour ahead: there was another Redis here.
+	if err := s.Raise(t.Context(), 7, uint64(time.Now().Add(time.Hour).UnixMilli()), nil); err != nil {
+		t.Fatal(err)
+	}
+	before := numbers()
+	set(0)
+	if err := s.conn.Run(t.Context(), []*call{s.sweepCall(7, pages, true, "")}); err != nil {
+		t.Fatal(err)
+	}
+	set(2)
+	for i, again := range numbers() {
+		if again <= before[i] {
+			t.Errorf("page %d: a pair with number %d follows one with %d", i, again, before[i])
+		}
+	}
+}
 
 // Any run of any script of a change may be repeated and may come late. So the test cuts
 // a history of changes into its runs. After each run it repeats some earlier ones.
