@@ -68,8 +68,11 @@ type Dispatcher struct {
 	top     top
 	metrics metrics
 
-	// Only the goroutine in which Watch calls publication changes these maps; it holds mu
-	// for that, and reads them without mu. sweep holds mu to read them.
+	turn chan struct{} // holds one: the right to handle a publication, or to read a bucket and keep the result
+	lost map[int]bool  // buckets that retry reads; only the holder of turn uses it
+
+	// Only the holder of turn changes these maps, and holds mu for that; it reads them
+	// without mu. sweep holds mu to read them.
 	mu        sync.Mutex
 	endpoints map[int]map[presence.Topic]presence.Incarnations // bucket -> topic -> gateways
 	queues    map[string]*gatewayQueue                         // of the gateways with endpoints
@@ -78,7 +81,7 @@ type Dispatcher struct {
 // gatewayQueue has the updates that are not sent to one gateway yet. A newer update of a
 // topic replaces an older one, so there are never more updates than the gateway has topics.
 type gatewayQueue struct {
-	refs int           // endpoints of this gateway; only the publication goroutine uses it
+	refs int           // endpoints of this gateway; only the holder of turn uses it
 	stop func()        // ends the sender
 	wake chan struct{} // holds one: pending is not empty
 
@@ -88,7 +91,9 @@ type gatewayQueue struct {
 
 // New returns a Dispatcher that does nothing until Run.
 func New(cfg Config) *Dispatcher {
-	return &Dispatcher{cfg: cfg, want: make(chan []int, 1), metrics: newMetrics(cfg.Registerer)}
+	return &Dispatcher{
+		cfg: cfg, want: make(chan []int, 1), turn: make(chan struct{}, 1), metrics: newMetrics(cfg.Registerer),
+	}
 }
 
 // Own sets the buckets that this dispatcher serves. Any goroutine may call it. Two
@@ -134,8 +139,9 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	d.lost = map[int]bool{}
 	d.endpoints, d.queues = map[int]map[presence.Topic]presence.Incarnations{}, map[string]*gatewayQueue{}
-	var senders sync.WaitGroup // the senders and sweep
+	var senders sync.WaitGroup // the senders, sweep and retry
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -143,10 +149,14 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	return d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
-// publication handles a publication of the store. After a Lost it does not return before
-// the bucket has been read again; meanwhile the store's feed drops publications rather
-// than queue them, and reports that as the next Lost.
+// publication handles a publication of the store. After a Lost it reads the bucket again;
+// meanwhile the store's feed drops publications rather than queue them, and reports that as
+// the next Lost. If the bucket cannot be read, retry reads it and the other buckets go on.
+// Publications of a bucket that is still lost are handled as well: they are true, and the
+// read that follows replaces the endpoints and brings the updates that were missed.
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
+	d.turn <- struct{}{}
+	defer func() { <-d.turn }()
 	d.mu.Lock()
 	for _, e := range p.Endpoints {
 		d.endpoint(ctx, senders, p.Bucket, e)
@@ -161,18 +171,43 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	if d.cfg.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
 		d.cfg.Regions.Changed(p.Bucket)
 	}
-	for failed := 0; p.Lost && ctx.Err() == nil; {
-		err := d.reread(ctx, senders, p.Bucket)
+	if !p.Lost || d.lost[p.Bucket] {
+		return
+	}
+	// While a bucket is lost, its server may not answer: no other bucket waits for it here.
+	if len(d.lost) == 0 && d.reread(ctx, senders, p.Bucket) == nil {
+		return
+	}
+	d.lost[p.Bucket] = true
+	senders.Go(func() { d.retry(ctx, senders, p.Bucket) })
+}
+
+// retry reads a lost bucket until that succeeds or ctx ends. It waits for its turn only when
+// the bucket can be read, so that a server that does not answer delays no other bucket. A
+// read outside the turn cannot be kept: it may lack endpoints that were published meanwhile.
+// One goroutine per lost bucket runs it.
+func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket int) {
+	for failed := 1; outage.Sleep(ctx, outage.Pause(failed)); failed++ {
+		_, err := d.cfg.Store.Attached(ctx, bucket)
+		if err == nil {
+			d.turn <- struct{}{}
+			if err = d.reread(ctx, senders, bucket); err == nil {
+				delete(d.lost, bucket)
+			}
+			<-d.turn
+		}
 		if err == nil {
 			return
 		}
-		failed++
-		d.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
-		outage.Sleep(ctx, outage.Pause(failed))
+		if failed == 1 {
+			level := outage.Level(errors.Is(err, presence.ErrUnavailable))
+			d.cfg.Log.WithLevel(level).Err(err).Int("bucket", bucket).Msg("a bucket cannot be read; the other buckets go on")
+		}
 	}
 }
 
 // reread reads the bucket's endpoints and updates, since publications may have been lost.
+// The caller holds turn.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
 	d.metrics.reread.Inc()
 	endpoints, err := d.cfg.Store.Attached(ctx, bucket)

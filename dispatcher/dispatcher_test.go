@@ -61,7 +61,7 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 }
 
 // run starts a dispatcher of all buckets over s; set writes counts to s.
-func run(t *testing.T, s *presencemem.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
+func run(t *testing.T, s presence.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
 	d = New(Config{Store: s, Gateways: r, Log: zerolog.Nop()})
@@ -185,6 +185,168 @@ func TestLostPublicationsAreMadeGood(t *testing.T) {
 		for _, page := range pages {
 			r.want(t, "a", page, 5)
 		}
+	})
+}
+
+// broken is a store that cannot read some buckets.
+type broken struct {
+	*presencemem.Store
+	mu    sync.Mutex
+	fails map[int]bool  // the broken buckets, and whether they fail
+	slow  time.Duration // how long a read of a broken bucket takes
+	reads map[int]int   // that have begun, by bucket
+}
+
+func newBroken(buckets ...int) *broken {
+	s := &broken{Store: presencemem.New(presencemem.Config{}), fails: map[int]bool{}, reads: map[int]int{}}
+	for _, b := range buckets {
+		s.fails[b] = true
+	}
+	return s
+}
+
+func (s *broken) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, error) {
+	s.mu.Lock()
+	s.reads[bucket]++
+	fails, broken := s.fails[bucket]
+	slow := s.slow
+	s.mu.Unlock()
+	endpoints, err := s.Store.Attached(ctx, bucket)
+	if broken {
+		time.Sleep(slow)
+	}
+	if fails {
+		return nil, presence.ErrUnavailable
+	}
+	return endpoints, err
+}
+
+// set changes whether the broken buckets fail and how long their reads take, and forgets
+// the reads so far.
+func (s *broken) set(fail bool, slow time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slow, s.reads = slow, map[int]int{}
+	for b := range s.fails {
+		s.fails[b] = fail
+	}
+}
+
+func (s *broken) readsOf(bucket int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads[bucket]
+}
+
+// pageIn returns a page of the bucket.
+func pageIn(bucket int) string {
+	for i := 0; ; i++ {
+		if page := fmt.Sprint("p", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
+			return page
+		}
+	}
+}
+
+func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
+	for name, slow := range map[string]time.Duration{"it fails at once": 0, "its server does not answer": 5 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newBroken(9)
+				one, nine := pageIn(1), pageIn(9)
+				attach(t, s.Store, "a", one, nine)
+				r, _, set := run(t, s)
+				time.Sleep(time.Second)
+				s.set(true, slow)
+				for i := range 20 {
+					set(one, int64(i+1))
+					r.want(t, "a", one, int64(i+1))
+					time.Sleep(700 * time.Millisecond)
+				}
+				if n := s.readsOf(1); n != 0 {
+					t.Errorf("bucket 1 was read %d times again", n)
+				}
+				if n := s.readsOf(9); n > 24 {
+					t.Errorf("bucket 9 was tried %d times in %s", n, 14*time.Second)
+				}
+				// The bucket's own publications are handled as well.
+				attach(t, s.Store, "b", nine)
+				attach(t, s.Store, "c", nine)
+				set(nine, 1)
+				r.want(t, "b", nine, 1)
+				if _, known := r.counts["a"][nine]; known {
+					t.Error("an endpoint is known of a bucket that was never read")
+				}
+				s.set(false, 50*time.Millisecond)
+				time.Sleep(slow + 3*time.Second)
+				r.want(t, "a", nine, 1)
+				set(nine, 2)
+				for _, gateway := range []string{"a", "b", "c"} {
+					r.want(t, gateway, nine, 2)
+				}
+				if n := s.readsOf(9); n != 2 {
+					t.Errorf("bucket 9 was read %d times, want once outside the turn and once in it", n)
+				}
+			})
+		})
+	}
+}
+
+// Endpoints that change while a lost bucket is read are neither lost nor brought back.
+func TestEndpointsChangeWhileALostBucketIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBroken(9)
+		nine := pageIn(9)
+		attach(t, s.Store, "old", nine)
+		r, _, set := run(t, s)
+		s.set(false, time.Second)
+		for i := range 40 { // for 4 s, longer than the pause and two reads
+			attach(t, s.Store, fmt.Sprint("g", i), nine)
+			time.Sleep(100 * time.Millisecond)
+			if i%2 == 0 {
+				if err := s.Detach(t.Context(), fmt.Sprint("g", i), presence.CountTopics([]string{nine})); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if n := s.readsOf(9); n != 2 {
+			t.Fatalf("bucket 9 was read %d times, want 2", n)
+		}
+		set(nine, 7)
+		r.want(t, "old", nine, 7)
+		for i := range 40 {
+			gateway := fmt.Sprint("g", i)
+			if i%2 == 1 {
+				r.want(t, gateway, nine, 7)
+			} else if c := r.counts[gateway][nine]; c.Users == 7 {
+				t.Fatalf("%s is detached and has %+v", gateway, c)
+			}
+		}
+	})
+}
+
+func TestAllBucketsAreReadAfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := upTo(presence.DefaultBuckets)
+		s := newBroken(all...)
+		for _, b := range all {
+			attach(t, s.Store, "a", pageIn(b))
+		}
+		r, d, set := run(t, s)
+		time.Sleep(10 * time.Second)
+		for _, b := range all {
+			if n := s.readsOf(b); n < 5 || n > 20 {
+				t.Errorf("bucket %d was tried %d times in 10s", b, n)
+			}
+			set(pageIn(b), 3)
+		}
+		s.set(false, 0)
+		time.Sleep(2 * time.Second)
+		for _, b := range all {
+			r.want(t, "a", pageIn(b), 3)
+		}
+		s.set(true, time.Second)
+		d.Own(all[:9]) // the test ends while these are tried again
+		time.Sleep(5 * time.Second)
 	})
 }
 
