@@ -58,6 +58,7 @@ type Store struct {
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost data
 	kick    chan struct{} // holds one: a caller waits for a checkpoint
+	loading sync.Map      // keys of the counters that a read is making resident
 	stop    context.CancelFunc
 	wg      sync.WaitGroup // the persist worker
 }
@@ -304,8 +305,12 @@ func (s resident) Read(ctx context.Context, keys []string, member string, lag ti
 	for n, i := range at {
 		out[i] = found[n]
 		if out[i].Kind != 0 && out[i].Kind != counter.Exact {
-			cold = append(cold, keys[i])
 			out[i].Version = since(out[i].Version, places.Generation)
+			// One read at a time loads it: a large set takes seconds, and a connection to PostgreSQL meanwhile.
+			if _, busy := s.loading.LoadOrStore(keys[i], true); !busy {
+				cold = append(cold, keys[i])
+				defer s.loading.Delete(keys[i])
+			}
 		}
 	}
 	if len(cold) > 0 {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"flag"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -117,6 +119,45 @@ func TestContractOnCluster(t *testing.T) {
 		cfg := tiered.Config{Redis: redistest.Dial(t, cluster.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
+}
+
+// TestManyReadsLoadASetOnce: many visitors ask for a large set that is not in Redis. One of their reads brings it there;
+// otherwise they would take all connections to PostgreSQL for as long as that lasts.
+func TestManyReadsLoadASetOnce(t *testing.T) {
+	server := redistest.Start(t)
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, server.URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour}
+	s := open(t, cfg)
+	const members, readers = 12000, 24
+	var all []string
+	for i := range members {
+		all = append(all, strconv.Itoa(i))
+	}
+	for some := range slices.Chunk(all, counter.MaxMembers) {
+		apply(t, s, op("", edit(likes, "l:1", some, nil)))
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.Flush(t)
+	s = open(t, cfg)
+	countertest.AwaitServed(t, s)
+	server.Do(t, "CONFIG", "RESETSTAT")
+	var wg sync.WaitGroup
+	for range readers {
+		wg.Go(func() {
+			read, err := s.Read(t.Context(), []string{"l:1"}, "7", 0)
+			if err != nil || read[0].Value != members || !read[0].Mine {
+				t.Errorf("%+v, %v", read, err)
+			}
+		})
+	}
+	wg.Wait()
+	stats := server.Do(t, "INFO", "commandstats").(string)
+	_, stats, _ = strings.Cut(stats, "cmdstat_pexpire:calls=") // each script that stages members makes one
+	calls, _, _ := strings.Cut(stats, ",")
+	if staged, err := strconv.Atoi(calls); err != nil || staged == 0 || staged > readers {
+		t.Errorf("members were staged in %q steps, want a few", calls)
+	}
 }
 
 func TestCopies(t *testing.T) {
