@@ -1287,7 +1287,7 @@ func TestTheFirstPartitionsServeEarly(t *testing.T) {
 	<-ended
 }
 
-// faulty is a store that cannot load some of its partitions.
+// faulty is a store that can neither load nor write some of its partitions.
 type faulty struct {
 	*shaky
 	broken map[int]bool // guarded by mu
@@ -1308,6 +1308,18 @@ func (s *faulty) Load(ctx context.Context, claims []presence.Claim) ([]presence.
 		return nil, errForeign
 	}
 	return s.shaky.Load(ctx, claims)
+}
+
+func (s *faulty) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	outcomes := make([]presence.Outcome, len(changes))
+	for i, c := range changes {
+		if s.broke(c.Claim) {
+			outcomes[i].Err = errForeign
+		} else {
+			outcomes[i] = s.shaky.Write(ctx, changes[i:i+1])[0]
+		}
+	}
+	return outcomes
 }
 
 // startFaulty runs a node over 40 partitions that owns the first ones.
@@ -1409,6 +1421,34 @@ func TestAStoreThatLoadsNothingIsAskedSeldom(t *testing.T) {
 			t.Errorf("away %v: %d calls and %v, want %d", tc.away, calls, err, tc.want)
 		}
 	}
+}
+
+func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &faulty{shaky: &shaky{Store: newStore()}, broken: map[int]bool{}}
+		r, _ := start(t, "n", s)
+		s.set(func() { s.broken[1] = true })
+		r.op(gw("broken"), join(1, "p"))
+		for range 5 { // the pauses become longer
+			time.Sleep(outage.MaxPause)
+			r.alive(gw("broken"), 1)
+			before := r.count("a")
+			r.op(gw("a"), join(2, "p"))
+			r.op(gw("a"), leave(2, "p", 0))
+			if got := r.count("a") - before; got != 2 {
+				t.Fatalf("%d acknowledgements at once, want 2", got)
+			}
+		}
+		if r.count("broken") > 0 {
+			t.Fatalf("a join that was not written was acknowledged: %+v", r.last("broken"))
+		}
+		s.set(func() { clear(s.broken) })
+		time.Sleep(outage.MaxPause)
+		if got := r.last("broken"); got.Acked != 1 {
+			t.Fatalf("after the repair: %+v", got)
+		}
+		r.want("p", 1)
+	})
 }
 
 // replies is a function as Replies.
