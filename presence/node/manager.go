@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -97,13 +98,44 @@ func (m *manager) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("node: store generation: %w", err)
 	}
-	if err := m.reclaim(ctx, generation); err != nil {
-		return err
-	}
+	err = m.reclaim(ctx, generation)
 	if len(n.want) > 0 || n.handingOver.Load() {
-		return nil // the set is outdated: it must take nothing from other nodes
+		return err // the set is outdated: it must take nothing from other nodes
 	}
-	return m.startMissing(ctx)
+	missing := m.startMissing(ctx) // a partition that cannot be claimed again holds up no other
+	return cmp.Or(err, missing)
+}
+
+// inGroups calls do with groups of ids until do says not to go on, and returns the first
+// error. A partition whose data cannot be loaded must not leave others without an owner,
+// so after a failure each partition of the group is tried alone.
+//
+// inGroups gives up when the fault is the whole store's: when the store does not answer
+// either, so that an outage costs two calls, or when no partition of a group succeeds
+// alone. The error does not tell, because a store may return ErrUnavailable for all faults.
+func (m *manager) inGroups(ctx context.Context, ids []int, do func(group []int) (goOn bool, err error)) (first error) {
+	groups := slices.Collect(slices.Chunk(ids, claimGroup))
+	for failures := 0; len(groups) > 0 && failures <= claimGroup; {
+		group := groups[0]
+		groups = groups[1:]
+		goOn, err := do(group)
+		if !goOn {
+			return nil
+		}
+		if err == nil {
+			failures = 0
+			continue
+		}
+		failures++ // in a row
+		first = cmp.Or(first, err)
+		if _, err := m.n.store.Generation(ctx); err != nil {
+			return first
+		}
+		if len(group) > 1 {
+			groups = slices.Concat(slices.Collect(slices.Chunk(group, 1)), groups)
+		}
+	}
+	return first
 }
 
 // releaseAll stops all actors after a suspension. Another node may have owned their
@@ -130,12 +162,7 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 		return nil
 	}
 	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all presence data again")
-	for group := range slices.Chunk(ids, claimGroup) {
-		if err := m.reclaimGroup(ctx, group); err != nil {
-			return err
-		}
-	}
-	return nil
+	return m.inGroups(ctx, ids, func(group []int) (bool, error) { return true, m.reclaimGroup(ctx, group) })
 }
 
 func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
@@ -171,8 +198,8 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 
 // startMissing claims the wanted partitions that are not owned, and starts their
 // actors, a group at a time, so that the first actors serve while another node still
-// owns the last partitions. It returns after generationPoll, so that Run can notice a
-// loss of data or a newer set; Run then calls it again at once.
+// owns the last partitions. It returns after generationPoll if it has started any, so that
+// Run can notice a loss of data or a newer set; Run then calls it again at once.
 func (m *manager) startMissing(ctx context.Context) error {
 	var ids []int
 	m.retryIn = 0
@@ -186,25 +213,19 @@ func (m *manager) startMissing(ctx context.Context) error {
 			ids = append(ids, id)
 		}
 	}
-	start := time.Now()
-	for group := range slices.Chunk(ids, claimGroup) {
-		if err := m.startGroup(ctx, group); err != nil {
-			return err
+	start, had := time.Now(), len(m.owned)
+	return m.inGroups(ctx, ids, func(group []int) (goOn bool, err error) {
+		if len(m.n.want) > 0 || m.n.handingOver.Load() {
+			return false, nil
 		}
-		if ids = ids[len(group):]; len(ids) == 0 {
-			break
-		}
-		if took := time.Since(start); took > generationPoll {
+		if len(m.owned) > had && time.Since(start) > generationPoll {
 			m.n.cfg.Log.Info().Int("partitions", len(m.owned)).Int("of", len(m.want)).Int64("users", m.n.users.Load()).
 				Msg("partitions are being taken over")
 			m.retryIn = time.Millisecond
-			return nil
+			return false, nil
 		}
-		if len(m.n.want) > 0 || m.n.handingOver.Load() {
-			return nil
-		}
-	}
-	return nil
+		return true, m.startGroup(ctx, group)
+	})
 }
 
 func (m *manager) startGroup(ctx context.Context, ids []int) error {

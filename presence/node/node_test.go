@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presencemem"
@@ -1284,6 +1285,170 @@ func TestTheFirstPartitionsServeEarly(t *testing.T) {
 	}
 	stop()
 	<-ended
+}
+
+// faulty is a store that can neither load nor write some of its partitions.
+type faulty struct {
+	*shaky
+	broken map[int]bool // guarded by mu
+}
+
+// errForeign is an error about one partition that also is an ErrUnavailable, as
+// presenceredis has it for a key of another type.
+var errForeign = fmt.Errorf("%w: foreign data", presence.ErrUnavailable)
+
+func (s *faulty) broke(c presence.Claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken[c.Partition]
+}
+
+func (s *faulty) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	if slices.ContainsFunc(claims, s.broke) {
+		return nil, errForeign
+	}
+	return s.shaky.Load(ctx, claims)
+}
+
+func (s *faulty) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	outcomes := make([]presence.Outcome, len(changes))
+	for i, c := range changes {
+		if s.broke(c.Claim) {
+			outcomes[i].Err = errForeign
+		} else {
+			outcomes[i] = s.shaky.Write(ctx, changes[i:i+1])[0]
+		}
+	}
+	return outcomes
+}
+
+// startFaulty runs a node over 40 partitions that owns the first ones.
+func startFaulty(t *testing.T, owned int, broken ...int) (*faulty, *Node) {
+	s := &faulty{shaky: &shaky{Store: presencemem.New(presencemem.Config{Partitions: 40})}, broken: map[int]bool{}}
+	for _, id := range broken {
+		s.broken[id] = true
+	}
+	n, err := New(s, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Gateways(nil)
+	n.Own(firstPartitions(owned))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = n.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-ended })
+	return s, n
+}
+
+func firstPartitions(k int) []int {
+	ids := make([]int, k)
+	for i := range ids {
+		ids[i] = i
+	}
+	return ids
+}
+
+// without returns which of all 40 partitions do not satisfy ok.
+func without(ok func(id int) bool) []int { return slices.DeleteFunc(firstPartitions(40), ok) }
+
+func TestABrokenPartitionLeavesNoOtherWithoutAnOwner(t *testing.T) {
+	firstGroup := firstPartitions(claimGroup - 1)
+	for name, broken := range map[string][]int{
+		"one":                            {5},
+		"the first and the last":         {0, 39},
+		"two in a row, in two groups":    {claimGroup - 1, claimGroup},
+		"all but one of the first group": firstGroup,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, n := startFaulty(t, 40, broken...)
+				time.Sleep(2 * time.Second)
+				if got := without(n.Owns); !slices.Equal(got, broken) {
+					t.Errorf("the node does not own %v, want %v", got, broken)
+				}
+				s.set(func() { clear(s.broken) })
+				time.Sleep(outage.MaxPause)
+				if got := without(n.Owns); len(got) > 0 {
+					t.Errorf("after the repair the node does not own %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestABrokenPartitionKeepsNoOtherFromBeingWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, n := startFaulty(t, 30)
+		synctest.Wait()
+		s.set(func() {
+			s.Store, s.generation, s.broken[5] = presencemem.New(presencemem.Config{Partitions: 40}), 1, true
+		})
+		n.Own(firstPartitions(40))
+		reclaimed := func(id int) bool {
+			p := n.actors[id].Load()
+			if p == nil {
+				return false
+			}
+			p.out.mu.Lock()
+			defer p.out.mu.Unlock()
+			return p.out.claim.Generation == 1
+		}
+		time.Sleep(2 * time.Second)
+		if got := without(reclaimed); !slices.Equal(got, []int{5}) {
+			t.Errorf("no claim on the new store for %v, want 5 alone", got)
+		}
+		s.set(func() { clear(s.broken) })
+		time.Sleep(outage.MaxPause)
+		if got := without(reclaimed); len(got) > 0 {
+			t.Errorf("after the repair, no claim on the new store for %v", got)
+		}
+	})
+}
+
+// A fault of the whole store costs few calls: neither every group nor every partition is tried.
+func TestAStoreThatLoadsNothingIsAskedSeldom(t *testing.T) {
+	s := &shaky{Store: newStore()}
+	m := manager{n: &Node{store: s}}
+	for _, tc := range []struct {
+		away bool
+		want int
+	}{{false, 1 + claimGroup}, {true, 1}} {
+		s.set(func() { s.away = tc.away })
+		calls := 0
+		err := m.inGroups(t.Context(), firstPartitions(40), func([]int) (bool, error) { calls++; return true, errForeign })
+		if calls != tc.want || !errors.Is(err, errForeign) {
+			t.Errorf("away %v: %d calls and %v, want %d", tc.away, calls, err, tc.want)
+		}
+	}
+}
+
+func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &faulty{shaky: &shaky{Store: newStore()}, broken: map[int]bool{}}
+		r, _ := start(t, "n", s)
+		s.set(func() { s.broken[1] = true })
+		r.op(gw("broken"), join(1, "p"))
+		for range 5 { // the pauses become longer
+			time.Sleep(outage.MaxPause)
+			r.alive(gw("broken"), 1)
+			before := r.count("a")
+			r.op(gw("a"), join(2, "p"))
+			r.op(gw("a"), leave(2, "p", 0))
+			if got := r.count("a") - before; got != 2 {
+				t.Fatalf("%d acknowledgements at once, want 2", got)
+			}
+		}
+		if r.count("broken") > 0 {
+			t.Fatalf("a join that was not written was acknowledged: %+v", r.last("broken"))
+		}
+		s.set(func() { clear(s.broken) })
+		time.Sleep(outage.MaxPause)
+		if got := r.last("broken"); got.Acked != 1 {
+			t.Fatalf("after the repair: %+v", got)
+		}
+		r.want("p", 1)
+	})
 }
 
 // replies is a function as Replies.

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"time"
 
 	"headcount/internal/outage"
 	"headcount/internal/wake"
@@ -15,15 +16,26 @@ const writeBatch = 16384
 
 // write is the node's only writer. While a call to the store is in flight, changes
 // gather in the outboxes: a slow store gets large batches, and a lone change does not
-// wait.
+// wait. A partition whose change failed waits for a pause, but does not hold up others.
+// In an outage each partition fails once and then waits, too, so the calls stay few.
 func (n *Node) write(ctx context.Context) {
 	seq := uint64(0)
 	failed := 0
+	var again []*partition // their changes must be repeated after the pause
+	retry := time.NewTimer(time.Hour)
+	retry.Stop()
+	defer retry.Stop()
 	for {
 		var p *partition
 		select {
 		case <-ctx.Done():
 			return
+		case <-retry.C:
+			for _, p := range again {
+				n.ready <- p
+			}
+			again = nil
+			continue
 		case p = <-n.ready:
 		}
 		batch, changes := n.collect(p, &seq)
@@ -31,17 +43,14 @@ func (n *Node) write(ctx context.Context) {
 			continue
 		}
 		n.batches.Observe(float64(len(changes)))
-		again := n.outcomes(batch, changes, n.store.Write(ctx, changes))
-		if len(again) == 0 {
+		waiting := len(again)
+		again = append(again, n.outcomes(batch, changes, n.store.Write(ctx, changes))...)
+		switch {
+		case len(again) == 0:
 			failed = 0
-			continue
-		}
-		failed++
-		if !outage.Sleep(ctx, outage.Pause(failed)) {
-			return
-		}
-		for _, p := range again {
-			n.ready <- p
+		case waiting == 0:
+			failed++
+			retry.Reset(outage.Pause(failed))
 		}
 	}
 }
