@@ -61,6 +61,7 @@ func addr(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p
 
 // free reports whether a server can listen there now, with TCP and with UDP.
 func free(addr string) bool {
+	defer holdForks()()
 	tcp, err := net.Listen("tcp", addr)
 	if err != nil {
 		return false

@@ -45,3 +45,10 @@ func claim(port int) io.Closer {
 	}
 	return l
 }
+
+// holdForks keeps this process from starting others until release: a child has the parent's sockets, also closed ones,
+// until it runs its program.
+func holdForks() (release func()) {
+	syscall.ForkLock.RLock()
+	return syscall.ForkLock.RUnlock
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +28,29 @@ func TestPortsAreFreeAndGivenOnce(t *testing.T) {
 		}
 		_ = l.Close()
 	}
+}
+
+// TestAFreePortStaysFree while other tests of this process start servers.
+func TestAFreePortStaysFree(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	var starters sync.WaitGroup
+	for range 3 {
+		starters.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.Command("true").Run()
+			}
+		})
+	}
+	for range 500 {
+		l, err := net.Listen("tcp", FreeAddr())
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		_ = l.Close()
+	}
+	stop()
+	starters.Wait()
 }
 
 // sleeper is a process whose child does the sleeping.
