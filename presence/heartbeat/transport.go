@@ -108,6 +108,7 @@ type destination struct {
 	t    *Transport
 	name string
 	wake chan struct{} // holds one: something is queued
+	back atomic.Bool   // the receiver has begun anew, perhaps at another address
 
 	mu      sync.Mutex
 	beats   []*Beat
@@ -176,6 +177,16 @@ type comparison struct{ *Transport }
 
 // SetTable sets the hash of this process's ring; 0: it has no ring.
 func (t *Transport) SetTable(hash uint64) { t.table.Store(hash) }
+
+// Began has the address of another process looked up before something is sent there: a process that has begun anew may be
+// at another one.
+func (t *Transport) Began(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d := t.to[name]; d != nil {
+		d.back.Store(true)
+	}
+}
 
 func (t comparison) Disagree(from string, hash uint64) {
 	if t.cfg.OnTable != nil && hash != t.table.Load() {
@@ -405,7 +416,7 @@ func (d *destination) flush(ctx context.Context) {
 // the lookup fails, the old address stays.
 func (d *destination) resolve(ctx context.Context) bool {
 	now := time.Now()
-	if now.Before(d.resolved) {
+	if !d.back.Swap(false) && now.Before(d.resolved) {
 		return d.addr != nil
 	}
 	addr, err := d.t.cfg.Resolver.Resolve(ctx, d.name)

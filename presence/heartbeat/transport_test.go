@@ -226,6 +226,36 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 	})
 }
 
+// resolver is a function as Resolver.
+type resolver func(name string) (net.Addr, error)
+
+func (r resolver) Resolve(_ context.Context, name string) (net.Addr, error) { return r(name) }
+
+// TestAProcessComesBackElsewhere, as a container that gets another address under its name.
+func TestAProcessComesBackElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		at, got := "old:1", map[string]int{}
+		for _, place := range []string{"old:1", "new:1"} {
+			start(t, Config{Conn: n.listen(place), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got[place]++ })})
+		}
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1,
+			Resolver: resolver(func(string) (net.Addr, error) { return addr(at), nil })})
+		send := func() {
+			synctest.Wait()
+			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+			synctest.Wait()
+		}
+		send()
+		at = "new:1"
+		gw.Began("nd:1")
+		send()
+		if got["old:1"] != 1 || got["new:1"] != 1 {
+			t.Errorf("beats arrived: %v", got)
+		}
+	})
+}
+
 func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network

@@ -60,6 +60,7 @@ type Datagrams interface {
 	SendBeat(to string, b *heartbeat.Beat)
 	SendReply(to string, r *heartbeat.Reply)
 	SetTable(hash uint64)
+	Began(name string)
 	Run(ctx context.Context) error
 }
 

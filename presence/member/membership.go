@@ -236,6 +236,9 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
 				m.died(old)
 			}
+			if (old == nil || old.Incarnation != other.Incarnation) && m.parts.Datagrams != nil {
+				m.parts.Datagrams.Began(other.Name)
+			}
 			joined := old != nil && old.joined && old.Incarnation == other.Incarnation || len(other.Roles) > 0
 			if joined && (old == nil || !old.joined) && other.Name != m.self.Name {
 				m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
