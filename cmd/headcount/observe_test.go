@@ -262,7 +262,7 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	of := ""
 	testkit.Eventually(t, "messages to the receivers of webhooks in the metrics", func() bool {
 		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
-		return strings.Contains(of, "headcount_webhook_messages_total{") && strings.Contains(of, "headcount_webhook_dropped_total{")
+		return strings.Contains(of, "headcount_webhook_messages_total{") && strings.Contains(of, "headcount_webhook_failures_total{")
 	})
 	of += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
 	all := parseSeries(of)              // no server has all of them
