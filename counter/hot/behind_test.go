@@ -53,11 +53,9 @@ func settled(t testing.TB, what string, call func() error) {
 	})
 }
 
-// TestAnOrderlyEndGathers what was added to shards, so PostgreSQL has it when Redis is empty at the next start.
-func TestAnOrderlyEndGathers(t *testing.T) {
-	server, postgres := redistest.Start(t, "--save", ""), pgtest.Single(t).Database(t)
-	s, _ := behind(t, server.URL(), postgres)
-	key := "k"
+// spread makes a sharded sum of 120, of which nobody has gathered the last 20.
+func spread(t testing.TB, s *Store, key string) {
+	t.Helper()
 	made(t, s, add(key, 100))
 	if err := s.split(t.Context(), key); err != nil {
 		t.Fatal(err)
@@ -65,6 +63,14 @@ func TestAnOrderlyEndGathers(t *testing.T) {
 	for range 20 {
 		made(t, s, add(key, 1))
 	}
+}
+
+// TestAnOrderlyEndGathers what was added to shards, so PostgreSQL has it when Redis is empty at the next start.
+func TestAnOrderlyEndGathers(t *testing.T) {
+	server, postgres := redistest.Start(t, "--save", ""), pgtest.Single(t).Database(t)
+	s, _ := behind(t, server.URL(), postgres)
+	key := "k"
+	spread(t, s, key)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -82,13 +88,7 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			server := redistest.Start(t, "--save", "")
 			s, redis := behind(t, server.URL(), postgres.Database(t))
 			key := "k"
-			made(t, s, add(key, 100))
-			if err := s.split(t.Context(), key); err != nil {
-				t.Fatal(err)
-			}
-			for range 20 {
-				made(t, s, add(key, 1))
-			}
+			spread(t, s, key)
 			if err := s.gatherKeys(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
