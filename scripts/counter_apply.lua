@@ -26,11 +26,10 @@
 --          then operations, to the end: index of the idempotency key's key and index of its bucket, or 0 and 0; 1: PostgreSQL
 --          does not know the idempotency key; number of changes, and for each verb, key, index of bucket, index of rule, 1:
 --          the counter is in no other bucket, and the arguments that readers (below) parse
--- Returns  "busy": a bucket is frozen; in front also "lost": a bucket may have lost data, and "full": see ARGV[8].
---          Otherwise four values: a list with "", "replay" or a refusal for each operation; a list of the states of the
---          counters after the call, in the order of their first mention. If there are fewer results than operations,
---          the next operation cannot be made yet: 1 if PostgreSQL has to be asked for its idempotency key; a list of the
---          counters that have to be loaded
+-- Returns  in front "lost": a bucket may have lost data, or "full": see ARGV[8]. Otherwise four values: a list with "",
+--          "replay" or a refusal for each operation; a list of the states of the counters after the call, in the order of
+--          their first mention. If there are fewer results than operations, the next operation cannot be made yet: 1 if
+--          PostgreSQL has to be asked for its idempotency key; a list of the counters that have to be loaded
 -- Safe to repeat and to arrive late for operations with an idempotency key. Others are made again each time. O(changes).
 --#include counter_number.lua
 --#include counter_front.lua
@@ -157,8 +156,6 @@ local function load()
 end
 
 for _, b in ipairs(buckets) do
-  local frozen = redis.call('HGET', b.state, 'until')
-  if frozen and now < tonumber(frozen) then return 'busy' end
   if inFront and redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > room then return 'full' end
 end
 load()

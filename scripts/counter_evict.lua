@@ -1,9 +1,8 @@
 -- counter_evict.lua: evict counters of a bucket from the cache tier: those that were not used for long, or given ones.
 --
 -- KEYS     hc:{n}:c, :s, :d, :t, :j, :a
--- ARGV     how long a counter was not used, ms; maximum number of counters; prefix of the bucket's keys. For given counters,
---          whose rows were replaced while the caller had the bucket frozen, also PUBLISH or SPUBLISH, the channel, and
---          their keys; watchers then read them again
+-- ARGV     how long a counter was not used, ms; maximum number of counters; prefix of the bucket's keys; then the keys of
+--          given counters
 -- Returns  how many counters were evicted; -1 if one of the given ones stays
 -- Safe to repeat: counters that are not persisted yet stay. The script makes the keys that it deletes, in the bucket's
 -- slot. O(counters).
@@ -13,7 +12,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local named = #ARGV > 3
 if redis.call('HEXISTS', KEYS[2], 'generation') == 0 then return 0 end
-local old, gone = {unpack(ARGV, 6)}, 0
+local old, gone = {unpack(ARGV, 4)}, 0
 if not named then old = redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', string.format('%.0f', now - ARGV[1]), 'LIMIT', 0, ARGV[2]) end
 for _, key in ipairs(old) do
   if redis.call('HEXISTS', KEYS[3], key) + redis.call('HEXISTS', KEYS[4], key) == 0 then
@@ -25,9 +24,4 @@ for _, key in ipairs(old) do
   end
 end
 if gone > 0 then redis.call('HINCRBY', KEYS[2], 'left', gone) end
-if not named then return gone end
-redis.call('HINCRBY', KEYS[2], 'left', 1) -- changes the ticket, so that a load of an old row under way fails
-local told = redis.call('HINCRBY', KEYS[2], 'told', 3)
-redis.call(ARGV[4], ARGV[5], string.format('%.0f', told - 2))
-redis.call(ARGV[4], ARGV[5], string.format('%.0f', told)) -- the gap between both makes every feed read again
-return gone == #old and gone or -1
+return (not named or gone == #old) and gone or -1

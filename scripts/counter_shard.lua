@@ -1,10 +1,9 @@
 -- counter_shard.lua: a shard of a sum: open it, add to it, or close it.
 --
--- KEYS     hc:{n}:h:<key>, hc:{n}:s
+-- KEYS     hc:{n}:h:<key>
 -- ARGV     open, add or close; the epoch; then of open: 1 when the sum has nothing of its shards yet, so that one that is
 --          not there was not lost; of add: by how much; of close: when it ends by itself, ms, or 0: never
--- Returns  the shard, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, or now,
---          and nothing was added
+-- Returns  the shard, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, and nothing was added
 -- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A shard that a server
 -- brings back from before a restart is not added to any more: it may have lost what the sum has of it. O(1).
 --#include counter_number.lua
@@ -32,8 +31,6 @@ end
 
 if what == 'add' then
   if is ~= epoch or phase ~= 's' or of ~= run then return 'moved' end
-  local frozen = redis.call('HGET', KEYS[2], 'until')
-  if frozen and now < tonumber(frozen) then return 'moved' end -- the sum's own bucket has it wait
   local after = plus(value, ARGV[3])
   if not after or #after > 17 then return 'moved' end -- the sum has to judge it
   return keep('s', after, sequence + 1)

@@ -42,7 +42,6 @@ const (
 	CounterDump        Name = "counter_dump"
 	CounterAcknowledge Name = "counter_acknowledge"
 	CounterEvict       Name = "counter_evict"
-	CounterFreeze      Name = "counter_freeze"
 	CounterHistory     Name = "counter_history"
 	CounterLedger      Name = "counter_ledger"
 	CounterLimit       Name = "counter_limit"
@@ -69,7 +68,7 @@ var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
 // Counters are the scripts of durable counters.
 var Counters = []Name{
-	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterDump, CounterAcknowledge, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterDump, CounterAcknowledge, CounterEvict, CounterHistory, CounterLedger,
 	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterShard, CounterSharded, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterDrain,
 }

@@ -28,7 +28,7 @@ import (
 type place struct {
 	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
 	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
-	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if the server uses it behind Redis. For an import into Redis alone, or with --regions, no server may be running."`
+	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if the server uses it behind Redis. For an import no server may be using it."`
 	Regions  bool   `help:"The Redis is a region's of several: exact counters are in PostgreSQL, which the regions share, and all others in Redis."`
 }
 
@@ -128,7 +128,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	}
 	store = &connectedStore{store, conn}
 	running, err := leases(ctx, store)
-	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
+	if err == nil && fresh && len(running) > 0 {
 		slices.Sort(running)
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
 	}

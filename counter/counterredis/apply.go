@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,15 +184,11 @@ type outcome struct {
 	unknown []string          // counters that have to be loaded, or looked for in another bucket
 }
 
-var errFrozen = fmt.Errorf("%w: a bucket is frozen", counter.ErrUnavailable)
-
 func (g *group) parseOutcome(cl *redisconn.Call) (o outcome, err error) {
 	if cl.Err != nil {
 		return o, cl.Err
 	}
 	switch cl.Reply {
-	case "busy":
-		return o, errFrozen
 	case lostReply:
 		return o, ErrLost
 	case "full":
@@ -315,43 +310,32 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 	return left
 }
 
-// applyGroups runs groups, no two of which share a bucket, and waits for frozen buckets.
+// applyGroups runs groups, no two of which share a bucket.
 func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Unapplied) {
-	w := newWaiter(ctx)
-	for len(groups) > 0 {
-		calls := make([]*redisconn.Call, len(groups))
-		for i, g := range groups {
-			calls[i] = g.applyCall(c)
+	calls := make([]*redisconn.Call, len(groups))
+	for i, g := range groups {
+		calls[i] = g.applyCall(c)
+	}
+	_ = s.conn.Run(ctx, calls) // every call has its own error
+	for i, g := range groups {
+		o, err := g.parseOutcome(calls[i])
+		if errors.Is(err, ErrLost) {
+			left.Ops, left.Lost = append(left.Ops, g.ops...), true
+			continue
 		}
-		_ = s.conn.Run(ctx, calls) // every call has its own error
-		var again []*group
-		for i, g := range groups {
-			o, err := g.parseOutcome(calls[i])
-			if errors.Is(err, errFrozen) {
-				if err = w.held(); err == nil {
-					again = append(again, g)
-					continue
-				}
-			}
-			if errors.Is(err, ErrLost) {
-				left.Ops, left.Lost = append(left.Ops, g.ops...), true
-				continue
-			}
-			if err != nil {
-				fail(g.ops, err)
-				continue
-			}
-			made := g.ops[:len(o.results)]
-			left.Ops = append(left.Ops, g.ops[len(made):]...)
-			left.Unknown, left.Ask = append(left.Unknown, o.unknown...), left.Ask || o.ask
-			for j, at := range made {
-				text, _ := o.results[j].(string)
-				if results[at], err = result(&ops[at], text, o.states); err != nil {
-					fail([]int{at}, err)
-				}
+		if err != nil {
+			fail(g.ops, err)
+			continue
+		}
+		made := g.ops[:len(o.results)]
+		left.Ops = append(left.Ops, g.ops[len(made):]...)
+		left.Unknown, left.Ask = append(left.Unknown, o.unknown...), left.Ask || o.ask
+		for j, at := range made {
+			text, _ := o.results[j].(string)
+			if results[at], err = result(&ops[at], text, o.states); err != nil {
+				fail([]int{at}, err)
 			}
 		}
-		groups = again
 	}
 }
 
@@ -406,33 +390,4 @@ func refused(op *counter.Op, text string) error {
 		out.Is, out.Text = counter.ErrKind, "it is of kind "+f[2]+"; "+words
 	}
 	return out
-}
-
-// frozenWait is how long a call waits for a frozen bucket.
-const frozenWait = 4 * time.Second
-
-// waiter waits for frozen buckets, longer each time.
-type waiter struct {
-	ctx   context.Context
-	until time.Time
-	tries int
-}
-
-func newWaiter(ctx context.Context) *waiter {
-	return &waiter{ctx: ctx, until: time.Now().Add(frozenWait)}
-}
-
-// held waits for a frozen bucket. Its error means that nothing was changed.
-func (w *waiter) held() error {
-	w.tries++
-	longest := time.Duration(min(w.tries, 10)) * time.Millisecond
-	select {
-	case <-w.ctx.Done():
-		return fmt.Errorf("%w: its counters are frozen: %w", counter.ErrUnavailable, context.Cause(w.ctx))
-	case <-time.After(longest/2 + rand.N(longest)):
-	}
-	if time.Now().After(w.until) {
-		return fmt.Errorf("%w: its counters are frozen for longer than %s", counter.ErrUnavailable, frozenWait)
-	}
-	return nil
 }

@@ -3,7 +3,6 @@ package counterredis
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -431,66 +430,14 @@ func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 	return live, err
 }
 
-// Still calls then while all buckets are frozen. It may call it several times; only the last call counts.
-func (s *Store) Still(ctx context.Context, then func() error) error {
-	select {
-	case s.adding <- struct{}{}:
-		defer func() { <-s.adding }()
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
-	}
-	id := rand.Text()
-	w := newWaiter(ctx)
-	for {
-		right, err := s.hold(ctx, id)
-		if err == nil && right {
-			err = s.holding(ctx, id, then)
-		}
-		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
-			right = false // a freeze may have expired before the end of then
-		}
-		if err != nil || right {
-			return err
-		}
-		if err := w.held(); err != nil {
-			return err
-		}
-	}
-}
-
-// holding calls then, and extends the freeze of all buckets meanwhile.
-func (s *Store) holding(ctx context.Context, id string, then func() error) error {
-	ended := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		ticker := time.NewTicker(freezeFor / 4)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ended:
-				return
-			case <-ticker.C:
-				_, _ = s.freeze(ctx, id, "hold", 0, Buckets) // the end of Still finds out whether it succeeded
-			}
-		}
-	})
-	defer wg.Wait()
-	defer close(ended)
-	return then()
-}
-
-// Leave evicts counters whose rows were replaced. It is called within Still, after all changes in Redis were persisted.
+// Leave evicts counters whose rows will be replaced. All their changes must be persisted.
 func (s *Store) Leave(ctx context.Context, keys []string) error {
-	c, err := s.conn.Known(ctx)
-	if err != nil {
-		return err
-	}
 	by := map[int]*redisconn.Call{}
 	var calls []*redisconn.Call
 	for _, key := range keys {
 		b := hashBucket(key)
 		if by[b] == nil {
-			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.cfg.Conn.DB)}}
+			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b)}}
 			calls = append(calls, by[b])
 		}
 		by[b].Args = append(by[b].Args, key)

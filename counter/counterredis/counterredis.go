@@ -137,8 +137,6 @@ type Store struct {
 	cfg  Config
 	conn *redisconn.Caller
 	feed *feed
-
-	adding chan struct{} // holds one: imports of one process do not lock each other out
 }
 
 var _ counter.Store = (*Store)(nil)
@@ -214,7 +212,7 @@ func (s *Store) texts(ctx context.Context, n int, command func(pipe redis.Pipeli
 
 // New returns a store in the Redis of cfg.Conn. The caller closes it before the connection.
 func New(cfg Config) *Store {
-	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg}
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
 		Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Accept: s.accept, Bounded: true,
 		Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", OnState: cfg.OnState,

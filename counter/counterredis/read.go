@@ -23,10 +23,8 @@ import (
 )
 
 const (
-	freezeFor = 2 * time.Second // how long a bucket is frozen, unless the freeze is extended
-	scanCount = 1000            // counters in one step of an aggregate
-
-	unionAtOnce = 100 // registers in one step of an aggregate, of 12 KB each
+	scanCount   = 1000 // counters in one step of an aggregate
+	unionAtOnce = 100  // registers in one step of an aggregate, of 12 KB each
 )
 
 // Read implements counter.Reader. No answer lags or is stale.
@@ -443,36 +441,6 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 		}
 	}
 	return nil
-}
-
-// freeze runs counter_freeze.lua for buckets, and reports whether id has frozen all of them.
-func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (ours bool, err error) {
-	calls := make([]*redisconn.Call, 0, to-from)
-	for b := from; b < to; b++ {
-		calls = append(calls, &redisconn.Call{Script: scripts.CounterFreeze, Keys: []string{stateKey(b)}, Args: []any{id, what, freezeFor.Milliseconds()}})
-	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return false, err
-	}
-	return !slices.ContainsFunc(calls, func(cl *redisconn.Call) bool { return cl.Reply != int64(1) }), nil
-}
-
-var errThawed = fmt.Errorf("%w: a bucket did not stay frozen to the end", counter.ErrUnavailable)
-
-func (s *Store) thaw(ctx context.Context, id string) error {
-	ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
-	if err == nil && !ours {
-		err = errThawed
-	}
-	return err
-}
-
-// hold freezes all buckets, the first one before the others, so that of two concurrent processes one gets all of them.
-func (s *Store) hold(ctx context.Context, id string) (ours bool, err error) {
-	if ours, err = s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
-		return false, err
-	}
-	return s.freeze(ctx, id, "freeze", 1, Buckets)
 }
 
 // scanBuckets scans all buckets concurrently, a page of each at a time: scan queues the next page of a bucket, and each

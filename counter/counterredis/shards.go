@@ -28,7 +28,7 @@ func shardBucket(key string, shard int) int { return (hashBucket(key) + 3*shard)
 // shardCall returns a run of counter_shard.lua.
 func shardCall(what, key string, shard int, e counter.Epoch, more ...any) *redisconn.Call {
 	b := shardBucket(key, shard)
-	return &redisconn.Call{Script: scripts.CounterShard, Keys: []string{shardKey(b, key), stateKey(b)}, Args: append([]any{what, e.String()}, more...)}
+	return &redisconn.Call{Script: scripts.CounterShard, Keys: []string{shardKey(b, key)}, Args: append([]any{what, e.String()}, more...)}
 }
 
 func parseShard(text string) (p counter.Shard, err error) {

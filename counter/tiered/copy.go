@@ -95,27 +95,20 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return s.pg.Dump(ctx, after, each)
 }
 
-// Restore implements counter.Restorer. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of
-// copies go, so who asks for them next finds what was restored.
+// Restore implements counter.Restorer. It writes to PostgreSQL, and evicts the counters of copies from Redis before, so
+// that the next call loads what was restored. Nobody else may use the store meanwhile.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	keys := make([]string, len(copies))
 	for i := range copies {
 		keys[i] = copies[i].Key
 	}
-	err = s.redis.Still(ctx, func() error {
-		if err := s.persistAll(ctx); err != nil {
-			return err
-		}
-		if err := s.redis.Leave(ctx, keys); err != nil {
-			return err
-		}
-		n, err := s.pg.Restore(ctx, copies, rules)
-		if restored += n; err != nil {
-			return err
-		}
-		return s.redis.Leave(ctx, keys)
-	})
-	return restored, err
+	if err := s.persistAll(ctx); err != nil {
+		return 0, err
+	}
+	if err := s.redis.Leave(ctx, keys); err != nil {
+		return 0, err
+	}
+	return s.pg.Restore(ctx, copies, rules)
 }
 
 // RestoreDeleted implements counter.Restorer.
