@@ -34,6 +34,7 @@ const (
 	setPage     = 5000 // members of one page of a set
 	persistFor  = 10 * time.Minute
 	drainFor    = 30 * time.Second // from Redis, of a part
+	setIn       = 10 * time.Minute
 	aggregateIn = time.Minute
 )
 
@@ -75,7 +76,7 @@ func (s *Store) Registers(ctx context.Context, key string) (st counter.State, re
 // Set calls each with the members of a counter, a page at a time, and returns its state of
 // that moment.
 func (s *Store) Set(ctx context.Context, key string, each func([]string) error) (st counter.State, err error) {
-	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = s.doLong(ctx, setIn, func(ctx context.Context, c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, repeatable); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ import (
 
 const (
 	patience = 8 * time.Second // of an operation whose counters are being loaded or evicted
-	tryAgain = 2 * time.Millisecond
+	tryAgain = 10 * time.Millisecond
 )
 
 // Config tunes a Store or a Beside. A zero field takes its default.
@@ -58,9 +58,9 @@ type Store struct {
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost data
 	kick    chan struct{} // holds one: a caller waits for a checkpoint
-	loading sync.Map      // keys of the counters that a read is making resident
+	large   chan string   // sets for loadLarge; if it is full, the next call asks again
 	stop    context.CancelFunc
-	wg      sync.WaitGroup // the persist worker
+	wg      sync.WaitGroup // persist and loadLarge
 }
 
 var _ counter.Store = (*Store)(nil)
@@ -76,7 +76,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, router: both,
-		healing: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+		healing: make(chan struct{}, 1), kick: make(chan struct{}, 1), large: make(chan string, 16),
 	}
 	s.hot = resident{s}
 	s.registerLag(cfg.Registerer)
@@ -84,6 +84,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.stop = stop
 	if !cfg.ReadOnly {
 		s.wg.Go(func() { s.persist(run) })
+		s.wg.Go(func() { s.loadLarge(run) })
 	}
 	return s, nil
 }
@@ -306,11 +307,7 @@ func (s resident) Read(ctx context.Context, keys []string, member string, lag ti
 		out[i] = found[n]
 		if out[i].Kind != 0 && out[i].Kind != counter.Exact {
 			out[i].Version = since(out[i].Version, places.Generation)
-			// One read at a time loads it: a large set takes seconds, and a connection to PostgreSQL meanwhile.
-			if _, busy := s.loading.LoadOrStore(keys[i], true); !busy {
-				cold = append(cold, keys[i])
-				defer s.loading.Delete(keys[i])
-			}
+			cold = append(cold, keys[i])
 		}
 	}
 	if len(cold) > 0 {

@@ -1,6 +1,7 @@
 package tiered
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -21,6 +22,8 @@ const (
 	hurries   = 10 * time.Millisecond // shortest time between two checkpoints that callers wait for
 	evictMost = 30 * time.Second      // longest time between two evictions
 	lastRound = 2 * time.Second       // for persistLast
+	largeSet  = 10_000                // members; loadLarge loads larger sets
+	largeIn   = 10 * time.Minute      // for one of them
 )
 
 // registerLag registers the metric of s.lag.
@@ -300,7 +303,7 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 }
 
 // load makes counters resident. With wanted, Redis also notes those that do not exist. It returns the counters that
-// stay in PostgreSQL because they are exact.
+// stay in PostgreSQL because they are exact. Large sets are left to loadLarge; the error is then ErrMoved.
 func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced map[string]counter.Counter, err error) {
 	t, err := s.tickets(ctx, keys)
 	if err != nil {
@@ -312,6 +315,7 @@ func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced
 	}
 	misplaced = map[string]counter.Counter{}
 	done := map[string]bool{}
+	var later error
 	var entries []counterredis.Entry
 	for _, key := range keys {
 		st := rows[key]
@@ -323,6 +327,14 @@ func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced
 			misplaced[key] = st.Counter(key)
 			continue
 		}
+		if st.Kind == counter.Members && st.Value > largeSet {
+			select {
+			case s.large <- key:
+			default:
+			}
+			later = counterredis.ErrMoved
+			continue
+		}
 		e, err := s.stage(ctx, key, st)
 		if err != nil {
 			return nil, err
@@ -330,10 +342,59 @@ func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced
 		e.State.Version = since(e.State.Version, t.generation)
 		entries = append(entries, e)
 	}
-	if len(entries) == 0 {
-		return misplaced, nil
+	if len(entries) > 0 {
+		err = s.redis.Load(ctx, t.of, entries)
 	}
-	return misplaced, s.redis.Load(ctx, t.of, entries)
+	return misplaced, cmp.Or(err, later)
+}
+
+// loadLarge makes large sets resident, one after the other, until ctx ends. That may take longer than a call waits, and
+// several calls want the same one.
+func (s *Store) loadLarge(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case key := <-s.large:
+			if err := s.loadSet(ctx, key); err != nil {
+				s.cfg.Log.Debug().Err(err).Msg("counters: loading a large set")
+			}
+		}
+	}
+}
+
+// loadSet makes a large set resident. Meanwhile other counters of its bucket are evicted, so it takes the ticket when
+// all members are staged, and looks whether what it has staged is still the newest, and all of it still there.
+func (s *Store) loadSet(ctx context.Context, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, largeIn)
+	defer cancel()
+	_, places, err := s.redis.ReadResident(ctx, []string{key}, "")
+	if err != nil || places.Hot[0] {
+		return err
+	}
+	number := counterredis.BucketOf(key)
+	before, err := s.redis.Status(ctx, number)
+	if err != nil {
+		return err
+	}
+	e, err := s.stage(ctx, key, counter.State{Kind: counter.Members})
+	if err != nil {
+		return err
+	}
+	after, err := s.redis.Status(ctx, number)
+	if err != nil {
+		return err
+	}
+	rows, err := s.pg.Rows(ctx, []string{key})
+	if err != nil {
+		return err
+	}
+	was, is := before[0], after[0]
+	if rows[key].Version != e.State.Version || is.Generation != was.Generation || is.Life != was.Life {
+		return counterredis.ErrMoved
+	}
+	e.State.Version = since(e.State.Version, is.Generation)
+	return s.redis.Load(ctx, map[int]string{number: is.Ticket()}, []counterredis.Entry{e})
 }
 
 // stage copies the members or registers of a counter to Redis, where the counter gets them when it becomes resident. It
