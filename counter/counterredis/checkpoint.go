@@ -94,8 +94,11 @@ func (s *Store) Checkpoint(ctx context.Context, generation, number uint64) error
 		k := bucketKeys(b, true)
 		return []string{k[1], k[2], k[3], k[4], drainedIDsKey(b)}
 	}, checkpointArgs(generation, number)...)
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return err
+	// exactBucket comes first: then the idempotency key of a batch is in no older checkpoint than its parts.
+	for _, some := range [][]*redisconn.Call{calls[:1], calls[1:]} {
+		if err := s.conn.Run(ctx, some); err != nil {
+			return err
+		}
 	}
 	for _, cl := range calls {
 		if cl.Reply != "ok" {
