@@ -43,15 +43,14 @@ test:
 	$(call part,web test,cd web && npm test)
 
 # The rest: the race detector in every test and process, then in full what -short leaves out (all set-ups, kill loops; the
-# longest package first), other systems and releases.
+# longest package first), other systems, and at the same time, as both mostly wait, browsers and other releases.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
 	$(call part,go test in full,$(GOTEST) ./counter/tiered $$(git grep -lE 'testing\.Short|testkit\.Long|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./internal/machine ./gateway/...)
-	$(call part,web test:all,$(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all)
-	$(call part,upgrade,$(MAKE) -s upgrade)
+	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all) && wait $$!)
 
 # test beside two busy loops on each core.
 test-busy:

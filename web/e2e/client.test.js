@@ -2,7 +2,7 @@
 // and die, networks that fail, proxies, other origins.
 import assert from 'node:assert/strict';
 import { createHmac } from 'node:crypto';
-import { after, before, test } from 'node:test';
+import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import {
@@ -37,6 +37,8 @@ before(
   },
   { timeout: 600_000 },
 );
+
+afterEach(() => Promise.all(browser.contexts().map((context) => context.close()))); // those of a test that failed
 
 after(async () => {
   await browser?.close();
@@ -119,10 +121,12 @@ test('a tab keeps the pages that another tab of the same connection leaves', asy
 test('a tab that has the connection and is asleep is replaced', async () => {
   const { watcher, mine, done } = await tabs('asleep');
   await mine[0].evaluate(() => (window.asleep = true));
+  const since = performance.now();
   const visitor = await open(await browser.newContext(), at('asleep'));
   await expectCount(watcher, 3);
   await sleep(500);
-  assert.equal(await shown(mine[1]), 2, 'nobody tells it');
+  const count = await shown(mine[1]);
+  if (performance.now() - since < 3_000) assert.equal(count, 2, 'nobody tells it'); // later it may have taken over by itself
   await mine[1].evaluate(() => dispatchEvent(new Event('visibilitychange'))); // somebody looks
   await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 3)));
   await mine[0].evaluate(() => {
