@@ -26,12 +26,9 @@ var unreads = map[string]func(*testing.T, Store){
 	"attach returns levels and versions":           attachUnread,
 	"a user follows at most 1,000 pages":           maxFollows,
 	"updated is the last time unread changed":      unreadUpdated,
-	"what a user follows is forgotten":             forget,
 	"notifications are read one by one":            notifications,
 	"a change during a reset is not lost":          changeInReset,
 	"edits at once all count":                      editsAtOnce,
-	"resets and changes at once":                   resetsAtOnce,
-	"a counter that lost its past":                 lostPast,
 	"any history ends with the model's unread":     unreadModel,
 }
 
