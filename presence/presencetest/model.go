@@ -56,10 +56,10 @@ func model(t *testing.T, s Store) {
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
 		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}}
-		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:4] {
-			site := presence.SiteOf([]string{"", "shop"}[len(h.pages)/3])
-			h.pages = append(h.pages, site.Qualify(fmt.Sprint(name, run, name)))
+		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:3] {
+			h.pages = append(h.pages, fmt.Sprint(name, run, name))
 		}
+		h.pages = append(h.pages, presence.SiteOf("shop").Qualify(h.pages[0]))
 		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
 			h.step(few)

@@ -77,10 +77,10 @@ func allBuckets() []int {
 
 func watchEndpoints(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
-	if _, err := s.Attach(t.Context(), "g", topics("p", "q")); err != nil {
+	if _, err := s.Attach(t.Context(), "g", topics(onSites...)); err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []string{"p", "q"} {
+	for _, page := range onSites {
 		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Topic: presence.CountTopic(page), Gateway: "g"}] })
 	}
 	if err := s.Detach(t.Context(), "g", topics("p")); err != nil {
