@@ -148,41 +148,6 @@ func concurrent(t *testing.T, i Instance) {
 	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
 }
 
-func crash(t *testing.T, i Instance) {
-	if i.Crash == nil {
-		return // it promises to live as long as its process, and no more
-	}
-	s := i.Store
-	one(t, s, add(sum, "s:1", 5))
-	one(t, s, edit("m:1", []string{"a", "b"}, nil))
-	one(t, s, see("u:1", visitors(0, 500)...))
-	one(t, s, adjust(stock, "k:1", 9))
-	one(t, s, add(exact, "e:gone", 1))
-	gone := one(t, s, add(exact, "e:gone", 1))
-	one(t, s, drop(exact, "e:gone"))
-	once := with("once", op(add(stock, "k:1", -2)))
-	do(t, s, once)
-	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1")
-	for range 3 {
-		s = i.Crash(t)
-		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1") {
-			if !same(after.Counter, before[j].Counter) || after.Mine != before[j].Mine {
-				t.Fatalf("%+v before the crash, %+v after it", before[j], after)
-			}
-		}
-		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
-			t.Fatalf("%+v: an idempotency key must outlive a crash", r)
-		}
-		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", visitors(0, 500)...)) })
-		if n := len(chained(t, s, "k:1")); n != 2 {
-			t.Fatalf("%d entries", n)
-		}
-	}
-	if c := one(t, s, add(exact, "e:gone", 1)); c.Version.Incarnation <= gone.Version.Incarnation {
-		t.Errorf("incarnation %d after %d", c.Version.Incarnation, gone.Version.Incarnation)
-	}
-}
-
 // away cuts the store off while clients repeat everything that was not acknowledged, and
 // counts what arrived.
 func away(t *testing.T, i Instance) {

@@ -156,6 +156,7 @@ func histories(t *testing.T, i Instance) {
 		s = i.Crash(t)
 		history(t, s, "s:1", want)
 		saw(t, s, "u:1", members...)
+		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", many...)) })
 		one(t, s, add(sum, "s:1", 1))
 		one(t, s, see("u:1", "e"))
 		history(t, s, "s:1", want+1)
