@@ -30,9 +30,8 @@ import (
 // any time: a 503 and a lost connection are no faults, but delays.
 type lastingRun struct {
 	*crowd
-	web     *http.Client // of the calls
-	streams *http.Client // of the event streams: without a time limit
-	calls   callStats
+	web   *http.Client // of the calls
+	calls callStats
 
 	sums, stocks, sets []*tally
 	views, votes       []*tally // of sums: what only grows, what fans may increment
@@ -49,12 +48,11 @@ type lastingRun struct {
 }
 
 const (
-	roundTime     = 2 * time.Second // between two checkpoints
-	fanPause      = 150 * time.Millisecond
-	streamsAtMost = 8
-	remembered    = 16        // changes that a worker may repeat later
-	membersEach   = 3         // of a worker
-	far           = 1<<53 + 1 // the first change of one counter: beyond what a float holds
+	roundTime   = 2 * time.Second // between two checkpoints
+	fanPause    = 150 * time.Millisecond
+	remembered  = 16        // changes that a worker may repeat later
+	membersEach = 3         // of a worker
+	far         = 1<<53 + 1 // the first change of one counter: beyond what a float holds
 )
 
 // prefixes of the keys of one rule each, and their kinds.
@@ -64,7 +62,7 @@ var lastingKinds = []struct{ prefix, kind string }{
 
 // lastingConns is how many connections the scenario needs at once, at most.
 func lastingConns(cfg *Command) int {
-	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4 + streamsAtMost
+	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4
 }
 
 func (c *crowd) lasting(ctx context.Context) error {
@@ -82,11 +80,10 @@ func (c *crowd) lasting(ctx context.Context) error {
 	return err
 }
 
-// open makes the tallies, and those who move and watch them.
+// open makes the tallies and those who move them, and starts those who watch them.
 func (r *lastingRun) open() {
 	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
 	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
-	r.streams = &http.Client{Transport: &http.Transport{}}
 	byPrefix := map[string][]*tally{}
 	for _, k := range lastingKinds {
 		for i := range r.cfg.Pages {
@@ -103,7 +100,7 @@ func (r *lastingRun) open() {
 	for i := range r.cfg.Users / 4 {
 		v := &fan{user: r.newUser(), like: membership{t: r.sets[i%len(r.sets)], name: client.Me}}
 		r.fans = append(r.fans, v)
-		r.subscribe(&subscriber{who: v}, v.like.t, r.votes[i%len(r.votes)])
+		r.subscribe(v, v.user, v.like.t, r.votes[i%len(r.votes)])
 	}
 	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
@@ -118,40 +115,30 @@ func (r *lastingRun) open() {
 	}
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
-			r.subscribe(&subscriber{}, batch...)
+			r.subscribe(nil, r.newUser(), batch...)
 		}
-	}
-	for i := range min(streamsAtMost, len(r.all)) {
-		t := r.all[i*len(r.all)/min(streamsAtMost, len(r.all))]
-		r.subscribe(&subscriber{stream: t}, t)
 	}
 }
 
-func (r *lastingRun) subscribe(s *subscriber, tallies ...*tally) {
-	s.run, s.held, s.tallies = r, map[string]client.Counter{}, map[string]*tally{}
+// subscribe has a user watch counters: a fan, or with the API key.
+func (r *lastingRun) subscribe(who *fan, u *user, tallies ...*tally) {
+	s := &subscriber{run: r, who: who, held: map[string]client.Counter{}, tallies: map[string]*tally{}}
 	for _, t := range tallies {
 		s.tallies[t.key] = t
 	}
+	r.start(&tab{user: u, asks: s}, len(r.subscribers))
 	r.subscribers = append(r.subscribers, s)
 }
 
 func (r *lastingRun) work(ctx context.Context) error {
-	r.open()
-	defer r.web.CloseIdleConnections()
-	defer r.streams.CloseIdleConnections()
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 	group, ctx := errgroup.WithContext(ctx)
+	r.open()
+	defer r.web.CloseIdleConnections()
 	var fans []*tab
-	for i, s := range r.subscribers {
-		switch {
-		case s.stream != nil:
-			group.Go(func() error { return s.follow(ctx, i) })
-		case s.who != nil:
-			fans = append(fans, r.start(&tab{user: s.who.user, asks: s}, i))
-		default:
-			r.start(&tab{user: r.newUser(), asks: s}, i)
-		}
+	for _, v := range r.fans {
+		fans = append(fans, v.user.open()...)
 	}
 	err := r.awaitPlaces(ctx, fans)
 	if err == nil {
