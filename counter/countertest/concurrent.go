@@ -29,10 +29,7 @@ func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.
 func fight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 10, 3
 	one(t, i.Store, add(stock, "k:1", left))
-	sellers := []counter.Store{i.Store, i.Store}
-	if i.Peer != nil {
-		sellers[1] = i.Peer
-	}
+	sellers := []counter.Store{i.Store, i.peer()}
 	var got atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -66,10 +63,7 @@ func fight(t *testing.T, i Instance) {
 // same keys in different orders: a store that locks keys in the order of a batch would stand still.
 func concurrent(t *testing.T, i Instance) {
 	const clients, rounds, keys = 12, 16, 6
-	stores := []counter.Store{i.Store, i.Store}
-	if i.Peer != nil {
-		stores[1] = i.Peer
-	}
+	stores := []counter.Store{i.Store, i.peer()}
 	var want [keys]atomic.Int64
 	in := make([]map[string]bool, clients) // each has members of its own
 	var wg sync.WaitGroup

@@ -32,6 +32,14 @@ type Instance struct {
 	Cut func(t testing.TB) (heal func())
 }
 
+// peer returns the store as another process has it, where there is one.
+func (i Instance) peer() counter.Store {
+	if i.Peer != nil {
+		return i.Peer
+	}
+	return i.Store
+}
+
 // Factory returns an empty store, cleaned up with the test.
 type Factory func(t testing.TB) Instance
 
@@ -406,10 +414,7 @@ func listed(t *testing.T, i Instance) {
 }
 
 func peers(t *testing.T, i Instance) {
-	peer := i.Peer
-	if peer == nil {
-		peer = i.Store
-	}
+	peer := i.peer()
 	for n := range 50 {
 		a := one(t, i.Store, add(exact, "e:1", 1))
 		if b := value(t, peer, "e:1", int64(2*n+1)); !same(a, b) {
@@ -462,24 +467,22 @@ func closed(t *testing.T, i Instance) {
 	if err := i.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := do(t, i.Store, op(add(sum, "s:1", 1)))[0].Err; !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("Apply: %v", err)
+	unavailable := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, counter.ErrUnavailable) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	if _, err := i.Store.Read(t.Context(), []string{"s:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("Read: %v", err)
-	}
-	if _, err := i.Store.Ledger(t.Context(), "s:1", 0, 1); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("Ledger: %v", err)
-	}
-	if _, _, err := i.Store.History(t.Context(), "s:1", time.Second, 0, 1); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("History: %v", err)
-	}
-	if _, err := i.Store.Aggregate(t.Context(), ""); !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("Aggregate: %v", err)
-	}
-	if err := i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err; !errors.Is(err, counter.ErrUnavailable) {
-		t.Errorf("Limit: %v", err)
-	}
+	unavailable("Apply", do(t, i.Store, op(add(sum, "s:1", 1)))[0].Err)
+	_, err := i.Store.Read(t.Context(), []string{"s:1"}, "", 0)
+	unavailable("Read", err)
+	_, err = i.Store.Ledger(t.Context(), "s:1", 0, 1)
+	unavailable("Ledger", err)
+	_, _, err = i.Store.History(t.Context(), "s:1", time.Second, 0, 1)
+	unavailable("History", err)
+	_, err = i.Store.Aggregate(t.Context(), "")
+	unavailable("Aggregate", err)
+	unavailable("Limit", i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err)
 }
 
 // AwaitServed waits until a store can use all of its servers again.

@@ -80,10 +80,7 @@ func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 
 // histories lets some seconds end, and crashes: the model's histories may be shorter.
 func histories(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
+	s, peer := i.Store, i.peer()
 	began := time.Now()
 	history(t, s, "s:none", 0)
 	saw(t, s, "u:none")

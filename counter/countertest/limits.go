@@ -107,10 +107,7 @@ func limitReturns(t *testing.T, i Instance) {
 // whatever order they come.
 func limitFight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 100, 3
-	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{})}
-	if i.Peer != nil {
-		doors = append(doors, counter.NewLimits(i.Peer, counter.CombinerConfig{}))
-	}
+	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{}), counter.NewLimits(i.peer(), counter.CombinerConfig{})}
 	var passed, unanswered [limit.Log + 1]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})

@@ -28,10 +28,7 @@ func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]
 }
 
 func tops(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
+	s, peer := i.Store, i.peer()
 	want := func(s counter.TopStore, keys ...string) map[int64][]string {
 		t.Helper()
 		is, steps := marked(t, s)
