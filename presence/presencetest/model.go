@@ -113,9 +113,7 @@ func (h *history) step(few []int) {
 	case "repeat": // the last one, or one that others have overtaken
 		if o.run == h.run && len(o.sent) > 0 {
 			again := rapid.SampledFrom(o.sent).Draw(h.T, "again")
-			if out := h.s.Write(h.Context(), []presence.Change{again}); out[0].Err != nil {
-				h.Fatal(out[0].Err)
-			}
+			h.write(again)
 			for _, c := range again.Counts {
 				if got := count(h, h.s, c.Page); got != h.seen[c.Page] {
 					h.Fatalf("%+v became %+v by a repetition", h.seen[c.Page], got)

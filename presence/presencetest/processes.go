@@ -99,16 +99,8 @@ func parts(t *testing.T, s Store) {
 	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) || !reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts of a page without a past = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
-	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, c := range claims {
-		o := s.Write(t.Context(), []presence.Change{{Claim: c, Sequence: 9, Counts: []presence.PageUsers{{Page: "p", Users: int64(i + 1)}}, Complete: true}})
-		if o[0].Err != nil {
-			t.Fatal(o[0].Err)
-		}
-	}
+	claim(t, s, 1).set("p", 1)
+	claim(t, s, 2).set("p", 2)
 	c, of, err = s.Parts(t.Context(), "p")
 	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)

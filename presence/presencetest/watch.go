@@ -67,13 +67,7 @@ func (e *ear) until(t testing.TB, what string, ok func() bool) {
 	})
 }
 
-func allBuckets() []int {
-	all := make([]int, presence.DefaultBuckets)
-	for i := range all {
-		all[i] = i
-	}
-	return all
-}
+func allBuckets() []int { return upTo(presence.DefaultBuckets) }
 
 func watchEndpoints(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
