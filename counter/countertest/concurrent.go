@@ -117,10 +117,13 @@ func concurrent(t *testing.T, i Instance) {
 		})
 	}
 	wg.Wait()
-	s := i.Store
+	s := i.peer()
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
-		value(t, s, key, want[n].Load())
+		a, b := value(t, i.Store, key, want[n].Load()), read(t, s, key)
+		if !same(a, b) {
+			t.Errorf("one process has %+v, the other %+v", a, b)
+		}
 		chained(t, s, key)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"0": clients * rounds / 2, "1": clients * rounds / 2})

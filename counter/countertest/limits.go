@@ -44,16 +44,19 @@ func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remainin
 }
 
 // limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
-// the time, nor on a counter of the same key.
+// the time, nor on a counter of the same key, nor on a crash.
 func limitModel(t *testing.T, i Instance) {
-	rng := rand.New(rand.NewPCG(3, 4))
+	rng, s := rand.New(rand.NewPCG(3, 4)), i.Store
 	states := map[limit.Name]*limit.State{}
 	keys := []string{"a{b}c", "{}", "ü %", "K", "k ", "s:1"} // they are taken as they are
-	one(t, i.Store, add(sum, "s:1", 5))
+	one(t, s, add(sum, "s:1", 5))
 	for n := range 100 {
 		if n == 50 {
-			value(t, i.Store, "s:1", 5)
-			one(t, i.Store, drop(sum, "s:1"))
+			value(t, s, "s:1", 5)
+			one(t, s, drop(sum, "s:1"))
+		}
+		if n == 75 && i.Crash != nil {
+			s = i.Crash(t)
 		}
 		var calls []limit.Call
 		for range 1 + rng.IntN(4) {
@@ -66,7 +69,7 @@ func limitModel(t *testing.T, i Instance) {
 			calls = append(calls, c)
 		}
 		now := time.Now().UnixMilli()
-		for n, got := range take(t, i.Store, calls...) {
+		for n, got := range take(t, s, calls...) {
 			name := calls[n].Name
 			if states[name] == nil {
 				states[name] = &limit.State{}
@@ -142,20 +145,6 @@ func limitFight(t *testing.T, i Instance) {
 		if n, u := passed[a].Load(), unanswered[a].Load(); n > left || n+u < left {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}
-	}
-}
-
-func limitCrash(t *testing.T, i Instance) {
-	if i.Crash == nil {
-		return // it promises to live as long as its process, and no more
-	}
-	for _, a := range algorithms {
-		takes(t, i.Store, asks("c", a, 10, 7), true, 3)
-	}
-	s := i.Crash(t)
-	for _, a := range algorithms {
-		takes(t, s, asks("c", a, 10, 4), false, 3)
-		takes(t, s, asks("c", a, 10, 3), true, 0)
 	}
 }
 
