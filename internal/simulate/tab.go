@@ -6,8 +6,8 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -178,14 +178,11 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 		cfg.APIKey = c.crowd.cfg.APIKey
 	}
 	l = &link{}
-	open := l.socket.dialer(gateway, &c.crowd.stats.bytes)
-	cfg.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := open(ctx, network, address)
-		if err == nil && c.slow {
-			_ = l.socket.SetReadBuffer(slowRead) // on an error the buffer has its usual size
-		}
-		return conn, err
+	l.socket.received, l.socket.slow = &c.crowd.stats.bytes, c.slow
+	if strings.HasPrefix(gateway, "https:") {
+		l.socket.matched = len(endOfHeader)
 	}
+	cfg.DialContext = l.socket.dial
 	l.Conn, err = client.Dial(c.stays, cfg)
 	switch {
 	case errors.As(err, new(*client.Error)):
