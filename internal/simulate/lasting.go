@@ -38,7 +38,7 @@ type lastingRun struct {
 	all                []*tally
 	quotas             []*quota
 	workers            []*worker
-	fans               []*fan
+	fans               []*tab
 	subscribers        []*subscriber
 	fail               func(error) // ends the run
 
@@ -97,37 +97,35 @@ func (r *lastingRun) open() {
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
 	r.openQuotas()
 
-	for i := range r.cfg.Users / 4 {
-		v := &fan{user: r.newUser(), like: membership{t: r.sets[i%len(r.sets)], name: client.Me}}
-		r.fans = append(r.fans, v)
-		r.subscribe(v, v.user, v.like.t, r.votes[i%len(r.votes)])
-	}
 	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
-		if n := i - (r.cfg.Users - len(r.fans)); n >= 0 { // the last ones are the fans
-			w.fan = r.fans[n]
+		set := r.sets[i%len(r.sets)]
+		if i >= r.cfg.Users-r.cfg.Users/4 {
+			like := &membership{t: set, name: client.Me}
+			w.fan, w.members = r.newUser(), []*membership{like}
+			r.fans = append(r.fans, r.subscribe(w.fan, like, set, r.votes[i%len(r.votes)]))
 		} else {
 			for n := range membersEach {
-				w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+				w.members = append(w.members, &membership{t: set, name: fmt.Sprintf("worker %d/%d", i, n)})
 			}
 		}
 		r.workers = append(r.workers, w)
 	}
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
-			r.subscribe(nil, r.newUser(), batch...)
+			r.subscribe(r.newUser(), nil, batch...)
 		}
 	}
 }
 
-// subscribe has a user watch counters: a fan, or with the API key.
-func (r *lastingRun) subscribe(who *fan, u *user, tallies ...*tally) {
-	s := &subscriber{run: r, who: who, held: map[string]client.Counter{}, tallies: map[string]*tally{}}
+// subscribe has a user watch counters: a fan with a like, or with the API key.
+func (r *lastingRun) subscribe(u *user, like *membership, tallies ...*tally) *tab {
+	s := &subscriber{run: r, like: like, held: map[string]client.Counter{}, tallies: map[string]*tally{}}
 	for _, t := range tallies {
 		s.tallies[t.key] = t
 	}
-	r.start(&tab{user: u, asks: s}, len(r.subscribers))
 	r.subscribers = append(r.subscribers, s)
+	return r.start(&tab{user: u, asks: s}, len(r.subscribers))
 }
 
 func (r *lastingRun) work(ctx context.Context) error {
@@ -136,11 +134,7 @@ func (r *lastingRun) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	r.open()
 	defer r.web.CloseIdleConnections()
-	var fans []*tab
-	for _, v := range r.fans {
-		fans = append(fans, v.user.open()...)
-	}
-	err := r.awaitPlaces(ctx, fans)
+	err := r.awaitPlaces(ctx, r.fans)
 	if err == nil {
 		err = r.drive(ctx, group)
 	}
@@ -203,7 +197,7 @@ func (w *worker) busy(ctx context.Context) error {
 		w.gate.RLock()
 		err := ctx.Err()
 		if err == nil && w.fan != nil {
-			err = w.visit(ctx, w.fan)
+			err = w.visit(ctx)
 		} else if err == nil {
 			err = w.act(ctx)
 		}
@@ -217,10 +211,11 @@ func (w *worker) busy(ctx context.Context) error {
 	}
 }
 
-// A worker is a server that changes counters, one call at a time, or a fan.
+// A worker is a server that changes counters, one call at a time, or a fan: a user without API key,
+// whose identity comes with its first WebSocket connection, so that all its calls are made as one user.
 type worker struct {
 	*lastingRun
-	fan     *fan
+	fan     *user // nil: it is a server
 	number  int
 	rng     *rand.Rand
 	made    int
@@ -273,7 +268,7 @@ func (w *worker) act(ctx context.Context) error {
 	case n < 63:
 		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
 	case n < 76:
-		return w.join(ctx, w.members[w.rng.IntN(len(w.members))], nil)
+		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
 	case n < 81:
 		return w.edit(ctx)
 	case n < 84:
@@ -309,7 +304,7 @@ func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
 		}
 		return api.Increment(ctx, t.key, delta)
 	})
-	q.once = w.once()
+	q.once, q.who = w.once(), w.fan
 	return w.change(ctx, change{q, []part{moving(t, delta)}})
 }
 
@@ -353,14 +348,14 @@ func (w *worker) batch(ctx context.Context) error {
 		}}, parts})
 }
 
-// join takes a member into its set, or out of it, or repeats what is so already; as a fan, or with the API key.
-func (w *worker) join(ctx context.Context, m *membership, who *fan) error {
+// join takes a member into its set, or out of it, or repeats what is so already.
+func (w *worker) join(ctx context.Context, m *membership) error {
 	in := !m.in
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
 	c := change{toggle(m.t, m.name, in), []part{{m.t, "", toggled(m.in, in)}}}
-	c.who, m.in = who, in
+	c.who, m.in = w.fan, in
 	return w.change(ctx, c)
 }
 
@@ -560,17 +555,12 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 }
 
 // visit has a fan vote or like.
-func (w *worker) visit(ctx context.Context, v *fan) error {
+func (w *worker) visit(ctx context.Context) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err
 	}
 	if w.rng.IntN(2) == 0 {
-		t := w.pick(w.votes)
-		q := one("a vote for "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
-			return api.Increment(ctx, t.key, 1)
-		})
-		q.once, q.who = w.once(), v
-		return w.change(ctx, change{q, []part{moving(t, 1)}})
+		return w.step(ctx, w.pick(w.votes), 1)
 	}
-	return w.join(ctx, &v.like, v)
+	return w.join(ctx, w.members[0])
 }

@@ -7,19 +7,12 @@ import (
 	"headcount/client"
 )
 
-// A fan is a user without API key. Its identity comes with its first WebSocket
-// connection, so that all its calls are made as one user.
-type fan struct {
-	user *user
-	like membership
-}
-
 // A subscriber looks at counters over the WebSocket of a tab, which comes back whenever its
 // connection is lost.
 type subscriber struct {
 	run     *lastingRun
 	tallies map[string]*tally
-	who     *fan // whose WebSocket it is; nil: it has the API key
+	like    *membership // of the fan whose WebSocket it is; nil: it has the API key
 
 	mu   sync.Mutex
 	held map[string]client.Counter // on this connection; the newest of each counter
@@ -74,8 +67,8 @@ func (s *subscriber) compare(wrong *faults) {
 			wrong.add("counter %q: a WebSocket has not been told of it", key)
 		case l.Value != want || l.Stale:
 			wrong.add("counter %q: a WebSocket holds %d (stale: %t); the true value is %d", key, l.Value, l.Stale, want)
-		case s.who != nil && t == s.who.like.t && l.Mine != s.who.like.in:
-			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.who.like.in)
+		case s.like != nil && t == s.like.t && l.Mine != s.like.in:
+			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.like.in)
 		}
 	}
 }
@@ -84,7 +77,7 @@ var errForgotten = errors.New("the server does not know the ids any more that it
 
 // renamed ends the run when a fan has become somebody else: what the fan has liked would be another one's.
 func (s *subscriber) renamed() {
-	if s.who != nil {
+	if s.like != nil {
 		s.run.fail(errForgotten)
 	}
 }

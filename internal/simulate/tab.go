@@ -112,7 +112,7 @@ func (c *tab) run() {
 		if no := (*client.Error)(nil); errors.As(err, &no) {
 			pause = max(pause, min(no.RetryAfter, lastPause))
 		}
-		if c.asks != nil && c.asks.who != nil {
+		if c.asks != nil && c.asks.like != nil {
 			pause = min(pause, pauseMost/5) // the fan's calls go on, and would be a stranger's where the server forgot the fan
 		}
 		if sleep(c.stays, pause/2+rand.N(pause/2+1)) != nil {
@@ -174,7 +174,7 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.asks != nil && c.asks.who == nil {
+	if c.asks != nil && c.asks.like == nil {
 		cfg.APIKey = c.crowd.cfg.APIKey
 	}
 	l = &link{}
