@@ -23,6 +23,13 @@ func follow(t testing.TB, b *unread.FollowService, u unread.User, page string) {
 	}
 }
 
+func reset(t testing.TB, b *unread.FollowService, u unread.User, pages ...string) {
+	t.Helper()
+	if _, err := b.Reset(t.Context(), u, pages...); err != nil {
+		t.Fatalf("Reset(%q): %v", pages, err)
+	}
+}
+
 func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64) time.Time {
 	t.Helper()
 	n, updated, err := b.Unread(t.Context(), u)
@@ -66,15 +73,11 @@ func notifications(t *testing.T, s Store) {
 	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
 		t.Errorf("%+v, %d, %v", got, n, err)
 	}
-	if _, err := b.Reset(t.Context(), u, a, freshName()); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u, a, freshName())
 	is(9, 1, second)
 	change(t, s, a, unread.Change{})
 	is(9, 2, unread.Notification{Page: a, Count: 1}, second)
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u)
 	is(9, 0)
 	change(t, s, z, unread.Change{})
 	change(t, s, z, unread.Change{By: &u, Title: "own"})
@@ -87,9 +90,7 @@ func maxFollows(t *testing.T, s Store) {
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
 	}
-	if _, err := s.Save(t.Context(), u, unread.Record{}, r); err != nil {
-		t.Fatal(err)
-	}
+	saved(t, s, u, unread.Record{}, r)
 	follow(t, b, u, "the last")
 	if err := b.Follow(t.Context(), u, "one more"); !errors.Is(err, presence.ErrTooMany) {
 		t.Errorf("the 1,001st follow: %v", err)
@@ -125,9 +126,7 @@ func unreadUpdated(t *testing.T, s Store) {
 	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
 		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
 	}
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u)
 	reset := wantUnread(t, b, u, 0)
 	if !reset.After(l.At) {
 		t.Errorf("updated %s by a reset after %s", reset, l.At)
@@ -153,20 +152,14 @@ func changeInReset(t *testing.T, s Store) {
 	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
 	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
-	if _, err := slow.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, slow, u)
 	wantUnread(t, b, u, 1)
 	// A reset that another reset overtakes does not undo the other one.
 	slow = unread.NewFollowService(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
-		if _, err := b.Reset(t.Context(), u); err != nil {
-			t.Error(err)
-		}
+		reset(t, b, u)
 	}})
-	if _, err := slow.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, slow, u)
 	wantUnread(t, b, u, 0)
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 1)
