@@ -196,9 +196,7 @@ func (w *worker) busy(ctx context.Context) error {
 	for {
 		w.gate.RLock()
 		err := ctx.Err()
-		if err == nil && w.fan != nil {
-			err = w.visit(ctx)
-		} else if err == nil {
+		if err == nil {
 			err = w.act(ctx)
 		}
 		w.gate.RUnlock()
@@ -260,6 +258,8 @@ func (w *worker) pick(of []*tally) *tally {
 // act does one thing that a worker does.
 func (w *worker) act(ctx context.Context) error {
 	switch n := w.rng.IntN(100); {
+	case w.fan != nil:
+		return w.visit(ctx)
 	case n < 28:
 		t := w.pick(w.sums)
 		return w.step(ctx, t, w.delta(t))
