@@ -47,7 +47,6 @@ func Run(t *testing.T, short Extent, open Factory) {
 		"a watcher hears endpoints":                   watchEndpoints,
 		"a watcher hears only its buckets":            watchBuckets,
 		"a change that changes no total is not told":  quiet,
-		"watch ends with its context":                 watchEnds,
 		"partitions written at once add up":           concurrent,
 		"the region has all of a count":               parts,
 		"the running minute is remembered":            runningMinute,

@@ -11,10 +11,9 @@ import (
 )
 
 var processes = map[string]func(*testing.T, Store){
-	"all see who has a lease":        leases,
-	"a lease runs out":               leaseRunsOut,
-	"a name belongs to one life":     nameTaken,
-	"only its own life ends a lease": leave,
+	"all see who has a lease":              leases,
+	"a lease runs out":                     leaseRunsOut,
+	"a name and its lease are of one life": leave,
 }
 
 // renew renews a lease, again and again until there are cluster facts.
@@ -66,7 +65,7 @@ func leaseRunsOut(t *testing.T, s Store) {
 	sees(t, s, next, aProcess, next)
 }
 
-func nameTaken(t *testing.T, s Store) {
+func leave(t *testing.T, s Store) {
 	sees(t, s, aProcess, aProcess)
 	twin := aProcess
 	twin.Incarnation++
@@ -74,12 +73,6 @@ func nameTaken(t *testing.T, s Store) {
 		t.Fatalf("another life of a's name: %v, want ErrNameTaken", err)
 	}
 	sees(t, s, aProcess, aProcess)
-}
-
-func leave(t *testing.T, s Store) {
-	sees(t, s, aProcess, aProcess)
-	twin := aProcess
-	twin.Incarnation++
 	for _, other := range []presence.Process{twin, bProcess} {
 		if err := s.Leave(t.Context(), other); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,7 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Watch(ctx, buckets, func(p presence.Publication) {
+		err := s.Watch(ctx, buckets, func(p presence.Publication) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			for _, u := range p.Updates {
@@ -51,6 +51,9 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 				e.lost[p.Bucket]++
 			}
 		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch = %v, want the context's error", err)
+		}
 	}()
 	t.Cleanup(func() { stop(); <-done })
 	e.until(t, "the first Lost of every bucket", func() bool { return len(e.lost) == len(buckets) })
@@ -113,17 +116,6 @@ func quiet(t *testing.T, s Store) {
 	e.until(t, "2 on p", func() bool { told = len(e.heard[presence.CountTopic("p")]); return e.counts["p"].Users == 2 })
 	if told != 2 {
 		t.Errorf("told %d times of two changes", told)
-	}
-}
-
-func watchEnds(t *testing.T, s Store) {
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Watch(ctx, allBuckets(), func(presence.Publication) {}) }()
-	stop()
-	testkit.Eventually(t, "Watch ends with its context", func() bool { return len(done) > 0 })
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Watch = %v, want the context's error", err)
 	}
 }
 
