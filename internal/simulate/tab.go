@@ -48,14 +48,9 @@ type holding struct {
 	bad     bool // the client joined it and the server must refuse it
 }
 
-// watching is what a client holds of a page that it is about to subscribe to.
-func watching(page string) holding { return holding{Count: client.Count{Page: page}} }
-
 // joining is what a client holds of a page that it is about to join.
 func joining(page string) holding {
-	h := watching(page)
-	h.bad = page != "" && !validPage(page)
-	return h
+	return holding{Count: client.Count{Page: page}, bad: page != "" && !validPage(page)}
 }
 
 // An exit is a way to leave.
