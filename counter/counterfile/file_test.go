@@ -18,7 +18,6 @@ import (
 	"go.etcd.io/bbolt"
 
 	"headcount/counter"
-	"headcount/counter/countertest"
 	"headcount/internal/boltfile"
 )
 
@@ -231,23 +230,6 @@ func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
 		apply(t, s, add(sum, "s:1", ""))
 		says(1, 1)
 	})
-}
-
-// TestMain is also the client that a test starts to kill.
-func TestMain(m *testing.M) {
-	if countertest.Client(false, countertest.Moved, func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
-		return
-	}
-	os.Exit(m.Run())
-}
-
-func TestClientKilledInALoop(t *testing.T) {
-	rounds := 20
-	if testing.Short() {
-		rounds = 3
-	}
-	dir := t.TempDir()
-	countertest.KilledInALoop(t, dir, rounds, countertest.Moved, func() counter.Store { return open(t, dir, Config{}) }, countertest.Whole)
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

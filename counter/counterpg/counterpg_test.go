@@ -1,7 +1,6 @@
 package counterpg
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,15 +16,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestMain is also the client that a test starts to kill.
-func TestMain(m *testing.M) {
-	if countertest.Client(true, countertest.Moved, func(url string) (counter.Store, error) {
-		return Open(context.Background(), Config{URL: url, Log: zerolog.Nop()})
-	}) {
-		return
-	}
-	servertest.Main(m, pgtest.Stop)
-}
+func TestMain(m *testing.M) { servertest.Main(m, pgtest.Stop) }
 
 // open returns a store that ends with the test, unless it was closed before.
 func open(t testing.TB, url string, with ...func(*Config)) *Store {

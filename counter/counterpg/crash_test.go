@@ -19,15 +19,6 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestClientKilledInALoop(t *testing.T) {
-	url := pgtest.Single(t).Database(t)
-	rounds := 12
-	if testing.Short() {
-		rounds = 1
-	}
-	countertest.KilledInALoop(t, url, rounds, countertest.Moved, func() counter.Store { return open(t, url) }, countertest.Whole)
-}
-
 func TestServerKilledInALoop(t *testing.T) {
 	const clients = 16
 	rounds := 6

@@ -29,10 +29,7 @@ func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.
 func fight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 10, 3
 	one(t, i.Store, add(stock, "k:1", left))
-	sellers := []counter.Store{i.Store, i.Store}
-	if i.Peer != nil {
-		sellers[1] = i.Peer
-	}
+	sellers := []counter.Store{i.Store, i.peer()}
 	var got atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -66,10 +63,7 @@ func fight(t *testing.T, i Instance) {
 // same keys in different orders: a store that locks keys in the order of a batch would stand still.
 func concurrent(t *testing.T, i Instance) {
 	const clients, rounds, keys = 12, 16, 6
-	stores := []counter.Store{i.Store, i.Store}
-	if i.Peer != nil {
-		stores[1] = i.Peer
-	}
+	stores := []counter.Store{i.Store, i.peer()}
 	var want [keys]atomic.Int64
 	in := make([]map[string]bool, clients) // each has members of its own
 	var wg sync.WaitGroup
@@ -123,10 +117,13 @@ func concurrent(t *testing.T, i Instance) {
 		})
 	}
 	wg.Wait()
-	s := i.Store
+	s := i.peer()
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
-		value(t, s, key, want[n].Load())
+		a, b := value(t, i.Store, key, want[n].Load()), read(t, s, key)
+		if !same(a, b) {
+			t.Errorf("one process has %+v, the other %+v", a, b)
+		}
 		chained(t, s, key)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"0": clients * rounds / 2, "1": clients * rounds / 2})
@@ -146,41 +143,6 @@ func concurrent(t *testing.T, i Instance) {
 	counts(t, s, "s:2", "country", each)
 	value(t, s, "m:1", size)
 	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
-}
-
-func crash(t *testing.T, i Instance) {
-	if i.Crash == nil {
-		return // it promises to live as long as its process, and no more
-	}
-	s := i.Store
-	one(t, s, add(sum, "s:1", 5))
-	one(t, s, edit("m:1", []string{"a", "b"}, nil))
-	one(t, s, see("u:1", visitors(0, 500)...))
-	one(t, s, adjust(stock, "k:1", 9))
-	one(t, s, add(exact, "e:gone", 1))
-	gone := one(t, s, add(exact, "e:gone", 1))
-	one(t, s, drop(exact, "e:gone"))
-	once := with("once", op(add(stock, "k:1", -2)))
-	do(t, s, once)
-	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1")
-	for range 3 {
-		s = i.Crash(t)
-		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1") {
-			if !same(after.Counter, before[j].Counter) || after.Mine != before[j].Mine {
-				t.Fatalf("%+v before the crash, %+v after it", before[j], after)
-			}
-		}
-		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
-			t.Fatalf("%+v: an idempotency key must outlive a crash", r)
-		}
-		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", visitors(0, 500)...)) })
-		if n := len(chained(t, s, "k:1")); n != 2 {
-			t.Fatalf("%d entries", n)
-		}
-	}
-	if c := one(t, s, add(exact, "e:gone", 1)); c.Version.Incarnation <= gone.Version.Incarnation {
-		t.Errorf("incarnation %d after %d", c.Version.Incarnation, gone.Version.Incarnation)
-	}
 }
 
 // away cuts the store off while clients repeat everything that was not acknowledged, and

@@ -1,7 +1,6 @@
 package countertest
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"reflect"
@@ -125,10 +124,7 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	from, to, back := open(t), open(t), open(t)
 	Fill(t, from, 60)
 	rules := counter.BuiltinRules()
-	drop := counter.Op{Changes: []counter.Change{{Key: "views:5", Rule: rules.Find("views:5"), Verb: counter.Delete}}}
-	if r := from.Apply(t.Context(), []counter.Op{drop}); r[0].Err != nil {
-		t.Fatal(r[0].Err)
-	}
+	one(t, from, drop(rules.Find("views:5"), "views:5"))
 	want := Everything(t, from)
 	if len(want) < 70 {
 		t.Fatalf("%d counters", len(want))
@@ -157,23 +153,18 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	same("and back", back)
 
 	// The store goes on where the other one was.
-	add := counter.Op{Changes: []counter.Change{{Key: "views:1", Rule: rules.Find("views:1"), Verb: counter.Add, Delta: 1}}}
-	if r := to.Apply(t.Context(), []counter.Op{add}); r[0].Err != nil || r[0].Counters[0].Value != 3 {
-		t.Errorf("an increment after: %+v", r)
+	if c := one(t, to, add(rules.Find("views:1"), "views:1", 1)); c.Value != 3 {
+		t.Errorf("an increment after: %+v", c)
 	}
 	if n := Transfer(t, from, to); n != 0 {
 		t.Error("an older copy came in the place of a counter that changed since")
 	}
-	again := counter.Op{Changes: []counter.Change{{Key: "views:5", Rule: rules.Find("views:5"), Verb: counter.Add, Delta: 1}}}
-	deleted, err := from.Deleted(context.Background())
-	if r := to.Apply(t.Context(), []counter.Op{again}); err != nil || r[0].Err != nil || r[0].Counters[0].Version.Incarnation <= deleted {
-		t.Errorf("a counter that was deleted comes back as %+v, %v", r, err)
+	deleted, err := from.Deleted(t.Context())
+	if c := one(t, to, add(rules.Find("views:5"), "views:5", 1)); err != nil || c.Version.Incarnation <= deleted {
+		t.Errorf("a counter that was deleted comes back as %+v, %v", c, err)
 	}
 	// What was deleted here comes back with a greater incarnation.
-	gone := counter.Op{Changes: []counter.Change{{Key: "views:2", Rule: rules.Find("views:2"), Verb: counter.Delete}}}
-	if r := to.Apply(t.Context(), []counter.Op{gone}); r[0].Err != nil {
-		t.Fatal(r[0].Err)
-	}
+	one(t, to, drop(rules.Find("views:2"), "views:2"))
 	before, err := to.Deleted(t.Context())
 	if n := Transfer(t, from, to); n != 1 || err != nil {
 		t.Errorf("%d counters were restored after one was deleted, %v", n, err)

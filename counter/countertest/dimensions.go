@@ -37,10 +37,7 @@ func counts(t testing.TB, s counter.Reader, key, name string, want map[string]in
 
 // dimensions has what the model does not: strange values, several dimensions, a crash, 64 bits.
 func dimensions(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
+	s, peer := i.Store, i.peer()
 	one(t, s, under(add(sum, "s:1", 5), "country", "de", "os", "linux"))
 	one(t, peer, under(add(sum, "s:1", -2), "country", "de"))
 	apply(t, s, under(add(sum, "s:1", 3), "country", "fr"), under(add(sum, "s:2", 10), "country", "fr"), under(add(sum, "s:1", 2), "country", "de", "os", "mac"))

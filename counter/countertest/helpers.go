@@ -169,3 +169,19 @@ func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	value(t, s, key, at)
 	return all
 }
+
+// Moved are the operations of id: one more on e:1, and a move from e:2 to e:3.
+func Moved(id string) []counter.Op {
+	return []counter.Op{with(id, op(add(exact, "e:1", 1), add(exact, "e:2", -1), add(exact, "e:3", 1)))}
+}
+
+// Whole checks that the operations of n ids were made, each once.
+func Whole(t testing.TB, s counter.Reader, n int64) {
+	t.Helper()
+	for key, want := range map[string]int64{"e:1": n, "e:2": -n, "e:3": n} {
+		value(t, s, key, want)
+		if entries := chained(t, s, key); int64(len(entries)) != n {
+			t.Errorf("%q has %d entries, want %d", key, len(entries), n)
+		}
+	}
+}

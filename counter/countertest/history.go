@@ -80,10 +80,7 @@ func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 
 // histories lets some seconds end, and crashes: the model's histories may be shorter.
 func histories(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
+	s, peer := i.Store, i.peer()
 	began := time.Now()
 	history(t, s, "s:none", 0)
 	saw(t, s, "u:none")
@@ -156,6 +153,7 @@ func histories(t *testing.T, i Instance) {
 		s = i.Crash(t)
 		history(t, s, "s:1", want)
 		saw(t, s, "u:1", members...)
+		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", many...)) })
 		one(t, s, add(sum, "s:1", 1))
 		one(t, s, see("u:1", "e"))
 		history(t, s, "s:1", want+1)

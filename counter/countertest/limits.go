@@ -3,7 +3,6 @@ package countertest
 import (
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -44,35 +43,33 @@ func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remainin
 	}
 }
 
-func limits(t *testing.T, i Instance) {
-	for _, key := range []string{"a{b}c", "{}", "ü %", "K", "k "} { // keys are taken as they are
-		takes(t, i.Store, asks(key, limit.Log, 1, 1), true, 0)
-		takes(t, i.Store, asks(key, limit.Log, 1, 1), false, 0)
-	}
-	// What passed stands apart from counters of the same key.
-	one(t, i.Store, add(sum, "s:1", 5))
-	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, limit.MaxLimit-1), true, 1)
-	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, 2), false, 1)
-	value(t, i.Store, "s:1", 5)
-	one(t, i.Store, drop(sum, "s:1"))
-	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, 1), true, 0)
-}
-
 // limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
-// the time.
+// the time, nor on a counter of the same key, nor on a crash.
 func limitModel(t *testing.T, i Instance) {
-	rng := rand.New(rand.NewPCG(3, 4))
+	rng, s := rand.New(rand.NewPCG(3, 4)), i.Store
 	states := map[limit.Name]*limit.State{}
-	for range 100 {
+	keys := []string{"a{b}c", "{}", "ü %", "K", "k ", "s:1"} // they are taken as they are
+	one(t, s, add(sum, "s:1", 5))
+	for n := range 100 {
+		if n == 50 {
+			value(t, s, "s:1", 5)
+			one(t, s, drop(sum, "s:1"))
+		}
+		if n == 75 && i.Crash != nil {
+			s = i.Crash(t)
+		}
 		var calls []limit.Call
 		for range 1 + rng.IntN(4) {
-			most := []int64{1, 3, 7, limit.MaxLog}[rng.IntN(4)]
-			c := asks("m"+strconv.Itoa(rng.IntN(4)), algorithms[rng.IntN(3)], most, 1+rng.Int64N(most))
+			a, most := algorithms[rng.IntN(3)], []int64{1, 3, 7, limit.MaxLog, limit.MaxLimit}[rng.IntN(5)]
+			if a == limit.Log {
+				most = min(most, limit.MaxLog)
+			}
+			c := asks(keys[rng.IntN(len(keys))], a, most, 1+rng.Int64N(most))
 			c.Window -= rng.Int64N(2) // of another window nothing has passed
 			calls = append(calls, c)
 		}
 		now := time.Now().UnixMilli()
-		for n, got := range take(t, i.Store, calls...) {
+		for n, got := range take(t, s, calls...) {
 			name := calls[n].Name
 			if states[name] == nil {
 				states[name] = &limit.State{}
@@ -113,10 +110,7 @@ func limitReturns(t *testing.T, i Instance) {
 // whatever order they come.
 func limitFight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 100, 3
-	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{})}
-	if i.Peer != nil {
-		doors = append(doors, counter.NewLimits(i.Peer, counter.CombinerConfig{}))
-	}
+	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{}), counter.NewLimits(i.peer(), counter.CombinerConfig{})}
 	var passed, unanswered [limit.Log + 1]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -151,20 +145,6 @@ func limitFight(t *testing.T, i Instance) {
 		if n, u := passed[a].Load(), unanswered[a].Load(); n > left || n+u < left {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}
-	}
-}
-
-func limitCrash(t *testing.T, i Instance) {
-	if i.Crash == nil {
-		return // it promises to live as long as its process, and no more
-	}
-	for _, a := range algorithms {
-		takes(t, i.Store, asks("c", a, 10, 7), true, 3)
-	}
-	s := i.Crash(t)
-	for _, a := range algorithms {
-		takes(t, s, asks("c", a, 10, 4), false, 3)
-		takes(t, s, asks("c", a, 10, 3), true, 0)
 	}
 }
 

@@ -28,10 +28,7 @@ func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]
 }
 
 func tops(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
+	s, peer := i.Store, i.peer()
 	want := func(s counter.TopStore, keys ...string) map[int64][]string {
 		t.Helper()
 		is, steps := marked(t, s)
@@ -84,17 +81,13 @@ func tops(t *testing.T, i Instance) {
 	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], list) {
 		t.Errorf("%+v, %v, want %+v", got, err, list)
 	}
-	for _, none := range []func() ([]counter.TopList, error){
-		func() ([]counter.TopList, error) {
-			return s.TopLists(t.Context(), topped.Match, time.Minute, now, now+1)
-		},
-		func() ([]counter.TopList, error) { return s.TopLists(t.Context(), "t:", time.Second, now, now+1) },
-		func() ([]counter.TopList, error) {
-			return s.TopLists(t.Context(), topped.Match, time.Second, now, now)
-		},
-	} {
-		if got, err := none(); err != nil || len(got) != 0 {
-			t.Errorf("%+v, %v", got, err)
+	for _, none := range []struct {
+		match string
+		step  time.Duration
+		to    int64
+	}{{topped.Match, time.Minute, now + 1}, {"t:", time.Second, now + 1}, {topped.Match, time.Second, now}} {
+		if got, err := s.TopLists(t.Context(), none.match, none.step, now, none.to); err != nil || len(got) != 0 {
+			t.Errorf("the lists of %+v are %+v, %v", none, got, err)
 		}
 	}
 	if err := s.KeepTop(t.Context(), topped.Match, time.Second, counter.TopList{Number: now + 1}, time.Hour, []string{"t:3", "t:never"}); err != nil {

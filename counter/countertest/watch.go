@@ -65,10 +65,7 @@ func watch(t *testing.T, i Instance) {
 	one(t, s, add(sum, "s:1", 1))
 	e, w := Listen(t, s, "s:1", "s:1", "e:1")
 	e2, _ := Listen(t, s, "s:1")
-	writer := s
-	if i.Peer != nil {
-		writer = i.Peer
-	}
+	writer := i.peer()
 	e.UntilCounter(t, one(t, writer, add(sum, "s:1", 1)))
 	one(t, s, add(sum, "s:2", 1))
 	e.UntilCounter(t, apply(t, writer, add(exact, "e:3", 1), add(exact, "e:1", 4))[1])

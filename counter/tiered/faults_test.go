@@ -292,25 +292,6 @@ func whole(t testing.TB, s counter.Reader) (sums, exact int64) {
 	return got[0].Value, got[2].Value
 }
 
-// TestProcessKilledInALoop: the value is what was acknowledged, plus what landed
-// unanswered. Redis keeps its memory.
-func TestProcessKilledInALoop(t *testing.T) {
-	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
-	open(t, cfg) // persists beside the clients
-	rounds := 8
-	if testing.Short() {
-		rounds = 1
-	}
-	made := countertest.KilledInALoop(t, redis.URL()+" "+cfg.Postgres, rounds, moves, func() counter.Store { return open(t, cfg) },
-		func(t testing.TB, s counter.Reader, n int64) {
-			if sums, exact := whole(t, s); sums != n || exact != n {
-				t.Fatalf("%d and %d were made, want %d", sums, exact, n)
-			}
-		})
-	testkit.Eventually(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made && row(t, cfg.Postgres, "k:1") == made })
-}
-
 // TestRedisEmptiedWhileChangesGoOn: every operation is whole, nothing that was persisted
 // is lost, nothing counts twice, and every operation that an idempotency key remembers was
 // made.

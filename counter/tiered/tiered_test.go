@@ -17,24 +17,12 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
-	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
-// TestMain is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
-	if countertest.Client(true, moves, func(place string) (counter.Store, error) {
-		redis, postgres, _ := strings.Cut(place, " ")
-		conn, err := redisconn.Open(redisconn.Config{URL: redis, Log: zerolog.Nop()})
-		if err != nil {
-			return nil, err
-		}
-		return tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: conn, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
-	}) {
-		return
-	}
 	if err := flag.Set("rapid.checks", strconv.Itoa(countertest.FewChecks)); err != nil {
 		panic(err)
 	}

@@ -25,14 +25,14 @@ type attack struct {
 
 // crowding are attacks by many connections and by many well-formed messages.
 var crowding = []attack{
-	{name: "connects", run: repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "connects", run: repeat(1000, 500, func(addr string, _ int) io.Closer {
 		if c, err := dial(addr); err == nil {
 			return c
 		}
 		return nil
 	})},
-	{name: "silent connects", run: repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
-	{name: "slow writers", run: repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "silent connects", run: repeat(3000, 3000, func(addr string, _ int) io.Closer { return opened(addr, "") })},
+	{name: "slow writers", run: repeat(200, 400, func(addr string, _ int) io.Closer {
 		return opened(addr, "GET /-/ws HTTP/1.1\r\nHost: h\r\n")
 	})},
 	{name: "repeated subscribes", run: talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
@@ -50,16 +50,16 @@ var crowding = []attack{
 		}
 		return testkit.ClientFrame(0x00, "")
 	})},
-	{name: "ids", run: repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "ids", run: repeat(1000, 1, func(addr string, _ int) io.Closer {
 		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")
 	})},
-	{name: "puts", run: repeat(1000, 50, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "puts", run: repeat(1000, 50, func(addr string, _ int) io.Closer {
 		return opened(addr, "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"+`{"action":"increment"}`)
 	})},
 	{name: "pages of one user", run: pagesOfOneUser},
-	{name: "slow readers", run: talkDeaf(50, 400, func(_, i int) []byte {
+	{name: "slow readers", run: talking(50, 400, func(_, i int) []byte {
 		return text(`{"type":"subscribe","pages":%s}`, list(fmt.Sprintf("deaf %d/", i%2), 50))
-	})},
+	}, func(net.Conn) {})},
 }
 
 // pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, as fast as an
@@ -116,7 +116,7 @@ func opened(addr, text string) io.Closer {
 
 // repeat does one thing so many times a second, in ten goroutines. It keeps only the
 // newest of the connections open.
-func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int) io.Closer) func(context.Context, string) {
+func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(context.Context, string) {
 	const hands = 10
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
@@ -128,7 +128,7 @@ func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int
 					if *at != nil {
 						_ = (*at).Close()
 					}
-					*at = do(ctx, addr, i)
+					*at = do(addr, i)
 					return true
 				})
 				for _, c := range open {
@@ -148,11 +148,7 @@ func talk(clients, perSecond int, say func(n, i int) []byte) func(context.Contex
 	return talking(clients, perSecond, say, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 }
 
-// talkDeaf is talk with clients that read nothing.
-func talkDeaf(clients, perSecond int, say func(n, i int) []byte) func(context.Context, string) {
-	return talking(clients, perSecond, say, func(net.Conn) {})
-}
-
+// talking is talk with clients that listen as they are told.
 func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup

@@ -32,10 +32,10 @@ var holding = []attack{
 		kind := []string{"subscribe", "unsubscribe"}[i%2]
 		return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
 	})},
-	{name: "event streams", run: repeat(1000, 5000, func(_ context.Context, addr string, i int) io.Closer {
+	{name: "event streams", run: repeat(1000, 5000, func(addr string, i int) io.Closer {
 		return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
 	})},
-	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(addr string, _ int) io.Closer {
 		return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
 	})},
 	{name: "keys", rules: clapping, run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {

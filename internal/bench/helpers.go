@@ -20,6 +20,8 @@ import (
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
+
+	"headcount/internal/servertest"
 )
 
 const (
@@ -200,14 +202,7 @@ func welcomed(addr, handshake string) error {
 func tell(f figures) error { return json.NewEncoder(os.Stdout).Encode(f) }
 
 // cpuTime is the CPU time that the process has used, in seconds; 0 when it has ended.
-func cpuTime(pid int) float64 {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
-	}
-	stat, _ := p.Stat() // after an error all of it is 0
-	return stat.CPUTime()
-}
+func cpuTime(pid int) float64 { return servertest.Stat(pid).CPUTime() }
 
 // mostMemory is the most resident memory that the process ever had, in bytes.
 func mostMemory(pid int) float64 {

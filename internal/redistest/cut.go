@@ -124,16 +124,12 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 		}
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", id)
 		source.Do(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
-		host, port, err := net.SplitHostPort(target.Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
 		for {
 			keys := source.Do(t, "CLUSTER", "GETKEYSINSLOT", slot, 3).([]any)
 			if len(keys) == 0 {
 				break
 			}
-			source.Do(t, append([]any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}, keys...)...)
+			source.Do(t, append([]any{"MIGRATE", host, target.port, "", 0, 5000, "KEYS"}, keys...)...)
 		}
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
 		for _, s := range c.Masters {

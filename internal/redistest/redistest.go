@@ -26,6 +26,8 @@ import (
 	"headcount/internal/testkit"
 )
 
+const host = "127.0.0.1" // of all servers
+
 // clusterBus is by how much the port of the Cluster bus is above the server's.
 const clusterBus = 10000
 
@@ -35,6 +37,7 @@ type Server struct {
 
 	servertest.Process
 
+	port string
 	dir  string
 	args []string
 	text string // a configuration file, for those that need one
@@ -82,9 +85,10 @@ func (s *Server) startFor(t testing.TB) *Server {
 func newServer(dir string, args ...string) *Server {
 	port := strconv.Itoa(servertest.FreePort(clusterBus))
 	return &Server{
-		Addr: net.JoinHostPort("127.0.0.1", port),
+		Addr: net.JoinHostPort(host, port),
+		port: port,
 		dir:  dir,
-		args: append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "", "--appendonly", "no"}, args...),
+		args: append([]string{"--bind", host, "--port", port, "--dir", dir, "--save", "", "--appendonly", "no"}, args...),
 	}
 }
 
@@ -232,12 +236,8 @@ func (c *Cluster) start(t testing.TB, dir string, masters, replicas int, newServ
 		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
 		s.Do(t, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 	}
-	host, port, err := net.SplitHostPort(c.Masters[0].Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, s := range c.all()[1:] {
-		s.Do(t, "CLUSTER", "MEET", host, port)
+		s.Do(t, "CLUSTER", "MEET", host, c.Masters[0].port)
 	}
 	for i, s := range c.Replicas {
 		id := c.Masters[i%masters].Do(t, "CLUSTER", "MYID")
@@ -302,19 +302,11 @@ const MasterName = "headcount"
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
-	host, port, err := net.SplitHostPort(s.Master.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Replica = Start(t, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
+	s.Replica = Start(t, append([]string{"--replicaof", host + " " + s.Master.port, "--repl-diskless-sync-delay", "0"}, args...)...)
 	for range 3 {
 		sn := newServer(t.TempDir())
-		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel down-after-milliseconds %[1]s 1000\nsentinel failover-timeout %[1]s 5000\n", MasterName, host, port)
-		_, own, err := net.SplitHostPort(sn.Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sn.args = []string{"--sentinel", "--bind", "127.0.0.1", "--port", own, "--dir", sn.dir}
+		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel down-after-milliseconds %[1]s 1000\nsentinel failover-timeout %[1]s 5000\n", MasterName, host, s.Master.port)
+		sn.args = []string{"--sentinel", "--bind", host, "--port", sn.port, "--dir", sn.dir}
 		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
 	await(t, func() error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -79,11 +78,7 @@ func newSecure(t testing.TB, dir string, args ...string) *Server {
 	if err != nil || !s.tls.RootCAs.AppendCertsFromPEM(text) {
 		t.Fatalf("read the certificate: %v", err)
 	}
-	_, port, err := net.SplitHostPort(s.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.args = append(s.args, "--port", "0", "--tls-port", port, "--tls-auth-clients", "no", "--aclfile", ACL(),
+	s.args = append(s.args, "--port", "0", "--tls-port", s.port, "--tls-auth-clients", "no", "--aclfile", ACL(),
 		"--tls-cert-file", c.File, "--tls-key-file", c.Key, "--tls-ca-cert-file", c.File)
 	s.args = append(s.args, args...)
 	return s

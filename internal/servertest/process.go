@@ -190,16 +190,17 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 	}
 }
 
-// Memory is the resident memory of a process in bytes; 0 when it has ended, and
-// on systems without /proc.
-func Memory(pid int) int64 {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
+// Stat is what /proc says of a process; all of it is 0 when the process has ended, and on
+// systems without /proc.
+func Stat(pid int) (stat procfs.ProcStat) {
+	if p, err := procfs.NewProc(pid); err == nil {
+		stat, _ = p.Stat() // after an error all of it is 0
 	}
-	stat, _ := p.Stat() // after an error all of it is 0
-	return int64(stat.ResidentMemory())
+	return stat
 }
+
+// Memory is the resident memory of a process in bytes, if Stat can say it.
+func Memory(pid int) int64 { return int64(Stat(pid).ResidentMemory()) }
 
 // Waited is how long the threads of a process together have waited for a core; 0 when it
 // has ended, and on systems without /proc.

@@ -25,7 +25,7 @@ const (
 type call struct {
 	name string // for people
 	once string // Idempotency-Key; "" for none
-	who  *fan   // nil: the API key
+	who  *user  // nil: the API key
 	do   func(context.Context, *client.API) ([]client.Counter, error)
 }
 
@@ -166,11 +166,11 @@ func unexpected(what string, err error) error {
 }
 
 // api says where and as whom calls are made; nil: with the API key.
-func (r *lastingRun) api(gateway string, who *fan) (client.Config, error) {
+func (r *lastingRun) api(gateway string, who *user) (client.Config, error) {
 	if who == nil {
 		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKey, HTTP: r.web}, nil
 	}
-	cfg, err := r.config(gateway, who.user.name, who.user.signed())
+	cfg, err := r.config(gateway, who.name, who.signed())
 	cfg.HTTP = r.web
 	return cfg, err
 }

@@ -160,7 +160,7 @@ func (r *churn) come(ctx context.Context) error {
 	r.present = append(r.present, u)
 	page := r.drawPage()
 	for range 1 + r.rng.IntN(r.cfg.Tabs) {
-		if err := r.openTab(ctx, u, page); err != nil {
+		if _, err := r.enter(ctx, u, page); err != nil {
 			return err
 		}
 		if r.rng.IntN(2) == 0 {
@@ -168,11 +168,6 @@ func (r *churn) come(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (r *churn) openTab(ctx context.Context, u *user, page string) error {
-	_, err := r.enter(ctx, u, page)
-	return err
 }
 
 func (r *churn) drawPage() string { return r.pages[r.zipf.Uint64()] }
@@ -221,7 +216,8 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 		tab.reload()
 	case what == 2 && len(tabs) < r.cfg.Tabs:
 		r.tally.TabsOpened++
-		return r.openTab(ctx, u, r.drawPage())
+		_, err := r.enter(ctx, u, r.drawPage())
+		return err
 	case len(tabs) > 1:
 		r.tally.TabsClosed++
 		r.closeTab(tab, silent)

@@ -118,10 +118,11 @@ func (c *crowd) open(ctx context.Context) error {
 	return c.readBaseline(ctx)
 }
 
+// holdings are what a client holds of pages that it is about to subscribe to.
 func holdings(pages []string) []holding {
 	hs := make([]holding, len(pages))
 	for i, page := range pages {
-		hs[i] = watching(page)
+		hs[i].Page = page
 	}
 	return hs
 }

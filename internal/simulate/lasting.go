@@ -30,16 +30,15 @@ import (
 // any time: a 503 and a lost connection are no faults, but delays.
 type lastingRun struct {
 	*crowd
-	web     *http.Client // of the calls
-	streams *http.Client // of the event streams: without a time limit
-	calls   callStats
+	web   *http.Client // of the calls
+	calls callStats
 
 	sums, stocks, sets []*tally
 	views, votes       []*tally // of sums: what only grows, what fans may increment
 	all                []*tally
 	quotas             []*quota
 	workers            []*worker
-	fans               []*fan
+	fans               []*tab
 	subscribers        []*subscriber
 	fail               func(error) // ends the run
 
@@ -49,12 +48,11 @@ type lastingRun struct {
 }
 
 const (
-	roundTime     = 2 * time.Second // between two checkpoints
-	fanPause      = 150 * time.Millisecond
-	streamsAtMost = 8
-	remembered    = 16        // changes that a worker may repeat later
-	membersEach   = 3         // of a worker
-	far           = 1<<53 + 1 // the first change of one counter: beyond what a float holds
+	roundTime   = 2 * time.Second // between two checkpoints
+	fanPause    = 150 * time.Millisecond
+	remembered  = 16        // changes that a worker may repeat later
+	membersEach = 3         // of a worker
+	far         = 1<<53 + 1 // the first change of one counter: beyond what a float holds
 )
 
 // prefixes of the keys of one rule each, and their kinds.
@@ -64,7 +62,7 @@ var lastingKinds = []struct{ prefix, kind string }{
 
 // lastingConns is how many connections the scenario needs at once, at most.
 func lastingConns(cfg *Command) int {
-	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4 + streamsAtMost
+	return 2*cfg.Users + len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + cfg.Users/4
 }
 
 func (c *crowd) lasting(ctx context.Context) error {
@@ -82,11 +80,10 @@ func (c *crowd) lasting(ctx context.Context) error {
 	return err
 }
 
-// open makes the tallies, and those who move and watch them.
+// open makes the tallies and those who move them, and starts those who watch them.
 func (r *lastingRun) open() {
 	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
 	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
-	r.streams = &http.Client{Transport: &http.Transport{}}
 	byPrefix := map[string][]*tally{}
 	for _, k := range lastingKinds {
 		for i := range r.cfg.Pages {
@@ -100,60 +97,44 @@ func (r *lastingRun) open() {
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
 	r.openQuotas()
 
-	for i := range r.cfg.Users / 4 {
-		v := &fan{user: r.newUser(), like: membership{t: r.sets[i%len(r.sets)], name: client.Me}}
-		r.fans = append(r.fans, v)
-		r.subscribe(&subscriber{who: v}, v.like.t, r.votes[i%len(r.votes)])
-	}
 	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
-		if n := i - (r.cfg.Users - len(r.fans)); n >= 0 { // the last ones are the fans
-			w.fan = r.fans[n]
+		set := r.sets[i%len(r.sets)]
+		if i >= r.cfg.Users-r.cfg.Users/4 {
+			like := &membership{t: set, name: client.Me}
+			w.fan, w.members = r.newUser(), []*membership{like}
+			r.fans = append(r.fans, r.subscribe(w.fan, like, set, r.votes[i%len(r.votes)]))
 		} else {
 			for n := range membersEach {
-				w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+				w.members = append(w.members, &membership{t: set, name: fmt.Sprintf("worker %d/%d", i, n)})
 			}
 		}
 		r.workers = append(r.workers, w)
 	}
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
-			r.subscribe(&subscriber{}, batch...)
+			r.subscribe(r.newUser(), nil, batch...)
 		}
-	}
-	for i := range min(streamsAtMost, len(r.all)) {
-		t := r.all[i*len(r.all)/min(streamsAtMost, len(r.all))]
-		r.subscribe(&subscriber{stream: t}, t)
 	}
 }
 
-func (r *lastingRun) subscribe(s *subscriber, tallies ...*tally) {
-	s.run, s.held, s.tallies = r, map[string]client.Counter{}, map[string]*tally{}
+// subscribe has a user watch counters: a fan with a like, or with the API key.
+func (r *lastingRun) subscribe(u *user, like *membership, tallies ...*tally) *tab {
+	s := &subscriber{run: r, like: like, held: map[string]client.Counter{}, tallies: map[string]*tally{}}
 	for _, t := range tallies {
 		s.tallies[t.key] = t
 	}
 	r.subscribers = append(r.subscribers, s)
+	return r.start(&tab{user: u, asks: s}, len(r.subscribers))
 }
 
 func (r *lastingRun) work(ctx context.Context) error {
-	r.open()
-	defer r.web.CloseIdleConnections()
-	defer r.streams.CloseIdleConnections()
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 	group, ctx := errgroup.WithContext(ctx)
-	var fans []*tab
-	for i, s := range r.subscribers {
-		switch {
-		case s.stream != nil:
-			group.Go(func() error { return s.follow(ctx, i) })
-		case s.who != nil:
-			fans = append(fans, r.start(&tab{user: s.who.user, asks: s}, i))
-		default:
-			r.start(&tab{user: r.newUser(), asks: s}, i)
-		}
-	}
-	err := r.awaitPlaces(ctx, fans)
+	r.open()
+	defer r.web.CloseIdleConnections()
+	err := r.awaitPlaces(ctx, r.fans)
 	if err == nil {
 		err = r.drive(ctx, group)
 	}
@@ -215,9 +196,7 @@ func (w *worker) busy(ctx context.Context) error {
 	for {
 		w.gate.RLock()
 		err := ctx.Err()
-		if err == nil && w.fan != nil {
-			err = w.visit(ctx, w.fan)
-		} else if err == nil {
+		if err == nil {
 			err = w.act(ctx)
 		}
 		w.gate.RUnlock()
@@ -230,10 +209,11 @@ func (w *worker) busy(ctx context.Context) error {
 	}
 }
 
-// A worker is a server that changes counters, one call at a time, or a fan.
+// A worker is a server that changes counters, one call at a time, or a fan: a user without API key,
+// whose identity comes with its first WebSocket connection, so that all its calls are made as one user.
 type worker struct {
 	*lastingRun
-	fan     *fan
+	fan     *user // nil: it is a server
 	number  int
 	rng     *rand.Rand
 	made    int
@@ -278,6 +258,8 @@ func (w *worker) pick(of []*tally) *tally {
 // act does one thing that a worker does.
 func (w *worker) act(ctx context.Context) error {
 	switch n := w.rng.IntN(100); {
+	case w.fan != nil:
+		return w.visit(ctx)
 	case n < 28:
 		t := w.pick(w.sums)
 		return w.step(ctx, t, w.delta(t))
@@ -286,7 +268,7 @@ func (w *worker) act(ctx context.Context) error {
 	case n < 63:
 		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
 	case n < 76:
-		return w.join(ctx, w.members[w.rng.IntN(len(w.members))], nil)
+		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
 	case n < 81:
 		return w.edit(ctx)
 	case n < 84:
@@ -322,7 +304,7 @@ func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
 		}
 		return api.Increment(ctx, t.key, delta)
 	})
-	q.once = w.once()
+	q.once, q.who = w.once(), w.fan
 	return w.change(ctx, change{q, []part{moving(t, delta)}})
 }
 
@@ -366,14 +348,14 @@ func (w *worker) batch(ctx context.Context) error {
 		}}, parts})
 }
 
-// join takes a member into its set, or out of it, or repeats what is so already; as a fan, or with the API key.
-func (w *worker) join(ctx context.Context, m *membership, who *fan) error {
+// join takes a member into its set, or out of it, or repeats what is so already.
+func (w *worker) join(ctx context.Context, m *membership) error {
 	in := !m.in
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
 	c := change{toggle(m.t, m.name, in), []part{{m.t, "", toggled(m.in, in)}}}
-	c.who, m.in = who, in
+	c.who, m.in = w.fan, in
 	return w.change(ctx, c)
 }
 
@@ -573,17 +555,12 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 }
 
 // visit has a fan vote or like.
-func (w *worker) visit(ctx context.Context, v *fan) error {
+func (w *worker) visit(ctx context.Context) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err
 	}
 	if w.rng.IntN(2) == 0 {
-		t := w.pick(w.votes)
-		q := one("a vote for "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
-			return api.Increment(ctx, t.key, 1)
-		})
-		q.once, q.who = w.once(), v
-		return w.change(ctx, change{q, []part{moving(t, 1)}})
+		return w.step(ctx, w.pick(w.votes), 1)
 	}
-	return w.join(ctx, &v.like, v)
+	return w.join(ctx, w.members[0])
 }

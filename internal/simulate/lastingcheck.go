@@ -56,16 +56,14 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	}
 	for _, w := range r.workers {
 		for _, m := range w.members {
-			look(func(ctx context.Context, rng *rand.Rand) error { return r.checkMember(ctx, rng, m, m.name, nil) })
-		}
-	}
-	for _, v := range r.fans {
-		look(func(ctx context.Context, rng *rand.Rand) error {
-			if err := r.checkMember(ctx, rng, &v.like, client.Me, v); err != nil {
+			look(func(ctx context.Context, rng *rand.Rand) error {
+				err := r.checkMember(ctx, rng, m, m.name, w.fan)
+				if err == nil && w.fan != nil {
+					err = r.checkMember(ctx, rng, m, w.fan.called(), nil)
+				}
 				return err
-			}
-			return r.checkMember(ctx, rng, &v.like, v.user.called(), nil)
-		})
+			})
+		}
 	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
@@ -174,7 +172,7 @@ func (r *lastingRun) checkEntry(t *tally, e client.Entry) {
 }
 
 // checkMember asks whether a member is in a set, by that name; as a fan, or with the API key.
-func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *membership, name string, who *fan) error {
+func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *membership, name string, who *user) error {
 	q := one(fmt.Sprintf("GET of member %q of %s", name, m.t.key), func(ctx context.Context, api *client.API) (client.Counter, error) {
 		return api.Member(ctx, m.t.key, name)
 	})

@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"net"
-	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -20,21 +19,20 @@ type socket struct {
 	received *atomic.Int64 // bytes after the handshake, of all sockets; over TLS all bytes
 	matched  int           // of endOfHeader
 	silent   atomic.Bool   // reads fail, writes go nowhere, Close leaves the connection open
+	slow     bool          // it has a small receive buffer
 }
 
-// dialer returns a function that opens connections to a gateway, and puts each into s.
-func (s *socket) dialer(gateway string, received *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		s.TCPConn, s.received = conn.(*net.TCPConn), received
-		if strings.HasPrefix(gateway, "https:") {
-			s.matched = len(endOfHeader)
-		}
-		return s, nil
+// dial opens the connection.
+func (s *socket) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
 	}
+	s.TCPConn = conn.(*net.TCPConn)
+	if s.slow {
+		_ = s.SetReadBuffer(slowRead) // on an error the buffer has its usual size
+	}
+	return s, nil
 }
 
 func (s *socket) Read(p []byte) (int, error) {

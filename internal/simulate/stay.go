@@ -58,11 +58,9 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
 	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}, &processes{})
 	c.background.Go(c.watchdog)
+	c.watching = make([][]*tab, len(cfg.Gateways))
 	for range cfg.Watchers {
 		for i := range cfg.Gateways {
-			if len(c.watching) <= i {
-				c.watching = append(c.watching, nil)
-			}
 			w := c.start(&tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}, i)
 			c.watching[i] = append(c.watching[i], w)
 		}

@@ -6,8 +6,8 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,14 +48,9 @@ type holding struct {
 	bad     bool // the client joined it and the server must refuse it
 }
 
-// watching is what a client holds of a page that it is about to subscribe to.
-func watching(page string) holding { return holding{Count: client.Count{Page: page}} }
-
 // joining is what a client holds of a page that it is about to join.
 func joining(page string) holding {
-	h := watching(page)
-	h.bad = page != "" && !validPage(page)
-	return h
+	return holding{Count: client.Count{Page: page}, bad: page != "" && !validPage(page)}
 }
 
 // An exit is a way to leave.
@@ -112,7 +107,7 @@ func (c *tab) run() {
 		if no := (*client.Error)(nil); errors.As(err, &no) {
 			pause = max(pause, min(no.RetryAfter, lastPause))
 		}
-		if c.asks != nil && c.asks.who != nil {
+		if c.asks != nil && c.asks.like != nil {
 			pause = min(pause, pauseMost/5) // the fan's calls go on, and would be a stranger's where the server forgot the fan
 		}
 		if sleep(c.stays, pause/2+rand.N(pause/2+1)) != nil {
@@ -174,18 +169,15 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.asks != nil && c.asks.who == nil {
+	if c.asks != nil && c.asks.like == nil {
 		cfg.APIKey = c.crowd.cfg.APIKey
 	}
 	l = &link{}
-	open := l.socket.dialer(gateway, &c.crowd.stats.bytes)
-	cfg.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := open(ctx, network, address)
-		if err == nil && c.slow {
-			_ = l.socket.SetReadBuffer(slowRead) // on an error the buffer has its usual size
-		}
-		return conn, err
+	l.socket.received, l.socket.slow = &c.crowd.stats.bytes, c.slow
+	if strings.HasPrefix(gateway, "https:") {
+		l.socket.matched = len(endOfHeader)
 	}
+	cfg.DialContext = l.socket.dial
 	l.Conn, err = client.Dial(c.stays, cfg)
 	switch {
 	case errors.As(err, new(*client.Error)):

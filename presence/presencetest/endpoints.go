@@ -8,15 +8,27 @@ import (
 	"headcount/presence"
 )
 
+// twin is the page "p" of another site.
+var twin = presence.SiteOf("shop").Qualify("p")
+
+// onSites has pages of two sites with the same keys, and the whole of each site.
+var onSites = []string{"q", "p", presence.AllPages, twin, presence.SiteOf("shop").Qualify(presence.AllPages)}
+
 func attach(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
 	w := claim(t, s, 3)
-	p := w.set("p", 4)
-	want := []presence.Count{{Page: "q"}, p, {Page: presence.AllPages}}
+	var want []presence.Count
+	for i, page := range onSites {
+		want = append(want, w.set(page, int64(i)))
+	}
+	for i, c := range want[1:] {
+		e.until(t, "each count", func() bool { return e.counts[onSites[i+1]] == c })
+	}
 	for what, read := range map[string]func([]presence.Topic) ([]presence.Update, error){
 		"Attach":  func(list []presence.Topic) ([]presence.Update, error) { return s.Attach(t.Context(), "g1", list) },
 		"Updates": func(list []presence.Topic) ([]presence.Update, error) { return s.Updates(t.Context(), list) },
 	} {
-		updates, err := read(topics("q", "p", presence.AllPages))
+		updates, err := read(topics(onSites...))
 		if err != nil || len(updates) != len(want) {
 			t.Fatalf("%s = %+v, %v", what, updates, err)
 		}
@@ -51,96 +63,6 @@ func unknownTopics(t *testing.T, s Store) {
 	}
 }
 
-// sitesApart checks that pages, users and changes with the same key on several sites are
-// independent.
-func sitesApart(t *testing.T, s Store) {
-	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
-	sites := []presence.Site{presence.DefaultSite, shop, blog}
-	e := listen(t, s, allBuckets())
-	w := claim(t, s, 3)
-	var list []presence.Topic
-	for _, site := range sites {
-		for _, key := range []string{"p", "a/b", presence.AllPages} {
-			list = append(list, presence.Topic{Site: site, Kind: presence.KindCount, Key: key})
-		}
-	}
-	if _, err := s.Attach(t.Context(), "g", list); err != nil {
-		t.Fatal(err)
-	}
-	var members []presence.MemberChange
-	var counts []presence.PageUsers
-	users := map[string]int64{}
-	for i, topic := range list[:len(list)-1] { // nobody is in the last
-		users[topic.Name()] = int64(i + 1)
-		counts = append(counts, presence.PageUsers{Page: topic.Name(), Users: int64(i + 1)})
-		if topic.Key != presence.AllPages {
-			members = append(members, presence.MemberChange{Member: presence.Member{User: 3, Page: topic.Name()}})
-		}
-	}
-	o := s.Write(t.Context(), []presence.Change{w.change(members, counts...)})
-	if o[0].Err != nil {
-		t.Fatal(o[0].Err)
-	}
-	for i, c := range o[0].Counts {
-		if c.Page != counts[i].Page || c.Users != counts[i].Users {
-			t.Errorf("written %+v, answered %+v", counts[i], c)
-		}
-	}
-	updates, err := s.Updates(t.Context(), list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, topic := range list {
-		wantUsers(t, s, topic.Name(), users[topic.Name()])
-		if c, ok := presence.CountOf(updates[i]); !ok || updates[i].Topic != topic || c.Page != topic.Name() || c.Users != users[topic.Name()] {
-			t.Errorf("%s reads as %+v", topic, updates[i])
-		}
-	}
-	e.until(t, "the counts of all sites", func() bool {
-		for name, n := range users {
-			if e.counts[name].Users != n {
-				return false
-			}
-		}
-		return true
-	})
-	e.until(t, "the endpoints of all sites", func() bool {
-		for _, topic := range list {
-			if !e.ends[presence.Endpoint{Topic: topic, Gateway: "g"}] {
-				return false
-			}
-		}
-		return true
-	})
-	for _, topic := range list {
-		if got := attached(t, s, topic.Name()); !slices.Equal(got, []string{"g"}) {
-			t.Errorf("attached to %s: %v", topic, got)
-		}
-	}
-	if missing, err := s.Missing(t.Context(), "g", list); err != nil || len(missing) != 0 {
-		t.Errorf("Missing = %v, %v", missing, err)
-	}
-	var pages []string
-	for _, m := range load(t, s, claim(t, s, 3).claim).Members {
-		pages = append(pages, m.Page)
-	}
-	slices.Sort(pages)
-	var want []string
-	for _, m := range members {
-		want = append(want, m.Page)
-	}
-	slices.Sort(want)
-	if !slices.Equal(pages, want) {
-		t.Errorf("members on %q, want %q", pages, want)
-	}
-	if err := s.Detach(t.Context(), "g", list[3:4]); err != nil {
-		t.Fatal(err)
-	}
-	if missing, err := s.Missing(t.Context(), "g", list); err != nil || !slices.Equal(missing, list[3:4]) {
-		t.Errorf("Missing = %v, %v; want %v", missing, err, list[3:4])
-	}
-}
-
 func topics(pages ...string) []presence.Topic { return presence.CountTopics(pages) }
 
 func attached(t testing.TB, s presence.Store, page string) []string {
@@ -160,6 +82,9 @@ func attached(t testing.TB, s presence.Store, page string) []string {
 }
 
 func endpoints(t *testing.T, s Store) {
+	if _, err := s.Attach(t.Context(), "g1", topics(twin)); err != nil {
+		t.Fatal(err)
+	}
 	for _, step := range []struct {
 		gateway string
 		gone    bool
@@ -184,14 +109,20 @@ func endpoints(t *testing.T, s Store) {
 		if got := attached(t, s, "p"); !slices.Equal(got, step.want) {
 			t.Fatalf("after %+v: %v", step, got)
 		}
+		if got := attached(t, s, twin); !slices.Equal(got, []string{"g1"}) {
+			t.Fatalf("after %+v: %v are attached to the page of another site", step, got)
+		}
 		for _, gw := range []string{"g1", "g2", "g"} {
-			missing, err := s.Missing(t.Context(), gw, topics("p", "never"))
-			want := topics("p", "never")
-			if slices.Contains(step.want, gw) {
-				want = topics("never")
+			missing, err := s.Missing(t.Context(), gw, topics("p", "never", twin))
+			want := topics("never", twin, "p")
+			if gw == "g1" {
+				want = slices.Delete(want, 1, 2)
 			}
-			slices.SortFunc(missing, func(a, b presence.Topic) int { return cmp.Compare(b.Key, a.Key) })
-			if err != nil || !slices.Equal(missing, want) {
+			if slices.Contains(step.want, gw) {
+				want = want[:len(want)-1]
+			}
+			byName := func(a, b presence.Topic) int { return cmp.Compare(a.Name(), b.Name()) }
+			if slices.SortFunc(missing, byName); err != nil || !slices.Equal(missing, slices.SortedFunc(slices.Values(want), byName)) {
 				t.Fatalf("after %+v %s misses %v, %v; want %v", step, gw, missing, err, want)
 			}
 		}

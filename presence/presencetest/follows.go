@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -19,6 +20,13 @@ func follow(t testing.TB, b *unread.FollowService, u unread.User, page string) {
 	t.Helper()
 	if err := b.Follow(t.Context(), u, page); err != nil {
 		t.Fatalf("Follow(%q): %v", page, err)
+	}
+}
+
+func reset(t testing.TB, b *unread.FollowService, u unread.User, pages ...string) {
+	t.Helper()
+	if _, err := b.Reset(t.Context(), u, pages...); err != nil {
+		t.Fatalf("Reset(%q): %v", pages, err)
 	}
 }
 
@@ -65,48 +73,15 @@ func notifications(t *testing.T, s Store) {
 	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
 		t.Errorf("%+v, %d, %v", got, n, err)
 	}
-	if _, err := b.Reset(t.Context(), u, a, freshName()); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u, a, freshName())
 	is(9, 1, second)
 	change(t, s, a, unread.Change{})
 	is(9, 2, unread.Notification{Page: a, Count: 1}, second)
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u)
 	is(9, 0)
 	change(t, s, z, unread.Change{})
 	change(t, s, z, unread.Change{By: &u, Title: "own"})
 	is(9, 1, unread.Notification{Page: z, Count: 1})
-}
-
-func forget(t *testing.T, s Store) {
-	b, u, other, page := unread.NewFollowService(s), freshUser(), freshUser(), freshName()
-	if err := b.Forget(t.Context(), u); err != nil { // who follows nothing
-		t.Fatal(err)
-	}
-	for _, user := range []unread.User{u, other} {
-		follow(t, b, user, page)
-		follow(t, b, user, page+"2")
-	}
-	change(t, s, page, unread.Change{})
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
-	change(t, s, page, unread.Change{})
-	before := record(t, s, u).Version
-	if err := b.Forget(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
-	if r := record(t, s, u); len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before) <= 0 {
-		t.Errorf("%+v", r)
-	}
-	wantUnread(t, b, u, 0)
-	wantUnread(t, b, other, 2)
-	follow(t, b, u, page) // as a new one
-	wantUnread(t, b, u, 0)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 1)
 }
 
 func maxFollows(t *testing.T, s Store) {
@@ -115,9 +90,7 @@ func maxFollows(t *testing.T, s Store) {
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
 	}
-	if _, err := s.Save(t.Context(), u, unread.Record{}, r); err != nil {
-		t.Fatal(err)
-	}
+	saved(t, s, u, unread.Record{}, r)
 	follow(t, b, u, "the last")
 	if err := b.Follow(t.Context(), u, "one more"); !errors.Is(err, presence.ErrTooMany) {
 		t.Errorf("the 1,001st follow: %v", err)
@@ -153,9 +126,7 @@ func unreadUpdated(t *testing.T, s Store) {
 	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
 		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
 	}
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, b, u)
 	reset := wantUnread(t, b, u, 0)
 	if !reset.After(l.At) {
 		t.Errorf("updated %s by a reset after %s", reset, l.At)
@@ -181,20 +152,14 @@ func changeInReset(t *testing.T, s Store) {
 	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
 	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
-	if _, err := slow.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, slow, u)
 	wantUnread(t, b, u, 1)
 	// A reset that another reset overtakes does not undo the other one.
 	slow = unread.NewFollowService(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
-		if _, err := b.Reset(t.Context(), u); err != nil {
-			t.Error(err)
-		}
+		reset(t, b, u)
 	}})
-	if _, err := slow.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	reset(t, slow, u)
 	wantUnread(t, b, u, 0)
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 1)
@@ -224,58 +189,6 @@ func editsAtOnce(t *testing.T, s Store) {
 	}
 }
 
-func resetsAtOnce(t *testing.T, s Store) {
-	const n = 100
-	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
-	follow(t, b, u, page)
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for range n {
-				if err := s.Change(t.Context(), page, unread.Change{}); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-		b := unread.NewFollowService(s)
-		wg.Go(func() {
-			last := int64(0)
-			for range 20 {
-				st, err := b.Reset(t.Context(), u)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if seen := st.Follows[0].Seen; seen < last {
-					t.Errorf("seen went from %d to %d", last, seen)
-				} else {
-					last = seen
-				}
-			}
-		})
-	}
-	wg.Wait()
-	l, _ := level(t, s, u, page)
-	wantUnread(t, b, u, l.All-record(t, s, u).Follows[0].Seen)
-	if l.All != 2*n {
-		t.Errorf("%d changes of %d", l.All, 2*n)
-	}
-	if _, err := b.Reset(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
-	wantUnread(t, b, u, 0)
-}
-
-func lostPast(t *testing.T, s Store) {
-	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
-	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: page, Incarnation: 1, Seen: 1000}}}); err != nil {
-		t.Fatal(err)
-	}
-	wantUnread(t, b, u, 0)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 1)
-}
-
 // unreadModel runs random sequences of events on the store and on a model that
 // lists the unread changes of each page one by one.
 func unreadModel(t *testing.T, s Store) {
@@ -296,7 +209,7 @@ func unreadModel(t *testing.T, s Store) {
 			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
 			u, page := users[at.user], pages[at.page]
 			_, follows := model[at]
-			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "reset", "reset of a page"}).Draw(rt, "event") {
+			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page"}).Draw(rt, "event") {
 			case "change":
 				must(s.Change(ctx, page, unread.Change{}))
 				for pl := range model {
@@ -319,6 +232,14 @@ func unreadModel(t *testing.T, s Store) {
 			case "unfollow":
 				must(b.Unfollow(ctx, u, page))
 				delete(model, at)
+			case "forget":
+				before := record(t, s, u)
+				must(b.Forget(ctx, u))
+				r, knew := record(t, s, u), len(before.Follows) > 0 || !before.Updated.IsZero()
+				if len(r.Follows) != 0 || !r.Updated.IsZero() || (r.Version.Compare(before.Version) > 0) != knew {
+					rt.Fatalf("%+v became %+v", before, r)
+				}
+				maps.DeleteFunc(model, func(pl place, _ int64) bool { return pl.user == at.user })
 			case "reset":
 				is, err := b.Reset(ctx, u)
 				must(err)

@@ -17,9 +17,7 @@ func (w *writer) depart(departures ...presence.Departure) {
 	}
 	c.Departures = departures
 	for range 2 { // writes may be repeated
-		if o := w.s.Write(w.t.Context(), []presence.Change{c}); o[0].Err != nil {
-			w.t.Fatal(o[0].Err)
-		}
+		w.write(c)
 	}
 }
 
@@ -76,9 +74,7 @@ func manyDeparted(t *testing.T, s Store) {
 	w := claim(t, s, 3)
 	c := w.change([]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}) // fewer members than departures
 	c.Departures = departures
-	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
-		t.Fatal(o[0].Err)
-	}
+	w.write(c)
 	wantSeen(t, s, users, want...)
 }
 

@@ -31,9 +31,7 @@ func runningMinute(t *testing.T, s Store) {
 		for _, u := range arrivals {
 			c.Arrivals = append(c.Arrivals, presence.Arrival{User: u, Page: "p"})
 		}
-		if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
-			t.Fatal(o[0].Err)
-		}
+		by.write(c)
 	}
 	write(v, 4, 1, 2, 3, 4)
 	write(w, 3, 5, 6, 7)

@@ -43,15 +43,12 @@ func Run(t *testing.T, short Extent, open Factory) {
 		"all pages that have users are listed":        listed,
 		"attach returns the counts":                   attach,
 		"topics that are not known are carried":       unknownTopics,
-		"sites have nothing to do with each other":    sitesApart,
 		"endpoints come and go":                       endpoints,
 		"a watcher hears endpoints":                   watchEndpoints,
 		"a watcher hears only its buckets":            watchBuckets,
 		"a change that changes no total is not told":  quiet,
-		"watch ends with its context":                 watchEnds,
 		"partitions written at once add up":           concurrent,
 		"the region has all of a count":               parts,
-		"nobody is on a page without a past":          noParts,
 		"the running minute is remembered":            runningMinute,
 		"a departure is remembered":                   departed,
 		"many departures in one write":                manyDeparted,
@@ -84,12 +81,18 @@ func complete(t testing.TB, s presence.Store) {
 	finish(t, s, claimAll(t, s, false))
 }
 
+// upTo returns the numbers from 0 that are less than n.
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
 func claimAll(t testing.TB, s presence.Store, again bool) []presence.Claim {
 	t.Helper()
-	partitions := make([]int, presence.DefaultPartitions)
-	for i := range partitions {
-		partitions[i] = i
-	}
+	partitions := upTo(presence.DefaultPartitions)
 	claims, err := s.Claim(t.Context(), "node", partitions, again)
 	if err != nil || len(claims) != len(partitions) {
 		t.Fatalf("Claim of all = %d claims, %v", len(claims), err)
@@ -115,12 +118,8 @@ func incomplete(t *testing.T, s Store) {
 	claims := claimAll(t, s, false)
 	wantMissing := func(want ...int) {
 		t.Helper()
-		ids := make([]int, presence.DefaultPartitions)
-		for i := range ids {
-			ids[i] = i
-		}
 		for _, everywhere := range []bool{true, false} {
-			if got, err := s.Incomplete(t.Context(), ids, everywhere); err != nil || !slices.Equal(got, want) {
+			if got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere); err != nil || !slices.Equal(got, want) {
 				t.Errorf("Incomplete(everywhere %t) = %v, %v; want %v", everywhere, got, err, want)
 			}
 		}
@@ -211,13 +210,23 @@ func (w *writer) change(members []presence.MemberChange, counts ...presence.Page
 	return presence.Change{Claim: w.claim, Sequence: w.seq, Members: members, Counts: counts}
 }
 
+// write writes a change, and returns the counts that it made.
+func (w *writer) write(c presence.Change) []presence.Count {
+	w.t.Helper()
+	o := w.s.Write(w.t.Context(), []presence.Change{c})
+	if len(o) != 1 || o[0].Err != nil || len(o[0].Counts) != len(c.Counts) {
+		w.t.Fatalf("Write(%+v) = %+v", c, o)
+	}
+	return o[0].Counts
+}
+
 func (w *writer) set(page string, users int64) presence.Count {
 	w.t.Helper()
-	o := w.s.Write(w.t.Context(), []presence.Change{w.change(nil, presence.PageUsers{Page: page, Users: users})})
-	if len(o) != 1 || o[0].Err != nil || len(o[0].Counts) != 1 || o[0].Counts[0].Page != page {
-		w.t.Fatalf("Write(%q, %d) = %+v", page, users, o)
+	c := w.write(w.change(nil, presence.PageUsers{Page: page, Users: users}))[0]
+	if c.Page != page {
+		w.t.Fatalf("a write of %q made %+v", page, c)
 	}
-	return o[0].Counts[0]
+	return c
 }
 
 // setMany sets all pages in one write.
@@ -227,9 +236,7 @@ func (w *writer) setMany(pages []string, users int64) {
 	for i, page := range pages {
 		counts[i] = presence.PageUsers{Page: page, Users: users}
 	}
-	if o := w.s.Write(w.t.Context(), []presence.Change{w.change(nil, counts...)}); o[0].Err != nil {
-		w.t.Fatal(o[0].Err)
-	}
+	w.write(w.change(nil, counts...))
 }
 
 func count(t tb, s presence.Store, page string) presence.Count {
@@ -304,9 +311,7 @@ func holds(t *testing.T, s Store) {
 	write := func(hold time.Time, alone bool) {
 		t.Helper()
 		m.Hold, m.Alone = hold, alone
-		if o := s.Write(t.Context(), []presence.Change{w.change([]presence.MemberChange{m})}); o[0].Err != nil {
-			t.Fatal(o[0].Err)
-		}
+		w.write(w.change([]presence.MemberChange{m}))
 	}
 	one := func() presence.Member {
 		snap := load(t, s, w.claim)
@@ -334,9 +339,7 @@ func holds(t *testing.T, s Store) {
 func loadedPages(t *testing.T, s Store) {
 	w := claim(t, s, 3)
 	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
-	if o := s.Write(t.Context(), []presence.Change{w.change([]presence.MemberChange{m}, presence.PageUsers{Page: "p", Users: 1})}); o[0].Err != nil {
-		t.Fatal(o[0].Err)
-	}
+	w.write(w.change([]presence.MemberChange{m}, presence.PageUsers{Page: "p", Users: 1}))
 	next := claim(t, s, 3)
 	snap := load(t, s, next.claim)
 	named := slices.Contains(snap.Pages, "p")
@@ -358,11 +361,7 @@ func large(t *testing.T, s Store) {
 		ms = append(ms, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
 		counts = append(counts, presence.PageUsers{Page: page, Users: int64(i%7) + 1})
 	}
-	o := s.Write(t.Context(), []presence.Change{w.change(ms, counts...)})
-	if o[0].Err != nil || len(o[0].Counts) != n {
-		t.Fatalf("Write = %d counts, %v", len(o[0].Counts), o[0].Err)
-	}
-	for i, c := range o[0].Counts {
+	for i, c := range w.write(w.change(ms, counts...)) {
 		if c.Page != counts[i].Page || c.Users != counts[i].Users {
 			t.Fatalf("count %d = %+v, want %+v", i, c, counts[i])
 		}

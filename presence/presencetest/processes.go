@@ -11,11 +11,9 @@ import (
 )
 
 var processes = map[string]func(*testing.T, Store){
-	"all see who has a lease":         leases,
-	"a lease runs out":                leaseRunsOut,
-	"a name belongs to one life":      nameTaken,
-	"only its own life ends a lease":  leave,
-	"renewing replaces what was said": renewed,
+	"all see who has a lease":              leases,
+	"a lease runs out":                     leaseRunsOut,
+	"a name and its lease are of one life": leave,
 }
 
 // renew renews a lease, again and again until there are cluster facts.
@@ -46,7 +44,10 @@ var (
 func leases(t *testing.T, s Store) {
 	sees(t, s, bProcess, bProcess)
 	sees(t, s, aProcess, aProcess, bProcess)
-	sees(t, s, bProcess, aProcess, bProcess)
+	leaving := aProcess
+	leaving.Roles = nil
+	sees(t, s, leaving, leaving, bProcess)
+	sees(t, s, bProcess, leaving, bProcess)
 }
 
 func leaseRunsOut(t *testing.T, s Store) {
@@ -64,7 +65,7 @@ func leaseRunsOut(t *testing.T, s Store) {
 	sees(t, s, next, aProcess, next)
 }
 
-func nameTaken(t *testing.T, s Store) {
+func leave(t *testing.T, s Store) {
 	sees(t, s, aProcess, aProcess)
 	twin := aProcess
 	twin.Incarnation++
@@ -72,12 +73,6 @@ func nameTaken(t *testing.T, s Store) {
 		t.Fatalf("another life of a's name: %v, want ErrNameTaken", err)
 	}
 	sees(t, s, aProcess, aProcess)
-}
-
-func leave(t *testing.T, s Store) {
-	sees(t, s, aProcess, aProcess)
-	twin := aProcess
-	twin.Incarnation++
 	for _, other := range []presence.Process{twin, bProcess} {
 		if err := s.Leave(t.Context(), other); err != nil {
 			t.Fatal(err)
@@ -92,34 +87,15 @@ func leave(t *testing.T, s Store) {
 	sees(t, s, twin, twin)
 }
 
-func renewed(t *testing.T, s Store) {
-	sees(t, s, aProcess, aProcess)
-	leaving := aProcess
-	leaving.Roles = nil
-	sees(t, s, leaving, leaving)
-	sees(t, s, bProcess, leaving, bProcess)
-}
-
 func parts(t *testing.T, s Store) {
-	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, c := range claims {
-		o := s.Write(t.Context(), []presence.Change{{Claim: c, Sequence: 9, Counts: []presence.PageUsers{{Page: "p", Users: int64(i + 1)}}, Complete: true}})
-		if o[0].Err != nil {
-			t.Fatal(o[0].Err)
-		}
-	}
-	c, of, err := s.Parts(t.Context(), "p")
-	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
-		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
-	}
-}
-
-func noParts(t *testing.T, s Store) {
 	c, of, err := s.Parts(t.Context(), "p")
 	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) || !reflect.DeepEqual(of, want) {
+		t.Fatalf("Parts of a page without a past = %+v, %+v, %v; want %+v", c, of, err, want)
+	}
+	claim(t, s, 1).set("p", 1)
+	claim(t, s, 2).set("p", 2)
+	c, of, err = s.Parts(t.Context(), "p")
+	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
 }
