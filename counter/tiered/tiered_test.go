@@ -1,7 +1,6 @@
 package tiered_test
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"io"
