@@ -1,5 +1,5 @@
 -- merge.lua: merge a batch of another region's pairs into one bucket. The result is the
--- same as that of pncounter.Copy.Merge.
+-- same as that of presencetest.Copy.Merge.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  strings, see page.lua
