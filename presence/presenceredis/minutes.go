@@ -30,9 +30,7 @@ const (
 // written once a minute for each page, as absolute numbers of this process.
 type minuteWriter struct {
 	store     *Store
-	retention int64         // minutes; 0: nothing is kept
-	end       func()        // ends run
-	ended     chan struct{} // closed when run has returned
+	retention int64 // minutes; 0: nothing is kept
 
 	mu     sync.Mutex
 	latest int64         // the last minute that arrivals were collected for
@@ -52,27 +50,8 @@ type visit struct {
 	at   int64
 }
 
-func (m *minuteWriter) start(s *Store) {
-	m.store, m.retention = s, int64(s.cfg.PageStats/time.Minute)
-	if m.retention == 0 {
-		return
-	}
-	m.visits = map[visit]*minutes.Visits{}
-	ctx, end := context.WithCancel(context.Background())
-	m.end, m.ended = end, make(chan struct{})
-	go m.run(ctx) // ends with stop
-}
-
-// stop writes everything, including the running minute.
-func (m *minuteWriter) stop() {
-	if m.retention > 0 {
-		m.end()
-		<-m.ended
-	}
-}
-
+// run writes minutes until ctx ends, and then everything, including the running minute.
 func (m *minuteWriter) run(ctx context.Context) {
-	defer close(m.ended)
 	look := time.NewTicker(minuteInterval)
 	defer look.Stop()
 	for {

@@ -54,7 +54,6 @@ func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 
 // doChores works off the chores until ctx ends. It repeats a failed chore after tidyPause.
 func (s *Store) doChores(ctx context.Context) {
-	defer close(s.choresEnded)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	failed := func(chore map[int]bool, bucket int, err error) {
