@@ -118,16 +118,22 @@ func numbers(texts []any) []uint64 {
 }
 
 // parsePair parses "incarnation increments decrements".
-func parsePair(text string) (p pncounter.Pair, ok bool) {
-	f := strings.Fields(text)
-	if len(f) != 3 {
-		return p, false
+func parsePair(text string) (pncounter.Pair, bool) {
+	n, ok := numbersIn(text, 3)
+	return pncounter.Pair{Incarnation: n[0], Increments: int64(n[1]), Decrements: int64(n[2])}, ok
+}
+
+// numbersIn parses count whole numbers, separated by spaces. A number that is missing or
+// malformed is 0. ok says that text has just these numbers.
+func numbersIn(text string, count int) (n []uint64, ok bool) {
+	fields := strings.Split(text, " ")
+	n, ok = make([]uint64, count), len(fields) == count
+	for i, field := range fields[:min(count, len(fields))] {
+		var err error
+		n[i], err = strconv.ParseUint(field, 10, 64)
+		ok = ok && err == nil
 	}
-	var errs [3]error
-	p.Incarnation, errs[0] = strconv.ParseUint(f[0], 10, 64)
-	p.Increments, errs[1] = strconv.ParseInt(f[1], 10, 64)
-	p.Decrements, errs[2] = strconv.ParseInt(f[2], 10, 64)
-	return p, errors.Join(errs[:]...) == nil
+	return n, ok
 }
 
 // BeginLogs makes logs with all pages, for buckets to which a process without peers has
@@ -357,9 +363,8 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 				return err
 			}
 			positions[i].Bucket = buckets[i]
-			if f := strings.Fields(g.Val()); len(f) == 4 {
-				n := numbers([]any{f[0], f[1]})
-				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], f[3] == "1"
+			if n, ok := numbersIn(g.Val(), 4); ok {
+				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], n[3] == 1
 			}
 		}
 		return nil
