@@ -39,7 +39,7 @@ local function counted(peer, inc, n)
 end
 
 local function answer(status, at, changed, malformed, refused, ended)
-  local reply = {status, whole(at), whole(cursor), whole(math.max(high, least)), done and 1 or 0, changed, malformed, ended or ''}
+  local reply = {status, at, cursor, math.max(high, least), done and 1 or 0, changed, malformed, ended or ''}
   for _, i in ipairs(refused) do reply[#reply + 1] = i end
   return reply
 end

@@ -160,8 +160,16 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	}
 	claims := make([]presence.Claim, len(partitions))
 	for i, p := range partitions {
-		if claims[i], err = claimOf(p, generation, calls[i].Reply.([]any)); err != nil {
-			return fail(err)
+		reply := calls[i].Reply.([]any)
+		epoch, former := reply[0].(int64), reply[2].(int64)
+		if epoch < 0 {
+			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
+		}
+		claims[i] = presence.Claim{
+			Partition: p, Generation: generation, Epoch: uint64(epoch), Former: uint64(former), Whole: reply[5].(int64) == 1,
+		}
+		if former > 0 { // epochs are milliseconds, see claim.lua
+			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
 		}
 	}
 	if err := s.fence(ctx, claims, generationText, again); err != nil {
@@ -179,22 +187,6 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 	}
 	return claims, nil
-}
-
-// claimOf returns the claim in a reply of claim.lua.
-func claimOf(partition int, generation uint64, reply []any) (presence.Claim, error) {
-	c := presence.Claim{Partition: partition, Generation: generation, Whole: reply[5].(int64) == 1}
-	var err error
-	if c.Epoch, err = strconv.ParseUint(reply[0].(string), 10, 64); err != nil {
-		return c, fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, partition)
-	}
-	if c.Former, err = strconv.ParseUint(reply[2].(string), 10, 64); err != nil {
-		return c, fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, partition, reply[2])
-	}
-	if c.Former > 0 { // epochs are milliseconds, see claim.lua
-		c.Held = time.Duration(c.Epoch-c.Former) * time.Millisecond
-	}
-	return c, nil
 }
 
 // fence writes the claims that were granted to every bucket.
@@ -314,13 +306,9 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	snap.Pages = append(snap.Pages, pages...)
-	now, err := strconv.ParseInt(reply[3].(string), 10, 64)
-	if err != nil {
-		return fmt.Errorf("%w: the time of Redis: %w", presence.ErrUnavailable, err)
-	}
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
-		m, err := member(fields[j].(string), fields[j+1].(string), now)
+		m, err := member(fields[j].(string), fields[j+1].(string), reply[3].(int64))
 		if err != nil {
 			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 		}

@@ -61,7 +61,8 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			continue
 		}
 		if len(pages) == 2*limit { // there may be more
-			b.To, b.Complete, b.More = numbers(pages[len(pages)-1:])[0], false, true
+			b.To, _ = strconv.ParseUint(pages[len(pages)-1].(string), 10, 64)
+			b.Complete, b.More = false, true
 		}
 		if len(pages) == 0 {
 			continue
@@ -90,9 +91,11 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 			continue
 		}
 		prefix := len(pagePrefix(b.Bucket))
-		for j, text := range own.Reply.([]any) {
-			if p, ok := parsePair(text.(string)); ok {
-				b.Pages = append(b.Pages, pncounter.PagePair{Page: own.Keys[2+j][prefix:], Pair: p})
+		reply := own.Reply.([]any)
+		for j, key := range own.Keys[2:] {
+			p := pncounter.Pair{Incarnation: uint64(reply[3*j].(int64)), Increments: reply[3*j+1].(int64), Decrements: reply[3*j+2].(int64)}
+			if p.Incarnation > 0 {
+				b.Pages = append(b.Pages, pncounter.PagePair{Page: key[prefix:], Pair: p})
 			}
 		}
 	}
@@ -109,18 +112,12 @@ func noneRan(calls []*call) bool {
 	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.Err == nil })
 }
 
-func numbers(texts []any) []uint64 {
-	n := make([]uint64, len(texts))
-	for i, t := range texts {
-		n[i], _ = strconv.ParseUint(t.(string), 10, 64)
+func numbers(values []any) []uint64 {
+	n := make([]uint64, len(values))
+	for i, v := range values {
+		n[i] = uint64(v.(int64))
 	}
 	return n
-}
-
-// parsePair parses "incarnation increments decrements".
-func parsePair(text string) (pncounter.Pair, bool) {
-	n, ok := numbersIn(text, 3)
-	return pncounter.Pair{Incarnation: n[0], Increments: int64(n[1]), Decrements: int64(n[2])}, ok
 }
 
 // numbersIn parses count whole numbers, separated by spaces. A number that is missing or
