@@ -265,7 +265,7 @@ func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []pr
 		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // the name, so as not to retain records
 		s.raiseFloor(counts[i].Version.Incarnation)
 	}
-	s.minutes.countsEnded(cc, reply[6].(string))
+	s.minutes.minutesEnded(cc.bucket, reply[6].(string))
 	for i, g := range cc.groups {
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))

@@ -33,7 +33,7 @@ func seenKey(p int) string  { return partitionKey(p) + "s" }
 
 func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
-// shardOf returns which of n shards has the user, as shards.lua does. From n to n+1
+// shardOf returns which of n shards has the user, as resize.lua does. From n to n+1
 // shards only users of one shard move, and only to the new one (linear hashing).
 func shardOf(u presence.User, n int) int {
 	size := 1

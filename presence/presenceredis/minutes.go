@@ -67,22 +67,8 @@ func (m *minuteWriter) run(ctx context.Context) {
 	}
 }
 
-// countsEnded queues the minutes that a run of counts.lua reports as ended.
-func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
-	if text == "" || m.retention == 0 {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for ; len(text) >= 2+entryBytes; text = text[2+entryBytes:] {
-		if page := int(text[0])<<8 | int(text[1]); page < len(cc.names) {
-			m.note(endedMinute{cc.bucket, cc.names[page], text[2 : 2+entryBytes]})
-		}
-	}
-}
-
-// endedByMerge queues the minutes that a run of merge.lua reports as ended.
-func (m *minuteWriter) endedByMerge(bucket int, text string) {
+// minutesEnded queues the minutes that a run of counts.lua or merge.lua reports as ended.
+func (m *minuteWriter) minutesEnded(bucket int, text string) {
 	if m.retention == 0 {
 		return
 	}
@@ -93,14 +79,10 @@ func (m *minuteWriter) endedByMerge(bucket int, text string) {
 		if len(text) < end+entryBytes {
 			return
 		}
-		m.note(endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
+		if len(m.counts) < maxPendingMinutes {
+			m.counts = append(m.counts, endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
+		}
 		text = text[end+entryBytes:]
-	}
-}
-
-func (m *minuteWriter) note(e endedMinute) {
-	if len(m.counts) < maxPendingMinutes {
-		m.counts = append(m.counts, e)
 	}
 }
 

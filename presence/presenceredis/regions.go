@@ -408,7 +408,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
-		p.s.minutes.endedByMerge(batches[i].Bucket, reply[7].(string))
+		p.s.minutes.minutesEnded(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
 		}
