@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -141,7 +140,6 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	if err != nil {
 		return fail(err)
 	}
-	generationText := strconv.FormatUint(generation, 10)
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
 	s.mu.Lock()
@@ -151,7 +149,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			before = s.partitions[p].epoch
 		}
 		calls[i] = &call{
-			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generationText, s.self, number, before},
+			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generation, s.self, number, before},
 		}
 	}
 	s.mu.Unlock()
@@ -172,7 +170,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
 		}
 	}
-	if err := s.fence(ctx, claims, generationText, again); err != nil {
+	if err := s.fence(ctx, claims, generation, again); err != nil {
 		return fail(err)
 	}
 	s.mu.Lock()
@@ -190,7 +188,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 }
 
 // fence writes the claims that were granted to every bucket.
-func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation string, again bool) error {
+func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation uint64, again bool) error {
 	var calls []*call
 	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
 	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
@@ -262,7 +260,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 				keys = append(keys, memberKey(c.Partition, j))
 			}
 			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
-				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shards,
+				c.Epoch, c.Generation, flag(first == 0), shards,
 			}}), append(of, i)
 		}
 	}

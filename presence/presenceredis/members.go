@@ -178,7 +178,6 @@ func (s *Store) unwritten(c presence.Change) pageList {
 // that Redis lists them as unwritten before any member changes. Before the batches the
 // number of shards is adapted to the number of members.
 func (s *Store) memberCalls(c presence.Change, list pageList, shards, members int) []*call {
-	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
 	drop := 0         // shards that a reset drops
@@ -201,9 +200,9 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 			for i := range drop {
 				keys = append(keys, memberKey(c.Partition, i))
 			}
-			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
+			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
 		} else {
-			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
+			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
 		}
 		list.text = nil
 		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
@@ -276,7 +275,6 @@ func shardsAfter(c presence.Change, shards, members int) int {
 
 // resizeCalls returns the calls that change the number of shards.
 func resizeCalls(c presence.Claim, from, to int) []*call {
-	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	for from != to {
 		next := max(from-resizeSteps, to)
@@ -294,7 +292,7 @@ func resizeCalls(c presence.Claim, from, to int) []*call {
 			}
 			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
 		}
-		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, generation, from, next}})
+		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, c.Generation, from, next}})
 		from = next
 	}
 	return calls
