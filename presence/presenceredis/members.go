@@ -151,25 +151,21 @@ func pagesIn(text string) ([]string, error) {
 // unwritten records the pages of a change as unwritten, and returns the list for Redis.
 // The caller holds mu.
 func (s *Store) unwritten(c presence.Change) pageList {
-	var list pageList
 	p := &s.partitions[c.Partition]
-	if p.epoch == c.Epoch {
-		list.all = p.known
-	}
-	if list.all && len(p.unwritten) > 0 { // an earlier change could not be written
-		for _, pu := range c.Counts {
+	owned := p.epoch == c.Epoch
+	list := pageList{all: owned && p.known}
+	for _, pu := range c.Counts {
+		if owned {
 			p.unwritten[pu.Page] = struct{}{}
 		}
-		for page := range p.unwritten {
+		if !list.all {
+			list.add(pu.Page)
+		}
+	}
+	if list.all {
+		for page := range p.unwritten { // those of an earlier change that could not be written, too
 			list.add(page)
 		}
-		return list
-	}
-	for _, pu := range c.Counts {
-		if p.epoch == c.Epoch {
-			p.unwritten[pu.Page] = struct{}{}
-		}
-		list.add(pu.Page)
 	}
 	return list
 }

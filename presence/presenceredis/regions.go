@@ -141,8 +141,11 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 			return err
 		}
 	}
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
-		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
+	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
+		if !slices.Contains(buckets, bucket) {
+			return nil
+		}
+		return s.relog(ctx, bucket, 0, pages, "")
 	})
 	if err != nil {
 		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
@@ -153,16 +156,6 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 		}
 	}
 	return nil
-}
-
-// relogAll puts all pages of one master into their logs.
-func (s *Store) relogAll(ctx context.Context, m redis.Cmdable, buckets []int) error {
-	return s.eachPage(ctx, m, func(bucket int, pages []string) error {
-		if !slices.Contains(buckets, bucket) {
-			return nil
-		}
-		return s.relog(ctx, bucket, 0, pages, "")
-	})
 }
 
 func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, word string) error {

@@ -153,7 +153,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{
 		cfg:        cfg,
 		self:       rand.Text(),
-		chores:     chores{wake: make(chan struct{}, 1), overfull: map[int]bool{}, sweep: map[int]bool{}},
+		chores:     chores{wake: make(chan struct{}, 1), todo: map[int]bool{}},
 		partitions: make([]partition, cfg.Partitions),
 		fences:     make([]fences, cfg.Buckets),
 	}
