@@ -43,8 +43,8 @@ var layers = []layer{
 	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
-	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                                       // what pages remember
+	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread"}}, // for the tests of stores; only they import it
 	{"internal/boltfile", nil},   // opens the files of a data directory
 	{"internal/servertest", nil}, // processes of servers for tests
 	{"internal/testkit", nil},    // what tests of all packages share

@@ -6,7 +6,7 @@
 -- ARGV[4]  number of this claim among the process's claims; it grows   ARGV[5]  the epoch of
 --          the process's former claim, if it claims again after a loss of data; otherwise 0
 -- Returns  {epoch, bytes in KEYS[2], the former epoch or 0, number of shards, members,
---          1 if the partition has all its members (members.lua)}. The epoch is '' if
+--          1 if the partition has all its members (members.lua)}. The epoch is -1 if
 --          the call is late: the process has claimed the partition again since. It is 0
 --          if another process has a newer claim than ARGV[5] and so stays the owner.
 -- Safe to repeat: a claim with the same number gets the same epoch, and a claim with a
@@ -16,21 +16,21 @@
 local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members', 'whole')
 local whole = old[8] == ARGV[2] and 1 or 0
 local pages = redis.call('STRLEN', KEYS[2])
-local shards, members = tonumber(old[6] or 1), tonumber(old[7] or 0)
+local former, shards, members = tonumber(old[1] or 0) or 0, tonumber(old[6] or 1), tonumber(old[7] or 0)
 if old[1] and old[3] == ARGV[3] then
   local n = tonumber(old[4])
-  if n == tonumber(ARGV[4]) then return {old[1], pages, old[5] or '0', shards, members, whole} end
-  if n > tonumber(ARGV[4]) then return {'', pages, '0', shards, members, 0} end
-elseif old[1] and ARGV[5] ~= '0' and tonumber(old[1]) > tonumber(ARGV[5]) then
-  return {'0', pages, '0', shards, members, 0}
+  if n == tonumber(ARGV[4]) then return {former, pages, tonumber(old[5] or 0), shards, members, whole} end
+  if n > tonumber(ARGV[4]) then return {-1, pages, 0, shards, members, 0} end
+elseif old[1] and ARGV[5] ~= '0' and former > tonumber(ARGV[5]) then
+  return {0, pages, 0, shards, members, 0}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local epoch = string.format('%.0f', math.max(now, (tonumber(old[1] or 0) or 0) + 1))
+local epoch = math.max(now, former + 1)
 if old[2] ~= ARGV[2] and pages > 0 then
   redis.call('UNLINK', KEYS[2])
   pages = 0
 end
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'owner', ARGV[1], 'generation', ARGV[2], 'sequence', '0', 'batch', '0',
+redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'owner', ARGV[1], 'generation', ARGV[2], 'sequence', '0', 'batch', '0',
   'claimant', ARGV[3], 'claim', ARGV[4], 'former', old[1] or '0')
-return {epoch, pages, old[1] or '0', shards, members, whole}
+return {epoch, pages, former, shards, members, whole}

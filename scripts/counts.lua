@@ -20,8 +20,8 @@
 -- Returns  {'1' if counts may lack users, otherwise '0'; a digit per partition, or '' if all
 --          are written; the number of pages without users; '1' if the bucket must be swept
 --          (sweep.lua); the regions that counts leave out; the record of each page's count,
---          see publish.lua; the minutes that ended: for each the number of the page (2), and 14
---          bytes, see remember.lua; the seal}. The digits: 0 written, 1 there is a newer owner,
+--          see publish.lua; the minutes that ended: for each the length of the page (2), the page and
+--          14 bytes, see remember.lua; the seal}. The digits: 0 written, 1 there is a newer owner,
 --          2 data was lost. {'late'} if a later run of the caller has been carried out, {'gap'} if
 --          the run that this one continues is missing; in both cases nothing is written.
 -- Safe to repeat and to arrive late, because the number of the run is too low then, and all
@@ -129,9 +129,8 @@ for k = 7, #KEYS do
     end
     if delta ~= 0 then
       if remembers then
-        local which = packBytes('>I2', k - 7)
-        if r and not live then most = remembered(ended, which, since, most, lost + others, others, updated) end
-        most = remembered(ended, which, updated, most, before, before + delta, second)
+        if r and not live then most = remembered(ended, page, since, most, lost + others, others, updated) end
+        most = remembered(ended, page, updated, most, before, before + delta, second)
       else
         most = 0
       end

@@ -21,4 +21,4 @@ for i = 3, #KEYS do
   for _, v in ipairs(redis.call('HGETALL', KEYS[i])) do members[#members + 1] = v end
 end
 local time = redis.call('TIME')
-return {0, pages, members, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}
+return {0, pages, members, time[1] * 1000 + math.floor(time[2] / 1000)}

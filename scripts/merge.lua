@@ -1,5 +1,5 @@
 -- merge.lua: merge a batch of another region's pairs into one bucket. The result is the
--- same as that of pncounter.Copy.Merge.
+-- same as that of presencetest.Copy.Merge.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  strings, see page.lua
@@ -39,7 +39,7 @@ local function counted(peer, inc, n)
 end
 
 local function answer(status, at, changed, malformed, refused, ended)
-  local reply = {status, whole(at), whole(cursor), whole(math.max(high, least)), done and 1 or 0, changed, malformed, ended or ''}
+  local reply = {status, at, cursor, math.max(high, least), done and 1 or 0, changed, malformed, ended or ''}
   for _, i in ipairs(refused) do reply[#reply + 1] = i end
   return reply
 end
@@ -106,15 +106,14 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise the bucket has all of the 
     local after = users + sum + mine
     held = held or silent
     if not same then
-      local which = packBytes('>I2', #w.page) .. w.page
-      if r and not live then most = remembered(ended, which, since, most, lost + before, before, updated) end
+      if r and not live then most = remembered(ended, w.page, since, most, lost + before, before, updated) end
       if before ~= after then
-        most = remembered(ended, which, updated, most or 0, before, after, tonumber(time[1]))
+        most = remembered(ended, w.page, updated, most or 0, before, after, tonumber(time[1]))
         seq, updated = seq + 1, tonumber(time[1])
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) .. body .. all
+      w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) .. body .. all
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live

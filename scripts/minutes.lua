@@ -15,7 +15,7 @@ local ended, reply = {redis.call('GET', KEYS[3]) or ''}, {0, 0, 0, ''}
 if r then
   local others = elsewhere(pairsOf(text, length), readPeers(state[2], updated), updated)
   if r ~= tonumber(state[1] or 0) then
-    most = remembered(ended, '', updated, most, users + others, others, tonumber(state[3] or 0))
+    most = remembered(ended, nil, updated, most, users + others, others, tonumber(state[3] or 0))
     users, updated = 0, tonumber(state[3] or 0)
   end
   users = users + others

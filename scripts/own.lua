@@ -3,7 +3,7 @@
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  length of the prefix of the pages' keys
--- Returns  'incarnation increments decrements' per page, or '' if the page is void or
+-- Returns  incarnation, increments, decrements per page, or zeros if the page is void or
 --          forgotten. A forgotten page is also removed from the log.
 -- A pair whose incarnation is below the log's floor gets an incarnation above it. Safe
 -- to repeat. O(pages).
@@ -15,7 +15,7 @@ local given, forgot = math.max(tonumber(state[3] or 0), floor - 1), tonumber(sta
 local prefix, reply, gone, raised = tonumber(ARGV[1]), {}, {}, false
 redis.call('ZCARD', KEYS[2])
 for k = 3, #KEYS do
-  reply[k - 2] = ''
+  local pair = {0, 0, 0}
   local r, users, updated, inc, seq, own, down = readPage(redis.call('GET', KEYS[k]), KEYS[k])
   if not r then
     gone[#gone + 1] = string.sub(KEYS[k], prefix + 1)
@@ -24,8 +24,9 @@ for k = 3, #KEYS do
       given, raised, own, down = given + 1, true, given + 1, 0
       redis.call('SETRANGE', KEYS[k], 0, pageCounts(r, users, updated, inc, seq, own, down))
     end
-    reply[k - 2] = whole(own) .. ' ' .. users + down .. ' ' .. down
+    pair = {own, users + down, down}
   end
+  for _, n in ipairs(pair) do reply[#reply + 1] = n end
 end
 if raised then redis.call('HSET', KEYS[1], 'given', string.format('%.0f', given)) end
 if #gone > 0 then

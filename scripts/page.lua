@@ -35,21 +35,18 @@ local function readPage(text, key)
   return unpackBytes(pageForm, text)
 end
 
--- pageStart returns the beginning of the text of a page, before the numbers.
-local function pageStart(rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
-  return packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
-end
-
 -- remembered returns the greatest total in the running minute, in which the total changes
 -- from before to after at now (in seconds). At the first change in a minute, it also adds the
--- last minute with a change to ended: which, which identifies the page, and the bytes of the
--- minute, see remember.lua. most is the greatest total in that minute, and updated the time of
--- its last change; 0: there was none. A page that becomes void counts as a change, too.
-local function remembered(ended, which, updated, most, before, after, now)
+-- last minute with a change to ended: unless page is nil the length of the page (2) and the page,
+-- then the 14 bytes of the minute, see remember.lua. most is the greatest total in that minute, and
+-- updated the time of its last change; 0: there was none. A page that becomes void counts as a
+-- change, too.
+local function remembered(ended, page, updated, most, before, after, now)
   if updated == 0 then return math.max(before, after) end
   local was = math.floor(updated / 60)
   if was < math.floor(now / 60) then
-    ended[#ended + 1] = which .. packBytes('>I4I5I5', was, math.max(most, before), before)
+    if page then ended[#ended + 1] = packBytes('>I2', #page) .. page end
+    ended[#ended + 1] = packBytes('>I4I5I5', was, math.max(most, before), before)
     most = before
   end
   return math.max(most, before, after)

@@ -8,9 +8,21 @@
 --          ARGV[3].
 -- A process that loads the partition between two calls finds all members. The script
 -- rewrites a hash that is split, since Redis never turns a large hash back into the compact
--- form. Safe to repeat and to arrive late, since the number of shards is not ARGV[3] then.
--- O(members of those hashes).
---#include shards.lua
+-- form. Safe to repeat and to arrive late, since the number of shards is not ARGV[3] then. It
+-- changes by one at a time, so a step splits or merges one shard only. O(members of those hashes).
+
+-- within returns the smallest power of two that is at least n.
+local function within(n)
+  local size = 1
+  while size < n do size = 2 * size end
+  return size
+end
+
+-- spread returns a number that depends on the user in a member's field.
+local function spread(field)
+  local a, b, c, d, e, f, g, h = string.byte(field, 1, 8)
+  return ((a * 256 + b) * 256 + c) * 256 + d + ((e * 256 + f) * 256 + g) * 256 + h
+end
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')
 local epoch = tonumber(ARGV[1])

@@ -103,11 +103,8 @@ func (s *Conn) watchState(ctx context.Context) {
 	armed := true // tick is running: signals that come again and again must not postpone the probe
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
 	for {
-		if r := s.refusal.Load(); r != nil && time.Since(*r) < refusalOver {
-			s.refusing.Store(true)
-		}
 		waiting := s.tell()
-		well := s.up() && s.refusal.Load() == nil && len(waiting) == 0 && !s.denied.Load()
+		well := s.up() && len(waiting) == 0 && !s.denied.Load()
 		switch {
 		case well:
 			away.Note(nil)
@@ -147,7 +144,6 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) error {
 		s.noteRefusal(reason)
 	}
 	if r := s.refusal.Load(); err == nil && r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
-		s.refusing.Store(false)
 		s.breaker.Signal()
 	}
 	cause := s.Cause()
@@ -201,5 +197,5 @@ func probeWrite(ctx context.Context, c *Client) error {
 
 // up reports whether Redis answered the last call, and carries out commands.
 func (s *Conn) up() bool {
-	return s.client.Load() != nil && s.breaker.Closed() && !s.refusing.Load()
+	return s.client.Load() != nil && s.breaker.Closed() && s.refusal.Load() == nil
 }

@@ -75,12 +75,11 @@ type Conn struct {
 	dialling chan struct{} // holds one: the right to set client
 	client   atomic.Pointer[Client]
 
-	refusal  atomic.Pointer[time.Time] // when Redis last refused a command; nil: not lately
-	refusing atomic.Bool               // set by watchState after a refusal: Redis counts as away
-	denied   atomic.Bool               // a command was denied since the last probe
-	stop     context.CancelFunc
-	ended    chan struct{}
-	added    chan struct{} // holds one: there is a new Caller
+	refusal atomic.Pointer[time.Time] // when Redis last refused a command, and so counts as away; nil: not lately
+	denied  atomic.Bool               // a command was denied since the last probe
+	stop    context.CancelFunc
+	ended   chan struct{}
+	added   chan struct{} // holds one: there is a new Caller
 
 	mu      sync.Mutex // guards callers, and is held while they are notified
 	callers []*Caller

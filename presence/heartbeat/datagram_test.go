@@ -57,28 +57,15 @@ func newReceiver(t rapid.TB, name string, k *seal.Keys) *receiver {
 	return r
 }
 
-func newEncoder(t rapid.TB, to string, k *seal.Keys) *Encoder {
-	t.Helper()
-	e, err := NewEncoder(from, to, k, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e
-}
-
 func packBeats(t rapid.TB, e *Encoder, beats ...*Beat) (datagrams [][]byte) {
 	t.Helper()
-	if err := e.Beats(beats, 7, func(p []byte) { datagrams = append(datagrams, slices.Clone(p)) }); err != nil {
-		t.Fatal(err)
-	}
+	e.Beats(beats, 7, func(p []byte) { datagrams = append(datagrams, slices.Clone(p)) })
 	return datagrams
 }
 
 func packReplies(t rapid.TB, e *Encoder, replies ...*Reply) (datagrams [][]byte) {
 	t.Helper()
-	if err := e.Replies(replies, 7, func(p []byte) { datagrams = append(datagrams, slices.Clone(p)) }); err != nil {
-		t.Fatal(err)
-	}
+	e.Replies(replies, 7, func(p []byte) { datagrams = append(datagrams, slices.Clone(p)) })
 	return datagrams
 }
 
@@ -181,7 +168,7 @@ func beatsComeBack(t *rapid.T) {
 	beats := rapid.SliceOfN(genBeat, 0, 5).Draw(t, "beats")
 	k := keys(t, "secret")
 	r := newReceiver(t, "to:1", k)
-	for _, p := range packBeats(t, newEncoder(t, "to:1", k), beats...) {
+	for _, p := range packBeats(t, NewEncoder(from, "to:1", k, 0), beats...) {
 		if err := r.Decode(p); err != nil {
 			t.Fatalf("%d bytes: %v", len(p), err)
 		}
@@ -206,7 +193,7 @@ func repliesComeBack(t *rapid.T) {
 	}
 	k := keys(t, "secret")
 	rec := newReceiver(t, "to:1", k)
-	for _, p := range packReplies(t, newEncoder(t, "to:1", k), replies...) {
+	for _, p := range packReplies(t, NewEncoder(from, "to:1", k, 0), replies...) {
 		if err := rec.Decode(p); err != nil {
 			t.Fatalf("%d bytes: %v", len(p), err)
 		}
@@ -257,7 +244,7 @@ func TestDatagramsAreFull(t *testing.T) {
 	for p := range 100 {
 		beats = append(beats, alive(p, 50))
 	}
-	e := newEncoder(t, "to:1", keys(t, "s"))
+	e := NewEncoder(from, "to:1", keys(t, "s"), 0)
 	size := 0
 	for _, p := range packBeats(t, e, beats...) {
 		size += len(p)
@@ -287,7 +274,7 @@ func TestGraceIsRoundedUp(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
 	ops := []Op{{Kind: Leave, Grace: 1}, {Kind: Leave, Grace: -1}, {Kind: Leave, Grace: 2 * time.Second}}
-	for _, p := range packBeats(t, newEncoder(t, "to:1", k), &Beat{Source: from, Ops: ops}) {
+	for _, p := range packBeats(t, NewEncoder(from, "to:1", k, 0), &Beat{Source: from, Ops: ops}) {
 		if err := r.Decode(p); err != nil {
 			t.Fatal(err)
 		}
@@ -296,19 +283,6 @@ func TestGraceIsRoundedUp(t *testing.T) {
 		if got := r.beats[0].Ops[i].Grace; got != want {
 			t.Errorf("a grace of %s arrived as %s", ops[i].Grace, got)
 		}
-	}
-}
-
-func TestPageThatIsTooLongIsRefused(t *testing.T) {
-	e := newEncoder(t, "to:1", keys(t))
-	sent := 0
-	emit := func([]byte) { sent++ }
-	long := strings.Repeat("x", MaxPage+1)
-	if err := e.Beats([]*Beat{{Ops: []Op{{Kind: Join, Page: long}}}, alive(1, 1)}, 0, emit); !errors.Is(err, ErrPageTooLong) || sent != 1 {
-		t.Errorf("%v, %d datagrams", err, sent)
-	}
-	if err := e.Replies([]*Reply{{Counts: []presence.Count{{Page: long}}}, {Acked: 1}}, 0, emit); !errors.Is(err, ErrPageTooLong) || sent != 2 {
-		t.Errorf("%v, %d datagrams", err, sent)
 	}
 }
 
@@ -362,7 +336,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newReceiver(t, "to:1", k)
-			p := packBeats(t, newEncoder(t, "to:1", k), alive(1, 1))[0]
+			p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]
 			if err := r.Decode(tc.change(p)); !errors.Is(err, tc.want) {
 				t.Fatalf("got %v, want %v", err, tc.want)
 			}
@@ -376,7 +350,7 @@ func TestRefusals(t *testing.T) {
 func TestUserOfAnotherPartitionIsRefused(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
-	p := packBeats(t, newEncoder(t, "to:1", k), &Beat{Source: from, Partition: 1, Ops: []Op{{Kind: Join, User: 2}}})[0]
+	p := packBeats(t, NewEncoder(from, "to:1", k, 0), &Beat{Source: from, Partition: 1, Ops: []Op{{Kind: Join, User: 2}}})[0]
 	if err := r.Decode(p); !errors.Is(err, ErrPartitions) {
 		t.Fatal(err)
 	}
@@ -396,7 +370,7 @@ func TestFormatCanGrow(t *testing.T) {
 		return append([]byte{2, byte(len(b)), 0}, b...)
 	}
 	build := func(what byte, grow int, records ...[]byte) []byte {
-		p := packBeats(t, newEncoder(t, "to:1", k), alive(1, 1))[0][:header]
+		p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0][:header]
 		p[3] = what
 		p[6] += byte(grow)
 		p = append(p, make([]byte, grow)...)
@@ -454,7 +428,7 @@ func TestFormatCanGrow(t *testing.T) {
 func TestTableIsTold(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
-	if err := r.Decode(packBeats(t, newEncoder(t, "to:1", k), alive(1, 1))[0]); err != nil || !slices.Equal(r.tables, []uint64{7}) {
+	if err := r.Decode(packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]); err != nil || !slices.Equal(r.tables, []uint64{7}) {
 		t.Fatal(err, r.tables)
 	}
 }
@@ -462,7 +436,7 @@ func TestTableIsTold(t *testing.T) {
 // TestDecodingAllocatesLittle: all users of a datagram take two blocks of memory.
 func TestDecodingAllocatesLittle(t *testing.T) {
 	k := keys(t, "s")
-	e := newEncoder(t, "to:1", k)
+	e := NewEncoder(from, "to:1", k, 0)
 	d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: onBeat(func(*Beat) {})})
 	if err != nil {
 		t.Fatal(err)
@@ -486,8 +460,8 @@ func TestDecodingAllocatesLittle(t *testing.T) {
 func FuzzDatagram(f *testing.F) {
 	k := keys(f)
 	f.Add([]byte{})
-	f.Add(packBeats(f, newEncoder(f, "to:1", k), alive(1, 3))[0])
-	f.Add(packReplies(f, newEncoder(f, "to:1", k), &Reply{Partition: 1, Acked: 1, Unknown: []presence.User{1}})[0])
+	f.Add(packBeats(f, NewEncoder(from, "to:1", k, 0), alive(1, 3))[0])
+	f.Add(packReplies(f, NewEncoder(from, "to:1", k, 0), &Reply{Partition: 1, Acked: 1, Unknown: []presence.User{1}})[0])
 	f.Fuzz(func(t *testing.T, p []byte) {
 		r := newReceiver(t, "to:1", k)
 		_ = r.Decode(p)
@@ -503,7 +477,7 @@ func FuzzRecords(f *testing.F) {
 	seed := func(p []byte) {
 		f.Add(p[3], p[header:len(p)-seal.Size])
 	}
-	e := newEncoder(f, "to:1", k)
+	e := NewEncoder(from, "to:1", k, 0)
 	op := Op{Kind: Join, User: userOf(1, 1<<40), Page: "home"}
 	leave := Op{Kind: Leave, User: userOf(1, 1<<50), Page: "home", Grace: 2 * time.Second}
 	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 5, First: 3, Ops: []Op{op, leave}, Alive: []presence.User{userOf(1, 7000)}}, alive(2, 3))[0])
@@ -514,7 +488,7 @@ func FuzzRecords(f *testing.F) {
 	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 6, First: 1, Whole: 1}, &Beat{Source: from, Partition: 2, Stream: 6, First: 1, Whole: 1 << 40})[0])
 	seed(packReplies(f, e, &Reply{Partition: 1, Stream: 6, Ask: true})[0])
 	f.Fuzz(func(t *testing.T, what byte, records []byte) {
-		p := packBeats(t, newEncoder(t, "to:1", k), alive(1, 1))[0][:header]
+		p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0][:header]
 		p[3] = what
 		p = resign(k, append(append(p, records...), make([]byte, seal.Size)...))
 		r := newReceiver(t, "to:1", k)
@@ -526,7 +500,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		ops, living := said(t, r.beats)
 		again := newReceiver(t, "to:1", k)
-		e := newEncoder(t, "to:1", k)
+		e := NewEncoder(from, "to:1", k, 0)
 		for _, p := range append(packBeats(t, e, r.beats...), packReplies(t, e, r.replies...)...) {
 			if err := again.Decode(p); err != nil {
 				t.Fatal(err)

@@ -2,8 +2,6 @@ package heartbeat
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -14,12 +12,8 @@ import (
 
 var le = binary.LittleEndian
 
-// ErrPageTooLong means that a page id does not fit into a datagram. It indicates a defect,
-// since CheckPage refuses such a page.
-var ErrPageTooLong = errors.New("heartbeat: page id is too long")
-
-// Encoder packs messages for one receiver into datagrams, as few as possible.
-// One goroutine at a time may use it.
+// Encoder packs messages for one receiver into datagrams, as few as possible. Their pages
+// have at most MaxPage bytes. One goroutine at a time may use it.
 type Encoder struct {
 	sealer   *seal.Sealer
 	header   []byte
@@ -33,12 +27,10 @@ type Encoder struct {
 }
 
 // NewEncoder returns an Encoder for datagrams from one incarnation of a sender to the
-// receiver named to. The first datagram has the number after sequence. A second Encoder
-// for the same sender and receiver must get the Sequence of the first one.
-func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Encoder, error) {
-	if len(from.Gateway) > MaxName {
-		return nil, fmt.Errorf("heartbeat: name %q is longer than %d bytes", from.Gateway, MaxName)
-	}
+// receiver named to. The sender's name has at most MaxName bytes. The first datagram has the
+// number after sequence. A second Encoder for the same sender and receiver must get the
+// Sequence of the first one.
+func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encoder {
 	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, now: time.Now, buf: make([]byte, 0, MaxDatagram)}
 	h := make([]byte, offName, offName+1+len(from.Gateway))
 	h[0], h[1], h[2] = magic0, magic1, version
@@ -50,7 +42,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 	h = append(h, from.Gateway...)
 	h[offHeader] = byte(len(h))
 	e.header = h
-	return e, nil
+	return e
 }
 
 // Sequence returns the number of the last datagram.
@@ -58,15 +50,11 @@ func (e *Encoder) Sequence() uint64 { return e.sequence }
 
 // Beats packs beats and calls emit with every datagram, which emit must not retain. table
 // is the hash of the sender's ring. Joins and leaves come first. The receiver gets the same
-// ops and users in as many beats as needed; its beats with users have no stream. After an
-// error the rest of one beat's ops is missing, and everything else was sent.
-func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) error {
+// ops and users in as many beats as needed; its beats with users have no stream.
+func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) {
 	e.begin(ofGateway, table, emit)
-	var failed error
 	for _, b := range beats {
-		if err := e.ops(b); err != nil {
-			failed = err
-		}
+		e.ops(b)
 	}
 	for _, b := range beats {
 		for _, u := range b.Alive {
@@ -78,11 +66,10 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 		}
 	}
 	e.flush()
-	return failed
 }
 
 // ops packs the beat's ops into as many records as needed.
-func (e *Encoder) ops(b *Beat) error {
+func (e *Encoder) ops(b *Beat) {
 	var scratch [2 * MaxPage]byte
 	count := 0 // offset of the number of ops in the open record; 0: no record is open
 	page := ""
@@ -104,13 +91,6 @@ func (e *Encoder) ops(b *Beat) error {
 	}
 	for i := range b.Ops {
 		op := &b.Ops[i]
-		if len(op.Page) > MaxPage {
-			if count > 0 {
-				e.buf = binary.AppendUvarint(e.buf, 0)
-				e.close()
-			}
-			return fmt.Errorf("%w: %d bytes", ErrPageTooLong, len(op.Page))
-		}
 		var body []byte
 		fits := false
 		if count > 0 {
@@ -132,7 +112,6 @@ func (e *Encoder) ops(b *Beat) error {
 	if count > 0 {
 		end()
 	}
-	return nil
 }
 
 // appendOp appends an op without its length. before is the page of the op before it in
@@ -157,28 +136,21 @@ func appendOp(b []byte, op *Op, before string) []byte {
 
 // Replies packs replies as Beats packs beats. If a reply takes several datagrams, the last
 // one has the acknowledgement.
-func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []byte)) error {
+func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []byte)) {
 	e.begin(ofNode, table, emit)
-	var failed error
 	for _, r := range replies {
-		if err := e.reply(r); err != nil {
-			failed = err
-		}
+		e.reply(r)
 	}
 	e.flush()
-	return failed
 }
 
 // replyHead bounds the bytes of a reply without its counts and users.
 const replyHead = recordHead + 3*binary.MaxVarintLen64 + 1 + 2 + 2
 
-func (e *Encoder) reply(r *Reply) error {
+func (e *Encoder) reply(r *Reply) {
 	counts, unknown := r.Counts, r.Unknown
 	size := replyHead + 8*len(unknown)
 	for i := range counts {
-		if len(counts[i].Page) > MaxPage {
-			return fmt.Errorf("%w: %d bytes", ErrPageTooLong, len(counts[i].Page))
-		}
 		size += countSize(&counts[i])
 	}
 	if size <= e.capacity() {
@@ -204,7 +176,7 @@ func (e *Encoder) reply(r *Reply) error {
 		last := n == len(counts) && m == len(unknown)
 		e.replyRecord(r, last, counts[:n], unknown[:m])
 		if last {
-			return nil
+			return
 		}
 		counts, unknown = counts[n:], unknown[m:]
 	}

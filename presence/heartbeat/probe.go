@@ -18,22 +18,11 @@ type prober struct{ *Transport }
 
 // ReceiveProbe implements Probes.
 func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
-	udp, ok := t.cfg.Conn.(*net.UDPConn)
-	if answer || !ok {
+	if answer || !t.from.IsValid() {
 		return
 	}
-	e, err := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
-	if err != nil {
-		return // cannot happen: New refuses a name that is too long
-	}
-	e.probe(ofAnswer, number, func(datagram []byte) {
-		if _, err := udp.WriteToUDPAddrPort(datagram, t.from); err != nil {
-			t.dropped("out", "error")
-			return
-		}
-		t.out.Inc()
-		t.outBytes.Add(float64(len(datagram)))
-	})
+	e := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
+	e.probe(ofAnswer, number, func(datagram []byte) { t.write(datagram, net.UDPAddrFromAddrPort(t.from)) })
 }
 
 // probe packs a probe or an answer.
@@ -80,10 +69,7 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 	}
 	defer conn.Close()
 	self := Source{"probe from " + conn.LocalAddr().String(), uint64(time.Now().UnixMilli())}
-	encoder, err := NewEncoder(self, to, keys, 0)
-	if err != nil {
-		return err
-	}
+	encoder := NewEncoder(self, to, keys, 0)
 	got := &answered{number: rand.Uint64()}
 	decoder, err := NewDecoder(DecoderConfig{Name: self.Gateway, Keys: keys, OnProbe: got})
 	if err != nil {

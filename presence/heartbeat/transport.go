@@ -1,7 +1,6 @@
 package heartbeat
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,7 +153,7 @@ func New(cfg Config) (*Transport, error) {
 	}
 	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
 	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
-	for _, reason := range []string{"queue", "address", "error", "page"} { // shown from 0 on
+	for _, reason := range []string{"queue", "address", "error"} { // shown from 0 on
 		t.drops.WithLabelValues("out", reason)
 	}
 	t.drops.WithLabelValues("in", "error")
@@ -248,10 +247,7 @@ func (t *Transport) destination(name string) (d *destination, reason string) {
 	case len(t.to) >= maxDestinations:
 		return nil, "destinations"
 	}
-	encoder, err := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, name, t.keys, t.sequence)
-	if err != nil {
-		return nil, "name"
-	}
+	encoder := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, name, t.keys, t.sequence)
 	encoder.now = t.cfg.Now
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
@@ -396,20 +392,19 @@ func (d *destination) flush(ctx context.Context) {
 		t.drops.WithLabelValues("out", "address").Add(float64(len(beats) + len(replies)))
 		return
 	}
-	write := func(datagram []byte) {
-		if _, err := t.cfg.Conn.WriteTo(datagram, d.addr); err != nil {
-			t.dropped("out", "error")
-			return
-		}
-		t.out.Inc()
-		t.outBytes.Add(float64(len(datagram)))
-	}
+	write := func(datagram []byte) { t.write(datagram, d.addr) }
 	table := t.table.Load()
-	err := d.encoder.Beats(beats, table, write)
-	if err = cmp.Or(err, d.encoder.Replies(replies, table, write)); err != nil {
-		t.dropped("out", "page")
-		t.cfg.Log.Error().Err(err).Msg("a message cannot be encoded: a defect")
+	d.encoder.Beats(beats, table, write)
+	d.encoder.Replies(replies, table, write)
+}
+
+func (t *Transport) write(datagram []byte, to net.Addr) {
+	if _, err := t.cfg.Conn.WriteTo(datagram, to); err != nil {
+		t.dropped("out", "error")
+		return
 	}
+	t.out.Inc()
+	t.outBytes.Add(float64(len(datagram)))
 }
 
 // resolve looks the address up if it is due, and reports whether an address is known. If

@@ -173,7 +173,8 @@ func (m *Member) renew(ctx context.Context) error {
 		return nil
 	}
 	m.checkClaims(now, late)
-	return m.adopt(now)
+	m.adopt(now)
+	return nil
 }
 
 // reattach makes the gateway attach its topics again after its lease had lapsed, at once and once more after
@@ -256,7 +257,7 @@ type view struct {
 
 // adopt derives the table from the processes that are live now. It makes no slow call, so
 // that one moment applies to all processes.
-func (m *Member) adopt(now time.Time) error {
+func (m *Member) adopt(now time.Time) {
 	l := &m.lease
 	var nodes, dispatchers []string
 	incarnations := map[string]bool{}
@@ -286,16 +287,10 @@ func (m *Member) adopt(now time.Time) error {
 	slices.Sort(dispatchers)
 	old := m.table.Load()
 	if old != nil && slices.Equal(nodes, l.nodes) && slices.Equal(dispatchers, l.dispatchers) {
-		return nil
+		return
 	}
-	t, err := ring.New(nodes, dispatchers, m.partitions, m.buckets)
-	if err != nil {
-		return err
-	}
+	t := ring.New(nodes, dispatchers, m.partitions, m.buckets)
 	l.nodes, l.dispatchers = nodes, dispatchers
-	if old != nil && old.Hash() == t.Hash() {
-		return nil
-	}
 	l.check = now.Add(checkAfter)
 	m.applyTable(old, t)
 	if !m.alone {
@@ -303,7 +298,6 @@ func (m *Member) adopt(now time.Time) error {
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
 			Msg("the cluster changed")
 	}
-	return nil
 }
 
 // gone handles a process that has left or died. The dispatchers drop its endpoints

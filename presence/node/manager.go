@@ -53,10 +53,12 @@ type ownership struct {
 	stop context.CancelFunc
 }
 
-func (m *manager) stopAll() {
-	for _, o := range m.owned {
-		o.stop()
-	}
+// release stops the partition's actor.
+func (m *manager) release(id int) {
+	o := m.owned[id]
+	m.n.actors[id].CompareAndSwap(o.p, nil)
+	o.stop()
+	delete(m.owned, id)
 }
 
 // reconcile makes the actors match the wanted partitions: it stops fenced and unwanted
@@ -67,7 +69,11 @@ func (m *manager) reconcile(ctx context.Context) error {
 		return nil // the clock is about to notice the suspension, and then alerts the manager
 	}
 	if n.wasSuspended.Swap(false) {
-		m.releaseAll()
+		// Another node may have owned the partitions meanwhile; actors that claimed again with
+		// their old users would overwrite the newer node's changes.
+		for id := range m.owned {
+			m.release(id)
+		}
 	}
 	wanted := make(map[int]bool, len(m.want))
 	for _, id := range m.want {
@@ -83,9 +89,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 			taken++
 		}
 		if fenced || !wanted[id] {
-			n.actors[id].CompareAndSwap(o.p, nil)
-			o.stop()
-			delete(m.owned, id)
+			m.release(id)
 		}
 	}
 	if taken > 0 {
@@ -136,17 +140,6 @@ func (m *manager) inGroups(ctx context.Context, ids []int, do func(group []int) 
 		}
 	}
 	return first
-}
-
-// releaseAll stops all actors after a suspension. Another node may have owned their
-// partitions meanwhile; actors that claimed again with their old users would overwrite
-// the newer node's changes.
-func (m *manager) releaseAll() {
-	for id, o := range m.owned {
-		m.n.actors[id].CompareAndSwap(o.p, nil)
-		o.stop()
-		delete(m.owned, id)
-	}
 }
 
 // reclaim claims again the partitions whose claims are of another generation, after

@@ -210,7 +210,6 @@ func (n *Node) Run(ctx context.Context) error {
 	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
-	defer m.stopAll()
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
 	retry := time.NewTimer(time.Hour)

@@ -2,6 +2,7 @@ package presencemem
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -105,8 +106,8 @@ func openDisk(dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerol
 	return d, secret, nil
 }
 
-// load reads the whole file into n, b and seen, and repairs inconsistent entries. When the
-// repairs cannot be written, the file counts as not writable.
+// load reads the whole file into n, b and seen, and drops entries that cannot be read. When
+// they cannot be deleted, the file counts as not writable.
 func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret string, err error) {
 	if secret, err = d.secret(); err != nil {
 		return "", err
@@ -116,8 +117,8 @@ func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret stri
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
-	if l.repaired > 0 {
-		d.log.Warn().Int("entries", l.repaired).Str("first", l.first).Msg("the data directory has entries that do not fit together; they have been repaired")
+	if l.dropped > 0 {
+		d.log.Warn().Int("entries", l.dropped).AnErr("first", l.first).Msg("the data directory had entries that cannot be read; they have been dropped")
 	}
 	if len(l.puts) > 0 {
 		if err := d.update(l.puts, nil); err != nil {
@@ -146,145 +147,123 @@ func (d *disk) secret() (secret string, err error) {
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
 
-// loader fills the unread state and the history from a file, and collects the repairs
-// that must be written.
+// loader fills the unread state and the history from a file, and collects the entries that
+// must be deleted.
 type loader struct {
-	unread   *unreadState
-	history  *pageHistory
-	seen     *lastSeen
-	now      time.Time
-	puts     []put
-	repaired int    // inconsistent entries
-	first    string // what was wrong with the first inconsistent entry
+	unread  *unreadState
+	history *pageHistory
+	seen    *lastSeen
+	now     time.Time
+	puts    []put
+	dropped int   // entries that cannot be read
+	first   error // says what is wrong with the first of them
 }
 
-func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
-	l.puts = append(l.puts, put{bucket, bytes.Clone(key), value})
-	if l.repaired++; l.repaired == 1 {
-		l.first = fmt.Sprintf(did, args...)
-	}
+// each passes the entries of a bucket to read, and drops those about which it returns an error.
+func (l *loader) each(tx *bbolt.Tx, bucket []byte, read func(k, v []byte) error) {
+	_ = tx.Bucket(bucket).ForEach(func(k, v []byte) error { // has no error of its own
+		if err := read(k, v); err != nil {
+			l.puts = append(l.puts, put{bucket, bytes.Clone(k), nil})
+			l.first = cmp.Or(l.first, err)
+			l.dropped++
+		}
+		return nil
+	})
 }
 
 func (l *loader) load(tx *bbolt.Tx) error {
-	for _, b := range []struct {
-		name  []byte
-		entry func(k, v []byte)
-	}{
-		{pagesBucket, l.page}, {notesBucket, l.note}, {ownsBucket, l.own}, {recordsBucket, l.record}, {followsBucket, l.follow}, {keysBucket, l.key},
-	} {
-		if err := tx.Bucket(b.name).ForEach(func(k, v []byte) error { b.entry(k, v); return nil }); err != nil {
-			return err
-		}
-	}
+	l.each(tx, pagesBucket, l.page)
+	l.each(tx, notesBucket, l.note)
+	l.each(tx, ownsBucket, l.own)
+	l.each(tx, recordsBucket, l.record)
+	l.each(tx, followsBucket, l.follow)
+	l.each(tx, keysBucket, l.key)
 	if l.history.retention > 0 {
 		l.loadMinutes(tx)
 	}
 	if l.seen.retention > 0 {
 		l.loadSeen(tx)
 	}
-	l.repairLevels()
 	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })
 	return nil
 }
 
-func (l *loader) page(k, v []byte) {
+func (l *loader) page(k, v []byte) error {
 	f, err := numbers(string(v), 4)
 	if err != nil {
-		l.repair(pagesBucket, k, nil, "the changes of %q cannot be read and are dropped: %v", k, err)
-		return
+		return fmt.Errorf("the changes of %q: %w", k, err)
 	}
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.pages[string(k)] = &changedPage{
 		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: timeOf(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
+	return nil
 }
 
-func (l *loader) note(k, v []byte) {
+func (l *loader) note(k, v []byte) error {
 	p := l.unread.pages[string(k)]
 	if p == nil {
-		l.repair(notesBucket, k, nil, "a note of %q is without page, and is dropped: %q", k, v)
-		return
+		return fmt.Errorf("a note of %q without its page", k)
 	}
 	p.note = unread.NoteOf(string(v))
+	return nil
 }
 
-func (l *loader) own(k, v []byte) {
+func (l *loader) own(k, v []byte) error {
 	page, user, _ := strings.Cut(string(k), "\x00")
 	f, err := numbers(string(v), 3)
 	p := l.unread.pages[page]
 	if err != nil || len(user) != len(unread.User{}) || p == nil {
-		l.repair(ownsBucket, k, nil, "own changes of %q are without page or cannot be read, and are dropped: %q", page, v)
-		return
+		return fmt.Errorf("own changes of %q, without their page or with other text: %q", page, v)
 	}
 	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
+	return nil
 }
 
-// repairLevels raises levels that lack own changes, because an own change was written and
-// its level was not.
-func (l *loader) repairLevels() {
-	for page, p := range l.unread.pages {
-		by, last := int64(0), int64(0)
-		for _, own := range p.owns {
-			by, last = by+own.Changes, max(last, own.Last)
-		}
-		missing := max(by-p.level.By, 0)
-		all := max(p.level.All+missing, last)
-		if all == p.level.All {
-			continue
-		}
-		p.level.By, p.level.All = p.level.By+missing, all
-		l.repair(pagesBucket, []byte(page), levelValue(p.level), "changes of %q were not counted; there are %d now", page, all)
-	}
-}
-
-func (l *loader) record(k, v []byte) {
+func (l *loader) record(k, v []byte) error {
 	f, err := numbers(string(v), 3)
 	if err != nil || len(k) != len(unread.User{}) {
-		l.repair(recordsBucket, k, nil, "a record cannot be read and is dropped: %q", v)
-		return
+		return fmt.Errorf("a record: %q", v)
 	}
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.records[unread.User(k)] = &unread.Record{
 		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: timeOf(f[2]),
 	}
+	return nil
 }
 
 // follow reads one follow. The follows come after all records, sorted by user and
 // then by page.
-func (l *loader) follow(k, v []byte) {
+func (l *loader) follow(k, v []byte) error {
 	if len(k) <= len(unread.User{}) {
-		l.repair(followsBucket, k, nil, "a follow of nobody is dropped: %q", v)
-		return
+		return fmt.Errorf("a follow of nobody: %q", v)
 	}
 	user := unread.User(k[:len(unread.User{})])
 	f, err := unread.ParseFollow(string(k[len(user):]), string(v))
 	if err != nil {
-		l.repair(followsBucket, k, nil, "a follow cannot be read and is dropped: %v", err)
-		return
+		return err
 	}
 	r := l.unread.records[user]
 	if r == nil {
-		l.unread.incarnation = max(l.unread.incarnation+1, uint64(l.now.UnixMilli()))
-		r = &unread.Record{Version: presence.Version{Incarnation: l.unread.incarnation, Sequence: 1}}
-		l.unread.records[user] = r
-		l.repair(recordsBucket, user[:], recordValue(*r), "a follow of %q was without its record, which is made", f.Page)
+		return fmt.Errorf("a follow of %q without its record", f.Page)
 	}
 	r.Follows = append(r.Follows, f)
+	return nil
 }
 
-func (l *loader) key(k, v []byte) {
+func (l *loader) key(k, v []byte) error {
 	if len(k) != 16 || len(v) != 8 {
-		l.repair(keysBucket, k, nil, "an idempotency key cannot be read and is dropped: %q", k)
-		return
+		return fmt.Errorf("an idempotency key: %q", k)
 	}
 	key := idempotencyKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
 	if key.until <= l.now.Unix() {
 		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
-		return
+		return nil
 	}
 	l.unread.keys[key.hash] = struct{}{}
 	l.unread.oldest = append(l.unread.oldest, key)
+	return nil
 }
 
 // hashKey returns the stored key. If there is none, it stores a new one, unless the file has users, who would be lost.
@@ -339,21 +318,14 @@ func seconds(t time.Time) int64 {
 	return t.Unix()
 }
 
-func levelValue(l unread.Level) []byte {
-	return fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At))
-}
-
-func recordValue(r unread.Record) []byte {
-	return fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
-}
-
 // puts returns the transaction's changes of the file. They are sorted, since neighbours
 // share pages of the file.
 func (d *transaction) puts() []put {
 	var all []put
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
 	for page, p := range d.pages {
-		add(pagesBucket, page, levelValue(p.level))
+		l := p.level
+		add(pagesBucket, page, fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At)))
 		if p.note != (unread.Note{}) {
 			add(notesBucket, page, fmt.Appendf(nil, "%d %s\n%s", p.note.All, p.note.Title, p.note.URL))
 		}
@@ -362,7 +334,7 @@ func (d *transaction) puts() []put {
 		}
 	}
 	for user, r := range d.records {
-		value := recordValue(*r)
+		value := fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
 			value = nil // an empty record: only its version is lost, and the next process assigns greater ones
 		}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -165,10 +166,9 @@ func (l *loader) loadSeen(tx *bbolt.Tx) {
 		at   int64
 	}
 	var all []entry
-	_ = tx.Bucket(seenBucket).ForEach(func(k, v []byte) error {
+	l.each(tx, seenBucket, func(k, v []byte) error {
 		if len(k) != 8 || len(v) != 8 {
-			l.repair(seenBucket, k, nil, "when a user was last here cannot be read and is dropped: %q", v)
-			return nil
+			return fmt.Errorf("when a user was last here: %q", v)
 		}
 		all = append(all, entry{presence.User(binary.BigEndian.Uint64(k)), int64(binary.BigEndian.Uint64(v))})
 		return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -232,14 +233,13 @@ func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
 }
 
 // minute reads one entry. The entries are sorted by page and then by time.
-func (l *loader) minute(k, v []byte) {
+func (l *loader) minute(k, v []byte) error {
 	if bytes.Equal(k, untilKey) {
-		return
+		return nil
 	}
 	page, m, err := parseMinute(k, v)
 	if err != nil {
-		l.repair(minutesBucket, k, nil, "a minute of a page cannot be read and is dropped: %v", err)
-		return
+		return fmt.Errorf("a minute of a page: %w", err)
 	}
 	b := l.history
 	r := b.pages[page]
@@ -248,6 +248,7 @@ func (l *loader) minute(k, v []byte) {
 	}
 	b.append(r, m)
 	r.written = m.At
+	return nil
 }
 
 // endOfRun ends the minutes of an earlier process: its users have been gone since until, the
@@ -347,10 +348,9 @@ func (s *Store) writeMinutes(end bool) {
 
 // loadMinutes fills the history from the file.
 func (l *loader) loadMinutes(tx *bbolt.Tx) {
-	bucket := tx.Bucket(minutesBucket)
-	_ = bucket.ForEach(func(k, v []byte) error { l.minute(k, v); return nil }) // minute has no error
+	l.each(tx, minutesBucket, l.minute)
 	until := int64(0)
-	if v := bucket.Get(untilKey); len(v) == 4 {
+	if v := tx.Bucket(minutesBucket).Get(untilKey); len(v) == 4 {
 		until = int64(binary.BigEndian.Uint32(v))
 	}
 	l.history.endOfRun(until, l.now)

@@ -104,7 +104,9 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	if err != nil {
 		return err
 	}
-	if v := redisconn.InfoField(info, "redis_version"); olderThan(v, 6, 2) {
+	v := redisconn.InfoField(info, "redis_version")
+	var major, minor int
+	if n, _ := fmt.Sscanf(v, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 2) {
 		k.problem("Redis is of version %s; it must be 6.2 or later.", v)
 	}
 	if info, err = c.Info(ctx, "memory").Result(); err != nil {
@@ -123,18 +125,38 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
-// permissions checks whether the user of the URL may do what the program does.
+// permissions tries all commands, and checks whether the user of the URL may send them.
 func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
-	denied, err := deniedCommands(ctx, c)
-	if err != nil {
-		return err
+	pipe := c.Pipeline()
+	cmds := make([]*redis.Cmd, len(tried))
+	for i, args := range tried {
+		cmds[i] = pipe.Do(ctx, args...)
 	}
-	switch {
-	case slices.Contains(denied, keysDenied):
-		k.problem("The user of the URL may not use keys that begin with %s; give it ~%s* (deploy/redis.acl has a user that may).", prefix, prefix)
-	case slices.Contains(denied, channelsDenied):
-		k.problem("The user of the URL may not use channels that begin with %s; give it &%s* (deploy/redis.acl has a user that may).", prefix, prefix)
-	case len(denied) > 0:
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	var denied []string
+	for i, cmd := range cmds {
+		err := cmd.Err()
+		name := fmt.Sprint(tried[i][0])
+		switch {
+		case err == nil:
+		case notPermitted(err) && (strings.Contains(err.Error(), "a key") || strings.Contains(err.Error(), "of the keys")):
+			k.problem("The user of the URL may not use keys that begin with %s; give it ~%s* (deploy/redis.acl has a user that may).", prefix, prefix)
+			return nil
+		case notPermitted(err) && (strings.Contains(err.Error(), "a channel") || strings.Contains(err.Error(), "of the channels")):
+			k.problem("The user of the URL may not use channels that begin with %s; give it &%s* (deploy/redis.acl has a user that may).", prefix, prefix)
+			return nil
+		case notPermitted(err):
+			if name == "script" {
+				name = "script|load"
+			}
+			denied = append(denied, name)
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+			return err
+		case redis.HasErrorPrefix(err, "READONLY"), redis.HasErrorPrefix(err, "MISCONF"), redis.HasErrorPrefix(err, "OOM"):
+			return err
+		}
+	}
+	if len(denied) > 0 {
 		k.problem("The user of the URL may not send %s; give it +%s (deploy/redis.acl has a user that may).", strings.Join(denied, ", "), strings.Join(denied, " +"))
 	}
 	return nil
@@ -154,7 +176,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 		}
 	}
 	compare("region", facts["region"] != ours.Region)
-	compare("secret", ours.Secret != "" && !shareOne(facts["secret"], ours.Secret))
+	compare("secret", ours.Secret != "" && !slices.Contains(strings.Split(ours.Secret, ","), facts["secret"]))
 	compare("format", facts["format"] != strconv.Itoa(format))
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 	is := facts["postgres"]
@@ -181,60 +203,5 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
-// Results of deniedCommands that are not commands.
-const (
-	keysDenied     = "keys"
-	channelsDenied = "channels"
-)
-
 // notPermitted reports whether the user lacks a permission.
 func notPermitted(err error) bool { return redis.HasErrorPrefix(err, "NOPERM") }
-
-// deniedCommands tries all commands and returns those that the user may not send, or
-// only keysDenied or channelsDenied.
-func deniedCommands(ctx context.Context, c *redisconn.Client) (denied []string, err error) {
-	pipe := c.Pipeline()
-	cmds := make([]*redis.Cmd, len(tried))
-	for i, args := range tried {
-		cmds[i] = pipe.Do(ctx, args...)
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, cmd := range cmds {
-		err := cmd.Err()
-		name := fmt.Sprint(tried[i][0])
-		switch {
-		case err == nil:
-		case notPermitted(err) && (strings.Contains(err.Error(), "a key") || strings.Contains(err.Error(), "of the keys")):
-			return []string{keysDenied}, nil
-		case notPermitted(err) && (strings.Contains(err.Error(), "a channel") || strings.Contains(err.Error(), "of the channels")):
-			return []string{channelsDenied}, nil
-		case notPermitted(err):
-			if name == "script" {
-				name = "script|load"
-			}
-			denied = append(denied, name)
-		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-			return nil, err
-		case redis.HasErrorPrefix(err, "READONLY"), redis.HasErrorPrefix(err, "MISCONF"), redis.HasErrorPrefix(err, "OOM"):
-			return nil, err
-		}
-	}
-	return denied, nil
-}
-
-// olderThan reports whether version is before major.minor.
-func olderThan(version string, major, minor int) bool {
-	parts := strings.SplitN(version+".0", ".", 3)
-	is, err := strconv.Atoi(parts[0])
-	if err != nil {
-		return false // unknown
-	}
-	then, _ := strconv.Atoi(parts[1])
-	return is < major || is == major && then < minor
-}
-
-// shareOne reports whether two comma-separated lists have a value in common.
-func shareOne(a, b string) bool {
-	theirs := strings.Split(b, ",")
-	return slices.ContainsFunc(strings.Split(a, ","), func(one string) bool { return slices.Contains(theirs, one) })
-}

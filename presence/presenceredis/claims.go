@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -141,7 +140,6 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	if err != nil {
 		return fail(err)
 	}
-	generationText := strconv.FormatUint(generation, 10)
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
 	s.mu.Lock()
@@ -151,7 +149,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			before = s.partitions[p].epoch
 		}
 		calls[i] = &call{
-			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generationText, s.self, number, before},
+			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generation, s.self, number, before},
 		}
 	}
 	s.mu.Unlock()
@@ -160,11 +158,19 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	}
 	claims := make([]presence.Claim, len(partitions))
 	for i, p := range partitions {
-		if claims[i], err = claimOf(p, generation, calls[i].Reply.([]any)); err != nil {
-			return fail(err)
+		reply := calls[i].Reply.([]any)
+		epoch, former := reply[0].(int64), reply[2].(int64)
+		if epoch < 0 {
+			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
+		}
+		claims[i] = presence.Claim{
+			Partition: p, Generation: generation, Epoch: uint64(epoch), Former: uint64(former), Whole: reply[5].(int64) == 1,
+		}
+		if former > 0 { // epochs are milliseconds, see claim.lua
+			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
 		}
 	}
-	if err := s.fence(ctx, claims, generationText, again); err != nil {
+	if err := s.fence(ctx, claims, generation, again); err != nil {
 		return fail(err)
 	}
 	s.mu.Lock()
@@ -181,24 +187,8 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	return claims, nil
 }
 
-// claimOf returns the claim in a reply of claim.lua.
-func claimOf(partition int, generation uint64, reply []any) (presence.Claim, error) {
-	c := presence.Claim{Partition: partition, Generation: generation, Whole: reply[5].(int64) == 1}
-	var err error
-	if c.Epoch, err = strconv.ParseUint(reply[0].(string), 10, 64); err != nil {
-		return c, fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, partition)
-	}
-	if c.Former, err = strconv.ParseUint(reply[2].(string), 10, 64); err != nil {
-		return c, fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, partition, reply[2])
-	}
-	if c.Former > 0 { // epochs are milliseconds, see claim.lua
-		c.Held = time.Duration(c.Epoch-c.Former) * time.Millisecond
-	}
-	return c, nil
-}
-
 // fence writes the claims that were granted to every bucket.
-func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation string, again bool) error {
+func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation uint64, again bool) error {
 	var calls []*call
 	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
 	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
@@ -270,7 +260,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 				keys = append(keys, memberKey(c.Partition, j))
 			}
 			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
-				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shards,
+				c.Epoch, c.Generation, flag(first == 0), shards,
 			}}), append(of, i)
 		}
 	}
@@ -314,13 +304,9 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	snap.Pages = append(snap.Pages, pages...)
-	now, err := strconv.ParseInt(reply[3].(string), 10, 64)
-	if err != nil {
-		return fmt.Errorf("%w: the time of Redis: %w", presence.ErrUnavailable, err)
-	}
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
-		m, err := member(fields[j].(string), fields[j+1].(string), now)
+		m, err := member(fields[j].(string), fields[j+1].(string), reply[3].(int64))
 		if err != nil {
 			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"headcount/presence"
 	"headcount/scripts"
@@ -24,7 +23,7 @@ type countsCall struct {
 	call
 	names      []string
 	groups     []group
-	generation string
+	generation uint64
 	bucket     int
 	counts     []count // of the groups
 	continues  bool    // its first group continues the last group of the call before it
@@ -176,13 +175,12 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 	size := 0
 	for _, g := range groups {
 		c := changes[g.change]
-		generation := strconv.FormatUint(c.Generation, 10)
 		for before := 0; ; {
-			if cc == nil || size >= countBatch || cc.generation != generation {
-				cc = &countsCall{generation: generation, bucket: b, continues: before > 0, call: call{
+			if cc == nil || size >= countBatch || cc.generation != c.Generation {
+				cc = &countsCall{generation: c.Generation, bucket: b, continues: before > 0, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
-					Args: []any{channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), generation,
+					Args: []any{channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), c.Generation,
 						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
@@ -265,7 +263,7 @@ func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []pr
 		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // the name, so as not to retain records
 		s.raiseFloor(counts[i].Version.Incarnation)
 	}
-	s.minutes.countsEnded(cc, reply[6].(string))
+	s.minutes.minutesEnded(cc.bucket, reply[6].(string))
 	for i, g := range cc.groups {
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))

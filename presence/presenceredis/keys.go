@@ -33,13 +33,10 @@ func seenKey(p int) string  { return partitionKey(p) + "s" }
 
 func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
-// shardOf returns which of n shards has the user, as shards.lua does. From n to n+1
+// shardOf returns which of n shards has the user, as resize.lua does. From n to n+1
 // shards only users of one shard move, and only to the new one (linear hashing).
 func shardOf(u presence.User, n int) int {
-	size := 1
-	for size < n {
-		size *= 2
-	}
+	size := within(n)
 	i := int((uint64(u)>>32 + uint64(u)&0xffffffff) % uint64(size))
 	if i >= n {
 		i -= size / 2
@@ -48,12 +45,15 @@ func shardOf(u presence.User, n int) int {
 }
 
 // neighbour returns the shard from which the last of n shards was split.
-func neighbour(n int) int {
+func neighbour(n int) int { return n - 1 - within(n)/2 }
+
+// within returns the smallest power of two that is at least n.
+func within(n int) int {
 	size := 1
 	for size < n {
 		size *= 2
 	}
-	return n - 1 - size/2
+	return size
 }
 
 func bucketKey(b int) string { return prefix + "{b" + strconv.Itoa(b) + "}:" }

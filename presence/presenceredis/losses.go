@@ -36,7 +36,6 @@ func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 // part until ctx ends. It only informs operators: presence nodes write everything again in
 // any case.
 func (s *Store) watchLosses(ctx context.Context) {
-	defer close(s.lossesEnded)
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	var tokens []string

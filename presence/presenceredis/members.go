@@ -151,25 +151,21 @@ func pagesIn(text string) ([]string, error) {
 // unwritten records the pages of a change as unwritten, and returns the list for Redis.
 // The caller holds mu.
 func (s *Store) unwritten(c presence.Change) pageList {
-	var list pageList
 	p := &s.partitions[c.Partition]
-	if p.epoch == c.Epoch {
-		list.all = p.known
-	}
-	if list.all && len(p.unwritten) > 0 { // an earlier change could not be written
-		for _, pu := range c.Counts {
+	owned := p.epoch == c.Epoch
+	list := pageList{all: owned && p.known}
+	for _, pu := range c.Counts {
+		if owned {
 			p.unwritten[pu.Page] = struct{}{}
 		}
-		for page := range p.unwritten {
+		if !list.all {
+			list.add(pu.Page)
+		}
+	}
+	if list.all {
+		for page := range p.unwritten { // those of an earlier change that could not be written, too
 			list.add(page)
 		}
-		return list
-	}
-	for _, pu := range c.Counts {
-		if p.epoch == c.Epoch {
-			p.unwritten[pu.Page] = struct{}{}
-		}
-		list.add(pu.Page)
 	}
 	return list
 }
@@ -178,7 +174,6 @@ func (s *Store) unwritten(c presence.Change) pageList {
 // that Redis lists them as unwritten before any member changes. Before the batches the
 // number of shards is adapted to the number of members.
 func (s *Store) memberCalls(c presence.Change, list pageList, shards, members int) []*call {
-	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
 	drop := 0         // shards that a reset drops
@@ -201,9 +196,9 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 			for i := range drop {
 				keys = append(keys, memberKey(c.Partition, i))
 			}
-			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
+			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
 		} else {
-			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
+			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
 		}
 		list.text = nil
 		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
@@ -276,7 +271,6 @@ func shardsAfter(c presence.Change, shards, members int) int {
 
 // resizeCalls returns the calls that change the number of shards.
 func resizeCalls(c presence.Claim, from, to int) []*call {
-	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	for from != to {
 		next := max(from-resizeSteps, to)
@@ -294,7 +288,7 @@ func resizeCalls(c presence.Claim, from, to int) []*call {
 			}
 			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
 		}
-		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, generation, from, next}})
+		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, c.Generation, from, next}})
 		from = next
 	}
 	return calls

@@ -30,9 +30,7 @@ const (
 // written once a minute for each page, as absolute numbers of this process.
 type minuteWriter struct {
 	store     *Store
-	retention int64         // minutes; 0: nothing is kept
-	end       func()        // ends run
-	ended     chan struct{} // closed when run has returned
+	retention int64 // minutes; 0: nothing is kept
 
 	mu     sync.Mutex
 	latest int64         // the last minute that arrivals were collected for
@@ -52,27 +50,8 @@ type visit struct {
 	at   int64
 }
 
-func (m *minuteWriter) start(s *Store) {
-	m.store, m.retention = s, int64(s.cfg.PageStats/time.Minute)
-	if m.retention == 0 {
-		return
-	}
-	m.visits = map[visit]*minutes.Visits{}
-	ctx, end := context.WithCancel(context.Background())
-	m.end, m.ended = end, make(chan struct{})
-	go m.run(ctx) // ends with stop
-}
-
-// stop writes everything, including the running minute.
-func (m *minuteWriter) stop() {
-	if m.retention > 0 {
-		m.end()
-		<-m.ended
-	}
-}
-
+// run writes minutes until ctx ends, and then everything, including the running minute.
 func (m *minuteWriter) run(ctx context.Context) {
-	defer close(m.ended)
 	look := time.NewTicker(minuteInterval)
 	defer look.Stop()
 	for {
@@ -88,22 +67,8 @@ func (m *minuteWriter) run(ctx context.Context) {
 	}
 }
 
-// countsEnded queues the minutes that a run of counts.lua reports as ended.
-func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
-	if text == "" || m.retention == 0 {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for ; len(text) >= 2+entryBytes; text = text[2+entryBytes:] {
-		if page := int(text[0])<<8 | int(text[1]); page < len(cc.names) {
-			m.note(endedMinute{cc.bucket, cc.names[page], text[2 : 2+entryBytes]})
-		}
-	}
-}
-
-// endedByMerge queues the minutes that a run of merge.lua reports as ended.
-func (m *minuteWriter) endedByMerge(bucket int, text string) {
+// minutesEnded queues the minutes that a run of counts.lua or merge.lua reports as ended.
+func (m *minuteWriter) minutesEnded(bucket int, text string) {
 	if m.retention == 0 {
 		return
 	}
@@ -114,14 +79,10 @@ func (m *minuteWriter) endedByMerge(bucket int, text string) {
 		if len(text) < end+entryBytes {
 			return
 		}
-		m.note(endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
+		if len(m.counts) < maxPendingMinutes {
+			m.counts = append(m.counts, endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
+		}
 		text = text[end+entryBytes:]
-	}
-}
-
-func (m *minuteWriter) note(e endedMinute) {
-	if len(m.counts) < maxPendingMinutes {
-		m.counts = append(m.counts, e)
 	}
 }
 

@@ -97,7 +97,7 @@ func (s *Store) factsMode() string {
 func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (processes []presence.Process, err error) {
 	restore, add := s.ourSeals()
 	args := []any{
-		p.Name, strconv.FormatUint(p.Incarnation, 10), strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
+		p.Name, p.Incarnation, strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
 		len(restore) / 2, len(add) / 2,
 	}
 	cl := &call{Script: scripts.Renew, Keys: []string{factsKey, leasesKey}, Args: slices.Concat(args, restore, add, s.facts())}
@@ -195,7 +195,7 @@ func parseLease(name, lease string) (presence.Process, error) {
 
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
-	err := s.conn.Run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
+	err := s.conn.Run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, p.Incarnation}}})
 	if err != nil {
 		return fmt.Errorf("presenceredis: end the lease of %s: %w", p.Name, err)
 	}

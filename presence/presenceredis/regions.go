@@ -61,7 +61,8 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			continue
 		}
 		if len(pages) == 2*limit { // there may be more
-			b.To, b.Complete, b.More = numbers(pages[len(pages)-1:])[0], false, true
+			b.To, _ = strconv.ParseUint(pages[len(pages)-1].(string), 10, 64)
+			b.Complete, b.More = false, true
 		}
 		if len(pages) == 0 {
 			continue
@@ -90,9 +91,11 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 			continue
 		}
 		prefix := len(pagePrefix(b.Bucket))
-		for j, text := range own.Reply.([]any) {
-			if p, ok := parsePair(text.(string)); ok {
-				b.Pages = append(b.Pages, pncounter.PagePair{Page: own.Keys[2+j][prefix:], Pair: p})
+		reply := own.Reply.([]any)
+		for j, key := range own.Keys[2:] {
+			p := pncounter.Pair{Incarnation: uint64(reply[3*j].(int64)), Increments: reply[3*j+1].(int64), Decrements: reply[3*j+2].(int64)}
+			if p.Incarnation > 0 {
+				b.Pages = append(b.Pages, pncounter.PagePair{Page: key[prefix:], Pair: p})
 			}
 		}
 	}
@@ -109,25 +112,25 @@ func noneRan(calls []*call) bool {
 	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.Err == nil })
 }
 
-func numbers(texts []any) []uint64 {
-	n := make([]uint64, len(texts))
-	for i, t := range texts {
-		n[i], _ = strconv.ParseUint(t.(string), 10, 64)
+func numbers(values []any) []uint64 {
+	n := make([]uint64, len(values))
+	for i, v := range values {
+		n[i] = uint64(v.(int64))
 	}
 	return n
 }
 
-// parsePair parses "incarnation increments decrements".
-func parsePair(text string) (p pncounter.Pair, ok bool) {
-	f := strings.Fields(text)
-	if len(f) != 3 {
-		return p, false
+// numbersIn parses count whole numbers, separated by spaces. A number that is missing or
+// malformed is 0. ok says that text has just these numbers.
+func numbersIn(text string, count int) (n []uint64, ok bool) {
+	fields := strings.Split(text, " ")
+	n, ok = make([]uint64, count), len(fields) == count
+	for i, field := range fields[:min(count, len(fields))] {
+		var err error
+		n[i], err = strconv.ParseUint(field, 10, 64)
+		ok = ok && err == nil
 	}
-	var errs [3]error
-	p.Incarnation, errs[0] = strconv.ParseUint(f[0], 10, 64)
-	p.Increments, errs[1] = strconv.ParseInt(f[1], 10, 64)
-	p.Decrements, errs[2] = strconv.ParseInt(f[2], 10, 64)
-	return p, errors.Join(errs[:]...) == nil
+	return n, ok
 }
 
 // BeginLogs makes logs with all pages, for buckets to which a process without peers has
@@ -138,8 +141,11 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 			return err
 		}
 	}
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
-		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
+	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
+		if !slices.Contains(buckets, bucket) {
+			return nil
+		}
+		return s.relog(ctx, bucket, 0, pages, "")
 	})
 	if err != nil {
 		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
@@ -150,16 +156,6 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 		}
 	}
 	return nil
-}
-
-// relogAll puts all pages of one master into their logs.
-func (s *Store) relogAll(ctx context.Context, m redis.Cmdable, buckets []int) error {
-	return s.eachPage(ctx, m, func(bucket int, pages []string) error {
-		if !slices.Contains(buckets, bucket) {
-			return nil
-		}
-		return s.relog(ctx, bucket, 0, pages, "")
-	})
 }
 
 func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, word string) error {
@@ -357,9 +353,8 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 				return err
 			}
 			positions[i].Bucket = buckets[i]
-			if f := strings.Fields(g.Val()); len(f) == 4 {
-				n := numbers([]any{f[0], f[1]})
-				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], f[3] == "1"
+			if n, ok := numbersIn(g.Val(), 4); ok {
+				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], n[3] == 1
 			}
 		}
 		return nil
@@ -406,7 +401,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
-		p.s.minutes.endedByMerge(batches[i].Bucket, reply[7].(string))
+		p.s.minutes.minutesEnded(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
 		}

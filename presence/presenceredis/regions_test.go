@@ -22,6 +22,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/pncounter"
 	"headcount/presence/presenceredis"
+	"headcount/presence/presencetest"
 	"headcount/presence/region"
 )
 
@@ -88,7 +89,7 @@ func differential(t *testing.T, url string, flush func(), owner bool) {
 		if out := s.Write(context.Background(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: counts, Complete: true}}); out[0].Err != nil {
 			rt.Fatal(out[0].Err)
 		}
-		var model pncounter.Copy
+		var model presencetest.Copy
 		versions := map[string]presence.Version{}
 		for range rapid.IntRange(1, 12).Draw(rt, "batches") {
 			b := drawBatch(rt, pages)

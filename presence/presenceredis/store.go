@@ -19,6 +19,7 @@ import (
 
 	"headcount/internal/redisconn"
 	"headcount/presence"
+	"headcount/presence/minutes"
 	"headcount/scripts"
 )
 
@@ -104,11 +105,11 @@ type Store struct {
 	generations generationCache
 	losses      *prometheus.CounterVec // see losses.go
 
-	chores      chores
-	stopChores  context.CancelFunc
-	choresEnded chan struct{}
-	lossesEnded chan struct{}
-	minutes     minuteWriter
+	chores  chores
+	minutes minuteWriter
+
+	stop       context.CancelFunc // ends background
+	background sync.WaitGroup     // the goroutines of chores, losses and minutes
 
 	counting sync.Mutex // held while counts are written, so that runs arrive in the order of their numbers
 
@@ -150,33 +151,32 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("presenceredis: %w: pages remembered for %s, less than a second", ErrConfig, cfg.RememberFor)
 	}
 	s := &Store{
-		cfg:         cfg,
-		self:        rand.Text(),
-		chores:      chores{wake: make(chan struct{}, 1), overfull: map[int]bool{}, sweep: map[int]bool{}},
-		choresEnded: make(chan struct{}),
-		lossesEnded: make(chan struct{}),
-		partitions:  make([]partition, cfg.Partitions),
-		fences:      make([]fences, cfg.Buckets),
+		cfg:        cfg,
+		self:       rand.Text(),
+		chores:     chores{wake: make(chan struct{}, 1), todo: map[int]bool{}},
+		partitions: make([]partition, cfg.Partitions),
+		fences:     make([]fences, cfg.Buckets),
 	}
 	s.generations.marks = cfg.Conn.Marks
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
 		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
 	})
-	ctx, stop := context.WithCancel(context.Background())
-	s.stopChores = stop
 	s.losses = newLosses(cfg.Registerer)
-	go s.doChores(ctx)    // ends with Close
-	go s.watchLosses(ctx) // likewise
-	s.minutes.start(s)
+	s.minutes = minuteWriter{store: s, retention: int64(cfg.PageStats / time.Minute), visits: map[visit]*minutes.Visits{}}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.background.Go(func() { s.doChores(ctx) })
+	s.background.Go(func() { s.watchLosses(ctx) })
+	if s.minutes.retention > 0 {
+		s.background.Go(func() { s.minutes.run(ctx) })
+	}
 	return s, nil
 }
 
 // Close ends what the store runs. Later calls fail.
 func (s *Store) Close() error {
-	s.minutes.stop()
-	s.stopChores()
-	<-s.choresEnded
-	<-s.lossesEnded
+	s.stop()
+	s.background.Wait()
 	s.conn.Close()
 	return nil
 }

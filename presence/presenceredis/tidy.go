@@ -2,7 +2,7 @@ package presenceredis
 
 import (
 	"context"
-	"maps"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/internal/wake"
+	"headcount/presence"
 	"headcount/scripts"
 )
 
@@ -22,31 +23,28 @@ const (
 )
 
 // chores are the buckets whose empty pages need attention. Scripts that change counts
-// report them, and one goroutine of the Store works them off. The sets have each bucket at
-// most once.
+// report them, and one goroutine of the Store works them off.
 type chores struct {
 	wake chan struct{} // holds one
 
-	mu       sync.Mutex
-	overfull map[int]bool // too many empty pages: forget those that have been empty longest
-	sweep    map[int]bool // some empty pages may lack an expiry: check all pages
+	mu sync.Mutex
+	// todo has the buckets with too many empty pages. The value says that some empty pages may
+	// lack an expiry, so that all pages must be checked.
+	todo map[int]bool
+}
+
+func (c *chores) add(bucket int, sweep bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.todo[bucket] = c.todo[bucket] || sweep
 }
 
 // noteEmptyPages adds chores according to a script's report about the empty pages of a bucket.
 func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
-	over := empties > s.maxEmpty()
-	if !over && !sweep {
-		return
+	if sweep || empties > s.maxEmpty() {
+		s.chores.add(bucket, sweep)
+		wake.Signal(s.chores.wake)
 	}
-	s.chores.mu.Lock()
-	if over {
-		s.chores.overfull[bucket] = true
-	}
-	if sweep {
-		s.chores.sweep[bucket] = true
-	}
-	s.chores.mu.Unlock()
-	wake.Signal(s.chores.wake)
 }
 
 // maxEmpty returns how many empty pages a bucket may have.
@@ -54,13 +52,10 @@ func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 
 // doChores works off the chores until ctx ends. It repeats a failed chore after tidyPause.
 func (s *Store) doChores(ctx context.Context) {
-	defer close(s.choresEnded)
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
-	failed := func(chore map[int]bool, bucket int, err error) {
-		s.chores.mu.Lock()
-		defer s.chores.mu.Unlock()
-		chore[bucket] = true
+	failed := func(bucket int, sweep bool, err error) {
+		s.chores.add(bucket, sweep)
 		retry.Reset(tidyPause)
 		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("empty pages could not be forgotten; trying again")
 	}
@@ -72,12 +67,16 @@ func (s *Store) doChores(ctx context.Context) {
 		case <-retry.C:
 		}
 		s.chores.mu.Lock()
-		overfull, sweep := s.chores.overfull, s.chores.sweep
-		s.chores.overfull, s.chores.sweep = map[int]bool{}, map[int]bool{}
+		todo := s.chores.todo
+		s.chores.todo = map[int]bool{}
 		s.chores.mu.Unlock()
-		for b := range overfull {
+		var sweep []int
+		for b, all := range todo {
 			if err := s.forget(ctx, b); err != nil {
-				failed(s.chores.overfull, b, err)
+				failed(b, false, err)
+			}
+			if all {
+				sweep = append(sweep, b)
 			}
 		}
 		if len(sweep) == 0 {
@@ -88,9 +87,9 @@ func (s *Store) doChores(ctx context.Context) {
 			return
 		case <-time.After(rand.N(tidyPause)):
 		}
-		if err := s.sweep(ctx, slices.Collect(maps.Keys(sweep))); err != nil {
-			for b := range sweep {
-				failed(s.chores.sweep, b, err)
+		if err := s.sweep(ctx, sweep); err != nil {
+			for _, b := range sweep {
+				failed(b, true, err)
 			}
 		}
 	}
@@ -137,17 +136,11 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	if len(numbers) == 0 {
 		return nil
 	}
-	c, err := s.conn.Known(ctx)
-	if err != nil {
-		return err
-	}
-	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
-		return s.eachPage(ctx, m, func(bucket int, pages []string) error {
-			if numbers[bucket] == "" {
-				return nil
-			}
-			return s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
-		})
+	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
+		if numbers[bucket] == "" {
+			return nil
+		}
+		return s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
 	})
 	if err != nil {
 		return err
@@ -173,26 +166,30 @@ func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) 
 
 // Pages implements presence.Lister. It scans all keys.
 func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
+	var mu sync.Mutex
+	return s.eachPage(ctx, func(_ context.Context, _ int, pages []string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		fn(pages)
+		return nil
+	})
+}
+
+// eachPage calls fn with all pages, some pages of one bucket at a time. It scans masters in
+// parallel, so several goroutines call fn.
+func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucket int, pages []string) error) error {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex // masters are scanned in parallel
-	if err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
-		return s.eachPage(ctx, m, func(_ int, pages []string) error {
-			mu.Lock()
-			defer mu.Unlock()
-			fn(pages)
-			return nil
-		})
-	}); err != nil {
+	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.eachPageOf(ctx, m, fn) })
+	if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 		return classify(err)
 	}
-	return nil
+	return err
 }
 
-// eachPage calls fn with all pages of one master, some pages of one bucket at a time.
-func (s *Store) eachPage(ctx context.Context, m redis.Cmdable, fn func(bucket int, pages []string) error) error {
+func (s *Store) eachPageOf(ctx context.Context, m redis.Cmdable, fn func(ctx context.Context, bucket int, pages []string) error) error {
 	for cursor := uint64(0); ; {
 		s.conn.Metrics.Commands.Inc()
 		keys, next, err := m.Scan(ctx, cursor, prefix+"{b*}:c:*", scanBatch).Result()
@@ -208,7 +205,7 @@ func (s *Store) eachPage(ctx context.Context, m redis.Cmdable, fn func(bucket in
 		}
 		for b, list := range pages {
 			for part := range slices.Chunk(list, tidyBatch) {
-				if err := fn(b, part); err != nil {
+				if err := fn(ctx, b, part); err != nil {
 					return err
 				}
 			}

@@ -162,14 +162,8 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 	if text == "" {
 		return l // the page never changed
 	}
-	var f [4]string
-	for i := range f {
-		f[i], text, _ = strings.Cut(text, " ")
-	}
-	l.Incarnation, _ = strconv.ParseUint(f[0], 10, 64)
-	l.All, _ = strconv.ParseInt(f[1], 10, 64)
-	l.By, _ = strconv.ParseInt(f[2], 10, 64)
-	l.At = parseTime(f[3])
+	n, _ := numbersIn(text, 4)
+	l = unread.Level{Incarnation: n[0], All: int64(n[1]), By: int64(n[2]), At: timeOf(n[3])}
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
 	if l.Incarnation < void { // return the level that the next change will write
 		l.Incarnation, l.Before = void, l.All
@@ -178,23 +172,19 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 }
 
 func parseOwn(text string) unread.Own {
-	fields := strings.Split(text, " ")
-	if len(fields) != 3 {
+	n, ok := numbersIn(text, 3)
+	if !ok {
 		return unread.Own{}
 	}
-	var o unread.Own
-	o.Changes, _ = strconv.ParseInt(fields[0], 10, 64)
-	o.Last, _ = strconv.ParseInt(fields[1], 10, 64)
-	o.Before = parseTime(fields[2])
-	return o
+	return unread.Own{Changes: int64(n[0]), Last: int64(n[1]), Before: timeOf(n[2])}
 }
 
-// parseTime parses unix seconds; 0 is the zero time.
-func parseTime(text string) time.Time {
-	if sec, _ := strconv.ParseInt(text, 10, 64); sec > 0 {
-		return time.Unix(sec, 0).UTC()
+// timeOf returns the time of unix seconds; 0 is the zero time.
+func timeOf(seconds uint64) time.Time {
+	if seconds == 0 {
+		return time.Time{}
 	}
-	return time.Time{}
+	return time.Unix(int64(seconds), 0).UTC()
 }
 
 // Authors implements unread.Store. If few changes with an author followed since, the history
@@ -308,17 +298,12 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		}
 		return r, nil
 	}
-	var updated string
-	if f := strings.Split(head, " "); len(f) == 3 {
-		r.Version.Incarnation, _ = strconv.ParseUint(f[0], 10, 64)
-		r.Version.Sequence, _ = strconv.ParseUint(f[1], 10, 64)
-		updated = f[2]
-	}
-	if r.Version == (presence.Version{}) {
+	n, ok := numbersIn(head, 3)
+	if !ok {
 		return r, fmt.Errorf("%w: %w: the version of follows is %q", presence.ErrUnavailable, ErrForeign, head)
 	}
-	r.Version.Incarnation = max(r.Version.Incarnation, void)
-	r.Updated = parseTime(updated)
+	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
+	r.Updated = timeOf(n[2])
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
 	for page, value := range fields {
 		if page == recordField {
@@ -374,6 +359,6 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	if text == "" {
 		return v, unread.ErrConflict
 	}
-	_, err = fmt.Sscanf(text, "%d %d", &v.Incarnation, &v.Sequence)
-	return v, err
+	n, _ := numbersIn(text, 2)
+	return presence.Version{Incarnation: n[0], Sequence: n[1]}, nil
 }

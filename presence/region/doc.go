@@ -3,9 +3,8 @@
 //
 // Every region counts its own users in its own Redis, and keeps a copy of the parts of
 // the other regions. Only the region itself writes its part, and no region passes on
-// the part of a third one. Package pncounter defines how a copy merges batches,
-// scripts/merge.lua does the same in Redis, and a differential test on real servers
-// compares the two.
+// the part of a third one. scripts/merge.lua merges batches. presencetest.Copy defines how,
+// and a differential test on real servers compares the two.
 //
 // # Pairs
 //

@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/presence/pncounter"
+	"headcount/presence/presencetest"
 )
 
 // store is this region's store: one bucket, whose log only says how far it goes.
@@ -126,7 +127,7 @@ func (s *store) leftOut() []string {
 // remote is a peer: a copy of one bucket.
 type remote struct {
 	mu     sync.Mutex
-	copy   pncounter.Copy
+	copy   presencetest.Copy
 	delay  time.Duration
 	err    error // of every call
 	hello  error
@@ -290,14 +291,14 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 			t.Errorf("%d pages of one bucket in a round", most)
 		}
 		eu.mu.Lock()
-		eu.copy = pncounter.Copy{}
+		eu.copy = presencetest.Copy{}
 		eu.mu.Unlock()
 		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 {
 			t.Errorf("it came back empty and is at %d", n)
 		}
 		eu.mu.Lock()
-		eu.copy = pncounter.Copy{Log: 77, Cursor: 5000, High: 99, Done: true} // a later life of us
+		eu.copy = presencetest.Copy{Log: 77, Cursor: 5000, High: 99, Done: true} // a later life of us
 		eu.mu.Unlock()
 		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 || s.log != 100 {

@@ -4,7 +4,6 @@
 package ring
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -16,9 +15,6 @@ const (
 	replicas = 100  // of each member on the ring
 	load     = 1.25 // bound of what one member owns, as a multiple of the mean, rounded up
 )
-
-// ErrConfig is in every error about settings that cannot work.
-var ErrConfig = errors.New("bad setting")
 
 // Table names the owner of every partition and bucket. A Table does not change;
 // any goroutine may read it.
@@ -35,8 +31,8 @@ type owners struct {
 
 // New returns the Table of the presence nodes and dispatchers with these names, in any
 // order. Without presence nodes no partition has an owner, and without dispatchers no
-// bucket.
-func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
+// bucket. There must be at least one partition and one bucket.
+func New(nodes, dispatchers []string, partitions, buckets int) *Table {
 	t := &Table{}
 	h := xxhash.New()
 	for _, kind := range []struct {
@@ -51,15 +47,12 @@ func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
 		members := slices.Clone(kind.members)
 		slices.Sort(members)
 		members = slices.Compact(members)
-		var err error
-		if *kind.to, err = distribute(members, kind.parts); err != nil {
-			return nil, fmt.Errorf("ring: %s: %w", kind.name, err)
-		}
+		*kind.to = distribute(members, kind.parts)
 		// The hash includes the owners: two builds could distribute differently.
 		fmt.Fprintf(h, "%s %d %q %q\n", kind.name, kind.parts, members, kind.to.of)
 	}
 	t.hash = max(h.Sum64(), 1)
-	return t, nil
+	return t
 }
 
 // Node returns the presence node that owns the partition.
@@ -86,23 +79,12 @@ func (o *owners) owner(part int) (string, bool) {
 	return o.of[part], true
 }
 
-// distribute gives every part an owner. members is sorted, without duplicates.
-func distribute(members []string, parts int) (o owners, err error) {
-	switch {
-	case parts < 1:
-		return o, fmt.Errorf("%w: %d is not a valid number", ErrConfig, parts)
-	case slices.Contains(members, ""):
-		return o, fmt.Errorf("%w: a member has no name", ErrConfig)
-	case len(members) == 0:
-		return o, nil
+// distribute gives every part an owner. members is sorted, without duplicates. The library
+// would panic if the members could not own all parts, but they can, since load is over 1.
+func distribute(members []string, parts int) owners {
+	if len(members) == 0 {
+		return owners{}
 	}
-	// The library panics if the members cannot own all parts. They can, since load is over
-	// 1; if that ever changes, the caller must get an error instead.
-	defer func() {
-		if r := recover(); r != nil {
-			o, err = owners{}, fmt.Errorf("%w: %d among %d members: %v", ErrConfig, parts, len(members), r)
-		}
-	}()
 	list := make([]consistent.Member, len(members))
 	for i, m := range members {
 		list[i] = member(m)
@@ -110,17 +92,13 @@ func distribute(members []string, parts int) (o owners, err error) {
 	c := consistent.New(list, consistent.Config{
 		Hasher: hasher{}, PartitionCount: parts, ReplicationFactor: replicas, Load: load,
 	})
-	o = owners{of: make([]string, parts), parts: make(map[string][]int, len(members))}
+	o := owners{of: make([]string, parts), parts: make(map[string][]int, len(members))}
 	for part := range parts {
-		owner := c.GetPartitionOwner(part)
-		if owner == nil {
-			return owners{}, fmt.Errorf("%w: number %d has no owner", ErrConfig, part)
-		}
-		name := owner.String()
+		name := c.GetPartitionOwner(part).String()
 		o.of[part] = name
 		o.parts[name] = append(o.parts[name], part)
 	}
-	return o, nil
+	return o
 }
 
 type member string

@@ -95,22 +95,26 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// PushUpdates sends updates to the process at addr, in several requests if they are many;
-// when a request fails, the earlier ones have arrived. It skips invalid updates, and
-// returns an error about them after it has sent all others.
+// PushUpdates sends updates to the process at addr: at most 1,024, which fit into one request.
+// It skips invalid updates, and returns an error about them after it has sent all others.
 func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
-	for len(updates) > 0 {
-		body, rest, err := batch(updates)
-		if err != nil {
+	wire := wireUpdates{Updates: make([]wireUpdate, 0, len(updates))}
+	for _, u := range updates {
+		if err := u.Check(); err != nil {
 			wrong = fmt.Errorf("rpc: push updates to %s: %w", addr, err)
-		}
-		updates = rest
-		if len(body) == len(updatesHead)+len(updatesTail) {
 			continue
 		}
-		if _, err := c.ask(ctx, addr, updatesPath, body, http.StatusNoContent); err != nil {
-			return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
-		}
+		wire.Updates = append(wire.Updates, wireUpdate{u.Topic.String(), u.Version.Incarnation, u.Version.Sequence, u.Stale, u.Value})
+	}
+	if len(wire.Updates) == 0 {
+		return wrong
+	}
+	body, err := json.Marshal(wire)
+	if err == nil {
+		_, err = c.ask(ctx, addr, updatesPath, body, http.StatusNoContent)
+	}
+	if err != nil {
+		return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
 	}
 	return wrong
 }

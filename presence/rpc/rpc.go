@@ -42,10 +42,8 @@ const (
 	usersPath   = "/users"
 
 	maxBody = 4 << 20 // bytes of a request's body; a longer body gets status 413
-	// batchBody is the size, in bytes, at which a client begins another request.
-	batchBody = 1 << 20
-	maxName   = 128
-	scheme    = "Headcount"
+	maxName = 128
+	scheme  = "Headcount"
 	// format is the number of the format of requests. Format 1 had counts instead of
 	// updates, and its headers did not name the format.
 	format  = 2
@@ -152,61 +150,21 @@ func checkName(name string) error {
 	return nil
 }
 
-// wireUpdate is a presence.Update as JSON.
+// wireUpdates are updates as JSON.
+type wireUpdates struct {
+	Updates []wireUpdate `json:"updates"`
+}
+
 type wireUpdate struct {
 	Topic       string `json:"topic"`
 	Incarnation uint64 `json:"incarnation"`
 	Sequence    uint64 `json:"sequence"`
-	Stale       bool   `json:"stale"`
-	Value       string `json:"value"`
-}
-
-// appendUpdate appends u, which has passed Check, as JSON.
-func appendUpdate(b []byte, u *presence.Update) []byte {
-	b = append(b, `{"topic":`...)
-	b = presence.AppendString(b, u.Topic.String())
-	b = append(b, `,"incarnation":`...)
-	b = strconv.AppendUint(b, u.Version.Incarnation, 10)
-	b = append(b, `,"sequence":`...)
-	b = strconv.AppendUint(b, u.Version.Sequence, 10)
-	if u.Stale {
-		b = append(b, `,"stale":true`...)
-	}
-	if u.Value != "" {
-		b = append(b, `,"value":`...)
-		b = presence.AppendString(b, u.Value)
-	}
-	return append(b, '}')
-}
-
-const (
-	updatesHead = `{"updates":[`
-	updatesTail = `]}`
-)
-
-// batch returns the body of a request with as many of the first updates as fit, and the
-// rest. It skips invalid updates, and returns an error about them.
-func batch(updates []presence.Update) (body []byte, rest []presence.Update, err error) {
-	body = append(make([]byte, 0, min(128*len(updates)+64, batchBody+1024)), updatesHead...)
-	for len(updates) > 0 && len(body) < batchBody {
-		u := &updates[0]
-		updates = updates[1:]
-		if e := u.Check(); e != nil {
-			err = e
-			continue
-		}
-		if len(body) > len(updatesHead) {
-			body = append(body, ',')
-		}
-		body = appendUpdate(body, u)
-	}
-	return append(body, updatesTail...), updates, err
+	Stale       bool   `json:"stale,omitempty"`
+	Value       string `json:"value,omitempty"`
 }
 
 func parseUpdates(body []byte) ([]presence.Update, error) {
-	var m struct {
-		Updates []wireUpdate `json:"updates"`
-	}
+	var m wireUpdates
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,83 @@
+package presencetest
+
+import (
+	"cmp"
+
+	"headcount/presence/pncounter"
+)
+
+// Copy is one region's copy of another region's bucket. It defines what merge.lua must do. The
+// zero Copy is empty. One goroutine at a time may use a Copy.
+type Copy struct {
+	Log, Cursor uint64
+	Floor, High uint64
+	Done        bool
+	Pairs       map[string]pncounter.Pair
+}
+
+// Merge merges a batch and returns the reply to it.
+func (c *Copy) Merge(b pncounter.Batch) pncounter.Ack {
+	switch {
+	case b.Log < c.Log, b.Log > c.Log && b.Log <= max(c.High, c.Floor):
+		return c.ack(pncounter.Behind)
+	case b.Log > c.Log && b.From > 0:
+		return pncounter.Ack{Status: pncounter.Gap, Log: b.Log, High: max(c.High, c.Floor)}
+	case b.Log > c.Log:
+		c.Log, c.Cursor, c.Done = b.Log, 0, false
+		c.High = max(c.High, b.Log)
+	case b.From > c.Cursor:
+		return c.ack(pncounter.Gap)
+	}
+	var refused []int
+	if b.To > c.Cursor { // otherwise the copy has had all of the batch
+		if c.Pairs == nil {
+			c.Pairs = map[string]pncounter.Pair{}
+		}
+		for i, p := range b.Pages {
+			c.High = max(c.High, p.Incarnation)
+			old, known := c.Pairs[p.Page]
+			switch {
+			case p.Incarnation < max(old.Incarnation, c.Floor):
+				refused = append(refused, i)
+			case known || value(p.Pair) > 0: // an empty page that the copy does not know need not be stored
+				c.Pairs[p.Page] = mergePairs(old, p.Pair)
+			}
+		}
+		c.Cursor = b.To
+	}
+	if b.Complete && b.To == c.Cursor && !c.Done {
+		c.Done = true
+		c.Floor = max(c.Floor, b.Floor)
+	}
+	a := c.ack(pncounter.Merged)
+	a.Refused = refused
+	return a
+}
+
+func (c *Copy) ack(s pncounter.Status) pncounter.Ack {
+	return pncounter.Ack{Status: s, Log: c.Log, Cursor: c.Cursor, High: max(c.High, c.Floor), Done: c.Done}
+}
+
+// Value returns the number of the region's users on the page.
+func (c *Copy) Value(page string) int64 {
+	if p := c.Pairs[page]; p.Incarnation >= c.Floor {
+		return value(p)
+	}
+	return 0
+}
+
+// mergePairs returns the newest that two copies of one region's pair know. It is commutative,
+// associative and idempotent.
+func mergePairs(p, o pncounter.Pair) pncounter.Pair {
+	switch cmp.Compare(p.Incarnation, o.Incarnation) {
+	case -1:
+		return o
+	case 1:
+		return p
+	}
+	p.Increments, p.Decrements = max(p.Increments, o.Increments), max(p.Decrements, o.Decrements)
+	return p
+}
+
+// value returns the number of a pair's users, never negative.
+func value(p pncounter.Pair) int64 { return max(p.Increments-p.Decrements, 0) }
