@@ -18,18 +18,13 @@ import (
 const mineForm fanout.Form = 1
 
 // openCounters sets counters and live, if the gateway serves counters.
-func (g *Gateway) openCounters() (err error) {
+func (g *Gateway) openCounters() {
 	if g.cfg.Counters == nil {
-		return nil
+		return
 	}
-	if g.live, err = counterapi.NewLive(*g.cfg.Counters, g.hub); err != nil {
-		return err
-	}
-	if g.counters, err = counterapi.New(*g.cfg.Counters, g.callers, g.live); err != nil {
-		return err
-	}
+	g.live = counterapi.NewLive(*g.cfg.Counters, g.hub)
+	g.counters = counterapi.New(*g.cfg.Counters, g.callers, g.live)
 	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
-	return nil
 }
 
 // CountersChanged must be called when the result of Counters.Up has changed.

@@ -173,13 +173,11 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
-	if g.hub, err = fanout.New(fanout.Config{
+	g.hub = fanout.New(fanout.Config{
 		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
-	}); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	})
 	if g.pollers, err = newPollers(cores); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
@@ -191,9 +189,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	if err := g.openCounters(); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	g.openCounters()
 	g.users = fanout.NewPoll(g.hub, userStates{g})
 	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()

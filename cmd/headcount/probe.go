@@ -38,10 +38,7 @@ type probed struct {
 }
 
 func newProbes(cfg Config) *probes {
-	open, err := lru.New[string, time.Time](maxProbes)
-	if err != nil { // a size under 1
-		panic(err)
-	}
+	open, _ := lru.New[string, time.Time](maxProbes) // fails only for a size under 1
 	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: open}
 }
 

@@ -146,10 +146,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
-		l, err := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()
