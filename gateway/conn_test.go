@@ -22,7 +22,10 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"headcount/counter"
+	"headcount/counter/countermem"
 	"headcount/gateway/api"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
@@ -86,6 +89,10 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	if err != nil {
 		t.Fatal(err)
 	}
+	sites, err := identity.NewSites(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	store := presencemem.New(presencemem.Config{})
 	var g *Gateway
 	nd, err := node.New(store, node.Config{Name: "n", PresenceTimeout: 7 * time.Second, Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop()})
@@ -93,8 +100,12 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Name: "g", Store: store, Unread: store, Cluster: lone{nd, store},
-		Access: Access{Identities: identities, Proxies: proxies}, API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
+		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{nd, store},
+		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countermem.New(countermem.Config{})), Log: zerolog.Nop()},
+		API: api.Config{
+			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{}, Regions: store, LastSeen: store,
+		},
+		Access: Access{Identities: identities, Sites: sites, Proxies: proxies}, Log: zerolog.Nop(),
 		Times: Times{
 			HeartbeatInterval: 2 * time.Second, UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second,
 			PongTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second,

@@ -27,7 +27,6 @@ import (
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/pipeline"
-	"headcount/gateway/counterapi"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -58,9 +57,8 @@ func everything(t *testing.T) func(*Config) {
 	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)
-		cfg.Counters = &counterapi.Config{Rules: rules, Counters: counters, Log: zerolog.Nop()}
+		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
-		cfg.API.Dashboard = noDashboard{}
 		cfg.PusherKey = "key"
 		cfg.API.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},

@@ -17,16 +17,6 @@ import (
 // Form 0 is the frame for any other connection, and eventForm is an event.
 const mineForm fanout.Form = 1
 
-// openCounters sets counters and live, if the gateway serves counters.
-func (g *Gateway) openCounters() {
-	if g.cfg.Counters == nil {
-		return
-	}
-	g.live = counterapi.NewLive(*g.cfg.Counters, g.hub)
-	g.counters = counterapi.New(*g.cfg.Counters, g.callers, g.live)
-	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
-}
-
 // CountersChanged must be called when the result of Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
@@ -77,9 +67,6 @@ func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"st
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
 	for i, key := range keys {
-		if c.g.counters == nil {
-			return nil, badCounter(key, "this server has no counters")
-		}
 		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
 			return nil, badCounter(key, err.Error())

@@ -116,14 +116,10 @@ func (g *Gateway) routes() http.Handler {
 		c.Header("Allow", http.MethodGet)
 		api.RefuseMethod(c)
 	})
-	if g.cfg.API.Dashboard != nil {
-		e.GET("/-/top/events", g.getTopPageEvents)
-	}
-	if g.counters != nil {
-		g.counters.Routes(e)
-		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
-		e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
-	}
+	e.GET("/-/top/events", g.getTopPageEvents)
+	g.counters.Routes(e)
+	e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
+	e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
 	if g.cfg.PusherKey != "" {
 		g.pusherRoutes(e)
 	}

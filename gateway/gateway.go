@@ -35,12 +35,6 @@ import (
 // is for all other work.
 const budgetPerCore = 60_000
 
-// ErrConfig is wrapped by every error about a setting that cannot work.
-var ErrConfig = errors.New("bad setting")
-
-// Store is the part of a store that a gateway uses.
-type Store = fanout.Store
-
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
@@ -51,20 +45,17 @@ type Cluster interface {
 // connections.
 type Memory interface{ High() bool }
 
-// Config tunes a Gateway.
+// Config tunes a Gateway. A field without a default is required, unless it says otherwise.
 type Config struct {
-	Name       string // names this gateway as a source of beats; required
-	Partitions int    // P; default presence.DefaultPartitions
-	// Incarnation identifies this run of the process in beats and in the endpoint store.
-	// Default: a new incarnation.
-	Incarnation uint64
+	Name        string // names this gateway as a source of beats
+	Partitions  int    // P; default presence.DefaultPartitions
+	Incarnation uint64 // identifies this run of the process in beats and in the endpoint store
 
-	Store   Store        // required
-	Unread  unread.Store // required; its publications arrive as updates, like counts
-	Cluster Cluster      // required
-	API     api.Config   // of plain HTTP calls; Origins and Assets are required
-
-	Counters *counterapi.Config // nil: the gateway serves no counters
+	Store    fanout.Store
+	Unread   unread.Store // its publications arrive as updates, like counts
+	Cluster  Cluster
+	API      api.Config // of plain HTTP calls
+	Counters counterapi.Config
 
 	Times
 	Limits
@@ -97,8 +88,8 @@ type Limits struct {
 // Access identifies callers and decides which of them may call a gateway.
 type Access struct {
 	Identities *identity.Identities
-	APIKeys    []string        // of servers, each perhaps with the name of its site and a colon before it; empty: no server may call
-	Sites      *identity.Sites // nil: only the default site
+	Keys       identity.SiteKeys // of servers; empty: no server may call
+	Sites      *identity.Sites
 	Proxies    *identity.Proxies
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
 	CacheReads time.Duration
@@ -114,9 +105,9 @@ type Gateway struct {
 	hub       *fanout.Hub
 	roster    *roster
 	unread    *notifier.Sums
-	counters  *counterapi.API     // nil if the gateway serves no counters
-	live      *counterapi.Live    // likewise
-	liveTop   *counterapi.LiveTop // likewise
+	counters  *counterapi.API
+	live      *counterapi.Live
+	liveTop   *counterapi.LiveTop
 	users     *fanout.Poll
 	topPages  *fanout.Poll
 	pollers   *pollers
@@ -139,62 +130,37 @@ type admission struct {
 	acceptErr   atomic.Pointer[error] // why no new client can be accepted; nil: new clients are accepted
 }
 
-// setDefaults gives the fields that are not set their defaults, and checks the others.
-func (cfg *Config) setDefaults() error {
-	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	switch {
-	case cfg.Name == "":
-		return errors.New("no name")
-	case cfg.UpdateInterval < 10*time.Millisecond:
-		return fmt.Errorf("update interval %s is under 10ms", cfg.UpdateInterval)
-	case cfg.Store == nil || cfg.Unread == nil || cfg.Cluster == nil:
-		return errors.New("store, unread store and cluster are required")
-	case cfg.Identities == nil || cfg.API.Origins == nil || cfg.Proxies == nil || cfg.API.Assets == nil:
-		return errors.New("identities, origins, proxies and assets are required")
-	}
-	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
-	var err error
-	if cfg.Sites == nil {
-		cfg.Sites, err = identity.NewSites(nil)
-	}
-	return err
-}
-
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
 // its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
-	if err := cfg.setDefaults(); err != nil {
-		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
-	}
-	keys, err := identity.NewSiteKeys(cfg.APIKeys, cfg.Sites)
-	if err != nil {
-		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
-	}
-	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
+	pollers, err := newPollers(cores)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g := &Gateway{cfg: cfg, pollers: pollers, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	g.hub = fanout.New(fanout.Config{
 		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	})
-	if g.pollers, err = newPollers(cores); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
 	g.grace = newRestartGrace(cfg, g.hub)
 	g.callers = &api.Callers{
-		Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads,
+		Identities: cfg.Identities, Sites: cfg.Sites, Keys: cfg.Keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads,
 		CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.PublicTop, Ignored: g.metrics.ignored,
 	}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	g.openCounters()
+	g.live = counterapi.NewLive(cfg.Counters, g.hub)
+	g.counters = counterapi.New(cfg.Counters, g.callers, g.live)
+	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
 	g.users = fanout.NewPoll(g.hub, userStates{g})
 	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
-	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
+	g.roster = newRoster(source, cmp.Or(cfg.Partitions, presence.DefaultPartitions), cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.roster.joinWait = g.metrics.joinWait
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
@@ -257,11 +223,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.grace.run(ctx) })
 	wg.Go(func() { g.users.Run(ctx) })
 	wg.Go(func() { g.topPages.Run(ctx) })
-	if g.live != nil {
-		wg.Go(func() { g.live.Run(ctx) })
-		wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
-		wg.Go(func() { g.liveTop.Servers.Run(ctx) })
-	}
+	wg.Go(func() { g.live.Run(ctx) })
+	wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
+	wg.Go(func() { g.liveTop.Servers.Run(ctx) })
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })
 	}

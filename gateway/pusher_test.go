@@ -232,7 +232,8 @@ func TestPusherRefusals(t *testing.T) {
 	}
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)
-		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.APIKeys, cfg.Registerer, cfg.Proxies = 2, 2, memory, []string{"k"}, reg, proxies
+		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.Registerer, cfg.Proxies = 2, 2, memory, reg, proxies
+		cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
 	})
 	refused := func(code int, says, path string, lines ...string) {
 		t.Helper()

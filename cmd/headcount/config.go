@@ -104,6 +104,7 @@ type Config struct {
 	// The settings above as Validate has parsed them.
 	Rules    *counter.Rules    `flag:"-"` // of Counters, for all sites
 	AllSites *identity.Sites   `flag:"-"` // of Sites
+	Keys     identity.SiteKeys `flag:"-"` // of APIKeys
 	Origins  *identity.Origins `flag:"-"` // of AllowOrigins and Sites
 	Proxies  *identity.Proxies `flag:"-"` // of TrustedProxies
 	Hooks    []*webhook.Hook   `flag:"-"` // of Webhooks
@@ -381,7 +382,7 @@ func (c *Config) checkSites() (err error) {
 	if c.Proxies, err = identity.NewProxies(c.TrustedProxies); err != nil {
 		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
 	}
-	if _, err = identity.NewSiteKeys(c.APIKeys, c.AllSites); err != nil {
+	if c.Keys, err = identity.NewSiteKeys(c.APIKeys, c.AllSites); err != nil {
 		return setting.Errorf("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
 	}
 	return nil

@@ -296,7 +296,6 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Store: s.store, Unread: s.store, Cluster: s.member,
 		API: api.Config{
 			HoldTime:  node.HoldTime(cfg.PresenceTimeout),
-			Region:    cfg.Region,
 			Regions:   s.store,
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
@@ -308,7 +307,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			BasePath:  cfg.BasePath,
 			Tracer:    s.openTraces(),
 		},
-		Counters: &counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
+		Counters: counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
 		Times: gateway.Times{
 			HeartbeatInterval: cfg.HeartbeatInterval,
 			LeaveGrace:        cfg.LeaveGrace,
@@ -326,7 +325,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
 		Access: gateway.Access{
-			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
+			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
 			CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		Registerer: s.registry,

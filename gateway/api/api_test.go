@@ -11,6 +11,10 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"headcount/counter"
+	"headcount/counter/countermem"
+	"headcount/counter/pipeline"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/presence"
 	"headcount/presence/presencemem"
@@ -70,9 +74,14 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 		cfg.Assets = fstest.MapFS{}
 	}
 	store := presencemem.New(presencemem.Config{})
+	cfg.LastSeen = store
+	callers := &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}}
+	counters := counterapi.Config{
+		Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
+	}
 	return New(cfg, Parts{
-		Callers: &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}},
-		Counts:  empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
+		Callers: callers, Counters: counterapi.New(counters, callers, counterapi.NewLive(counters, nil)),
+		Counts: empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
 		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
 	}).Engine(), identities
 }

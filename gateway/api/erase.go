@@ -80,13 +80,8 @@ func (a *API) erase(c *gin.Context, user string, server bool) bool {
 			return err
 		}
 		// Also with --last-seen 0: an earlier process may have had another setting.
-		if a.cfg.LastSeen != nil {
-			if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
-				return err
-			}
-		}
-		if a.parts.Counters == nil {
-			return nil
+		if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
+			return err
 		}
 		end, err := a.erasures.turn(ctx, server)
 		if err != nil {

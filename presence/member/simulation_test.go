@@ -26,9 +26,14 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/rs/zerolog"
 
+	"headcount/counter"
+	"headcount/counter/countermem"
+	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/api"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -721,10 +726,12 @@ func simIdentities() *identity.Identities {
 	return identities
 }
 
-func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store gateway.Store, log zerolog.Logger) *gateway.Gateway {
+func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store fanout.Store, log zerolog.Logger) *gateway.Gateway {
 	origins, err := identity.NewOrigins(nil)
 	must(err)
 	proxies, err := identity.NewProxies(nil)
+	must(err)
+	sites, err := identity.NewSites(nil)
 	must(err)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: presencemem.New(presencemem.Config{}),
@@ -734,8 +741,11 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		},
 		Limits: gateway.Limits{MaxConnections: 100_000},
-		Access: gateway.Access{Identities: simIdentities(), Proxies: proxies},
-		API:    api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: log,
+		Access: gateway.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
+		Counters: counterapi.Config{
+			Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, log),
+		},
+		API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: log,
 	})
 	must(err)
 	return gw
