@@ -98,8 +98,8 @@ func (a *API) getFollows(c *gin.Context) {
 	if !ok {
 		return
 	}
-	query, ok := counterapi.Query(c, "?after=page")
-	if !ok {
+	query := counterapi.ReadQuery(c, "?after=page")
+	if !query.OK {
 		return
 	}
 	var s unread.State
