@@ -77,10 +77,7 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 // serveVia is serveGateway with another way to start its HTTP server.
 func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
 	t.Helper()
-	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	origins, err := identity.NewOrigins(nil)
 	if err != nil {
 		t.Fatal(err)

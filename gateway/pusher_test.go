@@ -288,10 +288,7 @@ func TestPusherRefusals(t *testing.T) {
 func TestPusherWithTokens(t *testing.T) {
 	t.Parallel()
 	const secret = "a secret for tests"
-	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
 	t.Cleanup(identities.Close)
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)

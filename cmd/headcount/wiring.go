@@ -266,8 +266,8 @@ func (s *system) comeBack() time.Duration {
 }
 
 // openIdentities opens what knows who a request is from.
-func (s *system) openIdentities() (err error) {
-	s.identities, err = identity.New(identity.Config{
+func (s *system) openIdentities() {
+	s.identities = identity.New(identity.Config{
 		IDSecrets: keysOf(s.cfg.IDSecrets),
 		HashKey:   s.hashKey,
 		JWTSecret: []byte(s.cfg.JWTSecret),
@@ -276,17 +276,12 @@ func (s *system) openIdentities() (err error) {
 		Audiences: s.cfg.JWTAudiences,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
-	if err == nil {
-		s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
-	}
-	return err
+	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
 }
 
 func (s *system) openGateway(self presence.Process) (err error) {
 	cfg := s.cfg
-	if err = s.openIdentities(); err != nil {
-		return err
-	}
+	s.openIdentities()
 	var arrivals api.Arrivals
 	if s.webhooks != nil {
 		arrivals = s.webhooks

@@ -98,7 +98,7 @@ type Identities struct {
 
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
-func New(cfg Config) (*Identities, error) {
+func New(cfg Config) *Identities {
 	ids := &Identities{
 		secret:  slices.Clone(cfg.JWTSecret),
 		issuers: slices.Clone(cfg.Issuers),
@@ -108,13 +108,7 @@ func New(cfg Config) (*Identities, error) {
 	if ids.now == nil {
 		ids.now = time.Now
 	}
-	if len(cfg.IDSecrets) == 0 {
-		return nil, errors.New("id-secret: at least one is needed")
-	}
 	for _, secret := range cfg.IDSecrets {
-		if len(secret) == 0 {
-			return nil, errors.New("id-secret: one of them is empty; leave it out or give it a value")
-		}
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
 	if len(cfg.HashKey) == 0 {
@@ -125,16 +119,13 @@ func New(cfg Config) (*Identities, error) {
 		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
 	}
 	if cfg.JWKSURL != "" {
-		var err error
-		if ids.keys, err = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError); err != nil {
-			return nil, err
-		}
+		ids.keys = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError)
 		ids.methods = append(ids.methods, keyMethods...)
 	}
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
 	ids.parser = jwt.NewParser(
 		jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
-	return ids, nil
+	return ids
 }
 
 // Close stops the fetching of keys and waits until it has stopped. Identify still

@@ -721,8 +721,7 @@ func (s *simulation) start(m *member) {
 }
 
 func simIdentities() *identity.Identities {
-	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
-	must(err)
+	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
 	return identities
 }
 

@@ -42,15 +42,6 @@ type Config struct {
 // Provider makes tracers whose spans go to the collector. Close ends it.
 type Provider struct{ sdk *sdk.TracerProvider }
 
-// CheckURL returns the problem with the URL of a collector, or "".
-func CheckURL(raw string) (problem string) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-		return "it is not an http or https URL; write the address of the collector's OTLP over HTTP, such as http://127.0.0.1:4318"
-	}
-	return ""
-}
-
 // New returns a Provider. Neither New nor the end of a span waits for the collector.
 func New(cfg Config) *Provider {
 	target := cfg.URL
