@@ -220,7 +220,6 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
-	wg.Go(func() { g.grace.run(ctx) })
 	wg.Go(func() { g.users.Run(ctx) })
 	wg.Go(func() { g.topPages.Run(ctx) })
 	wg.Go(func() { g.live.Run(ctx) })
