@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -470,13 +471,11 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			}
 		}
 	}
-	drained := make(chan error, 1)
-	go func() { drained <- s.g.Drain(t.Context()) }()
+	var drained sync.WaitGroup
+	drained.Go(func() { s.g.Drain(t.Context()) })
 	until("reconnect")
 	_ = r.Close()
-	if err := <-drained; err != nil {
-		t.Error(err)
-	}
+	drained.Wait()
 	for name := range find(doc, "components", "messages").(map[string]any) {
 		if !shown[name] {
 			t.Errorf("%s has not been seen", name)

@@ -22,7 +22,6 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
-	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
@@ -59,7 +58,8 @@ type Config struct {
 
 	Times
 	Limits
-	Access
+	api.Access
+	PusherKey string // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
@@ -83,20 +83,6 @@ type Limits struct {
 	MaxPerAddress  int    // connections of one address; 0: any number
 	Memory         Memory // while it is high, new connections are refused; nil: no such check
 	DeliveryBudget int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
-}
-
-// Access identifies callers and decides which of them may call a gateway.
-type Access struct {
-	Identities *identity.Identities
-	Keys       identity.SiteKeys // of servers; empty: no server may call
-	Sites      *identity.Sites
-	Proxies    *identity.Proxies
-	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
-	CacheReads time.Duration
-	CountBots  bool          // crawlers are counted like people
-	PusherKey  string        // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
-	Private    []string      // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
-	PublicTop  api.PublicTop // pages that visitors may see in the list of the pages with the most users
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
@@ -146,10 +132,7 @@ func New(cfg Config) (*Gateway, error) {
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	})
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{
-		Identities: cfg.Identities, Sites: cfg.Sites, Keys: cfg.Keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads,
-		CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.PublicTop, Ignored: g.metrics.ignored,
-	}
+	g.callers = &api.Callers{Access: cfg.Access, Grace: g.grace, Ignored: g.metrics.ignored}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
@@ -258,7 +241,7 @@ const moveRate = 1000
 // message to reconnect after a random time. Then Drain closes the remaining connections
 // with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
 // counted for the grace. Run must still be running.
-func (g *Gateway) Drain(ctx context.Context) error {
+func (g *Gateway) Drain(ctx context.Context) {
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
@@ -278,7 +261,6 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
 	}
-	return nil
 }
 
 // settle waits until no connections are left, or d has passed.

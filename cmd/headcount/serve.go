@@ -134,7 +134,7 @@ func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 		s.node.StopClock()
 	}
 	if s.gateway != nil {
-		err = s.gateway.Drain(ctx)
+		s.gateway.Drain(ctx)
 	}
 	s.member.Leave(ctx)
 	for _, e := range endpoints {

@@ -213,27 +213,24 @@ func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bo
 
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
-func (s *system) openEmbedded() error {
+func (s *system) openEmbedded() (err error) {
 	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), LastSeen: s.cfg.LastSeen, PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
-	var opened *presencemem.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
-		opened = presencemem.New(config)
-		s.embedded, s.where = opened, "embedded, in memory"
+		s.embedded, s.where = presencemem.New(config), "embedded, in memory"
 	} else {
-		var err error
-		if opened, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
+		if s.embedded, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 		s.closers = append(s.closers, func() error {
-			if err := opened.Close(); err != nil {
+			if err := s.embedded.Close(); err != nil {
 				s.log.Error().Err(err).Msg("the data directory could not be closed")
 			}
 			return nil
 		})
-		s.embedded, s.where = opened, "embedded, follows and unread in "+s.cfg.DataDir
+		s.where = "embedded, follows and unread in " + s.cfg.DataDir
 		if len(s.cfg.IDSecrets) == 0 {
-			s.cfg.IDSecrets = []string{opened.Secret()}
+			s.cfg.IDSecrets = []string{s.embedded.Secret()}
 		}
 	}
 	s.store = s.embedded
@@ -241,8 +238,7 @@ func (s *system) openEmbedded() error {
 		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
 		s.cfg.IDSecrets = []string{rand.Text()}
 	}
-	var err error
-	s.hashKey, err = opened.HashKey()
+	s.hashKey, err = s.embedded.HashKey()
 	return err
 }
 
@@ -319,10 +315,11 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Memory:         machine.NewPressure(),
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
-		Access: gateway.Access{
+		Access: api.Access{
 			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
-			CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private, PublicTop: cfg.publicTop(),
+			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
+		PusherKey:  cfg.PusherKey,
 		Registerer: s.registry,
 		Log:        s.log,
 	})

@@ -72,7 +72,7 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	}
 	store := presencemem.New(presencemem.Config{})
 	cfg.LastSeen = store
-	callers := &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}}
+	callers := &Callers{Access: Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}, Grace: empty{}}
 	counters := counterapi.Config{
 		Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
 	}

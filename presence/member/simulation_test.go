@@ -740,7 +740,7 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		},
 		Limits: gateway.Limits{MaxConnections: 100_000},
-		Access: gateway.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
+		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
 		Counters: counterapi.Config{
 			Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, log),
 		},
