@@ -62,13 +62,13 @@ func (a *API) deleteMe(c *gin.Context) {
 		}
 	}
 	a.callers.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), a.callers.Proxies.Secure(c.Request))
-	done(c)
+	httppolicy.NoContent(c)
 }
 
 // deleteUser erases the data of the user that a server names in the path.
 func (a *API) deleteUser(c *gin.Context) {
 	if user, ok := a.callers.userInPath(c); ok && a.erase(c, user, true) {
-		done(c)
+		httppolicy.NoContent(c)
 	}
 }
 

@@ -158,9 +158,7 @@ func (a *API) delete(c *gin.Context) {
 		return
 	}
 	if _, ok := a.make(c, counter.Op{Changes: []counter.Change{{Key: one.key, Rule: one.rule, Verb: counter.Delete}}}); ok {
-		c.Header("Cache-Control", "no-store")
-		c.Status(http.StatusNoContent)
-		c.Writer.WriteHeaderNow()
+		httppolicy.NoContent(c)
 	}
 }
 
