@@ -129,7 +129,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 
 // Mine implements counterapi.Viewer.
 func (c *conn) Mine(key string, is, again bool) {
-	form := frameForm(0)
+	form := fanout.Form(0)
 	if is {
 		form = mineForm
 	}

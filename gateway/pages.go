@@ -5,6 +5,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
+	"headcount/gateway/fanout"
 	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -282,7 +283,7 @@ func (c *conn) subscribe(m message) error {
 	if hold {
 		c.Hold(c.total())
 	}
-	c.Subscribe(topics, frameForm(m.precision))
+	c.Subscribe(topics, fanout.Form(m.precision))
 	if hold {
 		if c.totalHeld.Store(true); !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()

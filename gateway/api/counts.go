@@ -200,7 +200,7 @@ func (a *API) putCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	action, ok := readAction(c, "increment", "decrement")
+	action, _, ok := readAction(c, nil, "increment", "decrement")
 	if !ok {
 		return
 	}
