@@ -85,29 +85,21 @@ type Identity struct {
 // Identities identifies the senders of requests. It is safe for use by many goroutines at
 // once.
 type Identities struct {
+	cfg     Config
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
 	hash    atomic.Pointer[keyedMAC] // of users; SetHashKey changes it
-	secret  []byte                   // for HS256
-	issuers []string
-	meant   []string   // audiences
-	keys    *keySource // nil without Config.JWKSURL
-	methods []string   // algorithms that are accepted; empty: users are anonymous
+	keys    *keySource               // nil without Config.JWKSURL
+	methods []string                 // algorithms that are accepted; empty: users are anonymous
 	parser  *jwt.Parser
-	now     func() time.Time
 }
 
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
 func New(cfg Config) *Identities {
-	ids := &Identities{
-		secret:  slices.Clone(cfg.JWTSecret),
-		issuers: slices.Clone(cfg.Issuers),
-		meant:   slices.Clone(cfg.Audiences),
-		now:     cfg.Now,
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
-	if ids.now == nil {
-		ids.now = time.Now
-	}
+	ids := &Identities{cfg: cfg}
 	for _, secret := range cfg.IDSecrets {
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
@@ -115,11 +107,11 @@ func New(cfg Config) *Identities {
 		cfg.HashKey = []byte(rand.Text())
 	}
 	ids.SetHashKey(cfg.HashKey)
-	if len(ids.secret) > 0 {
+	if len(cfg.JWTSecret) > 0 {
 		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
 	}
 	if cfg.JWKSURL != "" {
-		ids.keys = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError)
+		ids.keys = newKeySource(cfg.JWKSURL, cfg.Now, cfg.KeysError)
 		ids.methods = append(ids.methods, keyMethods...)
 	}
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
