@@ -179,8 +179,8 @@ func (c *conn) release(name string) {
 
 // arrived implements joiner: the store has the join.
 func (c *conn) arrived(name string) {
-	if to := c.g.cfg.API.Arrivals; to != nil && !c.crawler {
-		to.Arrived(c.user, c.name)
+	if !c.crawler {
+		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
 	}
 	switch { // if a write fails, the connection has ended
 	case c.events:

@@ -144,13 +144,11 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 	if s.member.Has(presence.RolePresence) {
 		config := node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Departures: s.webhooks,
+			Registerer: s.registry, Log: s.log,
 		}
 		if cfg.LastSeen > 0 {
 			config.LastSeen = s.store
-		}
-		if s.webhooks != nil {
-			config.Departures = s.webhooks
 		}
 		if s.node, err = node.New(s.store, config); err != nil {
 			return err
@@ -172,13 +170,10 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 // openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
 func (s *system) openDispatcher() {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Registerer: s.registry, Log: s.log,
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Registerer: s.registry, Log: s.log,
 	}
 	if s.regions != nil {
 		cfg.Regions, s.parts.Regions = s.regions, s.regions
-	}
-	if s.webhooks != nil {
-		cfg.Webhooks = s.webhooks
 	}
 	s.dispatcher = dispatcher.New(cfg)
 	s.parts.Dispatcher = s.dispatcher
@@ -278,10 +273,6 @@ func (s *system) openIdentities() {
 func (s *system) openGateway(self presence.Process) (err error) {
 	cfg := s.cfg
 	s.openIdentities()
-	var arrivals api.Arrivals
-	if s.webhooks != nil {
-		arrivals = s.webhooks
-	}
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation,
 		Store: s.store, Unread: s.store, Cluster: s.member,
@@ -291,7 +282,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
 			LastSeen:  s.store,
-			Arrivals:  arrivals,
+			Arrivals:  s.webhooks,
 			Dashboard: s.board,
 			Origins:   cfg.Origins,
 			Assets:    web.Files,
@@ -383,9 +374,7 @@ func (s *system) run(ctx context.Context) error {
 	if s.certs != nil {
 		watch.Go(func() { s.certs.run(watching) })
 	}
-	if s.webhooks != nil {
-		watch.Go(func() { s.webhooks.Run(watching) })
-	}
+	watch.Go(func() { s.webhooks.Run(watching) })
 	if s.counters != nil {
 		watch.Go(func() { s.counters.Run(watching) })
 	}

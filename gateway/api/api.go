@@ -50,7 +50,7 @@ type Config struct {
 
 	LastSeen presence.LastSeen // erases when users were last here
 
-	Arrivals  Arrivals // nil: nobody wants to know
+	Arrivals  Arrivals
 	Dashboard Dashboard
 	Origins   *identity.Origins
 	Assets    fs.FS  // index.html is served at /, the other files under /-/

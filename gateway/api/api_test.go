@@ -16,6 +16,7 @@ import (
 	"headcount/counter/pipeline"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
+	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/presencemem"
 	"headcount/unread"
@@ -52,26 +53,18 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	t.Helper()
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	t.Cleanup(identities.Close)
-	sites, err := identity.NewSites(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sites, _ := identity.NewSites(nil) // only what is written may be wrong, here and below
 	siteKeys, err := identity.NewSiteKeys(keys, sites)
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxies, err := identity.NewProxies(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if cfg.Origins, err = identity.NewOrigins(nil); err != nil {
-		t.Fatal(err)
-	}
+	proxies, _ := identity.NewProxies(nil)
+	cfg.Origins, _ = identity.NewOrigins(nil)
 	if cfg.Assets == nil {
 		cfg.Assets = fstest.MapFS{}
 	}
 	store := presencemem.New(presencemem.Config{})
-	cfg.LastSeen = store
+	cfg.LastSeen, cfg.Arrivals = store, webhook.New(webhook.Config{})
 	callers := &Callers{Access: Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}, Grace: empty{}}
 	counters := counterapi.Config{
 		Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),

@@ -257,7 +257,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 		Unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}
-	if on && a.cfg.Arrivals != nil {
+	if on {
 		a.cfg.Arrivals.Arrived(hash, user)
 	}
 	counts, ok := a.countsWith(c, a.parts.Counts.Read, []string{name})
