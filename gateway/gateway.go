@@ -248,8 +248,6 @@ func (g *Gateway) Drain(ctx context.Context) {
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
 	g.each(func(c *conn) { c.move(rand.N(window)) })
-	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
@@ -258,25 +256,14 @@ func (g *Gateway) Drain(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+	case <-time.After(window + window/10):
+	}
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
+	select {
+	case <-done:
+	case <-ctx.Done():
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
-	}
-}
-
-// settle waits until no connections are left, or d has passed.
-func (g *Gateway) settle(ctx context.Context, d time.Duration) {
-	end := time.NewTimer(d)
-	defer end.Stop()
-	look := time.NewTicker(20 * time.Millisecond)
-	defer look.Stop()
-	for g.connections.Load() > 0 {
-		select {
-		case <-ctx.Done():
-			return
-		case <-end.C:
-			return
-		case <-look.C:
-		}
 	}
 }
 
