@@ -264,7 +264,7 @@ func TestPusherRefusals(t *testing.T) {
 	second := s.pusher("")
 	refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
 	_ = second.Close()
-	for reason, want := range map[string]float64{limitMemory: 1, limitConnections: 1, limitAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
+	for reason, want := range map[string]float64{httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
 		testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
 			return counted(t, reg, "headcount_http_refusals_total", reason) == want
 		})
