@@ -553,10 +553,7 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/*/counter/events", nil)
-	if err != nil {
-		return // run has parsed it
-	}
+	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/*/counter/events", nil) // run has checked base
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := direct.Do(req)
 	if err == nil {

@@ -110,9 +110,6 @@ func limitKey(addr netip.Addr) netip.Addr {
 	if !addr.Is6() {
 		return addr
 	}
-	prefix, err := addr.Prefix(64)
-	if err != nil {
-		return addr
-	}
+	prefix, _ := addr.Prefix(64) // fails only for more bits than the address has
 	return prefix.Addr()
 }

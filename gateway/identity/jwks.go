@@ -77,10 +77,8 @@ type keySource struct {
 }
 
 func newKeySource(raw string, now func() time.Time, failed func(error)) *keySource {
-	k := &keySource{url: raw, client: &http.Client{}, now: now, began: now(), failed: failed}
-	if t, ok := http.DefaultTransport.(*http.Transport); ok {
-		k.client.Transport = t.Clone() // so that close can close its idle connections
-	}
+	transport := http.DefaultTransport.(*http.Transport).Clone() // so that close can close its idle connections
+	k := &keySource{url: raw, client: &http.Client{Transport: transport}, now: now, began: now(), failed: failed}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	return k
 }
