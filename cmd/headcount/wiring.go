@@ -325,9 +325,9 @@ func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
 		return nil
 	}
-	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log})
-	s.closers = append(s.closers, provider.Close)
-	return provider.Tracer(tracing.Scope)
+	tracer, end := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}, tracing.Scope)
+	s.closers = append(s.closers, end)
+	return tracer
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.
