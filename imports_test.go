@@ -77,8 +77,8 @@ var layers = []layer{
 	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                // no store but by the contract
 	{"presence/member", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "internal/wake", "presence"}},
-	{"internal/webhook", []string{"counter", "internal/outage", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                                                // for the tests of stores; only they import it
+	{"internal/webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                                                                    // for the tests of stores; only they import it
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},
@@ -86,7 +86,7 @@ var layers = []layer{
 	{"gateway/websocket", nil},                                                               // RFC 6455, without any I/O
 	{"gateway/pusher", []string{"presence"}},                                                 // Pusher's events, without any I/O
 	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                       // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "presence"}},                              // who a request is from
+	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},          // who a request is from
 	{"gateway/fanout", []string{"internal/outage", "internal/wake", "presence"}},             // updates to those who want them
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}}, // sums of the users here
 	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last

@@ -72,14 +72,8 @@ type (
 
 // NewArchive returns an Archive of a store.
 func NewArchive(store Reader) *Archive {
-	spans, err := lru.New[spanOf, span](maxSpans)
-	if err != nil { // a size under 1
-		panic(err)
-	}
-	counts, err := lru.New[countOf, pointCount](maxCounts)
-	if err != nil {
-		panic(err)
-	}
+	spans, _ := lru.New[spanOf, span](maxSpans) // fails only for a size under 1
+	counts, _ := lru.New[countOf, pointCount](maxCounts)
 	return &Archive{store: store, spans: spans, counts: counts}
 }
 

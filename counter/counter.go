@@ -184,9 +184,6 @@ func ParseKind(s string) (Kind, bool) {
 // Number reports whether counters of kind k are changed by deltas.
 func (k Kind) Number() bool { return k == Sum || k == Exact }
 
-// UniqueError is the standard error of the estimate of a unique, as a fraction of it.
-const UniqueError = 0.0081
-
 // Counter is the value of one counter at one moment. Of two values of one key, the one with the greater Version is
 // newer. A deleted counter has the value 0 and the zero Version, like one that never existed.
 type Counter struct {

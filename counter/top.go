@@ -198,10 +198,7 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 			t.rules[rule] = &topOf{open: map[int64]*openStep{}, next: make([]int64, len(rule.Buckets))}
 		}
 	}
-	var err error
-	if t.blocks, err = lru.New[blockOf, map[string]int64](topBlocks); err != nil { // a size under 1
-		panic(err)
-	}
+	t.blocks, _ = lru.New[blockOf, map[string]int64](topBlocks) // fails only for a size under 1
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {

@@ -110,10 +110,7 @@ func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppol
 	if err != nil {
 		return nil, err
 	}
-	early, err := rw.Reader.Peek(rw.Reader.Buffered()) // frames that the client sent before it had the answer
-	if err != nil {
-		return nil, err
-	}
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered()) // frames that the client sent before it had the answer
 	c := g.newConn(tcp, id, slot)
 	c.held = bytes.Clone(early)
 	return c, nil

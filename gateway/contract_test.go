@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -27,7 +28,6 @@ import (
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/pipeline"
-	"headcount/gateway/counterapi"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -58,9 +58,8 @@ func everything(t *testing.T) func(*Config) {
 	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)
-		cfg.Counters = &counterapi.Config{Rules: rules, Counters: counters, Log: zerolog.Nop()}
+		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
-		cfg.API.Dashboard = noDashboard{}
 		cfg.PusherKey = "key"
 		cfg.API.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},
@@ -472,13 +471,11 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			}
 		}
 	}
-	drained := make(chan error, 1)
-	go func() { drained <- s.g.Drain(t.Context()) }()
+	var drained sync.WaitGroup
+	drained.Go(func() { s.g.Drain(t.Context()) })
 	until("reconnect")
 	_ = r.Close()
-	if err := <-drained; err != nil {
-		t.Error(err)
-	}
+	drained.Wait()
 	for name := range find(doc, "components", "messages").(map[string]any) {
 		if !shown[name] {
 			t.Errorf("%s has not been seen", name)

@@ -12,12 +12,8 @@ import (
 )
 
 // eventForm is a count as a server-sent event. Every other form but pusherForm is a
-// frame of our own, whose count may be rounded.
+// frame of our own, whose count has that many significant digits; 0 means all digits.
 const eventForm fanout.Form = 1 << 7
-
-// frameForm returns the form of a frame whose count has precision significant digits; 0 means all
-// digits.
-func frameForm(precision uint8) fanout.Form { return fanout.Form(precision) }
 
 // countEncoder encodes counts of pages. It implements fanout.Encoder.
 type countEncoder struct{}

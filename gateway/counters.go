@@ -17,21 +17,6 @@ import (
 // Form 0 is the frame for any other connection, and eventForm is an event.
 const mineForm fanout.Form = 1
 
-// openCounters sets counters and live, if the gateway serves counters.
-func (g *Gateway) openCounters() (err error) {
-	if g.cfg.Counters == nil {
-		return nil
-	}
-	if g.live, err = counterapi.NewLive(*g.cfg.Counters, g.hub); err != nil {
-		return err
-	}
-	if g.counters, err = counterapi.New(*g.cfg.Counters, g.callers, g.live); err != nil {
-		return err
-	}
-	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
-	return nil
-}
-
 // CountersChanged must be called when the result of Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
@@ -82,9 +67,6 @@ func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"st
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
 	for i, key := range keys {
-		if c.g.counters == nil {
-			return nil, badCounter(key, "this server has no counters")
-		}
 		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
 			return nil, badCounter(key, err.Error())
@@ -147,7 +129,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 
 // Mine implements counterapi.Viewer.
 func (c *conn) Mine(key string, is, again bool) {
-	form := frameForm(0)
+	form := fanout.Form(0)
 	if is {
 		form = mineForm
 	}

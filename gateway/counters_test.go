@@ -17,7 +17,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/pipeline"
-	"headcount/gateway/counterapi"
+	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -26,11 +26,9 @@ import (
 // countersOf is a Config with counters in memory, and the API key "k".
 func countersOf(cfg *Config) *countermem.Store {
 	store := countermem.New(countermem.Config{})
-	cfg.APIKeys = []string{"k"}
+	cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
 	cfg.UpdateInterval = 10 * time.Millisecond
-	cfg.Counters = &counterapi.Config{
-		Rules: counter.BuiltinRules(), Counters: countersIn(store), Log: zerolog.Nop(),
-	}
+	cfg.Counters.Counters = countersIn(store)
 	return store
 }
 

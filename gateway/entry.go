@@ -39,13 +39,13 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	limit, detail := "", ""
 	switch n := g.connections.Add(1); {
 	case !fits:
-		limit = limitAddress
+		limit = httppolicy.ReasonAddress
 		detail = fmt.Sprintf("This address has reached its limit of %d connections; see --max-connections-per-address.", g.cfg.MaxPerAddress)
 	case g.cfg.Memory != nil && g.cfg.Memory.High():
-		limit = limitMemory
+		limit = httppolicy.ReasonMemory
 		detail = "This gateway has reached its memory limit."
 	case n > int64(g.cfg.MaxConnections):
-		limit = limitConnections
+		limit = httppolicy.ReasonConnections
 		detail = "This gateway has reached its limit of connections."
 	default:
 		return slot, true
@@ -116,14 +116,10 @@ func (g *Gateway) routes() http.Handler {
 		c.Header("Allow", http.MethodGet)
 		api.RefuseMethod(c)
 	})
-	if g.cfg.API.Dashboard != nil {
-		e.GET("/-/top/events", g.getTopPageEvents)
-	}
-	if g.counters != nil {
-		g.counters.Routes(e)
-		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
-		e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
-	}
+	e.GET("/-/top/events", g.getTopPageEvents)
+	g.counters.Routes(e)
+	e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
+	e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
 	if g.cfg.PusherKey != "" {
 		g.pusherRoutes(e)
 	}

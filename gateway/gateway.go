@@ -22,7 +22,6 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
-	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
@@ -35,12 +34,6 @@ import (
 // is for all other work.
 const budgetPerCore = 60_000
 
-// ErrConfig is wrapped by every error about a setting that cannot work.
-var ErrConfig = errors.New("bad setting")
-
-// Store is the part of a store that a gateway uses.
-type Store = fanout.Store
-
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
@@ -51,24 +44,22 @@ type Cluster interface {
 // connections.
 type Memory interface{ High() bool }
 
-// Config tunes a Gateway.
+// Config tunes a Gateway. A field without a default is required, unless it says otherwise.
 type Config struct {
-	Name       string // names this gateway as a source of beats; required
-	Partitions int    // P; default presence.DefaultPartitions
-	// Incarnation identifies this run of the process in beats and in the endpoint store.
-	// Default: a new incarnation.
-	Incarnation uint64
+	Name        string // names this gateway as a source of beats
+	Partitions  int    // P; default presence.DefaultPartitions
+	Incarnation uint64 // identifies this run of the process in beats and in the endpoint store
 
-	Store   Store        // required
-	Unread  unread.Store // required; its publications arrive as updates, like counts
-	Cluster Cluster      // required
-	API     api.Config   // of plain HTTP calls; Origins and Assets are required
-
-	Counters *counterapi.Config // nil: the gateway serves no counters
+	Store    fanout.Store
+	Unread   unread.Store // its publications arrive as updates, like counts
+	Cluster  Cluster
+	API      api.Config // of plain HTTP calls
+	Counters counterapi.Config
 
 	Times
 	Limits
-	Access
+	api.Access
+	PusherKey string // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
@@ -94,29 +85,15 @@ type Limits struct {
 	DeliveryBudget int    // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 }
 
-// Access identifies callers and decides which of them may call a gateway.
-type Access struct {
-	Identities *identity.Identities
-	APIKeys    []string        // of servers, each perhaps with the name of its site and a colon before it; empty: no server may call
-	Sites      *identity.Sites // nil: only the default site
-	Proxies    *identity.Proxies
-	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not at all.
-	CacheReads time.Duration
-	CountBots  bool          // crawlers are counted like people
-	PusherKey  string        // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
-	Private    []string      // pages, or prefixes and *, that need an API key, or a token whose claim pages has them
-	PublicTop  api.PublicTop // pages that visitors may see in the list of the pages with the most users
-}
-
 // Gateway serves clients. Its methods may be called from any goroutine.
 type Gateway struct {
 	cfg       Config
 	hub       *fanout.Hub
 	roster    *roster
 	unread    *notifier.Sums
-	counters  *counterapi.API     // nil if the gateway serves no counters
-	live      *counterapi.Live    // likewise
-	liveTop   *counterapi.LiveTop // likewise
+	counters  *counterapi.API
+	live      *counterapi.Live
+	liveTop   *counterapi.LiveTop
 	users     *fanout.Poll
 	topPages  *fanout.Poll
 	pollers   *pollers
@@ -139,66 +116,34 @@ type admission struct {
 	acceptErr   atomic.Pointer[error] // why no new client can be accepted; nil: new clients are accepted
 }
 
-// setDefaults gives the fields that are not set their defaults, and checks the others.
-func (cfg *Config) setDefaults() error {
-	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	switch {
-	case cfg.Name == "":
-		return errors.New("no name")
-	case cfg.UpdateInterval < 10*time.Millisecond:
-		return fmt.Errorf("update interval %s is under 10ms", cfg.UpdateInterval)
-	case cfg.Store == nil || cfg.Unread == nil || cfg.Cluster == nil:
-		return errors.New("store, unread store and cluster are required")
-	case cfg.Identities == nil || cfg.API.Origins == nil || cfg.Proxies == nil || cfg.API.Assets == nil:
-		return errors.New("identities, origins, proxies and assets are required")
-	}
-	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
-	var err error
-	if cfg.Sites == nil {
-		cfg.Sites, err = identity.NewSites(nil)
-	}
-	return err
-}
-
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
 // its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
-	if err := cfg.setDefaults(); err != nil {
-		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
-	}
-	keys, err := identity.NewSiteKeys(cfg.APIKeys, cfg.Sites)
-	if err != nil {
-		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
-	}
-	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
+	pollers, err := newPollers(cores)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g := &Gateway{cfg: cfg, pollers: pollers, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
-	if g.hub, err = fanout.New(fanout.Config{
+	g.hub = fanout.New(fanout.Config{
 		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
-	}); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
-	if g.pollers, err = newPollers(cores); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	})
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{
-		Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace, CacheReads: cfg.CacheReads,
-		CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.PublicTop, Ignored: g.metrics.ignored,
-	}
+	g.callers = &api.Callers{Access: cfg.Access, Grace: g.grace, Ignored: g.metrics.ignored}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	if err := g.openCounters(); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	g.live = counterapi.NewLive(cfg.Counters, g.hub)
+	g.counters = counterapi.New(cfg.Counters, g.callers, g.live)
+	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
 	g.users = fanout.NewPoll(g.hub, userStates{g})
 	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
-	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
+	g.roster = newRoster(source, cmp.Or(cfg.Partitions, presence.DefaultPartitions), cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.roster.joinWait = g.metrics.joinWait
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
@@ -258,14 +203,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
-	wg.Go(func() { g.grace.run(ctx) })
 	wg.Go(func() { g.users.Run(ctx) })
 	wg.Go(func() { g.topPages.Run(ctx) })
-	if g.live != nil {
-		wg.Go(func() { g.live.Run(ctx) })
-		wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
-		wg.Go(func() { g.liveTop.Servers.Run(ctx) })
-	}
+	wg.Go(func() { g.live.Run(ctx) })
+	wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
+	wg.Go(func() { g.liveTop.Servers.Run(ctx) })
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })
 	}
@@ -299,15 +241,13 @@ const moveRate = 1000
 // message to reconnect after a random time. Then Drain closes the remaining connections
 // with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
 // counted for the grace. Run must still be running.
-func (g *Gateway) Drain(ctx context.Context) error {
+func (g *Gateway) Drain(ctx context.Context) {
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
 	g.each(func(c *conn) { c.move(rand.N(window)) })
-	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
@@ -316,26 +256,14 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
+	case <-time.After(window + window/10):
+	}
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
+	select {
+	case <-done:
+	case <-ctx.Done():
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
-	}
-	return nil
-}
-
-// settle waits until no connections are left, or d has passed.
-func (g *Gateway) settle(ctx context.Context, d time.Duration) {
-	end := time.NewTimer(d)
-	defer end.Stop()
-	look := time.NewTicker(20 * time.Millisecond)
-	defer look.Stop()
-	for g.connections.Load() > 0 {
-		select {
-		case <-ctx.Done():
-			return
-		case <-end.C:
-			return
-		case <-look.C:
-		}
 	}
 }
 

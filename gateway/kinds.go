@@ -10,11 +10,9 @@ import (
 // clients, through an encoder, or a part of this process.
 func (g *Gateway) registerKinds() {
 	g.hub.Deliver(presence.KindCount, countEncoder{})
-	if g.live != nil {
-		g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
-		g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop.Visitors)
-		g.hub.Supply(counterapi.ServerTopKind, namedEvent("top"), g.liveTop.Servers)
-	}
+	g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
+	g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop.Visitors)
+	g.hub.Supply(counterapi.ServerTopKind, namedEvent("top"), g.liveTop.Servers)
 	g.hub.Supply(userKind, namedEvent("user"), g.users)
 	g.hub.Supply(topPagesKind, namedEvent("top"), g.topPages)
 	g.hub.Watch(unread.KindLevel, g.unread)

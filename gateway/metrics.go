@@ -32,14 +32,11 @@ const (
 	leftLost     = "lost"      // the connection ended without a close frame, for instance after a timeout
 )
 
-// Limits that clients reach.
+// Limits that clients reach, beside reasons of httppolicy.
 const (
-	limitConnections = httppolicy.ReasonConnections // --max-connections
-	limitAddress     = httppolicy.ReasonAddress     // --max-connections-per-address
-	limitMemory      = httppolicy.ReasonMemory      // of the process
-	limitPages       = "pages"                      // pages and counters of one connection
-	limitSize        = "size"                       // of a message
-	limitErrors      = "errors"                     // of one connection
+	limitPages  = "pages"  // pages and counters of one connection
+	limitSize   = "size"   // of a message
+	limitErrors = "errors" // of one connection
 )
 
 // limitOfCode returns the limit that an error frame's code stands for.
@@ -71,7 +68,7 @@ func newMetrics() *metrics {
 			leftPage, leftClosed, leftSentAway, leftLost),
 		limits: labeled("headcount_limits_hit_total",
 			"Refusals because of a limit, by limit: connections, address (connections of one), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).", "limit",
-			limitConnections, limitAddress, limitMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors),
+			httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors),
 		ignored: labeled("headcount_ignored_total", "Connections, holds and changes of clients that are not counted, by reason: crawler.", "reason", api.IgnoredCrawler),
 		joinWait: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "headcount_join_to_seen_seconds", Help: "Time from a join until the store has it and the client may see a count that includes it.",

@@ -5,6 +5,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
+	"headcount/gateway/fanout"
 	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -178,8 +179,8 @@ func (c *conn) release(name string) {
 
 // arrived implements joiner: the store has the join.
 func (c *conn) arrived(name string) {
-	if to := c.g.cfg.API.Arrivals; to != nil && !c.crawler {
-		to.Arrived(c.user, c.name)
+	if !c.crawler {
+		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
 	}
 	switch { // if a write fails, the connection has ended
 	case c.events:
@@ -282,7 +283,7 @@ func (c *conn) subscribe(m message) error {
 	if hold {
 		c.Hold(c.total())
 	}
-	c.Subscribe(topics, frameForm(m.precision))
+	c.Subscribe(topics, fanout.Form(m.precision))
 	if hold {
 		if c.totalHeld.Store(true); !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()

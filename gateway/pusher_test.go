@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -232,7 +233,8 @@ func TestPusherRefusals(t *testing.T) {
 	}
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)
-		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.APIKeys, cfg.Registerer, cfg.Proxies = 2, 2, memory, []string{"k"}, reg, proxies
+		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.Registerer, cfg.Proxies = 2, 2, memory, reg, proxies
+		cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
 	})
 	refused := func(code int, says, path string, lines ...string) {
 		t.Helper()
@@ -262,7 +264,7 @@ func TestPusherRefusals(t *testing.T) {
 	second := s.pusher("")
 	refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
 	_ = second.Close()
-	for reason, want := range map[string]float64{limitMemory: 1, limitConnections: 1, limitAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
+	for reason, want := range map[string]float64{httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
 		testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
 			return counted(t, reg, "headcount_http_refusals_total", reason) == want
 		})
@@ -287,10 +289,7 @@ func TestPusherRefusals(t *testing.T) {
 func TestPusherWithTokens(t *testing.T) {
 	t.Parallel()
 	const secret = "a secret for tests"
-	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
 	t.Cleanup(identities.Close)
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)
@@ -344,8 +343,8 @@ func TestPusherWhileDraining(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- s.g.Drain(ctx) }()
+	var drained sync.WaitGroup
+	drained.Go(func() { s.g.Drain(ctx) })
 	r.expectClose(pusher.CodeReconnect)
 	late := s.app("key?protocol=7")
 	late.response(http.StatusSwitchingProtocols)
@@ -360,7 +359,5 @@ func TestPusherWhileDraining(t *testing.T) {
 	if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
 		t.Errorf("all connections ended within %s, want about a second", within)
 	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	drained.Wait()
 }

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"sync"
@@ -28,76 +27,43 @@ type restartGrace struct {
 	hub restartHub
 	log zerolog.Logger
 
-	began time.Time     // when the process started
-	lasts time.Duration // after that, until all have had time
-	until time.Time     // the end of the doubt; set before first is closed
-
-	state atomic.Uint32 // one of the states below
-	mu    sync.Mutex    // held while state changes, so that the calls of hub are in order
-	first chan struct{} // closed when the first client has reconnected
+	began    time.Time     // when the process started
+	lasts    time.Duration // after that, until all have had time; 0: the store keeps users
+	until    time.Time     // a client that reconnects later was away for another reason
+	first    sync.Once     // done when a client has reconnected
+	doubtful atomic.Bool   // a client has reconnected, and counts are stale
 }
 
 const (
-	// firstReturn is how long after the start of a process its first client reconnects at the latest. A later one was
-	// away for another reason.
+	// firstReturn is how long after the start of a process its first client reconnects at the latest.
 	firstReturn = 15 * time.Second
 	// othersReturn is how long after the first client the others reconnect, however long the process took to serve:
 	// they try every 2 s.
 	othersReturn = 3 * time.Second
 )
 
-// States of a restartGrace.
-const (
-	graceWaiting uint32 = iota // no client has reconnected yet
-	graceDoubt                 // a client has reconnected, and counts are stale
-	graceOver                  // the time has passed; reconnecting clients change nothing
-)
-
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
-	g := &restartGrace{hub: hub, log: cfg.Log, began: presence.Started(cfg.Incarnation), lasts: cfg.ComeBack, first: make(chan struct{})}
-	if cfg.ComeBack <= 0 {
-		g.state.Store(graceOver)
-	}
+	g := &restartGrace{hub: hub, log: cfg.Log, began: presence.Started(cfg.Incarnation), lasts: cfg.ComeBack}
+	g.until = time.Now().Add(firstReturn - time.Since(g.began))
 	return g
-}
-
-// run waits for the end of the grace or of ctx, and then ends the grace.
-func (g *restartGrace) run(ctx context.Context) {
-	if g.state.Load() == graceOver {
-		return
-	}
-	select {
-	case <-time.After(time.Until(g.began.Add(firstReturn))):
-	case <-g.first:
-		select {
-		case <-time.After(time.Until(g.until)):
-		case <-ctx.Done():
-		}
-	case <-ctx.Done():
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.state.Swap(graceOver) == graceDoubt {
-		g.hub.Trust()
-	}
 }
 
 // Note checks a request for signs that its client was connected before the restart. It must be called before
 // the client gets a count.
 func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
-	if g.state.Load() != graceWaiting || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
+	if g.lasts <= 0 || time.Now().After(g.until) || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.state.CompareAndSwap(graceWaiting, graceDoubt) {
-		return
-	}
-	g.hub.Doubt()
-	left := max(time.Until(g.began.Add(g.lasts)), othersReturn)
-	g.until = time.Now().Add(left)
-	close(g.first)
-	g.log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
+	g.first.Do(func() {
+		g.doubtful.Store(true)
+		g.hub.Doubt()
+		left := max(time.Until(g.began.Add(g.lasts)), othersReturn)
+		time.AfterFunc(left, func() {
+			g.doubtful.Store(false)
+			g.hub.Trust()
+		})
+		g.log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
+	})
 }
 
 // before reports whether a client was welcomed before this process started. back is the client's statement:
@@ -116,4 +82,4 @@ func (g *restartGrace) older(version string) bool {
 }
 
 // Doubtful reports whether counts are stale because of a restart.
-func (g *restartGrace) Doubtful() bool { return g.state.Load() == graceDoubt }
+func (g *restartGrace) Doubtful() bool { return g.doubtful.Load() }

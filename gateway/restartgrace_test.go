@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -69,8 +68,6 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
 				g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second}, Log: zerolog.Nop()}, hub)
-				ctx, cancel := context.WithCancel(t.Context())
-				go g.run(ctx)
 				time.Sleep(tc.at)
 				for range 2 {
 					g.Note(tc.r, tc.id)
@@ -83,7 +80,6 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 				if got := hub.told(); got != tc.want || g.Doubtful() {
 					t.Errorf("%s, want %s; doubtful: %v", got, tc.want, g.Doubtful())
 				}
-				cancel()
 			})
 		})
 	}
@@ -93,7 +89,6 @@ func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
 	g := newRestartGrace(Config{Log: zerolog.Nop()}, hub)
 	g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
-	g.run(t.Context()) // returns at once
 	if hub.told() != "[]" || g.Doubtful() {
 		t.Error("it is doubted")
 	}
@@ -107,7 +102,7 @@ func TestShortDoubtAfterASlowStart(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() {
 			g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{})
 		})
-		g.run(t.Context())
+		time.Sleep(time.Minute)
 		if got := hub.told(); got != "[doubt 5 trust 8]" {
 			t.Error(got)
 		}

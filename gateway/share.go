@@ -59,11 +59,6 @@ func (s *shared) Read([]byte) (int, error) {
 func (s *shared) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-s.ended:
-		return 0, net.ErrClosed
-	default:
-	}
 	if s.over {
 		return 0, net.ErrClosed
 	}

@@ -27,12 +27,9 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := counterapi.Query(c, "?n=10")
-	if !ok {
-		return
-	}
-	n, ok := counterapi.Number(c, values, "n", shortTopPages, 1, presence.TopPages)
-	if !ok {
+	query := counterapi.ReadQuery(c, "?n=10")
+	n := query.Number("n", shortTopPages, 1, presence.TopPages)
+	if !query.OK {
 		return
 	}
 	key := strconv.FormatUint(n, 10)

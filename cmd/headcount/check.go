@@ -69,7 +69,7 @@ func (f *findings) finef(thing, format string, args ...any) {
 // the access may be intended.
 func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	if c.PublicURL != "" {
-		if u, err := url.Parse(c.PublicURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
+		if u, err := url.Parse(c.PublicURL); err != nil || !setting.IsWebURL(c.PublicURL) || strings.Trim(u.Path, "/") != "" {
 			return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address that visitors open, such as https://count.example.com")
 		}
 	}
@@ -116,7 +116,7 @@ func ask(ctx context.Context, timeout time.Duration, method, url string) (status
 	}
 	resp, err := direct.Do(req)
 	if err != nil {
-		return 0, "", cause(err)
+		return 0, "", setting.Cause(err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
@@ -126,14 +126,6 @@ func ask(ctx context.Context, timeout time.Duration, method, url string) (status
 var direct = &http.Client{
 	Transport:     &http.Transport{DisableKeepAlives: true},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-}
-
-// cause returns err without the URL, which may hold a secret.
-func cause(err error) error {
-	if u := (*url.Error)(nil); errors.As(err, &u) {
-		return u.Err
-	}
-	return err
 }
 
 // checkPorts binds the ports that the server would bind. If the server runs, it asks the server whether it is ready.
@@ -499,10 +491,7 @@ const probeTries = 20
 // reports whether the Host is right.
 func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base string) (host bool) {
 	const thing = "--public-url"
-	u, err := url.Parse(base)
-	if err != nil {
-		return true // run has parsed it
-	}
+	u, _ := url.Parse(base) // run has checked it
 	var seen probed
 	for range probeTries {
 		_, name, err := ask(ctx, c.Patience, http.MethodPost, c.admin()+"/probe")
@@ -551,7 +540,7 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 	tokens := c.Config.JWTSecret != "" || c.Config.JWKSURL != ""
 	switch {
 	case resp == nil:
-		f.wrongf(thing, "WebSockets do not open: %v.", cause(err))
+		f.wrongf(thing, "WebSockets do not open: %v.", setting.Cause(err))
 	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade reached the server
 	case resp.StatusCode == http.StatusForbidden:
 		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", origin)
@@ -564,10 +553,7 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/*/counter/events", nil)
-	if err != nil {
-		return // run has parsed it
-	}
+	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/*/counter/events", nil) // run has checked base
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := direct.Do(req)
 	if err == nil {
@@ -588,5 +574,5 @@ func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string
 	if resp != nil {
 		status = resp.StatusCode
 	}
-	f.wrongf("--public-url", "event streams do not open (status %d): %v.", status, cause(errors.Join(err, io.EOF)))
+	f.wrongf("--public-url", "event streams do not open (status %d): %v.", status, setting.Cause(errors.Join(err, io.EOF)))
 }

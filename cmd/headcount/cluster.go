@@ -5,7 +5,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -59,7 +58,6 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if s.network, err = s.listenForOthers(ctx, self); err != nil {
 		return err
 	}
-	s.closers = append(s.closers, s.network.close)
 	s.parts.Datagrams, s.parts.Calls = s.network.datagrams, s.network.client
 	if !s.member.Has(presence.RoleDispatcher) {
 		return nil
@@ -134,7 +132,6 @@ func (s *system) dial(cfg redisconn.Config) (*redisconn.Conn, error) {
 // each other.
 type network struct {
 	tcp       net.Listener
-	udp       net.PacketConn
 	datagrams *heartbeat.Transport
 	client    *rpc.Client
 	server    *http.Server // of calls
@@ -143,20 +140,17 @@ type network struct {
 func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
 	keys := keysOf(s.cfg.ClusterSecrets)
 	n = &network{}
-	opened := n // a return with an error sets n to nil
-	defer func() {
-		if err != nil {
-			_ = opened.close()
-		}
-	}()
 	if n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen); err != nil {
 		return nil, err
 	}
-	if n.udp, err = net.ListenPacket("udp", n.tcp.Addr().String()); err != nil {
+	s.closers = append(s.closers, n.tcp.Close)
+	udp, err := net.ListenPacket("udp", n.tcp.Addr().String())
+	if err != nil {
 		return nil, fmt.Errorf("--cluster-listen: %w", err)
 	}
+	s.closers = append(s.closers, udp.Close)
 	if n.datagrams, err = heartbeat.New(heartbeat.Config{
-		Conn: n.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
+		Conn: udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
 		OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
 	}); err != nil {
 		return nil, err
@@ -173,18 +167,6 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	}
 	n.server = httpServer(calls, s.log)
 	return n, nil
-}
-
-// close closes the addresses.
-func (n *network) close() error {
-	var errs []error
-	if n.tcp != nil {
-		errs = append(errs, n.tcp.Close())
-	}
-	if n.udp != nil {
-		errs = append(errs, n.udp.Close())
-	}
-	return errors.Join(errs...)
 }
 
 // checkValue identifies the cluster secrets without revealing them.

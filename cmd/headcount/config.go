@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"headcount/gateway/pusher"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
-	"headcount/internal/tracing/otlp"
 	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/node"
@@ -104,6 +102,7 @@ type Config struct {
 	// The settings above as Validate has parsed them.
 	Rules    *counter.Rules    `flag:"-"` // of Counters, for all sites
 	AllSites *identity.Sites   `flag:"-"` // of Sites
+	Keys     identity.SiteKeys `flag:"-"` // of APIKeys
 	Origins  *identity.Origins `flag:"-"` // of AllowOrigins and Sites
 	Proxies  *identity.Proxies `flag:"-"` // of TrustedProxies
 	Hooks    []*webhook.Hook   `flag:"-"` // of Webhooks
@@ -349,7 +348,7 @@ func (c *Config) checkAccess() error {
 	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !(setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())) {
 		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not loopback; give every process the same long random value")
 	}
-	if c.JWKSURL != "" && !isWebURL(c.JWKSURL) {
+	if c.JWKSURL != "" && !setting.IsWebURL(c.JWKSURL) {
 		return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
 	}
 	if c.JWTSecret == "" && c.JWKSURL == "" {
@@ -365,11 +364,6 @@ func (c *Config) checkAccess() error {
 	return nil
 }
 
-func isWebURL(text string) bool {
-	u, err := url.Parse(text)
-	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != ""
-}
-
 // checkSites parses and checks the sites, the origins, the proxies and the API keys.
 func (c *Config) checkSites() (err error) {
 	if c.AllSites, err = identity.NewSites(c.Sites); err != nil {
@@ -381,17 +375,15 @@ func (c *Config) checkSites() (err error) {
 	if c.Proxies, err = identity.NewProxies(c.TrustedProxies); err != nil {
 		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
 	}
-	if _, err = identity.NewSiteKeys(c.APIKeys, c.AllSites); err != nil {
+	if c.Keys, err = identity.NewSiteKeys(c.APIKeys, c.AllSites); err != nil {
 		return setting.Errorf("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
 	}
 	return nil
 }
 
 func (c *Config) checkLog() error {
-	if c.OTLP != "" {
-		if problem := otlp.CheckURL(c.OTLP); problem != "" {
-			return setting.Errorf("otlp", "%s", problem)
-		}
+	if c.OTLP != "" && !setting.IsWebURL(c.OTLP) {
+		return setting.Errorf("otlp", "it is not an http or https URL; write the address of the collector's OTLP over HTTP, such as http://127.0.0.1:4318")
 	}
 	if !slices.Contains(logLevels, c.LogLevel) {
 		return setting.Errorf("log-level", "unknown level %q; the levels are %s", c.LogLevel, strings.Join(logLevels, ", "))

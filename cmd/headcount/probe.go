@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
-	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
@@ -18,14 +17,13 @@ import (
 // found.
 type probes struct {
 	proxies *identity.Proxies
-	path    string                        // prefix of all probes at the public address
-	open    *lru.Cache[string, time.Time] // when each began; a further one replaces the oldest
+	path    string                       // prefix of all probes at the public address
+	open    *lru.Cache[string, struct{}] // by name; a further one replaces the oldest
 }
 
 const (
 	probePath = "/-/probe/" // below --base-path
 	maxProbes = 64          // that may be open
-	probeTTL  = time.Minute
 )
 
 // probed describes a request as the server received it.
@@ -38,31 +36,22 @@ type probed struct {
 }
 
 func newProbes(cfg Config) *probes {
-	open, err := lru.New[string, time.Time](maxProbes)
-	if err != nil { // a size under 1
-		panic(err)
-	}
+	open, _ := lru.New[string, struct{}](maxProbes) // fails only for a size under 1
 	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: open}
 }
 
 // begin answers with the name of a new probe.
 func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
 	name := rand.Text()
-	p.open.Add(name, time.Now())
+	p.open.Add(name, struct{}{})
 	_, _ = w.Write([]byte(name)) // an error means that the client is gone
-}
-
-// take reports whether the probe is open, and closes it.
-func (p *probes) take(name string) bool {
-	began, _ := p.open.Peek(name)
-	return p.open.Remove(name) && time.Since(began) < probeTTL
 }
 
 // before returns a handler that answers probes and passes all other requests to next.
 func (p *probes) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, is := strings.CutPrefix(r.URL.Path, p.path)
-		if !is || r.Method != http.MethodGet || !p.take(name) {
+		if !is || r.Method != http.MethodGet || !p.open.Remove(name) { // a probe is answered once
 			next.ServeHTTP(w, r)
 			return
 		}

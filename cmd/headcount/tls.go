@@ -56,7 +56,7 @@ func (c *Config) checkTLS() error {
 			return setting.Errorf("domain", "%q is not the full name of a host; write one like counter.example.com", name)
 		}
 	}
-	if len(c.Domains) > 0 && !isWebURL(c.ACMEURL) {
+	if len(c.Domains) > 0 && !setting.IsWebURL(c.ACMEURL) {
 		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
 	}
 	return nil

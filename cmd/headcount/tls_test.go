@@ -98,19 +98,7 @@ func TestCertificateFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pair := func() (*ecdsa.PrivateKey, []byte) {
-		t.Helper()
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	}
-	one, text := pair()
+	one, text := newKey(t)
 	write(cert, a.issue(10, one.Public()))
 	write(key, text)
 	plain := servertest.FreeAddr()
@@ -125,7 +113,7 @@ func TestCertificateFiles(t *testing.T) {
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
 	}
-	two, text := pair()
+	two, text := newKey(t)
 	write(cert, a.issue(11, two.Public())) // its key is not there yet
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
@@ -246,10 +234,9 @@ func TestCertificateThatNobodyRenewed(t *testing.T) {
 	})
 }
 
-// dialShared serves with these settings over TLS, and connects a client that speaks HTTP/2 by hand.
-func dialShared(t *testing.T, args ...string) *tls.Conn {
+// newKey returns a key, and its text for a file.
+func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
-	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -258,8 +245,16 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+// dialShared serves with these settings over TLS, and connects a client that speaks HTTP/2 by hand.
+func dialShared(t *testing.T, args ...string) *tls.Conn {
+	t.Helper()
+	a := newAuthority(t, "counter.example.com", nil)
+	key, keyText := newKey(t)
 	cert, private := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	for path, text := range map[string][]byte{cert: a.issue(10, key.Public()), private: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})} {
+	for path, text := range map[string][]byte{cert: a.issue(10, key.Public()), private: keyText} {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -52,10 +52,10 @@ func (c *Config) facts() presenceredis.Facts {
 	return f
 }
 
-// openWebhooks opens the webhooks of this process, if there are any, and connects them to its counters.
+// openWebhooks opens the webhooks of this process, and connects them to its counters. Without any nothing is reported.
 func (s *system) openWebhooks() error {
 	cfg := s.cfg
-	if len(cfg.Hooks) == 0 {
+	if s.webhooks = webhook.New(webhook.Config{}); len(cfg.Hooks) == 0 {
 		return nil
 	}
 	var store webhook.Store

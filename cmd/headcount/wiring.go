@@ -144,13 +144,11 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 	if s.member.Has(presence.RolePresence) {
 		config := node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: s.log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Departures: s.webhooks,
+			Registerer: s.registry, Log: s.log,
 		}
 		if cfg.LastSeen > 0 {
 			config.LastSeen = s.store
-		}
-		if s.webhooks != nil {
-			config.Departures = s.webhooks
 		}
 		if s.node, err = node.New(s.store, config); err != nil {
 			return err
@@ -172,13 +170,10 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 // openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
 func (s *system) openDispatcher() {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Registerer: s.registry, Log: s.log,
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Registerer: s.registry, Log: s.log,
 	}
 	if s.regions != nil {
 		cfg.Regions, s.parts.Regions = s.regions, s.regions
-	}
-	if s.webhooks != nil {
-		cfg.Webhooks = s.webhooks
 	}
 	s.dispatcher = dispatcher.New(cfg)
 	s.parts.Dispatcher = s.dispatcher
@@ -213,27 +208,24 @@ func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bo
 
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
-func (s *system) openEmbedded() error {
+func (s *system) openEmbedded() (err error) {
 	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), LastSeen: s.cfg.LastSeen, PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
-	var opened *presencemem.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
-		opened = presencemem.New(config)
-		s.embedded, s.where = opened, "embedded, in memory"
+		s.embedded, s.where = presencemem.New(config), "embedded, in memory"
 	} else {
-		var err error
-		if opened, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
+		if s.embedded, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 		s.closers = append(s.closers, func() error {
-			if err := opened.Close(); err != nil {
+			if err := s.embedded.Close(); err != nil {
 				s.log.Error().Err(err).Msg("the data directory could not be closed")
 			}
 			return nil
 		})
-		s.embedded, s.where = opened, "embedded, follows and unread in "+s.cfg.DataDir
+		s.where = "embedded, follows and unread in " + s.cfg.DataDir
 		if len(s.cfg.IDSecrets) == 0 {
-			s.cfg.IDSecrets = []string{opened.Secret()}
+			s.cfg.IDSecrets = []string{s.embedded.Secret()}
 		}
 	}
 	s.store = s.embedded
@@ -241,8 +233,7 @@ func (s *system) openEmbedded() error {
 		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
 		s.cfg.IDSecrets = []string{rand.Text()}
 	}
-	var err error
-	s.hashKey, err = opened.HashKey()
+	s.hashKey, err = s.embedded.HashKey()
 	return err
 }
 
@@ -266,8 +257,8 @@ func (s *system) comeBack() time.Duration {
 }
 
 // openIdentities opens what knows who a request is from.
-func (s *system) openIdentities() (err error) {
-	s.identities, err = identity.New(identity.Config{
+func (s *system) openIdentities() {
+	s.identities = identity.New(identity.Config{
 		IDSecrets: keysOf(s.cfg.IDSecrets),
 		HashKey:   s.hashKey,
 		JWTSecret: []byte(s.cfg.JWTSecret),
@@ -276,39 +267,29 @@ func (s *system) openIdentities() (err error) {
 		Audiences: s.cfg.JWTAudiences,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
-	if err == nil {
-		s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
-	}
-	return err
+	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
 }
 
 func (s *system) openGateway(self presence.Process) (err error) {
 	cfg := s.cfg
-	if err = s.openIdentities(); err != nil {
-		return err
-	}
-	var arrivals api.Arrivals
-	if s.webhooks != nil {
-		arrivals = s.webhooks
-	}
+	s.openIdentities()
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation,
 		Store: s.store, Unread: s.store, Cluster: s.member,
 		API: api.Config{
 			HoldTime:  node.HoldTime(cfg.PresenceTimeout),
-			Region:    cfg.Region,
 			Regions:   s.store,
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
 			LastSeen:  s.store,
-			Arrivals:  arrivals,
+			Arrivals:  s.webhooks,
 			Dashboard: s.board,
 			Origins:   cfg.Origins,
 			Assets:    web.Files,
 			BasePath:  cfg.BasePath,
 			Tracer:    s.openTraces(),
 		},
-		Counters: &counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
+		Counters: counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
 		Times: gateway.Times{
 			HeartbeatInterval: cfg.HeartbeatInterval,
 			LeaveGrace:        cfg.LeaveGrace,
@@ -325,10 +306,11 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Memory:         machine.NewPressure(),
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
-		Access: gateway.Access{
-			Identities: s.identities, APIKeys: cfg.APIKeys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
-			CountBots: cfg.CountBots, PusherKey: cfg.PusherKey, Private: cfg.Private, PublicTop: cfg.publicTop(),
+		Access: api.Access{
+			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
+			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
+		PusherKey:  cfg.PusherKey,
 		Registerer: s.registry,
 		Log:        s.log,
 	})
@@ -343,9 +325,9 @@ func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
 		return nil
 	}
-	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log})
-	s.closers = append(s.closers, provider.Close)
-	return provider.Tracer(tracing.Scope)
+	tracer, end := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}, tracing.Scope)
+	s.closers = append(s.closers, end)
+	return tracer
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.
@@ -392,9 +374,7 @@ func (s *system) run(ctx context.Context) error {
 	if s.certs != nil {
 		watch.Go(func() { s.certs.run(watching) })
 	}
-	if s.webhooks != nil {
-		watch.Go(func() { s.webhooks.Run(watching) })
-	}
+	watch.Go(func() { s.webhooks.Run(watching) })
 	if s.counters != nil {
 		watch.Go(func() { s.counters.Run(watching) })
 	}

@@ -46,13 +46,6 @@ func write(c *gin.Context, kind string, body []byte) {
 	httppolicy.Answer(c.Writer, kind, body)
 }
 
-// done answers 204.
-func done(c *gin.Context) {
-	c.Header("Cache-Control", "no-store")
-	c.Status(http.StatusNoContent)
-	c.Writer.WriteHeaderNow()
-}
-
 // foreign is text that came from outside. In its JSON, HTML is escaped.
 type foreign string
 

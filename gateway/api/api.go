@@ -8,7 +8,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -39,23 +38,20 @@ const (
 	identityBurst = 100
 )
 
-// Config tunes an API. Origins and Assets are required.
+// Config tunes an API. A field is required unless it says otherwise.
 type Config struct {
-	HoldTime time.Duration // how long a hold lasts if it is not renewed; default 21s
-	// Region is the name of this region. Regions reads each region's share of a count;
-	// nil means that there is no other region.
-	Region  string
-	Regions Regions
+	HoldTime time.Duration // how long a hold lasts if it is not renewed
+	Regions  Regions
 
 	// PageStats is the retention of the minutes of pages, and Minutes has them. 0: they
 	// are not kept.
 	PageStats time.Duration
 	Minutes   minutes.Store
 
-	LastSeen presence.LastSeen // erases when users were last here; nil: that is never known
+	LastSeen presence.LastSeen // erases when users were last here
 
-	Arrivals  Arrivals  // nil: nobody wants to know
-	Dashboard Dashboard // nil: no dashboard is served
+	Arrivals  Arrivals
+	Dashboard Dashboard
 	Origins   *identity.Origins
 	Assets    fs.FS  // index.html is served at /, the other files under /-/
 	BasePath  string // everything is served below this path, such as /live; empty: below the root
@@ -71,7 +67,7 @@ type Parts struct {
 	Cluster   Cluster
 	Unread    unread.Store
 	Follows   *unread.FollowService
-	Counters  *counterapi.API        // nil: there are no counters that last
+	Counters  *counterapi.API
 	Limits    *prometheus.CounterVec // refusals, by the limit that was reached
 
 	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
@@ -136,7 +132,7 @@ type API struct {
 func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
-		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
+		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
 		erasures:   newErasures(), stats: counterapi.NewQuestions[statsQuestion, pageStats](maxStats), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
 	}
 }

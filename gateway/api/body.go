@@ -38,15 +38,9 @@ func readBody(c *gin.Context) ([]byte, bool) {
 	return body, true
 }
 
-// readAction reads a body of the form {"action":"…"}. If it returns false, it has
-// written the error answer.
-func readAction(c *gin.Context, actions ...string) (action string, ok bool) {
-	action, _, ok = readActionAnd(c, nil, actions...)
-	return action, ok
-}
-
-// readActionAnd is readAction for a body that may have further members of these names.
-func readActionAnd(c *gin.Context, names []string, actions ...string) (action string, members map[string]json.RawMessage, ok bool) {
+// readAction reads a body of the form {"action":"…"}, which may have further members of these names. If it returns
+// false, it has written the error answer.
+func readAction(c *gin.Context, names []string, actions ...string) (action string, members map[string]json.RawMessage, ok bool) {
 	body, ok := readBody(c)
 	if !ok {
 		return "", nil, false

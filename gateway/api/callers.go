@@ -17,20 +17,25 @@ import (
 	"headcount/unread"
 )
 
-// Callers finds out who sends a request: a visitor of a site, or a server with an API key.
-type Callers struct {
+// Access identifies callers and decides what they may call.
+type Access struct {
 	Identities *identity.Identities
 	Sites      *identity.Sites
-	Keys       identity.SiteKeys
+	Keys       identity.SiteKeys // of servers; empty: no server may call
 	Proxies    *identity.Proxies
-	Grace      RestartGrace
 	// CacheReads is how long proxies may answer public GETs themselves, in whole seconds. 0: not
 	// at all.
 	CacheReads time.Duration
-	Private    Matches                // pages that need an API key, or a token that opens them
-	PublicTop  PublicTop              // pages that TopPages lets visitors see
-	CountBots  bool                   // crawlers are counted like people
-	Ignored    *prometheus.CounterVec // clients that are not counted, by reason
+	Private    Matches   // pages that need an API key, or a token whose claim pages has them
+	PublicTop  PublicTop // pages that visitors may see in the list of the pages with the most users
+	CountBots  bool      // crawlers are counted like people
+}
+
+// Callers finds out who sends a request: a visitor of a site, or a server with an API key.
+type Callers struct {
+	Access
+	Grace   RestartGrace
+	Ignored *prometheus.CounterVec // clients that are not counted, by reason
 }
 
 // RestartGrace is the time after a restart during which counts may lack users who have yet to

@@ -32,10 +32,9 @@ func (a *API) postChange(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if !a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Unread.Change(ctx, name, change) }) {
-		return
+	if a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Unread.Change(ctx, name, change) }) {
+		httppolicy.NoContent(c)
 	}
-	done(c)
 }
 
 // readChange reads the body of a change. If ok is false, it has written the error answer.

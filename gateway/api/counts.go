@@ -96,14 +96,13 @@ func etag(count presence.Count) string {
 // countWithParts returns the counter as JSON with each region's share. The shares are
 // left out if the store cannot be read or the count is stale.
 func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
-	parts := []presence.Part{{Region: a.cfg.Region, Users: count.Users}}
-	if a.cfg.Regions != nil {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	whole, parts, err := a.cfg.Regions.Parts(ctx, count.Page)
+	if err == nil && !whole.Stale {
+		count = whole // one read returned both, so the parts add up to the total
+	} else {
 		parts = nil
-		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-		defer cancel()
-		if whole, all, err := a.cfg.Regions.Parts(ctx, count.Page); err == nil && !whole.Stale {
-			count, parts = whole, all // one read returned both, so the parts add up to the total
-		}
 	}
 	body := append([]byte(nil), '{')
 	body = count.AppendMembers(body)
@@ -201,7 +200,7 @@ func (a *API) putCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	action, ok := readAction(c, "increment", "decrement")
+	action, _, ok := readAction(c, nil, "increment", "decrement")
 	if !ok {
 		return
 	}
@@ -258,7 +257,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 		Unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}
-	if on && a.cfg.Arrivals != nil {
+	if on {
 		a.cfg.Arrivals.Arrived(hash, user)
 	}
 	counts, ok := a.countsWith(c, a.parts.Counts.Read, []string{name})

@@ -13,9 +13,6 @@ import (
 // are configured, both need a key. A browser cannot send a key with an address, so it gets the page
 // with a 401. The page itself holds no data, and asks for the key.
 func (a *API) dashboard(e *gin.Engine, page asset) {
-	if a.cfg.Dashboard == nil {
-		return
-	}
 	httppolicy.Get(e, "/-/dashboard", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept", httppolicy.APIKeyHeader)
 		switch {

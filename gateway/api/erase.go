@@ -62,13 +62,13 @@ func (a *API) deleteMe(c *gin.Context) {
 		}
 	}
 	a.callers.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), a.callers.Proxies.Secure(c.Request))
-	done(c)
+	httppolicy.NoContent(c)
 }
 
 // deleteUser erases the data of the user that a server names in the path.
 func (a *API) deleteUser(c *gin.Context) {
 	if user, ok := a.callers.userInPath(c); ok && a.erase(c, user, true) {
-		done(c)
+		httppolicy.NoContent(c)
 	}
 }
 
@@ -80,13 +80,8 @@ func (a *API) erase(c *gin.Context, user string, server bool) bool {
 			return err
 		}
 		// Also with --last-seen 0: an earlier process may have had another setting.
-		if a.cfg.LastSeen != nil {
-			if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
-				return err
-			}
-		}
-		if a.parts.Counters == nil {
-			return nil
+		if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
+			return err
 		}
 		end, err := a.erasures.turn(ctx, server)
 		if err != nil {

@@ -88,7 +88,7 @@ func (a *API) deleteNotification(c *gin.Context) {
 		_, err := a.parts.Follows.Reset(ctx, user, name)
 		return err
 	}) {
-		done(c)
+		httppolicy.NoContent(c)
 	}
 }
 
@@ -98,8 +98,8 @@ func (a *API) getFollows(c *gin.Context) {
 	if !ok {
 		return
 	}
-	query, ok := counterapi.Query(c, "?after=page")
-	if !ok {
+	query := counterapi.ReadQuery(c, "?after=page")
+	if !query.OK {
 		return
 	}
 	var s unread.State
@@ -156,18 +156,14 @@ func (a *API) putFollow(c *gin.Context) {
 		return
 	}
 	a.callers.SetCookie(c, id)
-	done(c)
+	httppolicy.NoContent(c)
 }
 
 func (a *API) deleteFollow(c *gin.Context) {
 	name, user, _, ok := a.followed(c)
-	if !ok {
-		return
+	if ok && a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
+		httppolicy.NoContent(c)
 	}
-	if !a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
-		return
-	}
-	done(c)
 }
 
 // followed returns the page of the path, and the user whose follow the request is
@@ -203,7 +199,7 @@ func (a *API) putUnread(c *gin.Context) {
 	if !ok {
 		return
 	}
-	_, members, ok := readActionAnd(c, []string{"page"}, "reset")
+	_, members, ok := readAction(c, []string{"page"}, "reset")
 	if !ok {
 		return
 	}

@@ -36,9 +36,7 @@ func (a *API) Engine() *gin.Engine {
 	httppolicy.Get(e, "/:page/stats", a.getStats)
 	httppolicy.Get(e, "/:page/badge.svg", a.getBadge)
 	httppolicy.Get(e, "/:page/widget", a.getWidget)
-	if a.parts.Counters != nil {
-		httppolicy.Get(e, counterapi.Root+"/:key/badge.svg", a.getCounterBadge)
-	}
+	httppolicy.Get(e, counterapi.Root+"/:key/badge.svg", a.getCounterBadge)
 	httppolicy.Get(e, "/-/counters", a.getCounters)
 	e.DELETE("/-/me", a.deleteMe)
 	httppolicy.Get(e, "/-/users", a.getUsers)

@@ -36,7 +36,7 @@ func (w *Callers) findSite(c *gin.Context) {
 		c.Set(siteOfKey, site)
 	}
 	key := httppolicy.APIKey(c.Request)
-	if key == "" || !w.Keys.Bound() || c.Request.URL.Path == sitesPath {
+	if key == "" || c.Request.URL.Path == sitesPath {
 		return
 	}
 	if whole, sites := w.Keys.Sites(key); !whole && len(sites) > 0 && !slices.Contains(sites, site) {

@@ -46,16 +46,9 @@ func (a *API) getStats(c *gin.Context) {
 	if !ok || !a.callers.Public(c) {
 		return
 	}
-	values, ok := counterapi.Query(c, "?last=24h&step=5m")
-	if !ok {
-		return
-	}
-	last, ok := counterapi.Duration(c, values, "last")
-	if !ok {
-		return
-	}
-	step, ok := counterapi.Duration(c, values, "step")
-	if !ok {
+	query := counterapi.ReadQuery(c, "?last=24h&step=5m")
+	last, step := query.Duration("last"), query.Duration("step")
+	if !query.OK {
 		return
 	}
 	now := time.Now()

@@ -59,8 +59,8 @@ func (a *API) readDisplay(c *gin.Context, color, background string) (s display, 
 }
 
 // readStyle reads what is not the number. If ok is false, it has written the error answer.
-func readStyle(c *gin.Context, label, color, background string) (s display, query url.Values, ok bool) {
-	if query, ok = counterapi.Query(c, "?label=reading&color=06c"); !ok {
+func readStyle(c *gin.Context, label, color, background string) (s display, query *counterapi.Query, ok bool) {
+	if query = counterapi.ReadQuery(c, "?label=reading&color=06c"); !query.OK {
 		return s, nil, false
 	}
 	if s.Label = label; query.Has("label") {
@@ -76,7 +76,7 @@ func readStyle(c *gin.Context, label, color, background string) (s display, quer
 	return s, query, ok
 }
 
-func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string, bool) {
+func oneColour(c *gin.Context, query *counterapi.Query, name, otherwise string) (string, bool) {
 	given := query.Get(name)
 	if given == "" {
 		return otherwise, true

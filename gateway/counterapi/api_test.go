@@ -117,14 +117,8 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if tune != nil {
 		tune(&cfg)
 	}
-	live, err := NewLive(cfg, nowhere{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := New(cfg, users{}, live)
-	if err != nil {
-		t.Fatal(err)
-	}
+	live := NewLive(cfg, nowhere{})
+	api := New(cfg, users{}, live)
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false

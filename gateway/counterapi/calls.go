@@ -158,9 +158,7 @@ func (a *API) delete(c *gin.Context) {
 		return
 	}
 	if _, ok := a.make(c, counter.Op{Changes: []counter.Change{{Key: one.key, Rule: one.rule, Verb: counter.Delete}}}); ok {
-		c.Header("Cache-Control", "no-store")
-		c.Status(http.StatusNoContent)
-		c.Writer.WriteHeaderNow()
+		httppolicy.NoContent(c)
 	}
 }
 
@@ -364,16 +362,10 @@ func (a *API) getLedger(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := Query(c, "?after=7&limit=100")
-	if !ok {
-		return
-	}
-	after, ok := Number(c, values, "after", 0, 0, math.MaxUint64)
-	if !ok {
-		return
-	}
-	limit, ok := Number(c, values, "limit", defaultLedger, 1, counter.MaxLedger)
-	if !ok {
+	query := ReadQuery(c, "?after=7&limit=100")
+	after := query.Number("after", 0, 0, math.MaxUint64)
+	limit := query.Number("limit", defaultLedger, 1, counter.MaxLedger)
+	if !query.OK {
 		return
 	}
 	ctx, cancel := a.within(c)

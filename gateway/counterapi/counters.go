@@ -146,17 +146,13 @@ type API struct {
 }
 
 // New returns the API of the counters that live follows.
-func New(cfg Config, callers Callers, live *Live) (*API, error) {
-	bounds, err := newPublicBounds()
-	if err != nil {
-		return nil, fmt.Errorf("counterapi: %w", err)
-	}
+func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
-		cfg: cfg, callers: callers, live: live, bounds: bounds,
+		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
 		archive: counter.NewArchive(cfg.Counters), questions: NewQuestions[question, outcome](maxAnswers),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
-	}, nil
+	}
 }
 
 // Routes adds the routes.

@@ -23,20 +23,9 @@ func (a *API) getRange(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := Query(c, example)
-	if !ok {
-		return
-	}
-	from, ok := moment(c, values, "from")
-	if !ok {
-		return
-	}
-	to, ok := moment(c, values, "to")
-	if !ok {
-		return
-	}
-	step, ok := Duration(c, values, "step")
-	if !ok {
+	query := ReadQuery(c, example)
+	from, to, step := query.moment("from"), query.moment("to"), query.Duration("step")
+	if !query.OK {
 		return
 	}
 	q, err := one.rule.Range(from, to, step, time.Now())
@@ -51,16 +40,12 @@ func (a *API) getWindow(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := Query(c, "?last=1h")
-	if !ok {
-		return
+	query := ReadQuery(c, "?last=1h")
+	last := query.Duration("last")
+	if query.OK && last == 0 {
+		query.refuse(`"last" is missing; ask as ?last=1h.`)
 	}
-	last, ok := Duration(c, values, "last")
-	if !ok {
-		return
-	}
-	if last == 0 {
-		problem(c, http.StatusBadRequest, `"last" is missing; ask as ?last=1h.`)
+	if !query.OK {
 		return
 	}
 	q, err := one.rule.Window(last, time.Now())
@@ -71,7 +56,7 @@ func (a *API) getWindow(c *gin.Context) {
 	b := append(make([]byte, 0, 128), `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(one.key))
 	b = append(b, `,"last":`...)
-	b = presence.AppendString(b, values.Get("last"))
+	b = presence.AppendString(b, query.Get("last"))
 	b = append(b, `,"value":`...)
 	b = strconv.AppendInt(b, all.Total, 10)
 	answer(c, staled(append(b, '}'), stale))
@@ -100,12 +85,9 @@ func (a *API) getDimension(c *gin.Context) {
 		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Written())+" has no such dimension; "+known+".")
 		return
 	}
-	values, ok := Query(c, "?n=20")
-	if !ok {
-		return
-	}
-	n, ok := Number(c, values, "n", defaultValues, 1, counter.MaxValues)
-	if !ok {
+	query := ReadQuery(c, "?n=20")
+	n := query.Number("n", defaultValues, 1, counter.MaxValues)
+	if !query.OK {
 		return
 	}
 	ctx, cancel := a.within(c)

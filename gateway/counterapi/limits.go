@@ -46,8 +46,7 @@ func (a *API) postLimit(c *gin.Context) {
 	taken, err := a.cfg.Counters.Limit(ctx, call)
 	switch {
 	case err == nil:
-		a.metrics.limits(taken.Allowed).Inc()
-		writeLimit(c, call, taken)
+		a.writeLimit(c, call, taken)
 	case errors.Is(err, counter.ErrUnavailable):
 		a.limitUnavailable(c, err)
 	default: // a defect: ParseLimit has checked the call
@@ -55,8 +54,8 @@ func (a *API) postLimit(c *gin.Context) {
 	}
 }
 
-// writeLimit answers with the outcome of a call.
-func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
+// writeLimit answers with the outcome of a call, and counts it.
+func (a *API) writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	h, reset := c.Writer.Header(), time.Duration(taken.Reset)*time.Millisecond
 	httppolicy.SetRateLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)
 	b := append(make([]byte, 0, 128), `{"allowed":`...)
@@ -67,11 +66,12 @@ func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	b = strconv.AppendInt(b, taken.Remaining, 10)
 	b = append(b, `,"reset_after_ms":`...)
 	b = strconv.AppendInt(b, taken.Reset, 10)
-	status := http.StatusOK
+	status, outcome := http.StatusOK, a.metrics.passed
 	if !taken.Allowed {
-		status = http.StatusTooManyRequests
+		status, outcome = http.StatusTooManyRequests, a.metrics.stopped
 		httppolicy.RetryAfter(reset)(h)
 	}
+	outcome.Inc()
 	httppolicy.AnswerWith(c.Writer, status, "application/json", append(b, "}\n"...))
 }
 

@@ -3,7 +3,6 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -95,20 +94,16 @@ type lastKnown struct {
 }
 
 // NewLive returns a Live that does nothing until Run.
-func NewLive(cfg Config, hub Hub) (*Live, error) {
+func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
 		cfg: cfg, hub: hub, wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
 		keys: map[string]*tracked{}, unread: map[string]struct{}{}, gone: map[string]struct{}{},
 		asking: map[string]map[string]struct{}{},
 	}
-	if !cfg.Counters.Remote() {
-		return l, nil
+	if cfg.Counters.Remote() {
+		l.memory, _ = lru.New[string, lastKnown](maxMemory) // fails only for a size under 1
 	}
-	var err error
-	if l.memory, err = lru.New[string, lastKnown](maxMemory); err != nil {
-		return nil, fmt.Errorf("counterapi: %w", err)
-	}
-	return l, nil
+	return l
 }
 
 // remember keeps a counter for when the store is away.

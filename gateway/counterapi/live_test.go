@@ -91,6 +91,9 @@ func (s *scripted) Unfollow(keys ...string) {
 
 func (s *scripted) Close() {}
 
+// goes has the store be away, or back.
+func (s *scripted) goes(away bool) { s.mu.Lock(); defer s.mu.Unlock(); s.away = away }
+
 // set has the store have a counter of that version; sequence 0 has none.
 func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.Counter {
 	s.mu.Lock()
@@ -146,10 +149,7 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
-		l, err := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()
@@ -441,8 +441,7 @@ func TestAwayAndBack(t *testing.T) {
 		s.set(1, 1, "ann")
 		l.Want(likes)
 		want("1-1")
-		away := func(is bool) { s.mu.Lock(); s.away = is; s.mu.Unlock() }
-		away(true)
+		s.goes(true)
 		time.Sleep(probeEvery + time.Millisecond) // nobody says that it has gone
 		want("stale")
 		if l.current([]string{"likes:1"}) != nil {
@@ -453,7 +452,7 @@ func TestAwayAndBack(t *testing.T) {
 		l.Want(Topic("views:1"))
 		time.Sleep(10 * time.Second)
 		want()
-		away(false)
+		s.goes(false)
 		l.StateChanged()
 		synctest.Wait()
 		time.Sleep(2 * outage.MaxPause)
@@ -472,17 +471,13 @@ func TestKnownWhileAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
 		l.remember(c)
-		s.mu.Lock()
-		s.away = true
-		s.mu.Unlock()
+		s.goes(true)
 		l.StateChanged()
 		l.Want(likes)
 		want("1-1 as it was")
 		time.Sleep(10 * time.Second)
 		want()
-		s.mu.Lock()
-		s.away = false
-		s.mu.Unlock()
+		s.goes(false)
 		l.StateChanged()
 		want("1-1")
 	})
@@ -495,9 +490,7 @@ func TestOwnChangeIsKnownWhileAway(t *testing.T) {
 		l.Want(likes)
 		want("1-1")
 		l.remember(s.set(1, 2))
-		s.mu.Lock()
-		s.away = true
-		s.mu.Unlock()
+		s.goes(true)
 		l.StateChanged()
 		want("1-2 as it was")
 	})

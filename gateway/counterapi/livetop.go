@@ -69,17 +69,13 @@ func (l topList) topic(kind presence.Kind) presence.Topic {
 	return presence.Topic{Site: site, Kind: kind, Key: l.text + " " + strconv.Itoa(l.n) + " " + match}
 }
 
-func (a *API) listOf(topic presence.Topic) (list topList, ok bool) {
+func (a *API) listOf(topic presence.Topic) (list topList) {
 	parts := strings.SplitN(topic.Key, " ", 3)
-	if len(parts) != 3 {
-		return list, false
-	}
-	var errs [3]error
 	list.text = parts[0]
-	list.last, errs[0] = counter.ParseDuration(parts[0])
-	list.n, errs[1] = strconv.Atoi(parts[1])
-	list.rule, errs[2] = a.cfg.Rules.In(topic.Site).TopRule(parts[2])
-	return list, errs == [3]error{}
+	list.last, _ = counter.ParseDuration(parts[0])
+	list.n, _ = strconv.Atoi(parts[1])
+	list.rule, _ = a.cfg.Rules.In(topic.Site).TopRule(parts[2])
+	return list
 }
 
 // Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and the list can
@@ -146,10 +142,7 @@ type polledTops struct {
 // Values implements fanout.Polled. Lists that cannot be computed now have none.
 func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
 	for _, topic := range topics {
-		list, ok := p.api.listOf(topic)
-		if !ok { // Readable made the topic, so this cannot be
-			continue
-		}
+		list := p.api.listOf(topic)
 		within, cancel := context.WithTimeout(ctx, readTime)
 		top, err := p.api.askTop(within, list, min(list.rule.Stale, topAge), p.by)
 		cancel()

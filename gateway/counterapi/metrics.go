@@ -9,14 +9,6 @@ type metrics struct {
 	acknowledged                                                 prometheus.Histogram
 }
 
-// limits returns the counter of allowed or refused calls on limits.
-func (m *metrics) limits(allowed bool) prometheus.Counter {
-	if allowed {
-		return m.passed
-	}
-	return m.stopped
-}
-
 func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "headcount_counter_calls_total",

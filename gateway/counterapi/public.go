@@ -57,17 +57,14 @@ type ruleSize struct {
 	counting bool      // one caller counts, and the others use the old number
 }
 
-func newPublicBounds() (*publicBounds, error) {
-	existing, err := lru.New[uint64, struct{}](maxExisting)
-	if err != nil {
-		return nil, err
-	}
+func newPublicBounds() *publicBounds {
+	existing, _ := lru.New[uint64, struct{}](maxExisting) // fails only for a size under 1
 	return &publicBounds{
 		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
 		made:       httppolicy.NewSharedLimiter(limit.PerSecond(newRate, newBurst), limit.PerSecond(allNewRate, allNewBurst)),
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
 		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
-	}, nil
+	}
 }
 
 // refusal is a 429.

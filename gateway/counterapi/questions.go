@@ -90,10 +90,7 @@ type computation[A Answered] struct {
 
 // NewQuestions returns Questions that keep so many answers. Beyond that the one not asked for longest is dropped.
 func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
-	kept, err := simplelru.NewLRU[Q, *computation[A]](answers, nil)
-	if err != nil { // a size under 1
-		panic(err)
-	}
+	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size under 1
 	return &Questions[Q, A]{turn: make(chan struct{}, 1), addresses: httppolicy.NewAddressSlots(maxOfAddress), kept: kept}
 }
 

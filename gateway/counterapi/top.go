@@ -44,11 +44,11 @@ func (a *API) getTop(c *gin.Context) {
 func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 	const example = "?match=views:*&last=1h&n=10"
 	server = a.callers.IsServer(c.Request)
-	values, ok := Query(c, example)
-	if !ok {
+	query := ReadQuery(c, example)
+	if !query.OK {
 		return list, server, false
 	}
-	given := values["match"]
+	given := query.Values["match"]
 	if len(given) != 1 {
 		problem(c, http.StatusBadRequest, `"match" is the match of one rule with top; ask as `+example+".")
 		return list, server, false
@@ -61,16 +61,12 @@ func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
 	if !a.allowed(c, server, list.rule, counter.PublicRead) || !server && !a.callers.Public(c) {
 		return list, server, false
 	}
-	if list.last, ok = Duration(c, values, "last"); !ok {
-		return list, server, false
+	list.last, list.text = query.Duration("last"), query.Get("last")
+	if query.OK && list.last == 0 {
+		query.refuse(`"last" is missing; ask as ` + example + ".")
 	}
-	if list.text = values.Get("last"); list.last == 0 {
-		problem(c, http.StatusBadRequest, `"last" is missing; ask as `+example+".")
-		return list, server, false
-	}
-	n, ok := Number(c, values, "n", defaultTop, 1, counter.MaxTop)
-	list.n = int(n)
-	return list, server, ok
+	list.n = int(query.Number("n", defaultTop, 1, counter.MaxTop))
+	return list, server, query.OK
 }
 
 // findTop returns the counters of a list. If ok is false, it has written the error answer.

@@ -30,10 +30,7 @@ func (asCount) Encode(b []byte, u presence.Update, _ Form) ([]byte, uint64) {
 
 func benchHub(b *testing.B) *Hub {
 	b.Helper()
-	h, err := New(Config{Shards: 1, Interval: time.Nanosecond, Budget: 1e12, Ping: time.Minute, Pong: time.Minute})
-	if err != nil {
-		b.Fatal(err)
-	}
+	h := New(Config{Shards: 1, Interval: time.Nanosecond, Budget: 1e12, Ping: time.Minute, Pong: time.Minute})
 	h.Deliver(presence.KindCount, asCount{})
 	return h
 }

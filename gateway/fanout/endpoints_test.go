@@ -105,12 +105,9 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := &calls{Store: presencemem.New(presencemem.Config{})}
-		h, err := New(Config{
+		h := New(Config{
 			Gateway: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		h.Deliver(presence.KindCount, exactly{})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -3,7 +3,6 @@ package fanout
 import (
 	"container/list"
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,11 +73,8 @@ type kind struct {
 }
 
 // New returns a Hub that does nothing until Run, and knows no kinds.
-func New(cfg Config) (*Hub, error) {
-	read, err := lru.New[presence.Topic, reading](recentReads)
-	if err != nil {
-		return nil, fmt.Errorf("fanout: %w", err)
-	}
+func New(cfg Config) *Hub {
+	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
 		cfg: cfg, read: read,
 		wake:    make(chan struct{}, 1),
@@ -92,7 +88,7 @@ func New(cfg Config) (*Hub, error) {
 	for range cfg.Shards {
 		h.shards = append(h.shards, newShard(h, cfg.Interval, cfg.Budget/float64(cfg.Shards), live))
 	}
-	return h, nil
+	return h
 }
 
 // Deliver registers a kind whose updates come from the store and go to subscribers. All

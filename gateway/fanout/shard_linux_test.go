@@ -25,10 +25,7 @@ import (
 
 // loneShard is a shard whose passes the test makes.
 func loneShard(interval time.Duration) *shard {
-	h, err := New(Config{Numbers: plain{}, Shards: 1, Interval: interval, Budget: 1e6, Ping: time.Minute, Pong: time.Minute})
-	if err != nil {
-		panic(err)
-	}
+	h := New(Config{Numbers: plain{}, Shards: 1, Interval: interval, Budget: 1e6, Ping: time.Minute, Pong: time.Minute})
 	h.Deliver(testKind, plain{})
 	return h.shards[0]
 }

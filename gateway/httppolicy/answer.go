@@ -52,6 +52,13 @@ func Answer(w http.ResponseWriter, contentType string, body []byte) {
 	AnswerWith(w, http.StatusOK, contentType, body)
 }
 
+// NoContent answers 204.
+func NoContent(c *gin.Context) {
+	c.Header("Cache-Control", "no-store")
+	c.Status(http.StatusNoContent)
+	c.Writer.WriteHeaderNow()
+}
+
 // AnswerWith is Answer with another status.
 func AnswerWith(w http.ResponseWriter, status int, contentType string, body []byte) {
 	h := w.Header()

@@ -14,18 +14,6 @@ import (
 	"sync"
 )
 
-// headerList returns a list header as one value, even if it has several lines.
-func headerList(h http.Header, name string) string {
-	switch lines := h[http.CanonicalHeaderKey(name)]; len(lines) {
-	case 0:
-		return ""
-	case 1:
-		return lines[0]
-	default:
-		return strings.Join(lines, ", ")
-	}
-}
-
 // A preference is how much a client wants a media type: the quality, and how exactly
 // the client named the type (2 type/subtype, 1 type/*, 0 */*).
 type preference struct {
@@ -38,10 +26,12 @@ func (p preference) compare(o preference) int {
 }
 
 // WantsHTML reports whether r wants a page for people rather than JSON.
-func WantsHTML(r *http.Request) bool { return wantsHTML(headerList(r.Header, "Accept")) }
+func WantsHTML(r *http.Request) bool { return wantsHTML(strings.Join(r.Header["Accept"], ", ")) }
 
 // WantsGzip reports whether r accepts gzip and does not prefer no encoding to it.
-func WantsGzip(r *http.Request) bool { return wantsGzip(headerList(r.Header, "Accept-Encoding")) }
+func WantsGzip(r *http.Request) bool {
+	return wantsGzip(strings.Join(r.Header["Accept-Encoding"], ", "))
+}
 
 // wantsHTML reports whether an Accept header prefers text/html to application/json
 // and to */*. It compares the qualities, and if they are equal, how exactly each type
@@ -161,10 +151,7 @@ func equalFold(s, word string) bool { return len(s) == len(word) && strings.Equa
 
 // gzipWriters keeps writers for reuse, since a new one costs hundreds of kilobytes.
 var gzipWriters = sync.Pool{New: func() any {
-	w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
-	if err != nil {
-		panic(err) // the level is a constant
-	}
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails only for an unknown level
 	return w
 }}
 

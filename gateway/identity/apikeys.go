@@ -75,8 +75,3 @@ func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
 	}
 	return all, sites
 }
-
-// Bound reports whether any key is valid for one site only.
-func (k SiteKeys) Bound() bool {
-	return slices.ContainsFunc(k, func(one siteKey) bool { return !one.all })
-}

@@ -85,56 +85,39 @@ type Identity struct {
 // Identities identifies the senders of requests. It is safe for use by many goroutines at
 // once.
 type Identities struct {
+	cfg     Config
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
 	hash    atomic.Pointer[keyedMAC] // of users; SetHashKey changes it
-	secret  []byte                   // for HS256
-	issuers []string
-	meant   []string   // audiences
-	keys    *keySource // nil without Config.JWKSURL
-	methods []string   // algorithms that are accepted; empty: users are anonymous
+	keys    *keySource               // nil without Config.JWKSURL
+	methods []string                 // algorithms that are accepted; empty: users are anonymous
 	parser  *jwt.Parser
-	now     func() time.Time
 }
 
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
-func New(cfg Config) (*Identities, error) {
-	ids := &Identities{
-		secret:  slices.Clone(cfg.JWTSecret),
-		issuers: slices.Clone(cfg.Issuers),
-		meant:   slices.Clone(cfg.Audiences),
-		now:     cfg.Now,
+func New(cfg Config) *Identities {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
-	if ids.now == nil {
-		ids.now = time.Now
-	}
-	if len(cfg.IDSecrets) == 0 {
-		return nil, errors.New("id-secret: at least one is needed")
-	}
+	ids := &Identities{cfg: cfg}
 	for _, secret := range cfg.IDSecrets {
-		if len(secret) == 0 {
-			return nil, errors.New("id-secret: one of them is empty; leave it out or give it a value")
-		}
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
 	if len(cfg.HashKey) == 0 {
 		cfg.HashKey = []byte(rand.Text())
 	}
 	ids.SetHashKey(cfg.HashKey)
-	if len(ids.secret) > 0 {
+	if len(cfg.JWTSecret) > 0 {
 		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
 	}
 	if cfg.JWKSURL != "" {
-		var err error
-		if ids.keys, err = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError); err != nil {
-			return nil, err
-		}
+		ids.keys = newKeySource(cfg.JWKSURL, cfg.Now, cfg.KeysError)
 		ids.methods = append(ids.methods, keyMethods...)
 	}
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
 	ids.parser = jwt.NewParser(
 		jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
-	return ids, nil
+	return ids
 }
 
 // Close stops the fetching of keys and waits until it has stopped. Identify still

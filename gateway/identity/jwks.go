@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"headcount/counter/limit"
+	"headcount/internal/setting"
 )
 
 // keyMethods are the algorithms for which public keys are accepted.
@@ -76,17 +76,11 @@ type keySource struct {
 	back    time.Duration      // after began: when all fetches that keysRate allows are back; only fetches use it
 }
 
-func newKeySource(raw string, now func() time.Time, failed func(error)) (*keySource, error) {
-	u, err := url.Parse(raw)
-	if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" {
-		return nil, errors.New("jwks-url: not a URL of keys; write it like https://login.example.com/.well-known/jwks.json")
-	}
-	k := &keySource{url: raw, client: &http.Client{}, now: now, began: now(), failed: failed}
-	if t, ok := http.DefaultTransport.(*http.Transport); ok {
-		k.client.Transport = t.Clone() // so that close can close its idle connections
-	}
+func newKeySource(raw string, now func() time.Time, failed func(error)) *keySource {
+	transport := http.DefaultTransport.(*http.Transport).Clone() // so that close can close its idle connections
+	k := &keySource{url: raw, client: &http.Client{Transport: transport}, now: now, began: now(), failed: failed}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
-	return k, nil
+	return k
 }
 
 // close cancels a fetch under way and waits for its end. No fetch begins after it.
@@ -176,10 +170,7 @@ func (k *keySource) get() (*keySet, error) {
 	started := k.now()
 	resp, err := k.client.Do(req)
 	if err != nil {
-		if ue := (*url.Error)(nil); errors.As(err, &ue) {
-			err = ue.Err // without the URL, which may hold a secret
-		}
-		return nil, err
+		return nil, setting.Cause(err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -42,7 +42,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if err != nil {
 		return Identity{}, err
 	}
-	expires, err := checkTimes(claims, ids.now())
+	expires, err := checkTimes(claims, ids.cfg.Now())
 	if err != nil {
 		return Identity{}, err
 	}
@@ -108,7 +108,7 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
 	}
 	if t.Method == jwt.SigningMethodHS256 {
-		return ids.secret, nil, nil
+		return ids.cfg.JWTSecret, nil, nil
 	}
 	if set, err = ids.keys.current(ctx); err != nil {
 		return nil, nil, err
@@ -150,14 +150,14 @@ func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err err
 // checkPurpose returns an error for a token of another issuer or for another audience: many
 // applications may share the keys that sign tokens.
 func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
-	if len(ids.issuers) > 0 {
-		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.issuers, iss) {
+	if len(ids.cfg.Issuers) > 0 {
+		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.cfg.Issuers, iss) {
 			return badToken("its iss is another")
 		}
 	}
-	if len(ids.meant) > 0 {
+	if len(ids.cfg.Audiences) > 0 {
 		aud, err := claims.GetAudience()
-		ours := func(one string) bool { return slices.Contains(ids.meant, one) }
+		ours := func(one string) bool { return slices.Contains(ids.cfg.Audiences, one) }
 		if err != nil || !slices.ContainsFunc(aud, ours) {
 			return badToken("its aud is another")
 		}

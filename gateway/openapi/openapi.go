@@ -102,13 +102,13 @@ func (c call) operation() object {
 	for _, status := range strings.Fields(c.refuses + everySite) {
 		responses[status] = object{"$ref": "#/components/responses/" + status}
 	}
-	good, content := "200", object{}
+	good, content := http.StatusOK, object{}
 	for _, given := range strings.Fields(c.gives) {
 		switch {
 		case given == "304":
 			responses["304"] = object{"description": "The caller has the newest version: it is in If-None-Match."}
 		case given[0] >= '0' && given[0] <= '9': // a status
-			good = given
+			good, _ = strconv.Atoi(given)
 		case given == "Limit": // the one refusal that is no problem
 			responses["429"] = object{"description": "It may not pass now.", "headers": refusedHeaders, "content": object{"application/json": object{"schema": ref(given)}}}
 			fallthrough
@@ -124,7 +124,7 @@ func (c call) operation() object {
 			}
 		}
 	}
-	answer := object{"description": http.StatusText(atoi(good))}
+	answer := object{"description": http.StatusText(good)}
 	if len(content) > 0 {
 		answer["content"] = content
 	}
@@ -134,7 +134,7 @@ func (c call) operation() object {
 	if c.gives == "Limit" {
 		answer["headers"] = limitHeaders
 	}
-	responses[good] = answer
+	responses[strconv.Itoa(good)] = answer
 	op["responses"] = responses
 	return op
 }
@@ -217,14 +217,6 @@ func refusals() object {
 }
 
 func ref(name string) object { return object{"$ref": "#/components/schemas/" + name} }
-
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		panic(err) // a mistake in the table
-	}
-	return n
-}
 
 // all joins the objects.
 func all(objects ...object) object {

@@ -214,18 +214,13 @@ func checkClose(payload []byte) *Error {
 	return nil
 }
 
-// fail gives up the message under way.
+// fail gives up the message under way and its buffer.
 func (r *Reader) fail(err *Error) (Frame, int, *Error) {
-	r.End()
-	return Frame{}, 0, err
-}
-
-// End gives up the message under way and its buffer.
-func (r *Reader) End() {
 	if r.parts != nil {
 		pool.Put(r.parts)
 		r.parts = nil
 	}
+	return Frame{}, 0, err
 }
 
 // Skip skips frames of any kind, up to the client's close frame; closed says that the

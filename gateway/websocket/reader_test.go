@@ -48,7 +48,6 @@ func readAll(data string, step int) (lines []string) {
 			}
 		}
 	}
-	r.End()
 	return lines
 }
 

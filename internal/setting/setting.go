@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"strconv"
 )
@@ -45,6 +46,20 @@ func SplitAddress(address string) (host string, port int, err error) {
 		return "", 0, errors.New("the port is not a number from 0 to 65535")
 	}
 	return host, int(n), nil
+}
+
+// IsWebURL reports whether text is an http or https URL with a host.
+func IsWebURL(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != ""
+}
+
+// Cause returns an error of an HTTP client without the URL, which may hold a secret.
+func Cause(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
 }
 
 // IsWildcard reports whether a listener on the address takes connections to

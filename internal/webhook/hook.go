@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"headcount/counter"
+	"headcount/internal/setting"
 	"headcount/presence"
 )
 
@@ -80,7 +81,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	}
 	subject, link := text[:at], text[at+1:]
 	u, err := url.Parse(link)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+	if err != nil || !setting.IsWebURL(link) {
 		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
 	}
 	h := &Hook{URL: link, Host: u.Host}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/internal/outage"
+	"headcount/internal/setting"
 	"headcount/internal/wake"
 )
 
@@ -110,7 +110,7 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 	default:
 		s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
 		if o.failed++; o.failed == 1 {
-			log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
+			log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
 		}
 		pause := outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))
 		outage.Sleep(ctx, max(pause, again))
@@ -200,22 +200,14 @@ func (o *sender) attempt(ctx context.Context, m message) (status int, again time
 func Reach(ctx context.Context, h *Hook) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, h.URL, nil)
 	if err != nil {
-		return 0, cause(err)
+		return 0, setting.Cause(err)
 	}
 	req.Header.Set("User-Agent", "Headcount")
 	client := newClient(nil)
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return 0, cause(err)
+		return 0, setting.Cause(err)
 	}
 	return resp.StatusCode, resp.Body.Close()
-}
-
-// cause returns err without the URL, which may hold a secret.
-func cause(err error) error {
-	if u := (*url.Error)(nil); errors.As(err, &u) {
-		return u.Err
-	}
-	return err
 }

@@ -97,8 +97,10 @@ func (s *Service) Run(ctx context.Context) {
 		wg.Go(func() { s.counters.run(ctx) })
 	}
 	if s.users != nil {
-		wg.Go(func() { s.users.run(ctx) })
-		wg.Go(func() { s.users.runScans(ctx) })
+		wg.Go(func() { s.users.repeat(ctx, usersEvery, s.users.round) })
+		// The first scan is late enough for clients to have come back after a restart, and scans are rare enough not to
+		// put off a departure for ever.
+		wg.Go(func() { s.users.repeat(ctx, max(scanEvery, 2*s.cfg.Settle), s.users.scan) })
 	}
 	for _, o := range s.senders {
 		wg.Go(func() { o.run(ctx) })

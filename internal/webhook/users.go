@@ -73,17 +73,7 @@ func (u *users) judgeLater(user presence.User, name string, at time.Time) {
 	u.waiting[user] = v
 }
 
-// run reports users in rounds, until ctx ends.
-func (u *users) run(ctx context.Context) {
-	u.repeat(ctx, usersEvery, u.round)
-}
-
-// runScans scans until ctx ends. The first scan is late enough for clients to have come back after a restart, and
-// scans are rare enough not to put off a departure for ever.
-func (u *users) runScans(ctx context.Context) {
-	u.repeat(ctx, max(scanEvery, 2*u.service.cfg.Settle), u.scan)
-}
-
+// repeat calls do until ctx ends.
 func (u *users) repeat(ctx context.Context, every time.Duration, do func(context.Context, time.Time) error) {
 	var store failing
 	for outage.Sleep(ctx, every) {

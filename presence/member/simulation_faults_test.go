@@ -310,7 +310,7 @@ func (s *simulation) leave(m *member) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		if gw := r.gateway; gw != nil {
-			_ = gw.Drain(ctx)
+			gw.Drain(ctx)
 		}
 		r.process.Leave(ctx)
 		r.stop()

@@ -26,11 +26,17 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/rs/zerolog"
 
+	"headcount/counter"
+	"headcount/counter/countermem"
+	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/api"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/internal/testkit"
+	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
@@ -716,16 +722,14 @@ func (s *simulation) start(m *member) {
 }
 
 func simIdentities() *identity.Identities {
-	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
-	must(err)
+	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
 	return identities
 }
 
-func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store gateway.Store, log zerolog.Logger) *gateway.Gateway {
-	origins, err := identity.NewOrigins(nil)
-	must(err)
-	proxies, err := identity.NewProxies(nil)
-	must(err)
+func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store fanout.Store, log zerolog.Logger) *gateway.Gateway {
+	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
+	proxies, _ := identity.NewProxies(nil)
+	sites, _ := identity.NewSites(nil)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: presencemem.New(presencemem.Config{}),
 		Cluster: p,
@@ -734,8 +738,11 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		},
 		Limits: gateway.Limits{MaxConnections: 100_000},
-		Access: gateway.Access{Identities: simIdentities(), Proxies: proxies},
-		API:    api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}}, Log: log,
+		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
+		Counters: counterapi.Config{
+			Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, log),
+		},
+		API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{})}, Log: log,
 	})
 	must(err)
 	return gw

@@ -31,7 +31,7 @@ const (
 	timeout    = 5 * time.Second // for one answer of the collector
 )
 
-// Config tunes a Provider. All of it is required.
+// Config tunes a tracer. All of it is required.
 type Config struct {
 	URL     string // of the collector; the default path is /v1/traces
 	Every   int    // one of this many requests is traced
@@ -39,40 +39,24 @@ type Config struct {
 	Log     zerolog.Logger
 }
 
-// Provider makes tracers whose spans go to the collector. Close ends it.
-type Provider struct{ sdk *sdk.TracerProvider }
-
-// CheckURL returns the problem with the URL of a collector, or "".
-func CheckURL(raw string) (problem string) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-		return "it is not an http or https URL; write the address of the collector's OTLP over HTTP, such as http://127.0.0.1:4318"
-	}
-	return ""
-}
-
-// New returns a Provider. Neither New nor the end of a span waits for the collector.
-func New(cfg Config) *Provider {
+// New returns a tracer of the scope, whose spans go to the collector, and a function that sends the spans that wait, for at
+// most timeout, and ends the tracer. Neither New nor the end of a span waits for the collector.
+func New(cfg Config, scope string) (trace.Tracer, func() error) {
 	target := cfg.URL
 	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
 		target = u.JoinPath("v1", "traces").String()
 	}
 	from := resource.NewSchemaless(attribute.String("service.name", "headcount"), attribute.String("service.version", cfg.Version))
-	return &Provider{sdk.NewTracerProvider(
+	provider := sdk.NewTracerProvider(
 		sdk.WithResource(from),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
 		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: timeout}, logged: rate.Sometimes{Interval: time.Minute}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(batchWait)),
-	)}
-}
-
-// Tracer returns the tracer of a scope.
-func (p *Provider) Tracer(scope string) trace.Tracer { return p.sdk.Tracer(scope) }
-
-// Close sends the spans that wait, for at most timeout.
-func (p *Provider) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	return p.sdk.Shutdown(ctx)
+	)
+	return provider.Tracer(scope), func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		return provider.Shutdown(ctx)
+	}
 }
 
 // exporter is an sdk.SpanExporter. The SDK calls it from one goroutine.
