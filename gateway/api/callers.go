@@ -121,6 +121,13 @@ func (w *Callers) Public(c *gin.Context) bool {
 	return true
 }
 
+// refuseBadTokens refuses a bad token beside an API key, whose calls need no identity and look at none.
+func (w *Callers) refuseBadTokens(c *gin.Context) {
+	if w.IsServer(c.Request) && c.FullPath() != "" && !c.IsWebsocket() && !w.Public(c) {
+		c.Abort()
+	}
+}
+
 // Issue has the caller keep the identity.
 func (w *Callers) Issue(c *gin.Context, id identity.Identity) {
 	w.SetCookie(c, id)

@@ -26,7 +26,7 @@ func (a *API) Engine() *gin.Engine {
 		e.Use(a.traced)
 	}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(a.cfg.Origins, a.callers.Proxies))
-	e.Use(httppolicy.RefuseWrongKeys(a.callers.Keys.Has), a.callers.findSite)
+	e.Use(httppolicy.RefuseWrongKeys(a.callers.Keys.Has), a.callers.refuseBadTokens, a.callers.findSite)
 	e.NoRoute(NotFound)
 	e.NoMethod(RefuseMethod)
 	httppolicy.Get(e, "/:page/counter", a.getCounter)

@@ -260,8 +260,10 @@ func TestPrivatePages(t *testing.T) {
 		if a := call("Authorization: Bearer " + ben); a.status != http.StatusForbidden {
 			t.Errorf("%s %s of ben: %d %s", method, path, a.status, a.body)
 		}
-		if a := call("Authorization: Bearer x"); a.status != http.StatusUnauthorized {
-			t.Errorf("%s %s with a bad token: %d %s", method, path, a.status, a.body)
+		for _, with := range [][]string{{}, {withKey}} {
+			if a := call(append(with, "Authorization: Bearer x")...); a.status != http.StatusUnauthorized {
+				t.Errorf("%s %s with a bad token and %q: %d %s", method, path, with, a.status, a.body)
+			}
 		}
 		nobody := http.StatusUnauthorized // tokens are required for what is no plain read
 		if method == "GET" {
@@ -279,6 +281,9 @@ func TestPrivatePages(t *testing.T) {
 		if a := call(withKey); method == "GET" && a.status != http.StatusOK {
 			t.Errorf("%s %s of a server: %d %s", method, path, a.status, a.body)
 		}
+	}
+	if a := s.call(t, "POST", "views:1/increment", "", withKey, "Authorization: Bearer x"); a.status != http.StatusUnauthorized {
+		t.Errorf("a change with an API key and a bad token: %d %s", a.status, a.body)
 	}
 	// Ann's next token opens nothing: she may end her follow, and is told nothing of the page meanwhile.
 	left := "Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "ann"})
