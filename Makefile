@@ -34,6 +34,7 @@ setup:
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "run gofmt -w on: $$unformatted" >&2; exit 1; }
 	$(GO) vet -tags upgrade ./... headcount/client
+	@helpers=$$($(LONG_FUNCTIONS) | grep -vE '^func (Test|(\([^)]*\) )?[a-zA-Z]*Long\()'); [ -z "$$helpers" ] || { echo "-short shortens these helpers: call them ...Long, so that test-all finds the tests: $$helpers" >&2; exit 1; }
 
 # A few minutes on two cores. On a machine that has Go alone, setup installs the rest.
 test:
@@ -42,13 +43,17 @@ test:
 	$(call part,go test,$(GOTEST) -short ./... headcount/client)
 	$(call part,web test,cd web && npm test)
 
-# The rest: the race detector in every test and process, then in full what -short leaves out (all set-ups, kill loops; the
-# longest package first), other systems, and at the same time, as both mostly wait, browsers and other releases.
+# The test functions that -short leaves out or shortens, and helpers that do, whose names end with Long.
+LONG = testing\.Short|Long\(|(counter|presence)test\.Run
+LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/{print f}' | sort -u
+
+# The rest: the race detector in every test and process, then in full what -short leaves out or shortens (all set-ups, kill
+# loops; the longest package first), other systems, and at the same time, as both mostly wait, browsers and other releases.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
-	$(call part,go test in full,$(GOTEST) ./counter/tiered $$(git grep -lE 'testing\.Short|testkit\.Long|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,go test in full,$(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./internal/machine ./gateway/...)
 	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all) && wait $$!)
 

@@ -23,9 +23,9 @@ type lie struct {
 // seeds keeps the keys of runs on one server apart.
 var seeds atomic.Uint64
 
-// findOut runs c against the server behind a proxy that tells the lie, longer each time until the
+// findOutLong runs c against the server behind a proxy that tells the lie, longer each time until the
 // proxy had chances enough. Then the lie must be found.
-func (l lie) findOut(t *testing.T, server string, c *Command) {
+func (l lie) findOutLong(t *testing.T, server string, c *Command) {
 	t.Helper()
 	if testing.Short() && !l.short {
 		t.Skip("long: make test-all")
@@ -133,7 +133,7 @@ func TestEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 			case "ghosts":
 				c.KillFraction = 1 // nobody says that they leave
 			}
-			l.findOut(t, serve(t, flags...), c)
+			l.findOutLong(t, serve(t, flags...), c)
 		})
 	}
 }
@@ -266,7 +266,7 @@ func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
 		for name, l := range counterLies {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				l.findOut(t, server, lastingCommand())
+				l.findOutLong(t, server, lastingCommand())
 			})
 		}
 	})

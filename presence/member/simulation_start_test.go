@@ -83,7 +83,7 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 // gateway's users. No count falls: the other owners know the gateway, and their
 // partitions are not complete before it is back.
 func TestANodeMayNotKnowAGateway(t *testing.T) {
-	for moment := range moments(12) {
+	for moment := range momentsLong(12) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
