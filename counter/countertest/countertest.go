@@ -275,7 +275,7 @@ func idempotencyRace(t *testing.T, i Instance) {
 		var wg sync.WaitGroup
 		for c := range clients {
 			wg.Go(func() {
-				r := stores[c%2].Apply(t.Context(), []counter.Op{with(strconv.Itoa(round), op(add(exact, "e:1", 1)))})[0]
+				r := insist(t, stores[c%2], strconv.Itoa(round), op(add(exact, "e:1", 1)))
 				if r.Err != nil {
 					t.Error(r.Err)
 				} else if !r.Replay {
@@ -286,7 +286,7 @@ func idempotencyRace(t *testing.T, i Instance) {
 			})
 		}
 		wg.Wait()
-		if made.Load() != 1 {
+		if made.Load() > 1 { // none, if the answer was lost of the one that made it
 			t.Fatalf("made %d times", made.Load())
 		}
 	}

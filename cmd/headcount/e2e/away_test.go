@@ -204,10 +204,16 @@ func TestKnownWhileAway(t *testing.T) {
 	t.Run("Redis in front of PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		redis := redistest.Start(t, redistest.Durable...)
-		flags := overRedis(redis.URL(), "--postgres="+pgtest.Single(t).Database(t), "--persist-interval=1h")
+		postgres := "--postgres=" + pgtest.Single(t).Database(t)
+		flags := overRedis(redis.URL(), postgres)
 		changed, other, deleted, stock := "views:changed", "views:other", "views:deleted", "stock:1"
-		addBefore(t, flags, changed, other, deleted, stock)
-		s := startWithKey(t, flags...)
+		before := startWithKey(t, flags...)
+		before.add(t, changed, other, deleted, stock)
+		headcount(t, nil, nil, "export", "--redis="+redis.URL(), postgres) // waits until all is persisted; an end does for 2 s
+		if problem := before.end(); problem != "" {
+			t.Fatal(problem)
+		}
+		s := startWithKey(t, append(flags, "--persist-interval=1h")...)
 		s.add(t, changed)
 		version := s.wantRead(t, changed, 2, false)
 		s.call(t, "DELETE", deleted, "").noContent(t)
