@@ -55,7 +55,7 @@ test-all:
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
 	$(call part,go test in full,$(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./internal/machine ./gateway/...)
-	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all) && wait $$!)
+	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all); web=$$?; wait $$! && [ $$web = 0 ])
 
 # test beside two busy loops on each core.
 test-busy:
