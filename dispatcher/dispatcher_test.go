@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/presencemem"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // receiver is the gateways' side of pushes.
 type receiver struct {

@@ -20,7 +20,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/countermem"
@@ -66,7 +65,7 @@ func (l lone) Ready() error {
 	return nil
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // serveGateway runs a gateway until the test ends, and then checks that no connection is left
 // of it.

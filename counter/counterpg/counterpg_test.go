@@ -12,11 +12,10 @@ import (
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/internal/pgtest"
-	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, pgtest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 
 // open returns a store that ends with the test, unless it was closed before.
 func open(t testing.TB, url string, with ...func(*Config)) *Store {

@@ -11,10 +11,10 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/countertest"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 // open returns a store that ends with the test, of a region with others when that has a name.
 func open(t testing.TB, url, region string) *counterredis.Store {

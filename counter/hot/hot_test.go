@@ -19,10 +19,10 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop, pgtest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop, pgtest.Stop) }
 
 var (
 	rules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"sum","buckets":["1m:24h"]}]}`))

@@ -14,11 +14,10 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 // asStore is counters as a store: what is changed and what asks a limit goes the way that calls go.
 type asStore struct {

@@ -12,10 +12,10 @@ import (
 	"headcount/counter"
 	"headcount/counter/counterredis"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 var (
 	views    = &counter.Rule{Match: "*", Kind: counter.Sum}

@@ -17,7 +17,6 @@ import (
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
 
@@ -25,7 +24,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("rapid.checks", strconv.Itoa(countertest.FewChecks)); err != nil {
 		panic(err)
 	}
-	servertest.Main(m, redistest.Stop, pgtest.Stop)
+	testkit.Main(m, redistest.Stop, pgtest.Stop)
 }
 
 // open returns a store that ends with the test.

@@ -9,20 +9,20 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/countermem"
 	"headcount/counter/pipeline"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
+	"headcount/internal/testkit"
 	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/presencemem"
 	"headcount/unread"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // empty is a gateway with nobody on any page.
 type empty struct{}

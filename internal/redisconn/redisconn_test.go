@@ -16,7 +16,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 var errUnavailable = errors.New("unavailable")
 

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"headcount/client"
 	"headcount/cmd/headcount/flags"
 	"headcount/internal/servertest"
@@ -24,7 +22,7 @@ import (
 
 var program string
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(withProgram{m}) }
+func TestMain(m *testing.M) { testkit.Main(withProgram{m}) }
 
 type withProgram struct{ m *testing.M }
 

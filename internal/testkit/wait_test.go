@@ -3,11 +3,9 @@ package testkit
 import (
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { Main(m) }
 
 func TestTheStopwatchStandsStillWhileTheMachineDoes(t *testing.T) {
 	w := NewStopwatch(t)

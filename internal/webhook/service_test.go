@@ -17,16 +17,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/countermem"
+	"headcount/internal/testkit"
 	"headcount/internal/webhook"
 	"headcount/internal/webhook/webhookmem"
 	"headcount/presence"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const settle = 5 * time.Second
 

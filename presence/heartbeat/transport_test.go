@@ -17,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -25,7 +24,7 @@ import (
 	"headcount/presence/seal"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // network delivers datagrams in memory. A datagram for which there is no room is lost.
 type network struct {

@@ -12,16 +12,16 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"headcount/internal/outage"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presencemem"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	testPartitions = 3

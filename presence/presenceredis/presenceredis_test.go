@@ -7,12 +7,12 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 	"headcount/presence/presenceredis"
 	"headcount/presence/presencetest"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 // open returns a store that ends with the test.
 func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presenceredis.Store {

@@ -20,15 +20,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/rpc"
 	"headcount/presence/seal"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const server = "10.0.0.2:7946"
 

@@ -5,12 +5,12 @@ import (
 	"testing"
 
 	"headcount/internal/redistest"
-	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 	"headcount/internal/webhook"
 	"headcount/internal/webhook/webhooktest"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 func open(t *testing.T, url string) *Store {
 	t.Helper()
