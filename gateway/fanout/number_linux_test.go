@@ -108,6 +108,35 @@ func TestHold(t *testing.T) {
 	})
 }
 
+// A subscribe while the client is paused is no reason to send what the client has, unless in another form.
+func TestSubscribeWhilePaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 10 * time.Millisecond
+		s := loneShard(interval)
+		w := s.watcher(t)
+		defer w.close()
+		keys := []string{"same", "changed", "rounded"}
+		w.watch(0, keys...)
+		for _, key := range keys {
+			s.update(countOf(key, 77, 1))
+		}
+		s.deliver()
+		w.take(t)
+		time.Sleep(interval)
+		w.Pause(true)
+		w.watch(0, "same", "changed")
+		w.Renew(topicOf("same"))
+		w.watch(1, "rounded")
+		s.update(countOf("changed", 78, 2))
+		s.deliver()
+		w.expect(t)
+		w.Pause(false)
+		s.deliver()
+		w.expect(t, 78, 80)
+		w.Leave()
+	})
+}
+
 // An update whose write was lost comes although the client is paused, or busy again, when its turn comes.
 func TestALostUpdateIsNotForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -108,9 +108,7 @@ func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	defer sh.mu.Unlock()
 	for i, name := range topics {
 		if !slices.Contains(topics[:i], name) { // once is enough
-			p := sh.subscribe(s, name)
-			p.topic.subs[p.index].form = form
-			sh.renew(s, p)
+			sh.ask(s, sh.subscribe(s, name), form)
 		}
 	}
 }
@@ -120,7 +118,8 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	sh.renew(s, sh.subscribe(s, t))
+	p := sh.subscribe(s, t)
+	sh.ask(s, p, p.topic.subs[p.index].form)
 }
 
 // Hold is Renew, but nothing of the topic is sent until Ready, or until the hold has lasted
