@@ -3,6 +3,7 @@
 package fanout
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,6 +105,21 @@ func TestHold(t *testing.T) {
 		if len(s.topics) != 0 || len(w.places) != 0 {
 			t.Fatalf("%d topics and %d places are left", len(s.topics), len(w.places))
 		}
+		w.Leave()
+	})
+}
+
+// A busy shard makes 2^32 passes within weeks. A client that has just come gets its count in each of them.
+func TestManyPasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		s.pass.id = math.MaxUint32
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(0, "p")
+		s.update(countOf("p", 7, 1))
+		s.deliver()
+		w.expect(t, 7)
 		w.Leave()
 	})
 }

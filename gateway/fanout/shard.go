@@ -59,7 +59,7 @@ type queues struct {
 
 // pass is what one call of deliver writes.
 type pass struct {
-	id      uint32
+	id      uint64
 	batch   []delivery // batch[0] stands for none
 	answers int        // deliveries that somebody asked for
 	joined  []byte     // the texts of one client

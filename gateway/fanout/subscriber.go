@@ -34,7 +34,7 @@ type Subscriber struct {
 	// What a delivery looks at is together at the end. So the embedding struct should
 	// continue with what Busy reads.
 	client Client // set by Prepare
-	pass   uint32 // the last pass that had something for it
+	pass   uint64 // the last pass that had something for it
 	tail   int32  // the last delivery in that pass
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
