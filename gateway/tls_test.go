@@ -113,6 +113,14 @@ func TestTLS(t *testing.T) {
 	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
 		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
 	}
+	if resp, err = modern.Get("https://" + s.addr + "/-/ws"); err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	// HTTP/2 forbids the header, and curl ends a connection that has it.
+	if resp.StatusCode != http.StatusUpgradeRequired || resp.Header["Upgrade"] != nil {
+		t.Errorf("an upgrade over HTTP/2: %s, %v", resp.Status, resp.Header)
+	}
 	join := func() {
 		t.Helper()
 		ws, upgraded, err := coder.Dial(t.Context(), "wss://"+s.addr+"/-/ws", &coder.DialOptions{HTTPClient: old})
