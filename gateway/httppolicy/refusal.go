@@ -42,14 +42,15 @@ func (c clientConn) Write(p []byte) (int, error) {
 	if err != nil {
 		return c.TCPConn.Write(p)
 	}
-	h := headerOnly{h: http.Header{"Connection": {"close"}}}
-	Problem(&h, status, unreadable(status))
+	h := http.Header{"Connection": {"close"}}
+	refused := problem{Status: status, Detail: unreadable(status)}
+	_, body := refused.describe(h)
 	var b bytes.Buffer
 	b.Write(line)
 	b.WriteString("\r\n")
-	_ = h.h.Write(&b) // a Buffer takes everything
+	_ = h.Write(&b) // a Buffer takes everything
 	b.WriteString("\r\n")
-	b.Write(h.body)
+	b.Write(body)
 	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
 		return 0, err
 	}
@@ -69,17 +70,4 @@ func unreadable(status int) string {
 		return "The server supports only the expectation 100-continue."
 	}
 	return "The request cannot be read; is its path percent-encoded, each % followed by two hexadecimal digits?"
-}
-
-// headerOnly is an http.ResponseWriter that keeps the answer in memory.
-type headerOnly struct {
-	h    http.Header
-	body []byte
-}
-
-func (w *headerOnly) Header() http.Header { return w.h }
-func (w *headerOnly) WriteHeader(int)     {}
-func (w *headerOnly) Write(p []byte) (int, error) {
-	w.body = append(w.body, p...)
-	return len(p), nil
 }
