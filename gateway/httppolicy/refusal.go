@@ -33,9 +33,13 @@ func said(c net.Conn) bool {
 // one write. No answer of a handler begins so.
 var refusal = []byte("Content-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
 
+// noTLS follows the status line in the refusal of a client that does not speak TLS to a port that does.
+var noTLS = []byte("\r\nClient sent an HTTP request to an HTTPS server.\n")
+
 func (c clientConn) Write(p []byte) (int, error) {
 	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
-	if !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
+	plain := bytes.Equal(rest, noTLS)
+	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
 		return c.TCPConn.Write(p)
 	}
 	status, err := strconv.Atoi(string(line[9:12]))
@@ -44,6 +48,9 @@ func (c clientConn) Write(p []byte) (int, error) {
 	}
 	h := http.Header{"Connection": {"close"}}
 	refused := problem{Status: status, Detail: unreadable(status)}
+	if plain {
+		refused.Detail = "This port speaks TLS only; use https."
+	}
 	_, body := refused.describe(h)
 	var b bytes.Buffer
 	b.Write(line)
