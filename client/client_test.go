@@ -301,6 +301,13 @@ func TestSilenceEndsAConnection(t *testing.T) {
 	}
 }
 
+// Otherwise a connection that ends after the wall clock was set back by an hour would seem to live for an hour.
+func TestHeardAtIsOnTheMonotonicClock(t *testing.T) {
+	if at := new(Conn).HeardAt(); at == at.Round(0) {
+		t.Error(at)
+	}
+}
+
 func TestNewsOfAServerThatForgot(t *testing.T) {
 	c := New(Config{})
 	c.Subscribe("p")

@@ -53,6 +53,9 @@ const (
 	closeTimeout = 5 * time.Second // for the answer to a close frame
 )
 
+// loaded is a time on the monotonic clock, since the wall clock may be set.
+var loaded = time.Now()
+
 // A Conn is one WebSocket connection. Most programs use a Client, which keeps a Conn.
 // One goroutine at a time may call Receive; any goroutine may call the other methods.
 type Conn struct {
@@ -63,7 +66,7 @@ type Conn struct {
 	ws    *websocket.Conn
 	conn  net.Conn
 	ahead []byte       // bytes read together with the answer to the handshake
-	heard atomic.Int64 // when bytes were last received, unix ns
+	heard atomic.Int64 // when bytes were last received, since loaded
 
 	mu     sync.Mutex // held while a frame is written
 	closed bool       // the close frame was sent, so nothing may follow
@@ -153,7 +156,7 @@ func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, s
 		return resp, nil
 	}
 	c.ahead, _ = br.Peek(br.Buffered()) // a peek at buffered bytes cannot fail
-	c.heard.Store(time.Now().UnixNano())
+	c.heard.Store(int64(time.Since(loaded)))
 	resp.Body = (*wire)(c)
 	return resp, nil
 }
@@ -171,7 +174,7 @@ func (w *wire) Read(p []byte) (int, error) {
 	}
 	n, err := w.conn.Read(p)
 	if n > 0 {
-		w.heard.Store(time.Now().UnixNano())
+		w.heard.Store(int64(time.Since(loaded)))
 	}
 	return n, err
 }
@@ -205,7 +208,7 @@ func (c *Conn) Receive(f *Frame) error {
 }
 
 // HeardAt returns when data of the server last arrived, including pings.
-func (c *Conn) HeardAt() time.Time { return time.Unix(0, c.heard.Load()) }
+func (c *Conn) HeardAt() time.Time { return loaded.Add(time.Duration(c.heard.Load())) }
 
 // Join makes the user present on a page, and subscribes to its count.
 func (c *Conn) Join(page string) error { return c.page("join", page) }

@@ -80,7 +80,7 @@ func isUpgrade(c *gin.Context, subprotocol string) bool {
 	if status == 0 {
 		return true
 	}
-	if status == http.StatusUpgradeRequired {
+	if status == http.StatusUpgradeRequired && c.Request.ProtoMajor == 1 { // HTTP/2 forbids these headers
 		c.Header("Upgrade", "websocket")
 		c.Header("Connection", "Upgrade")
 	}

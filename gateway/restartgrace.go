@@ -43,9 +43,9 @@ const (
 )
 
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
-	g := &restartGrace{hub: hub, log: cfg.Log, began: presence.Started(cfg.Incarnation), lasts: cfg.ComeBack}
-	g.until = time.Now().Add(firstReturn - time.Since(g.began))
-	return g
+	// On the monotonic clock, since the wall clock may be set.
+	began := time.Now().Add(-time.Since(presence.Started(cfg.Incarnation)))
+	return &restartGrace{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: began.Add(firstReturn)}
 }
 
 // Note checks a request for signs that its client was connected before the restart. It must be called before

@@ -85,6 +85,14 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 	}
 }
 
+// Otherwise a wall clock that is set back by an hour, as at a boot, would make counts stale for an hour.
+func TestTheGraceIsOnTheMonotonicClock(t *testing.T) {
+	g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now())}, &doubts{})
+	if g.began == g.began.Round(0) || g.until == g.until.Round(0) {
+		t.Errorf("%s, %s", g.began, g.until)
+	}
+}
+
 func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
 	g := newRestartGrace(Config{Log: zerolog.Nop()}, hub)

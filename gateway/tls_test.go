@@ -113,6 +113,23 @@ func TestTLS(t *testing.T) {
 	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
 		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
 	}
+	if resp, err = modern.Get("https://" + s.addr + "/-/ws"); err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	// HTTP/2 forbids the header, and curl ends a connection that has it.
+	if resp.StatusCode != http.StatusUpgradeRequired || resp.Header["Upgrade"] != nil {
+		t.Errorf("an upgrade over HTTP/2: %s, %v", resp.Status, resp.Header)
+	}
+	if resp, err = http.Get("http://" + s.addr + "/p/counter"); err != nil {
+		t.Fatal(err)
+	}
+	said, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusBadRequest ||
+		kind != "application/problem+json" || !strings.Contains(string(said), "use https") {
+		t.Errorf("a client without TLS: %s, %s, %s", resp.Status, kind, said)
+	}
 	join := func() {
 		t.Helper()
 		ws, upgraded, err := coder.Dial(t.Context(), "wss://"+s.addr+"/-/ws", &coder.DialOptions{HTTPClient: old})

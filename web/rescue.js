@@ -28,7 +28,7 @@ function blocked(/** @type {URL} */ { origin }, now = 0) {
   const key = `headcount_blocked ${origin}`;
   try {
     if (now) localStorage[key] = now;
-    return Date.now() - localStorage[key] < LATELY_MS;
+    return Math.abs(Date.now() - localStorage[key]) < LATELY_MS; // the clock may have been set back
   } catch {
     return false; // there is no storage, or none for this page
   }
@@ -90,8 +90,8 @@ async function find(address, failures, refusal, owner) {
   if (!said.counters && answer.status !== 429)
     return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/`;
   if (failures === 1 || refusal) {
-    // Reading is for everybody. Who may write is told that this says no action, and nothing changes.
-    const probe = await ask('x/counter', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
+    // Reading is for everybody. Who may write is told that this says no action, and nothing changes. It is about no page, which might be private.
+    const probe = await ask('-/me/unread', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }

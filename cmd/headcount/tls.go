@@ -187,9 +187,9 @@ func (f *certificateFiles) run(ctx context.Context) {
 	}
 }
 
-// maxWaitingHandshakes bounds the handshakes that wait for a certificate. They wait only until the authority
-// has issued a domain's first certificate, which may take minutes, and keep waiting even after their clients
-// have gone.
+// maxWaitingHandshakes bounds the handshakes of a domain that wait for a certificate. They wait only until the
+// authority has issued the first certificate of their kind (ECDSA or RSA), which may take minutes, and keep
+// waiting even after their clients have gone.
 const maxWaitingHandshakes = 100
 
 var errManyWait = errors.New("many clients wait for the certificate already")
@@ -230,10 +230,22 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	config := manager.TLSConfig()
 	logged := rate.Sometimes{Interval: time.Minute}
 	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
-	get := boundedWait(maxWaitingHandshakes, manager.GetCertificate)
+	gets := make([]func(*tls.ClientHelloInfo) (*tls.Certificate, error), len(cfg.Domains))
+	for i := range gets {
+		gets[i] = boundedWait(maxWaitingHandshakes, manager.GetCertificate)
+	}
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := get(hello)
 		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))
+		get := manager.GetCertificate // which refuses all other names at once
+		if domain >= 0 {
+			get = gets[domain]
+		}
+		cert, err := get(hello)
+		if errors.Is(err, errManyWait) {
+			if known := last[domain].Load(); known != nil { // those who wait need one of the other kind
+				cert, err = known, nil
+			}
+		}
 		if err == nil && domain >= 0 && cert.Leaf != nil && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			last[domain].Store(cert)
 		}

@@ -15,10 +15,12 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -327,6 +329,54 @@ func TestBodiesOverHTTP2(t *testing.T) {
 	if ofConnection > sharedBodies || ofStream > sharedBodies || streams > sharedRequests {
 		t.Errorf("a client may send %d bytes, %d of one body, and begin %d calls", ofConnection, ofStream, streams)
 	}
+}
+
+// Those who wait for a certificate that the authority does not give hold up no visitors of another domain, and
+// none of their own that need the kind of certificate that there is.
+func TestVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
+	t.Parallel()
+	var addr string
+	a := newAuthority(t, "counter.example.com", func() string { return addr })
+	dir := filepath.Join(t.TempDir(), "acme")
+	addr = serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+dir)
+	serial(t, addr, a)
+	silent := make(chan struct{})
+	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		<-silent
+		w.WriteHeader(http.StatusBadRequest)
+	}))
+	defer away.Close()
+	args := []string{"--domain=" + a.domain + ",new.example.com", "--acme-url=" + away.URL, "--acme-dir=" + dir}
+	cfg, err := read(t, args, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs := domainCertificates(cfg, zerolog.Nop())
+	hello := func(name string, cipher uint16) *tls.ClientHelloInfo {
+		return &tls.ClientHelloInfo{ServerName: name, CipherSuites: []uint16{cipher}}
+	}
+	const modern, old = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+	served := func(when string) {
+		t.Helper()
+		if _, err := certs.GetCertificate(hello(a.domain, modern)); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	served("before")
+	var waiting sync.WaitGroup
+	for _, who := range []*tls.ClientHelloInfo{hello("new.example.com", modern), hello(a.domain, old)} {
+		var over atomic.Int32
+		for range maxWaitingHandshakes + 1 {
+			waiting.Go(func() {
+				_, _ = certs.GetCertificate(who)
+				over.Add(1)
+			})
+		}
+		testkit.Eventually(t, "that one does not wait", func() bool { return over.Load() > 0 })
+		served("while others wait for " + who.ServerName)
+	}
+	close(silent)
+	waiting.Wait()
 }
 
 // While the authority has given nothing yet, only so many clients wait for it, and its own handshake does not.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"testing"
 
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -41,24 +43,35 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 	}
 }
 
-// Few erasures of visitors look at sets at a time; those of servers wait only for each other.
+// Few erasures of visitors look at sets at a time, and only one of an address, which thus leaves room for
+// others. Those of servers wait only for each other.
 func TestErasuresWaitForTheirTurn(t *testing.T) {
 	e := newErasures()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, server := range []bool{false, true} {
+	slot := func(n int) *httppolicy.AddressSlot {
+		s, ok := e.addresses.Enter(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}))
+		if !ok {
+			t.Fatal("no slot")
+		}
+		return s
+	}
+	for _, of := range []func(n int) *httppolicy.AddressSlot{slot, func(int) *httppolicy.AddressSlot { return nil }} {
 		var end func()
 		var err error
-		for range erasesAtOnce {
-			if end, err = e.turn(t.Context(), server); err != nil {
+		for n := range erasesAtOnce {
+			if end, err = e.turn(t.Context(), of(n)); err != nil {
 				t.Fatal(err)
 			}
+			if _, err := e.turn(ended, slot(n)); err == nil {
+				t.Error("an address has two at once")
+			}
 		}
-		if _, err := e.turn(ended, server); err == nil {
+		if _, err := e.turn(ended, of(erasesAtOnce)); err == nil {
 			t.Error("there are more at once than may be")
 		}
 		end()
-		if _, err := e.turn(t.Context(), server); err != nil {
+		if _, err := e.turn(t.Context(), of(erasesAtOnce)); err != nil {
 			t.Error(err)
 		}
 	}

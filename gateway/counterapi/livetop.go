@@ -20,10 +20,6 @@ const (
 	maxTopLists = 128              // lists that visitors follow at a time, and servers; a stream of a further one is 429
 	maxBegun    = 8                // of the lists that visitors follow, those that one address was the first to follow
 	beginTime   = 10 * time.Second // in which a stream has begun that was admitted
-
-	// An address may begin to follow so many lists a second that nobody follows.
-	newListRate  = 1
-	newListBurst = 5
 )
 
 // The kinds of the topics of top lists that visitors follow, and servers with an API key. Their values are JSON.
@@ -39,8 +35,7 @@ type LiveTop struct {
 	Visitors, Servers *fanout.Poll
 
 	api       *API
-	fresh     *httppolicy.RateLimiter // of lists that no visitor follows yet, by address
-	addresses *httppolicy.AddressSlots
+	addresses *httppolicy.AddressSlots // of begun lists
 
 	mu    sync.Mutex
 	begun map[presence.Topic]*begunList // lists that visitors follow; guarded by mu
@@ -55,8 +50,7 @@ type begunList struct {
 // NewLiveTop returns a LiveTop that does nothing until its polls run.
 func NewLiveTop(api *API, hub Hub) *LiveTop {
 	t := &LiveTop{
-		api: api, fresh: httppolicy.NewRateLimiter(newListRate, newListBurst),
-		addresses: httppolicy.NewAddressSlots(maxBegun), begun: map[presence.Topic]*begunList{},
+		api: api, addresses: httppolicy.NewAddressSlots(maxBegun), begun: map[presence.Topic]*begunList{},
 	}
 	t.Visitors = fanout.NewPoll(hub, polledTops{api: api})
 	t.Servers = fanout.NewPoll(hub, polledTops{api, Asker{Server: true}})
@@ -117,20 +111,14 @@ func (t *LiveTop) admits(c *gin.Context, topic presence.Topic) bool {
 		b.at = now
 		return true
 	}
-	addr := t.api.callers.Addr(c.Request)
 	if len(t.begun) >= maxTopLists {
 		return false
 	}
-	slot, ok := t.addresses.Enter(addr)
-	if !ok {
-		return false
+	slot, ok := t.addresses.Enter(t.api.callers.Addr(c.Request))
+	if ok {
+		t.begun[topic] = &begunList{slot, now}
 	}
-	if ok, _ := t.fresh.Allow(httppolicy.Caller{Addr: addr}, now); !ok {
-		slot.Leave()
-		return false
-	}
-	t.begun[topic] = &begunList{slot, now}
-	return true
+	return ok
 }
 
 // polledTops computes lists that are followed.

@@ -19,6 +19,7 @@ const (
 	maxAnswers   = 1 << 10              // answers about counters that are kept, of 12 KB at most
 	maxWaiting   = 64                   // public questions that wait; a further one is 429
 	maxOfAddress = 16                   // public questions of one address that wait or are computed; a further one is 429
+	maxPaced     = 128                  // answers to one address that wait to be written; a further one is 429
 	turnWait     = 4 * time.Second      // longest wait of a public question; then it is 429
 	pauses       = 3                    // the pause after a computation, in durations of that computation
 	maxPause     = turnWait / 8         // the longest pause, so that the next question in the queue has its turn in time
@@ -67,6 +68,7 @@ func (o outcome) Lacking() bool { return o.is.Stale }
 type Questions[Q comparable, A Answered] struct {
 	turn      chan struct{} // holds one during the computation of a public question and the pause after it
 	addresses *httppolicy.AddressSlots
+	paced     *httppolicy.AddressSlots // of the answers that wait in pace
 
 	mu      sync.Mutex // guards all below, and began of every computation
 	kept    *simplelru.LRU[Q, *computation[A]]
@@ -91,21 +93,30 @@ type computation[A Answered] struct {
 // NewQuestions returns Questions that keep so many answers. Beyond that the one not asked for longest is dropped.
 func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size under 1
-	return &Questions[Q, A]{turn: make(chan struct{}, 1), addresses: httppolicy.NewAddressSlots(maxOfAddress), kept: kept}
+	return &Questions[Q, A]{
+		turn: make(chan struct{}, 1), kept: kept,
+		addresses: httppolicy.NewAddressSlots(maxOfAddress), paced: httppolicy.NewAddressSlots(maxPaced),
+	}
 }
 
 // Ask returns the answer to q, which is at most stale old. Its error is ErrTurn, that of compute or of ctx.
 func (s *Questions[Q, A]) Ask(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (A, error) {
 	out, err := s.find(ctx, q, stale, by, compute, true)
 	if err == nil && !by.Server {
-		err = s.pace(ctx, out.Points())
+		err = s.pace(ctx, by.Addr, out.Points())
 	}
 	return out, err
 }
 
-// pace waits until an answer of so many points may be written. Otherwise a hundred callers that wait for the same answer
-// of thousands of points would write it at once, and delay every other call.
-func (s *Questions[Q, A]) pace(ctx context.Context, points int) error {
+// pace waits until an answer of so many points may be written to an address. Otherwise a hundred callers that
+// wait for the same answer of thousands of points would write it at once, and delay every other call. No
+// address can fill the queue.
+func (s *Questions[Q, A]) pace(ctx context.Context, addr netip.Addr, points int) error {
+	slot, ok := s.paced.Enter(addr)
+	if !ok {
+		return ErrTurn
+	}
+	defer slot.Leave()
 	s.mu.Lock()
 	now := time.Now()
 	wait := max(0, s.free.Sub(now))

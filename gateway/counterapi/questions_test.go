@@ -2,8 +2,10 @@ package counterapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -101,7 +103,6 @@ func TestEqualQuestions(t *testing.T) {
 	})
 }
 
-// TestStaleAnswers: an answer in which a region is missing is kept for a second only.
 // Long answers are written one after the other, also when all wait for one computation.
 func TestLongAnswersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -138,6 +139,44 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 	})
 }
 
+// An address that asks for a long answer again and again does not keep others from theirs.
+func TestLongAnswersOfOneAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const points = 1500
+		s := NewQuestions[question, outcome](maxAnswers)
+		ask := func(addr string) error {
+			by := Asker{Addr: netip.MustParseAddr(addr)}
+			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by, func(context.Context) (outcome, error) {
+				return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
+			})
+			return err
+		}
+		if err := ask("2001:db8::1"); err != nil {
+			t.Fatal(err)
+		}
+		var refused atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 2000 {
+			wg.Go(func() {
+				if errors.Is(ask(fmt.Sprintf("2001:db8::%x", i)), ErrTurn) {
+					refused.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		at := time.Now()
+		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > (maxPaced+1)*points*perPoint {
+			t.Errorf("another address: %v after %s", err, time.Since(at))
+		}
+		wg.Wait()
+		if refused.Load() == 0 {
+			t.Error("nothing was refused")
+		}
+		time.Sleep(time.Second) // for the pause
+	})
+}
+
+// TestStaleAnswers: an answer in which a region is missing is kept for a second only.
 func TestStaleAnswers(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		store.stale = true

@@ -3,6 +3,7 @@
 package fanout
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,6 +105,50 @@ func TestHold(t *testing.T) {
 		if len(s.topics) != 0 || len(w.places) != 0 {
 			t.Fatalf("%d topics and %d places are left", len(s.topics), len(w.places))
 		}
+		w.Leave()
+	})
+}
+
+// A busy shard makes 2^32 passes within weeks. A client that has just come gets its count in each of them.
+func TestManyPasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		s.pass.id = math.MaxUint32
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(0, "p")
+		s.update(countOf("p", 7, 1))
+		s.deliver()
+		w.expect(t, 7)
+		w.Leave()
+	})
+}
+
+// A subscribe while the client is paused is no reason to send what the client has, unless in another form.
+func TestSubscribeWhilePaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 10 * time.Millisecond
+		s := loneShard(interval)
+		w := s.watcher(t)
+		defer w.close()
+		keys := []string{"same", "changed", "rounded"}
+		w.watch(0, keys...)
+		for _, key := range keys {
+			s.update(countOf(key, 77, 1))
+		}
+		s.deliver()
+		w.take(t)
+		time.Sleep(interval)
+		w.Pause(true)
+		w.watch(0, "same", "changed")
+		w.Renew(topicOf("same"))
+		w.watch(1, "rounded")
+		s.update(countOf("changed", 78, 2))
+		s.deliver()
+		w.expect(t)
+		w.Pause(false)
+		s.deliver()
+		w.expect(t, 78, 80)
 		w.Leave()
 	})
 }

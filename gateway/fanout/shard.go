@@ -59,7 +59,7 @@ type queues struct {
 
 // pass is what one call of deliver writes.
 type pass struct {
-	id      uint32
+	id      uint64
 	batch   []delivery // batch[0] stands for none
 	answers int        // deliveries that somebody asked for
 	joined  []byte     // the texts of one client
@@ -150,8 +150,18 @@ func (s *shard) unsubscribe(sub *Subscriber, place int) {
 	}
 }
 
-// renew answers a subscribe: the subscriber gets the topic's update, also if it has it, at
-// once or an interval after the last one.
+// ask answers a subscribe in a form. What a paused subscriber has in that form is not sent again when it resumes.
+func (s *shard) ask(sub *Subscriber, p *place, form Form) {
+	x := &p.topic.subs[p.index]
+	has := x.gen != 0 && x.form == form
+	x.form = form
+	if !sub.paused || !has {
+		s.renew(sub, p)
+	}
+}
+
+// renew has the subscriber get the topic's update, also if it has it, at once or an interval
+// after the last one.
 func (s *shard) renew(sub *Subscriber, p *place) {
 	x := &p.topic.subs[p.index]
 	x.gen, x.shown = 0, 0

@@ -34,7 +34,7 @@ type Subscriber struct {
 	// What a delivery looks at is together at the end. So the embedding struct should
 	// continue with what Busy reads.
 	client Client // set by Prepare
-	pass   uint32 // the last pass that had something for it
+	pass   uint64 // the last pass that had something for it
 	tail   int32  // the last delivery in that pass
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
@@ -108,9 +108,7 @@ func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	defer sh.mu.Unlock()
 	for i, name := range topics {
 		if !slices.Contains(topics[:i], name) { // once is enough
-			p := sh.subscribe(s, name)
-			p.topic.subs[p.index].form = form
-			sh.renew(s, p)
+			sh.ask(s, sh.subscribe(s, name), form)
 		}
 	}
 }
@@ -120,7 +118,8 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	sh.renew(s, sh.subscribe(s, t))
+	p := sh.subscribe(s, t)
+	sh.ask(s, p, p.topic.subs[p.index].form)
 }
 
 // Hold is Renew, but nothing of the topic is sent until Ready, or until the hold has lasted

@@ -34,7 +34,8 @@ type Proxies interface {
 
 // CORS returns a handler that sets the CORS headers for allowed origins, on answers
 // and errors alike, and answers their preflights. Requests from other origins get
-// 403, except requests that only read: the browser hides their answer from the page.
+// 403, except requests that only read, whose answer the browser hides from the page,
+// and requests that have no route.
 func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		r, h := c.Request, c.Writer.Header()
@@ -49,7 +50,7 @@ func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 		case from == "" && len(r.Header["Origin"]) <= 1:
 			c.Next()
 		case !origins.Allowed(r, proxies.Secure(r)):
-			if !preflight && isRead(r) {
+			if !preflight && (isRead(r) || c.FullPath() == "") { // the router refuses a request without a route
 				c.Next()
 				return
 			}

@@ -149,6 +149,15 @@ func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, 
 
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h := w.Header()
+	reason, body := p.describe(h, opts...)
+	w.WriteHeader(p.Status)
+	w.Write(body) // the client may be gone
+	h.Set(reasonKey, reason)
+	h.Set(detailKey, p.Detail)
+}
+
+// describe completes p, sets the headers of the answer, and returns the reason of the refusal and the body.
+func (p *problem) describe(h http.Header, opts ...Option) (reason string, body []byte) {
 	h.Del("Content-Encoding")
 	h.Del("ETag")
 	h.Del("Last-Modified")
@@ -161,7 +170,7 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	for _, opt := range opts {
 		opt(h)
 	}
-	reason := cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
+	reason = cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
 	h.Del(reasonKey)
 	p.ID = RequestID(h)
 	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
@@ -170,10 +179,7 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 		panic(err) // plain members
 	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(p.Status)
-	w.Write(body) // the client may be gone
-	h.Set(reasonKey, reason)
-	h.Set(detailKey, p.Detail)
+	return reason, body
 }
 
 // shorten cuts s to at most n bytes, but not within a character.

@@ -33,23 +33,31 @@ func said(c net.Conn) bool {
 // one write. No answer of a handler begins so.
 var refusal = []byte("Content-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
 
+// noTLS follows the status line in the refusal of a client that does not speak TLS to a port that does.
+var noTLS = []byte("\r\nClient sent an HTTP request to an HTTPS server.\n")
+
 func (c clientConn) Write(p []byte) (int, error) {
 	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
-	if !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
+	plain := bytes.Equal(rest, noTLS)
+	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
 		return c.TCPConn.Write(p)
 	}
 	status, err := strconv.Atoi(string(line[9:12]))
 	if err != nil {
 		return c.TCPConn.Write(p)
 	}
-	h := headerOnly{h: http.Header{"Connection": {"close"}}}
-	Problem(&h, status, unreadable(status))
+	h := http.Header{"Connection": {"close"}}
+	refused := problem{Status: status, Detail: unreadable(status)}
+	if plain {
+		refused.Detail = "This port speaks TLS only; use https."
+	}
+	_, body := refused.describe(h)
 	var b bytes.Buffer
 	b.Write(line)
 	b.WriteString("\r\n")
-	_ = h.h.Write(&b) // a Buffer takes everything
+	_ = h.Write(&b) // a Buffer takes everything
 	b.WriteString("\r\n")
-	b.Write(h.body)
+	b.Write(body)
 	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
 		return 0, err
 	}
@@ -69,17 +77,4 @@ func unreadable(status int) string {
 		return "The server supports only the expectation 100-continue."
 	}
 	return "The request cannot be read; is its path percent-encoded, each % followed by two hexadecimal digits?"
-}
-
-// headerOnly is an http.ResponseWriter that keeps the answer in memory.
-type headerOnly struct {
-	h    http.Header
-	body []byte
-}
-
-func (w *headerOnly) Header() http.Header { return w.h }
-func (w *headerOnly) WriteHeader(int)     {}
-func (w *headerOnly) Write(p []byte) (int, error) {
-	w.body = append(w.body, p...)
-	return len(p), nil
 }

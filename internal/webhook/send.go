@@ -83,7 +83,8 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 		return
 	}
 	m, err := newMessage(shown)
-	if err == nil && time.Since(m.oldest) > MaxAge {
+	// Not before an attempt: all processes may have been away for that long, or the clock was set.
+	if err == nil && o.failed > 0 && time.Since(m.oldest) > MaxAge {
 		o.drop(ctx, events, dropOld)
 		log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
 		return

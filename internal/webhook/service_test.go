@@ -359,6 +359,23 @@ func TestLostAnswers(t *testing.T) {
 	})
 }
 
+// Events of a process that was away for days are tried before they are dropped.
+func TestOldEventsAreTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		w.answers(503)
+		stop := w.start()
+		w.set("a", 1)
+		stop()
+		time.Sleep(2 * webhook.MaxAge)
+		w.answers(200)
+		stop = w.start()
+		defer func() { stop() }()
+		time.Sleep(time.Second)
+		w.want("page.occupied a 1")
+	})
+}
+
 func TestReceivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")

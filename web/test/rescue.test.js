@@ -39,7 +39,7 @@ afterEach(() => {
 
 test('there is a replacement once a WebSocket failed while the server answered', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: { detail: 'reserved' } } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: { detail: 'reserved' } } };
   assert.equal(await rescue(ADDRESS, 1), undefined, 'the server may be back just now');
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
   assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET', 'GET', 'GET'], 'who may write is asked once');
@@ -49,7 +49,7 @@ test('there is a replacement once a WebSocket failed while the server answered',
 
 test('a proxy that keeps events back, and their status too, has a replacement as well', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'PUT /-/me/unread': { status: 400, body: {} } };
   const { fetch } = globalThis;
   globalThis.fetch = (url, options) => (url.pathname === '/*/counter/events' ? new Promise(() => {}) : fetch(url, options));
   mock.timers.enable({ apis: ['setTimeout'] });
@@ -62,6 +62,15 @@ test('a proxy that keeps events back, and their status too, has a replacement as
   mock.timers.reset();
 });
 
+test('a clock that was set back does not make WebSockets blocked for as long', async () => {
+  const rescue = await fresh();
+  globalThis.localStorage = { 'headcount_blocked https://count.example': Date.now() + 3_600_000 };
+  assert.equal(await rescue(ADDRESS, 1), null);
+  globalThis.localStorage = { 'headcount_blocked https://count.example': Date.now() - 1000 };
+  assert.equal(typeof (await rescue(ADDRESS, 1)), 'function');
+  delete globalThis.localStorage;
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };
@@ -71,7 +80,7 @@ test('what one connection has found out says nothing of another', async () => {
 
 test('a server that is restarted is no server behind a proxy that blocks WebSockets', async () => {
   const rescue = await fresh();
-  const up = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
+  const up = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
   for (let failures = 1; failures < 6; failures++) assert.equal(await rescue(ADDRESS, failures), null);
   answers = up;
   assert.equal(await rescue(ADDRESS, 6), undefined, 'a WebSocket is tried first');
@@ -92,7 +101,7 @@ test('the console names the directive of a Content-Security-Policy that forbids 
   globalThis.document = page;
   const rescue = await fresh();
   delete globalThis.document;
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
   await rescue(ADDRESS, 1);
   page.dispatchEvent(Object.assign(new Event('securitypolicyviolation'), { effectiveDirective: 'connect-src', blockedURI: 'wss://count.example/-/ws' }));
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
@@ -102,13 +111,13 @@ test('the console names the directive of a Content-Security-Policy that forbids 
 
 test('who is refused is told why, in the words of the server', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
   const why = 'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
   assert.equal(await rescue(ADDRESS, 1, ''), why);
   assert.equal(await rescue(ADDRESS, 2, why), why);
-  answers['PUT /x/counter'] = { status: 401, body: '<html>' };
+  answers['PUT /-/me/unread'] = { status: 401, body: '<html>' };
   assert.match(await rescue(ADDRESS, 4, why), /a PUT with status 401/);
-  answers['PUT /x/counter'] = { status: 400, body: {} };
+  answers['PUT /-/me/unread'] = { status: 400, body: {} };
   answers['GET /*/counter/events'] = { status: 200, body: '' };
   assert.equal(await rescue(ADDRESS, 6, why), undefined, 'when that is mended');
 });
@@ -144,7 +153,7 @@ test('what is no Headcount server is called so', async () => {
 });
 
 test('without storage no cookie goes along', async () => {
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
   await (await fresh())(new URL('?storage=none', ADDRESS), 1);
-  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /x/counter omit', 'GET /*/counter/events omit']);
+  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /-/me/unread omit', 'GET /*/counter/events omit']);
 });
