@@ -34,8 +34,7 @@ type Proxies interface {
 
 // CORS returns a handler that sets the CORS headers for allowed origins, on answers
 // and errors alike, and answers their preflights. Requests from other origins get
-// 403, except requests that only read, whose answer the browser hides from the page,
-// and requests that have no route.
+// 403, except requests that only read: the browser hides their answer from the page.
 func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		r, h := c.Request, c.Writer.Header()
@@ -50,7 +49,7 @@ func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 		case from == "" && len(r.Header["Origin"]) <= 1:
 			c.Next()
 		case !origins.Allowed(r, proxies.Secure(r)):
-			if !preflight && (isRead(r) || c.FullPath() == "") { // the router refuses a request without a route
+			if !preflight && isRead(r) {
 				c.Next()
 				return
 			}
