@@ -26,21 +26,27 @@ func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.
 	return r
 }
 
+// fight has clients of two processes sell the last of a stock. Four of them at a time try under one idempotency key.
 func fight(t *testing.T, i Instance) {
-	const clients, left, tries = 64, 10, 3
+	const clients, left, tries, same = 64, 10, 3, 4
 	one(t, i.Store, add(stock, "k:1", left))
 	sellers := []counter.Store{i.Store, i.peer()}
-	var got atomic.Int64
+	var made, answered [tries][clients / same]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
 	for c := range clients {
 		wg.Go(func() {
 			<-start
 			for n := range tries {
-				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c), op(add(stock, "k:1", -1)))
+				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))
 				switch {
 				case r.Err == nil:
-					got.Add(1)
+					answered[n][c/same].Store(1)
+					if !r.Replay {
+						made[n][c/same].Add(1)
+					} else if r.Counters[0].Value == left {
+						t.Errorf("a replay that does not see what it repeats: %+v", r)
+					}
 				case !errors.Is(r.Err, counter.ErrBound):
 					t.Error(r.Err)
 				}
@@ -50,8 +56,17 @@ func fight(t *testing.T, i Instance) {
 	close(start)
 	wg.Wait()
 	AwaitServed(t, i.Store)
-	if got.Load() != left {
-		t.Errorf("%d were sold, there were %d", got.Load(), left)
+	sold := int64(0)
+	for n := range tries {
+		for of := range made[n] {
+			sold += answered[n][of].Load()
+			if m := made[n][of].Load(); m > 1 { // none, if the answer was lost of the one that made it
+				t.Errorf("made %d times under one idempotency key", m)
+			}
+		}
+	}
+	if sold != left {
+		t.Errorf("%d were sold, there were %d", sold, left)
 	}
 	value(t, i.Store, "k:1", 0)
 	if n := len(chained(t, i.Store, "k:1")); n != left+1 {

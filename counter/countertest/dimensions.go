@@ -35,50 +35,7 @@ func counts(t testing.TB, s counter.Reader, key, name string, want map[string]in
 	}
 }
 
-// dimensions has what the model does not: strange values, several dimensions, a crash, 64 bits.
-func dimensions(t *testing.T, i Instance) {
-	s, peer := i.Store, i.peer()
-	one(t, s, under(add(sum, "s:1", 5), "country", "de", "os", "linux"))
-	one(t, peer, under(add(sum, "s:1", -2), "country", "de"))
-	apply(t, s, under(add(sum, "s:1", 3), "country", "fr"), under(add(sum, "s:2", 10), "country", "fr"), under(add(sum, "s:1", 2), "country", "de", "os", "mac"))
-	refused(t, s, counter.ErrKind, "m:1", 0, under(add(sum, "s:1", 1), "country", "de"), under(add(members, "m:1", 1), "country", "de"))
-	// An addition to a counter that is no sum has none, whatever its rule says.
-	one(t, s, add(exact, "e:1", 1))
-	withDimensions := *exact
-	withDimensions.Dimensions = sum.Dimensions
-	one(t, s, under(add(&withDimensions, "e:1", 1), "country", "de"))
-	counts(t, s, "e:1", "country", nil)
-	want := map[string]int64{"de": 5, "fr": 3}
-	for _, v := range []string{"a:b", ":", "#", " ", "ü \\ \" %", "*", "{n1}", "DE", "0", "\n"} { // values are taken as they are
-		one(t, s, under(add(sum, "s:1", 1), "country", v))
-		want[v] = 1
-	}
-	for _, s := range []counter.Store{s, peer} {
-		counts(t, s, "s:1", "country", want)
-		counts(t, s, "s:1", "os", map[string]int64{"linux": 5, "mac": 2})
-		counts(t, s, "s:1", "o", nil)
-		counts(t, s, "s:1", "oss", nil)
-		counts(t, s, "s:2", "country", map[string]int64{"fr": 10})
-	}
-	if i.Crash != nil {
-		s = i.Crash(t)
-		counts(t, s, "s:1", "country", want)
-		one(t, s, under(add(sum, "s:1", 1), "country", "de"))
-		want["de"]++
-		counts(t, s, "s:1", "country", want)
-	}
-	one(t, s, drop(sum, "s:1"))
-	one(t, s, add(sum, "s:1", 1))
-	counts(t, s, "s:1", "country", nil)
-	// What leaves 64 bits stays at their end.
-	for range 3 {
-		one(t, s, under(add(sum, "s:3", 1<<62), "os", "x"))
-		one(t, s, under(add(sum, "s:3", -1<<62), "os", "y"))
-	}
-	counts(t, s, "s:3", "os", map[string]int64{"x": math.MaxInt64, "y": math.MinInt64})
-}
-
-// manyValues has more values than are kept.
+// manyValues has more values than are kept, and some that 64 bits cannot hold.
 func manyValues(t *testing.T, i Instance) {
 	const more = 50
 	s := i.Store
@@ -93,12 +50,17 @@ func manyValues(t *testing.T, i Instance) {
 	apply(t, s, second...)
 	apply(t, s, under(add(sum, "s:1", -3), "os", "other 0", "country", "de"))
 	all := counted(t, s, "s:1", "os")
-	sum := all.Other
+	is := all.Other
 	for _, n := range all.Values {
-		sum += n
+		is += n
 	}
-	if n := read(t, s, "s:1").Value; sum != n || len(all.Values) != counter.MaxValues {
-		t.Errorf("%d are counted under %d values and others, want all %d", sum, len(all.Values), n)
+	if n := read(t, s, "s:1").Value; is != n || len(all.Values) != counter.MaxValues {
+		t.Errorf("%d are counted under %d values and others, want all %d", is, len(all.Values), n)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"de": -3})
+	for range 3 { // what leaves 64 bits stays at their end
+		one(t, s, under(add(sum, "s:3", 1<<62), "os", "x"))
+		one(t, s, under(add(sum, "s:3", -1<<62), "os", "y"))
+	}
+	counts(t, s, "s:3", "os", map[string]int64{"x": math.MaxInt64, "y": math.MinInt64})
 }

@@ -193,11 +193,14 @@ func model(t *testing.T, i Instance) {
 	rules := []*counter.Rule{
 		sum, exact, stock, members, unique,
 		{Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger},
+		// Only sums have steps and dimensions.
+		{Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets, Dimensions: sum.Dimensions},
 	}
 	// Keys and members are compared byte by byte, so each history has a pair of names that look alike.
 	alike := [][]string{
 		{"a", "A"}, {"ä", "a\u0308"}, {"a", "a "}, {" a", "a"}, {"ß", "ss"}, {"A", "%41"}, {"a%", "a_"}, {"a'", "a\""}, {"{a}", "a}"}, {"a\\", "😀"},
 	}
+	values := []string{"", "", "x", "X", "a:b", ": # ü \\ \" % * {n1} 0\n"} // they are taken as they are; "": none
 	fits := func(key string, rule *counter.Rule) bool {
 		return strings.HasPrefix(key, "exact") == (rule.Kind == counter.Exact)
 	}
@@ -248,7 +251,7 @@ func model(t *testing.T, i Instance) {
 			adds := func(key string) counter.Change {
 				c := add(ruleOf(key), key, small.Draw(rt, "delta"))
 				for _, name := range c.Rule.Dimensions {
-					if v := rapid.SampledFrom([]string{"", "", "x", "y"}).Draw(rt, "value of "+name); v != "" {
+					if v := rapid.SampledFrom(values).Draw(rt, "value of "+name); v != "" {
 						c = under(c, name, v)
 					}
 				}
@@ -371,16 +374,18 @@ func model(t *testing.T, i Instance) {
 				if _, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32); err != nil || total(gains) != gained || distinct(gains) != int64(len(seen)) {
 					rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all and %d distinct", key, step, gains, err, gained, len(seen))
 				}
-				of := map[string]int64{}
-				if c := m.counters[key]; c != nil {
-					for d, n := range c.counted {
-						if d.Name == "country" {
-							of[d.Value] = n
+				for _, name := range []string{"country", "os", "o"} {
+					of := map[string]int64{}
+					if c := m.counters[key]; c != nil {
+						for d, n := range c.counted {
+							if d.Name == name {
+								of[d.Value] = n
+							}
 						}
 					}
-				}
-				if _, all, err := s.Dimension(t.Context(), key, "country"); err != nil || !maps.Equal(all.Values, of) || all.Other != 0 {
-					rt.Fatalf("%q counted %+v, %v, want %v", key, all, err, of)
+					if _, all, err := s.Dimension(t.Context(), key, name); err != nil || !maps.Equal(all.Values, of) || all.Other != 0 {
+						rt.Fatalf("%q counted %+v under %q, %v, want %v", key, all, name, err, of)
+					}
 				}
 				for _, key := range keys {
 					page, err := s.Ledger(t.Context(), key, 0, counter.MaxLedger)

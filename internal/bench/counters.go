@@ -96,7 +96,7 @@ func increments(t *trial) figures {
 	return inTurns(3, map[string]func() figures{
 		"gin":  func() figures { return t.calls(gin, "-for", turn) },
 		"one":  func() figures { return t.calls(one, "-for", turn) },
-		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:*") },
+		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:#") },
 	})
 }
 
@@ -105,7 +105,7 @@ func increments(t *trial) figures {
 func reads(t *trial) figures {
 	const turn = "700ms"
 	get := func(s server, path string) func() figures {
-		return func() figures { return t.calls(s, "-for", turn, "-get", path) }
+		return func() figures { return t.calls(s, "-for", turn, "-path", path) }
 	}
 	calls := map[string]func() figures{"gin": get(t.bareGin(), "/read")}
 	for where, s := range map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())} {
@@ -155,8 +155,8 @@ func bare(args []string) error {
 // topOfMany has a million keys gain, and then asks what gained most.
 func topOfMany(t *trial, flags ...string) figures {
 	s := t.serveCounters(flags...)
-	t.calls(s, "-keys", "views:*", "-batch", "1000", "-callers", "4")
-	return t.calls(s, "-top", "-callers", "1")
+	t.calls(s, "-keys", "views:#", "-batch", "1000", "-callers", "4")
+	return t.calls(s, "-path", "/api/v1/top?match=views:*&last=1h&n=10", "-callers", "1")
 }
 
 func topInRedis(t *trial) figures { return topOfMany(t, "--redis", redistest.Start(t).URL()) }
@@ -174,7 +174,8 @@ func underDimensions(t *trial) figures {
 	if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return t.calls(t.serveCounters("--counters", rules), "-keys", "sales:1", "-values", "200")
+	return t.calls(t.serveCounters("--counters", rules), "-many", "200",
+		"-path", "/api/v1/counters/sales:1/increment", "-body", `{"delta":1,"dimensions":{"country":"c#"}}`)
 }
 
 // inFile measures changes of counters in a data directory, and beside them what one
@@ -300,7 +301,7 @@ func persisted(t *trial) figures {
 		return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
 	}
 	s := t.serveCounters("--redis", redistest.Start(t).URL(), "--postgres", database)
-	client := []string{"-keys", "votes:*", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
+	client := []string{"-keys", "votes:#", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
 	t.calls(s, client...) // all counters exist
 	before := rows()
 	f := t.calls(s, client...)
@@ -338,17 +339,14 @@ func info(t *trial, s *redistest.Server, section, field, format string) (n float
 type caller struct {
 	url  string // of the server
 	pid  int    // its process
-	keys string // the key, or a prefix and * for many keys
-	many int    // how many keys the * stands for
+	keys string // the key; a # in it, as in path and body, is a number
+	many int    // how many numbers the # stands for
 
 	// One of these says what is called; without, a counter is incremented.
 	batch   int    // changes of a call
 	members int    // members to add to one set, 1,000 in each call, until all are in it
-	values  int    // values of the dimension country
-	unique  int    // members, of which one is added to a unique
-	limit   bool   // a limit
-	top     bool   // what gained most
-	get     string // this path, in which a * is one of many, too
+	path    string // this path, with the body if it has one
+	body    string
 
 	rate    float64 // calls a second, together; 0: as many as go
 	clients int
@@ -367,11 +365,8 @@ func calls(args []string) error {
 	f.IntVar(&r.many, "many", manyKeys, "")
 	f.IntVar(&r.batch, "batch", 0, "")
 	f.IntVar(&r.members, "members", 0, "")
-	f.BoolVar(&r.limit, "limit", false, "")
-	f.IntVar(&r.values, "values", 0, "")
-	f.IntVar(&r.unique, "unique", 0, "")
-	f.BoolVar(&r.top, "top", false, "")
-	f.StringVar(&r.get, "get", "", "")
+	f.StringVar(&r.path, "path", "", "")
+	f.StringVar(&r.body, "body", "", "")
 	f.Float64Var(&r.rate, "rate", 0, "")
 	f.IntVar(&r.clients, "callers", callers, "")
 	f.DurationVar(&r.lasts, "for", callTime, "")
@@ -436,31 +431,19 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 	}
 }
 
-// key is one that fits keys.
-func (r *caller) key() string { return r.one(r.keys) }
-
-// one has a random number in the place of the * of a pattern.
+// one has a random number in the place of the # of a pattern.
 func (r *caller) one(pattern string) string {
-	if before, after, many := strings.Cut(pattern, "*"); many {
-		return before + strconv.Itoa(rand.IntN(r.many)) + after
-	}
-	return pattern
+	return strings.Replace(pattern, "#", strconv.Itoa(rand.IntN(r.many)), 1)
 }
 
 // call returns what is called next. from is the first of the members to add.
 func (r *caller) call(from int64) (method, path string, body []byte) {
 	const counters = "/api/v1/counters"
 	switch {
-	case r.get != "":
-		return http.MethodGet, r.one(r.get), nil
-	case r.top:
-		return http.MethodGet, "/api/v1/top?match=views:*&last=1h&n=10", nil
-	case r.limit:
-		return http.MethodPost, "/api/v1/limits/" + r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
-	case r.values > 0:
-		return http.MethodPost, counters + "/" + r.key() + "/increment", fmt.Appendf(nil, `{"delta":1,"dimensions":{"country":"c%d"}}`, rand.IntN(r.values))
-	case r.unique > 0:
-		return http.MethodPost, counters + "/" + r.key() + "/members", fmt.Appendf(nil, `{"add":["user%d"]}`, rand.IntN(r.unique))
+	case r.path != "" && r.body == "":
+		return http.MethodGet, r.one(r.path), nil
+	case r.path != "":
+		return http.MethodPost, r.one(r.path), []byte(r.one(r.body))
 	case r.members > 0:
 		add := make([]string, 1000)
 		for i := range add {
@@ -470,11 +453,11 @@ func (r *caller) call(from int64) (method, path string, body []byte) {
 	case r.batch > 0:
 		changes := make([]string, r.batch)
 		for i := range changes {
-			changes[i] = fmt.Sprintf(`{"key":%q,"delta":1}`, r.key())
+			changes[i] = fmt.Sprintf(`{"key":%q,"delta":1}`, r.one(r.keys))
 		}
 		return http.MethodPost, counters, fmt.Appendf(nil, `{"changes":[%s]}`, strings.Join(changes, ","))
 	}
-	return http.MethodPost, counters + "/" + r.key() + "/increment", []byte(`{"delta":1}`)
+	return http.MethodPost, counters + "/" + r.one(r.keys) + "/increment", []byte(`{"delta":1}`)
 }
 
 // send makes a call and reads its answer. All clients share a core, so it does without net/http's client.

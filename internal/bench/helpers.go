@@ -36,16 +36,15 @@ var frame = bytes.Repeat([]byte("x"), 127)
 // floor writes a frame to every one of the subscribers, again and again, with
 // one system call each and nothing else. Between two rounds it pauses.
 func floor(args []string) error {
-	addr, call := args[0], args[2]
 	subscribers, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
 	}
-	pause, err := time.ParseDuration(args[3])
+	pause, err := time.ParseDuration(args[2])
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", addr)
+	l, err := net.Listen("tcp", args[0])
 	if err != nil {
 		return err
 	}
@@ -66,14 +65,10 @@ func floor(args []string) error {
 		}
 	}
 	time.Sleep(500 * time.Millisecond)
-	number, flags := uintptr(unix.SYS_SENDTO), uintptr(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	if call == "write" {
-		number, flags = unix.SYS_WRITE, 0 // write has three arguments, and send has flags
-	}
 	began, before, written := time.Now(), cpuTime(os.Getpid()), 0
 	for next := began; time.Since(began) < floorTime; {
 		for _, fd := range fds {
-			n, _, errno := syscall.RawSyscall6(number, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])), uintptr(len(frame)), flags, 0, 0)
+			n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])), uintptr(len(frame)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 			if errno == 0 && int(n) == len(frame) {
 				written++
 			}

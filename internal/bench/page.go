@@ -20,9 +20,8 @@ var scenarios = []struct {
 	name    string
 	measure func(*trial) figures
 }{
-	{"floor-write", floored(subscribers, "write", "1ms")},
-	{"floor-send", floored(subscribers, "send", "1ms")},
-	{"floor-asleep", floored(subscribers, "send", "250ms")},
+	{"floor", floored(subscribers, "1ms")},
+	{"floor-asleep", floored(subscribers, "250ms")},
 	{"fanout", simulated(quick("35ms"), "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "5s")},
 	{"asleep", simulated(nil, "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "5s")},
 	{"fanout-tls", fannedOutOverTLS("--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "4s")},
@@ -33,16 +32,16 @@ var scenarios = []struct {
 	{"arrive", arrived},
 	{"reads", reads},
 	{"increments", increments},
-	{"batches", counted(nil, "-keys", "views:*", "-many", "10000", "-batch", "1000", "-callers", "4")},
-	{"limit", counted(nil, "-limit", "-keys", "user:*")},
-	{"unique", counted(nil, "-keys", "visitors:1", "-unique", "1000000")},
+	{"batches", counted(nil, "-keys", "views:#", "-many", "10000", "-batch", "1000", "-callers", "4")},
+	{"limit", counted(nil, "-path", "/api/v1/limits/user:#", "-body", `{"limit":1000000000,"window":"1m"}`)},
+	{"unique", counted(nil, "-path", "/api/v1/counters/visitors:1/members", "-body", `{"add":["user#"]}`)},
 	{"dimensions", underDimensions},
 	{"top", func(t *trial) figures { return topOfMany(t) }},
 	{"top-redis", topInRedis},
 	{"top-postgres", topInPostgres},
 	{"file-sum", inFile("-keys", "votes:1")},
 	{"file-exact", inFile("-keys", "stock:1")},
-	{"file-keys", inFile("-keys", "views:*")},
+	{"file-keys", inFile("-keys", "views:#")},
 	{"redis-key", inRedis},
 	{"redis-members", membersInRedis},
 	{"postgres", inPostgres},
@@ -71,8 +70,8 @@ type row struct {
 
 var rows = []row{
 	{"**Fan-out** to 5,000 subscribers of one page, busy: CPU s per million deliveries", "fanout server_cpu_s_per_million_counts", 1, 1,
-		"asked 7.4, wanted 6.6; floor: {floor-write cpu_s_per_million} with `write(2)`, {floor-send cpu_s_per_million} with `send(2)`"},
-	{"… deliveries/s", "fanout counts_per_s", 1, 0, "asked 130,000, if the clients' core can read them; floor: {floor-write per_s}, {floor-send per_s}"},
+		"asked 7.4, wanted 6.6; floor: {floor cpu_s_per_million} with `send(2)`"},
+	{"… deliveries/s", "fanout counts_per_s", 1, 0, "asked 130,000, if the clients' core can read them; floor: {floor per_s}"},
 	{"… % of a core while nine of ten of them are hidden", "hidden server_cpu_percent_of_a_core", 1, 1, "with all of them shown: {fanout server_cpu_percent_of_a_core}"},
 	{"… from the first subscriber to have a count until 99 % have it, ms", "fanout spread_p99_ms", 1, 0, ""},
 	{"… at half the rate (65,000/s), ms", "slow spread_p99_ms_before", 1, 0, "asked 60"},

@@ -97,12 +97,12 @@ func arrived(t *trial) (f figures) {
 	return f
 }
 
-// floored measures plain system calls in place of a server, to so many subscribers.
-func floored(subscribers int, call, pause string) func(*trial) figures {
+// floored measures plain send(2) in place of a server, to so many subscribers.
+func floored(subscribers int, pause string) func(*trial) figures {
 	return func(t *trial) (f figures) {
 		n := strconv.Itoa(subscribers)
 		readers := t.helper(benchenv.ClientCore, "readers", n)
-		t.output(benchenv.On(t.Context(), benchenv.ServerCore, t.self, "floor", readers.addr, n, call, pause), &f)
+		t.output(benchenv.On(t.Context(), benchenv.ServerCore, t.self, "floor", readers.addr, n, pause), &f)
 		return f
 	}
 }

@@ -237,16 +237,7 @@ type change struct {
 
 type part struct {
 	t     *tally
-	op    string // in the ledger
 	delta int64
-}
-
-// moving is a part that an increment or a decrement changes.
-func moving(t *tally, delta int64) part {
-	if delta < 0 {
-		return part{t, "decrement", delta}
-	}
-	return part{t, "increment", delta}
 }
 
 // pick draws a counter; the first ones most often.
@@ -305,7 +296,7 @@ func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
 		return api.Increment(ctx, t.key, delta)
 	})
 	q.once, q.who = w.once(), w.fan
-	return w.change(ctx, change{q, []part{moving(t, delta)}})
+	return w.change(ctx, change{q, []part{{t, delta}}})
 }
 
 func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
@@ -313,7 +304,7 @@ func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
 		return api.Adjust(ctx, t.key, delta, "a correction", fmt.Sprint("worker ", w.number))
 	})
 	q.once = w.once()
-	return w.change(ctx, change{q, []part{{t, "adjust", delta}}})
+	return w.change(ctx, change{q, []part{{t, delta}}})
 }
 
 // restock raises a stock: somebody has found something.
@@ -338,7 +329,7 @@ func (w *worker) batch(ctx context.Context) error {
 	var parts []part
 	var changes []client.Change
 	for range 1 + w.rng.IntN(8) {
-		p := moving(w.pick(of), sign*(1+w.rng.Int64N(int64(most))))
+		p := part{w.pick(of), sign * (1 + w.rng.Int64N(int64(most)))}
 		parts = append(parts, p)
 		changes = append(changes, client.Change{Key: p.t.key, Delta: p.delta})
 	}
@@ -354,7 +345,7 @@ func (w *worker) join(ctx context.Context, m *membership) error {
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
-	c := change{toggle(m.t, m.name, in), []part{{m.t, "", toggled(m.in, in)}}}
+	c := change{toggle(m.t, m.name, in), []part{{m.t, toggled(m.in, in)}}}
 	c.who, m.in = w.fan, in
 	return w.change(ctx, c)
 }
@@ -401,7 +392,7 @@ func (w *worker) edit(ctx context.Context) error {
 		return api.EditMembers(ctx, t.key, lists[1], lists[0])
 	})
 	q.once = w.once()
-	return w.change(ctx, change{q, []part{{t, "", delta}}})
+	return w.change(ctx, change{q, []part{{t, delta}}})
 }
 
 // change makes a change and checks its answer.
@@ -443,7 +434,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 			w.wrong("%s: the answer calls it a repetition, and it was sent once", c.name)
 		}
 		for _, p := range c.parts {
-			p.t.land(p.op, p.delta)
+			p.t.land(p.delta)
 		}
 		if c.once != "" {
 			w.remember(c)
@@ -458,7 +449,7 @@ func (w *worker) short(got reply, c change) (part, error) {
 	for _, p := range c.parts {
 		at[p.t.key] += p.delta
 		if p.t.kind == "exact" && p.delta < 0 && p.t.key == got.conflict.Key {
-			return part{p.t, p.op, at[p.t.key]}, nil
+			return part{p.t, at[p.t.key]}, nil
 		}
 	}
 	return part{}, unexpected(c.name, got.conflict)

@@ -149,21 +149,17 @@ func (q *quota) check(wrong func(format string, args ...any)) {
 		}
 	}
 	slices.SortFunc(sure, func(a, b *pass) int { return a.sent.Compare(b.sent) })
-	q.checkStretches(sure, wrong)
-	if q.algorithm != "log" {
+	if q.algorithm == "log" {
+		q.checkStretches(sure, wrong)
+	} else {
 		q.checkWindows(sure, wrong)
 	}
 	old := time.Now().Add(-2 * q.reach())
 	q.passes = slices.DeleteFunc(q.passes, func(p *pass) bool { return p.before.Before(old) })
 }
 
-// checkStretches adds up what was judged within less than a window: of a log it is at most the limit. Otherwise
-// a stretch is in two windows of the clock.
+// checkStretches adds up what a log judged within less than a window.
 func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...any)) {
-	most := int64(quotaLimit)
-	if q.algorithm != "log" {
-		most *= 2
-	}
 	for i, first := range sure {
 		sum := int64(0)
 		for _, p := range sure[i:] {
@@ -171,7 +167,7 @@ func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...a
 				sum += p.cost
 			}
 		}
-		if sum > most {
+		if sum > quotaLimit {
 			wrong("limit %q (%s): %d have passed in less than %s; the limit is %d", q.key, q.algorithm, sum, q.window, quotaLimit)
 			return
 		}

@@ -15,17 +15,14 @@ type tally struct {
 	key, kind string
 	floor     bool // 0 is its floor
 
-	mu          sync.Mutex
-	started     moves // those that were refused are taken out again
-	landed      moves
-	newest      client.Version   // of the acknowledged changes
-	doubted     bool             // something was wrong since the last checkpoint
-	changes     map[string]moves // landed, by their op in the ledger; of exact
-	entries     int              // that the ledger must have; of exact
-	read        uint64           // seq of the last entry that was checked; the driver's
-	after       int64            // of that entry; the driver's
-	readEntries int              // that were checked; the driver's
-	readChanges map[string]moves // the same by op; the driver's
+	mu      sync.Mutex
+	started moves // those that were refused are taken out again
+	landed  moves
+	newest  client.Version // of the acknowledged changes
+	doubted bool           // something was wrong since the last checkpoint
+	entries uint64         // that the ledger must have; of exact
+	read    uint64         // seq of the last entry that was checked; the driver's
+	after   int64          // of that entry; the driver's
 }
 
 // moves are sums of what went up and what went down, both positive.
@@ -56,7 +53,7 @@ type moment struct {
 }
 
 func newTally(kind, key string) *tally {
-	return &tally{key: key, kind: kind, floor: kind == "exact" || kind == "members", changes: map[string]moves{}, readChanges: map[string]moves{}}
+	return &tally{key: key, kind: kind, floor: kind == "exact" || kind == "members"}
 }
 
 // now is the moment at which a read begins.
@@ -72,12 +69,11 @@ func (t *tally) start(delta int64) moment {
 }
 
 // land notes that a change was acknowledged.
-func (t *tally) land(op string, delta int64) {
+func (t *tally) land(delta int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.landed = t.landed.plus(delta)
 	if delta != 0 {
-		t.changes[op] = t.changes[op].plus(delta)
 		t.entries++
 	}
 }

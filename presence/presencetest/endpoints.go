@@ -2,6 +2,7 @@ package presencetest
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -10,35 +11,6 @@ import (
 
 // twin is the page "p" of another site.
 var twin = presence.SiteOf("shop").Qualify("p")
-
-// onSites has pages of two sites with the same keys, and the whole of each site.
-var onSites = []string{"q", "p", presence.AllPages, twin, presence.SiteOf("shop").Qualify(presence.AllPages)}
-
-func attach(t *testing.T, s Store) {
-	e := listen(t, s, allBuckets())
-	w := claim(t, s, 3)
-	var want []presence.Count
-	for i, page := range onSites {
-		want = append(want, w.set(page, int64(i)))
-	}
-	for i, c := range want[1:] {
-		e.until(t, "each count", func() bool { return e.counts[onSites[i+1]] == c })
-	}
-	for what, read := range map[string]func([]presence.Topic) ([]presence.Update, error){
-		"Attach":  func(list []presence.Topic) ([]presence.Update, error) { return s.Attach(t.Context(), "g1", list) },
-		"Updates": func(list []presence.Topic) ([]presence.Update, error) { return s.Updates(t.Context(), list) },
-	} {
-		updates, err := read(topics(onSites...))
-		if err != nil || len(updates) != len(want) {
-			t.Fatalf("%s = %+v, %v", what, updates, err)
-		}
-		for i, u := range updates {
-			if c, ok := presence.CountOf(u); !ok || c != want[i] || u.Check() != nil {
-				t.Errorf("%s = %+v, want %+v", what, u, want[i])
-			}
-		}
-	}
-}
 
 // unknownTopics checks that a store carries topics of a kind that only a newer
 // process knows.
@@ -82,6 +54,7 @@ func attached(t testing.TB, s presence.Store, page string) []string {
 }
 
 func endpoints(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
 	if _, err := s.Attach(t.Context(), "g1", topics(twin)); err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +79,10 @@ func endpoints(t *testing.T, s Store) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		e.until(t, fmt.Sprintf("%+v", step), func() bool {
+			there, known := e.ends[presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: step.gateway}]
+			return known && there != step.gone
+		})
 		if got := attached(t, s, "p"); !slices.Equal(got, step.want) {
 			t.Fatalf("after %+v: %v", step, got)
 		}

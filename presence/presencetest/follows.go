@@ -189,15 +189,77 @@ func editsAtOnce(t *testing.T, s Store) {
 	}
 }
 
-// unreadModel runs random sequences of events on the store and on a model that
-// lists the unread changes of each page one by one.
+// changed is what is true of a page that changes.
+type changed struct {
+	level unread.Level // with the times and the incarnation that the store gave it
+	keys  map[string]bool
+	owns  map[unread.User]unread.Own
+	last  map[unread.User]int64 // Level.By after the user's last change
+}
+
+// make makes a change, and reports whether it counts.
+func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) bool {
+	began := time.Now()
+	if err := s.Change(t.Context(), page, change); err != nil {
+		t.Fatal(err)
+	}
+	if c.keys[change.Key] {
+		return false
+	}
+	c.keys[change.Key] = change.Key != ""
+	if change.By != nil {
+		own := c.owns[*change.By]
+		if own.Changes == 0 || own.Last != c.level.All {
+			own.Before = c.level.At
+		}
+		own.Changes, own.Last = own.Changes+1, c.level.All+1
+		c.owns[*change.By] = own
+		c.level.By++
+		c.last[*change.By] = c.level.By
+	}
+	c.level.All++
+	is, _ := level(t, s, unread.User{}, page)
+	if is.Incarnation == 0 || c.level.All > 1 && is.Incarnation != c.level.Incarnation ||
+		is.At.Before(began.Add(-time.Second)) || is.At.After(time.Now()) || is.At != is.At.Truncate(time.Second).UTC() {
+		t.Fatalf("%+v after %+v", is, c.level)
+	}
+	c.level.Incarnation, c.level.At = is.Incarnation, is.At
+	return true
+}
+
+// check compares what the store says of a page, and of those who changed it since Level.By was since.
+func (c *changed) check(t tb, s unread.Store, page string, since int64, users []unread.User) {
+	for _, u := range users {
+		if l, own := level(t, s, u, page); l != c.level || own != c.owns[u] {
+			t.Fatalf("Levels of %q = %+v, %+v, want %+v, %+v", page, l, own, c.level, c.owns[u])
+		}
+	}
+	l, authors, err := s.Authors(t.Context(), page, since, users)
+	if err != nil || l != c.level {
+		t.Fatalf("Authors since %d = %+v, %v; want %+v", since, l, err, c.level)
+	}
+	for _, u := range users {
+		if own, ok := authors[u]; !ok && c.last[u] > since || ok && (own.Changes == 0 || own.Changes != c.owns[u].Changes) {
+			t.Fatalf("Authors since %d have %+v, %t, want %+v of change %d", since, own, ok, c.owns[u], c.last[u])
+		}
+	}
+}
+
+// unreadModel runs random sequences of events on the store and on a model.
 func unreadModel(t *testing.T, s Store) {
 	type place struct {
 		user, page int
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		b := unread.NewFollowService(s)
-		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
+		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
+		past := make([]*changed, len(pages))
+		for i := range past {
+			past[i] = &changed{keys: map[string]bool{}, owns: map[unread.User]unread.Own{}, last: map[unread.User]int64{}}
+		}
+		if r := record(rt, s, users[0]); !sameRecord(r, unread.Record{}) {
+			rt.Fatalf("who follows nothing has %+v", r)
+		}
 		model := map[place]int64{} // what is unread of a page that is followed
 		must := func(err error) {
 			if err != nil {
@@ -209,18 +271,22 @@ func unreadModel(t *testing.T, s Store) {
 			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
 			u, page := users[at.user], pages[at.page]
 			_, follows := model[at]
+			change := func(by *unread.User) bool {
+				key := rapid.SampledFrom([]string{"", "", "k1", "k2 with \x00 and ü"}).Draw(rt, "key")
+				return past[at.page].make(rt, s, page, unread.Change{Key: key, By: by})
+			}
 			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page"}).Draw(rt, "event") {
 			case "change":
-				must(s.Change(ctx, page, unread.Change{}))
+				counts := change(nil)
 				for pl := range model {
-					if pl.page == at.page {
+					if counts && pl.page == at.page {
 						model[pl]++
 					}
 				}
 			case "own change":
-				must(s.Change(ctx, page, unread.Change{By: &u}))
+				counts := change(&u)
 				for pl := range model {
-					if pl.page == at.page && pl.user != at.user {
+					if counts && pl.page == at.page && pl.user != at.user {
 						model[pl]++
 					}
 				}
@@ -258,6 +324,7 @@ func unreadModel(t *testing.T, s Store) {
 					model[at] = 0
 				}
 			}
+			past[at.page].check(rt, s, page, rapid.Int64Range(0, past[at.page].level.By).Draw(rt, "since"), users)
 			for i, u := range users {
 				want := int64(0)
 				for pl, n := range model {

@@ -37,13 +37,15 @@ type history struct {
 	pages   []string
 	users   map[string]map[int]int64 // by page and partition
 	seen    map[string]presence.Count
+	joined  map[string]bool // the pages that ever had users
 	changed map[string]bool // the pages of the last step
+	began   time.Time       // the last step
 }
 
 // model plays random histories against maps. Owners write counts and members, of one partition or
 // of many at once, take over from each other, and repeat what they wrote; former owners write on.
 // After each step the counts are sums, and the versions of those that changed have grown. In the end
-// a watcher knows all counts, and the owners find their members.
+// a watcher knows all counts, of which it was told each once, and the owners find their members.
 func model(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
 	var owners []*owner
@@ -55,11 +57,12 @@ func model(t *testing.T, s Store) {
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
-		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}}
+		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}, joined: map[string]bool{}}
 		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:3] {
 			h.pages = append(h.pages, fmt.Sprint(name, run, name))
 		}
 		h.pages = append(h.pages, presence.SiteOf("shop").Qualify(h.pages[0]))
+		h.check()
 		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
 			h.step(few)
@@ -76,13 +79,31 @@ func model(t *testing.T, s Store) {
 			}
 			return true
 		})
+		attached, err1 := s.Attach(t.Context(), "g", topics(h.pages...))
+		updates, err2 := s.Updates(t.Context(), topics(h.pages...))
+		if err1 != nil || err2 != nil || len(attached) != len(h.pages) || !slices.Equal(attached, updates) {
+			rt.Fatalf("Attach = %+v, %v, and Updates = %+v, %v", attached, err1, updates, err2)
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for i, page := range h.pages {
+			if c, ok := presence.CountOf(updates[i]); !ok || c != h.seen[page] || updates[i].Check() != nil {
+				rt.Fatalf("Updates = %+v, want %+v", updates[i], h.seen[page])
+			}
+			heard := e.heard[presence.CountTopic(page)]
+			for i := 1; i < len(heard); i++ {
+				if heard[i].Version.Compare(heard[i-1].Version) <= 0 {
+					rt.Fatalf("told %+v after %+v", heard[i], heard[i-1])
+				}
+			}
+		}
 	})
 }
 
 func (h *history) step(few []int) {
 	p := rapid.SampledFrom(few).Draw(h.T, "partition")
 	o := h.owners[p]
-	h.changed = map[string]bool{}
+	h.changed, h.began = map[string]bool{}, time.Now()
 	switch rapid.SampledFrom([]string{"write", "write", "write", "many", "many", "repeat", "claim", "load"}).Draw(h.T, "step") {
 	case "write":
 		c := h.change(p, 4)
@@ -109,7 +130,6 @@ func (h *history) step(few []int) {
 			changes = slices.Insert(changes, rapid.IntRange(0, len(changes)).Draw(h.T, "place"), late)
 		}
 		h.write(changes...)
-		wantUsers(h, h.s, "never written", 0)
 	case "repeat": // the last one, or one that others have overtaken
 		if o.run == h.run && len(o.sent) > 0 {
 			again := rapid.SampledFrom(o.sent).Draw(h.T, "again")
@@ -170,8 +190,9 @@ func (h *history) change(p int, size int64) presence.Change {
 		if h.users[page] == nil {
 			h.users[page] = map[int]int64{}
 		}
+		h.changed[page] = h.changed[page] || h.users[page][p] != n
+		h.joined[page] = h.joined[page] || n > 0
 		h.users[page][p] = n
-		h.changed[page] = true
 		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: n})
 	}
 	o.sent = append(o.sent, c)
@@ -197,14 +218,22 @@ func (h *history) total(page string) (sum int64) {
 	return sum
 }
 
-// check checks the counts of all pages.
+// check checks the counts of all pages, and of one that nobody has written.
 func (h *history) check() {
-	for _, page := range h.pages {
-		old, got := h.seen[page], count(h, h.s, page)
-		if got.Users != h.total(page) {
-			h.Fatalf("%+v, want %d of %v", got, h.total(page), h.users[page])
+	pages := append([]string{"never written"}, h.pages...)
+	counts, err := h.s.Counts(h.Context(), pages)
+	if err != nil || len(counts) != len(pages) {
+		h.Fatalf("Counts = %+v, %v", counts, err)
+	}
+	for i, page := range pages {
+		old, got := h.seen[page], counts[i]
+		if got.Page != page || got.Users != h.total(page) || !h.joined[page] && got != (presence.Count{Page: page}) {
+			h.Fatalf("%+v, want %d of %v on %q", got, h.total(page), h.users[page], page)
 		}
-		asBefore := h.changed[page] || old.Version == (presence.Version{}) || got == old
+		if at := got.Updated; got.Newer(old) && (at.Before(h.began.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) || at != at.Truncate(time.Second).UTC()) {
+			h.Fatalf("%+v was changed after %s", got, h.began)
+		}
+		asBefore := h.changed[page] || old.Page == "" || got == old
 		if old.Newer(got) || got.Users != old.Users && !got.Newer(old) || !asBefore {
 			h.Fatalf("%+v became %+v", old, got)
 		}

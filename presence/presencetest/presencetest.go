@@ -34,27 +34,21 @@ type Factory func(t testing.TB) Store
 // Run tests the contract; with -short it tests only the given extent of it.
 func Run(t *testing.T, short Extent, open Factory) {
 	for name, test := range map[string]func(*testing.T, Store){
-		"a page nobody ever joined":                   neverJoined,
-		"a count keeps the time of its change":        updated,
-		"a claim says how old the one before is":      claimed,
-		"a hold has its end":                          holds,
-		"load names the pages of an unfinished write": loadedPages,
-		"many members and pages in one write":         large,
-		"all pages that have users are listed":        listed,
-		"attach returns the counts":                   attach,
-		"topics that are not known are carried":       unknownTopics,
-		"endpoints come and go":                       endpoints,
-		"a watcher hears endpoints":                   watchEndpoints,
-		"a watcher hears only its buckets":            watchBuckets,
-		"a change that changes no total is not told":  quiet,
-		"partitions written at once add up":           concurrent,
-		"the region has all of a count":               parts,
-		"the running minute is remembered":            runningMinute,
-		"a departure is remembered":                   departed,
-		"many departures in one write":                manyDeparted,
-		"an old departure is forgotten":               departedLongAgo,
-		"a user is forgotten":                         forgotten,
-		"any history of owners equals the model":      model,
+		"a claim says how old the one before is":         claimed,
+		"a hold has its end":                             holds,
+		"load names the pages of an unfinished write":    loadedPages,
+		"many members and pages in one write are listed": large,
+		"topics that are not known are carried":          unknownTopics,
+		"endpoints come and go":                          endpoints,
+		"a watcher hears only its buckets":               watchBuckets,
+		"partitions written at once add up":              concurrent,
+		"the region has all of a count":                  parts,
+		"the running minute is remembered":               runningMinute,
+		"a departure is remembered":                      departed,
+		"many departures in one write":                   manyDeparted,
+		"an old departure is forgotten":                  departedLongAgo,
+		"a user is forgotten":                            forgotten,
+		"any history of owners equals the model":         model,
 	} {
 		if short.runs(name) {
 			t.Run(name, func(t *testing.T) {
@@ -255,42 +249,6 @@ func wantUsers(t tb, s presence.Store, page string, want int64) {
 	}
 }
 
-func neverJoined(t *testing.T, s Store) {
-	pages := []string{"b", presence.AllPages, "a"}
-	counts, err := s.Counts(t.Context(), pages)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, c := range counts {
-		if c != (presence.Count{Page: pages[i]}) {
-			t.Errorf("Counts()[%d] = %+v, want the zero count of %q", i, c, pages[i])
-		}
-	}
-	w := claim(t, s, 1)
-	if c := w.set("a", 0); c != (presence.Count{Page: "a"}) {
-		t.Errorf("nobody on a page nobody ever joined = %+v, want the zero count", c)
-	}
-	if counts, err := s.Counts(t.Context(), nil); err != nil || len(counts) != 0 {
-		t.Errorf("Counts of no pages = %v, %v", counts, err)
-	}
-}
-
-func updated(t *testing.T, s Store) {
-	w := claim(t, s, 3)
-	before := time.Now().Add(-time.Second)
-	c := w.set("p", 2)
-	if after := time.Now().Add(time.Second); c.Updated.Before(before) || c.Updated.After(after) {
-		t.Errorf("updated at %s, want between %s and %s", c.Updated, before, after)
-	}
-	if c.Updated != c.Updated.Truncate(time.Second).UTC() {
-		t.Errorf("updated at %s, want whole seconds of UTC", c.Updated)
-	}
-	w.set("p", 0)
-	if c := count(t, s, "p"); c.Updated.IsZero() {
-		t.Error("the time of the last change is lost when the last user leaves")
-	}
-}
-
 // claimed measures the claim with the clock of this machine, to within some milliseconds: stores round.
 func claimed(t *testing.T, s Store) {
 	const some = 20 * time.Millisecond
@@ -354,10 +312,13 @@ func loadedPages(t *testing.T, s Store) {
 func large(t *testing.T, s Store) {
 	const n = 3000
 	w := claim(t, s, 3)
+	pages := []string{presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:"}
+	for i := range n {
+		pages = append(pages, fmt.Sprintf("page %d", i))
+	}
 	var ms []presence.MemberChange
 	var counts []presence.PageUsers
-	for i := range n {
-		page := fmt.Sprintf("page %d", i)
+	for i, page := range pages {
 		ms = append(ms, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
 		counts = append(counts, presence.PageUsers{Page: page, Users: int64(i%7) + 1})
 	}
@@ -366,19 +327,9 @@ func large(t *testing.T, s Store) {
 			t.Fatalf("count %d = %+v, want %+v", i, c, counts[i])
 		}
 	}
-	if snap := load(t, s, w.claim); len(snap.Members) != n {
-		t.Fatalf("Load = %d members, want %d", len(snap.Members), n)
+	if snap := load(t, s, w.claim); len(snap.Members) != len(pages) {
+		t.Fatalf("Load = %d members, want %d", len(snap.Members), len(pages))
 	}
-}
-
-func listed(t *testing.T, s Store) {
-	w := claim(t, s, 3)
-	var want []string
-	for i := range 1200 {
-		want = append(want, fmt.Sprint("page ", i))
-	}
-	want = append(want, presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:")
-	w.setMany(want, 1)
 	w.set("page 7", 0) // it may be listed
 	found := map[string]bool{}
 	if err := s.Pages(t.Context(), func(pages []string) {
@@ -389,7 +340,7 @@ func listed(t *testing.T, s Store) {
 		t.Fatal(err)
 	}
 	delete(found, presence.AllPages)
-	for _, page := range want {
+	for _, page := range pages {
 		if !found[page] && page != "page 7" {
 			t.Errorf("%q is not listed", page)
 		}

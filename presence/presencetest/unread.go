@@ -13,23 +13,16 @@ import (
 )
 
 var unreads = map[string]func(*testing.T, Store){
-	"a page that never changed":                    neverChanged,
-	"changes are counted":                          changes,
-	"a change with a known key does not count":     keys,
-	"own changes are noted":                        owns,
-	"who changed what since":                       authors,
-	"the authors of a page are bounded":            manyAuthors,
-	"who follows nothing":                          noRecord,
-	"records are saved":                            save,
-	"a record is saved over the one that was read": saveConflict,
-	"a watcher hears changes and follows":          watchUnread,
-	"attach returns levels and versions":           attachUnread,
-	"a user follows at most 1,000 pages":           maxFollows,
-	"updated is the last time unread changed":      unreadUpdated,
-	"notifications are read one by one":            notifications,
-	"a change during a reset is not lost":          changeInReset,
-	"edits at once all count":                      editsAtOnce,
-	"any history ends with the model's unread":     unreadModel,
+	"the authors of a page are bounded":        manyAuthors,
+	"records are saved":                        save,
+	"a watcher hears changes and follows":      watchUnread,
+	"attach returns levels and versions":       attachUnread,
+	"a user follows at most 1,000 pages":       maxFollows,
+	"updated is the last time unread changed":  unreadUpdated,
+	"notifications are read one by one":        notifications,
+	"a change during a reset is not lost":      changeInReset,
+	"edits at once all count":                  editsAtOnce,
+	"any history ends with the model's unread": unreadModel,
 }
 
 var names struct {
@@ -58,127 +51,13 @@ func change(t testing.TB, s unread.Store, page string, c unread.Change) {
 	}
 }
 
-func level(t testing.TB, s unread.Store, user unread.User, page string) (unread.Level, unread.Own) {
+func level(t tb, s unread.Store, user unread.User, page string) (unread.Level, unread.Own) {
 	t.Helper()
 	levels, owns, err := s.Levels(t.Context(), user, []string{page})
 	if err != nil || len(levels) != 1 || len(owns) != 1 {
 		t.Fatalf("Levels(%q) = %v, %v, %v", page, levels, owns, err)
 	}
 	return levels[0], owns[0]
-}
-
-func neverChanged(t *testing.T, s Store) {
-	if l, o := level(t, s, freshUser(), freshName()); l != (unread.Level{}) || o != (unread.Own{}) {
-		t.Errorf("%+v, %+v", l, o)
-	}
-	if levels, owns, err := s.Levels(t.Context(), freshUser(), nil); err != nil || len(levels) != 0 || len(owns) != 0 {
-		t.Errorf("Levels of no pages = %v, %v, %v", levels, owns, err)
-	}
-	if l, owns, err := s.Authors(t.Context(), freshName(), 0, []unread.User{freshUser()}); err != nil || l != (unread.Level{}) || len(owns) != 0 {
-		t.Errorf("Authors = %+v, %v, %v", l, owns, err)
-	}
-}
-
-func changes(t *testing.T, s Store) {
-	user, pages := freshUser(), []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
-	begin := time.Now().Add(-time.Second)
-	for i := range 5 {
-		change(t, s, pages[0], unread.Change{})
-		if i < 2 {
-			change(t, s, pages[1], unread.Change{})
-		}
-	}
-	levels, _, err := s.Levels(t.Context(), user, pages)
-	if err != nil || len(levels) != 3 {
-		t.Fatalf("%v, %v", levels, err)
-	}
-	for i, want := range []int64{5, 2, 0} {
-		l := levels[i]
-		if l.All != want || l.By != 0 {
-			t.Errorf("level %d is %+v, want %d", i, l, want)
-		}
-		if want > 0 && (l.Incarnation == 0 || l.At.Before(begin) || time.Now().Before(l.At) || l.At != l.At.Truncate(time.Second).UTC()) {
-			t.Errorf("level %d is %+v", i, l)
-		}
-	}
-	change(t, s, pages[0], unread.Change{})
-	if l, _ := level(t, s, user, pages[0]); !l.Newer(levels[0]) || l.Incarnation != levels[0].Incarnation {
-		t.Errorf("%+v after %+v", l, levels[0])
-	}
-}
-
-func keys(t *testing.T, s Store) {
-	user, p, q := freshUser(), freshName(), freshName()
-	for range 3 {
-		change(t, s, p, unread.Change{Key: "k1"})
-		change(t, s, p, unread.Change{Key: "k2 with \x00 and ü", By: &user})
-		change(t, s, q, unread.Change{Key: "k1"})
-	}
-	if l, o := level(t, s, user, p); l.All != 2 || l.By != 1 || o.Changes != 1 {
-		t.Errorf("two keys three times each: %+v, %+v", l, o)
-	}
-	if l, _ := level(t, s, user, q); l.All != 1 {
-		t.Errorf("a key is one page's: %+v", l)
-	}
-}
-
-func owns(t *testing.T, s Store) {
-	a, b, page := freshUser(), freshUser(), freshName()
-	change(t, s, page, unread.Change{By: &a})
-	if l, o := level(t, s, a, page); l.All != 1 || l.By != 1 || o != (unread.Own{Changes: 1, Last: 1}) {
-		t.Errorf("%+v, %+v", l, o)
-	}
-	change(t, s, page, unread.Change{})
-	l2, _ := level(t, s, a, page)
-	change(t, s, page, unread.Change{By: &a})
-	change(t, s, page, unread.Change{By: &a})
-	if l, o := level(t, s, a, page); l.All != 4 || l.By != 3 || o != (unread.Own{Changes: 3, Last: 4, Before: l2.At}) {
-		t.Errorf("%+v, %+v", l, o)
-	}
-	if _, o := level(t, s, b, page); o != (unread.Own{}) {
-		t.Errorf("who changed nothing has %+v", o)
-	}
-}
-
-func authors(t *testing.T, s Store) {
-	page := freshName()
-	users := make([]unread.User, 30)
-	for i := range users {
-		users[i] = freshUser()
-	}
-	silent := freshUser()
-	all := append(slices.Clone(users), silent)
-	for i := range users {
-		change(t, s, page, unread.Change{By: &users[i]})
-		change(t, s, page, unread.Change{})
-		change(t, s, page, unread.Change{By: &users[0]})
-	}
-	now, _ := level(t, s, silent, page)
-	for _, since := range []int64{0, 1, 40, 51, 52, 53, 58, 59, 60} {
-		l, owns, err := s.Authors(t.Context(), page, since, all)
-		if err != nil || l != now {
-			t.Fatalf("Authors since %d = %+v, %v; want %+v", since, l, err, now)
-		}
-		for i, u := range users {
-			last := int64(2*i + 1) // Level.By after the change
-			if i == 0 {
-				last = 60
-			}
-			own, ok := owns[u]
-			if last > since && !ok {
-				t.Errorf("since %d: user %d is missing", since, i)
-			}
-			if want := map[bool]int64{true: 31, false: 1}[i == 0]; ok && own.Changes != want {
-				t.Errorf("since %d: user %d has %+v, want %d", since, i, own, want)
-			}
-		}
-		if _, ok := owns[silent]; ok {
-			t.Errorf("since %d: who changed nothing is an author", since)
-		}
-	}
-	if l, owns, err := s.Authors(t.Context(), page, 0, nil); err != nil || l != now {
-		t.Errorf("Authors of nobody = %+v, %v, %v", l, owns, err)
-	}
 }
 
 func manyAuthors(t *testing.T, s Store) {
@@ -210,7 +89,7 @@ func manyAuthors(t *testing.T, s Store) {
 	}
 }
 
-func record(t testing.TB, s unread.Store, u unread.User) unread.Record {
+func record(t tb, s unread.Store, u unread.User) unread.Record {
 	t.Helper()
 	records, err := s.Records(t.Context(), []unread.User{u})
 	if err != nil || len(records) != 1 {
@@ -224,21 +103,18 @@ func sameRecord(a, b unread.Record) bool {
 	return a.Version == b.Version && a.Updated.Equal(b.Updated) && len(set) == 0 && len(gone) == 0
 }
 
-func noRecord(t *testing.T, s Store) {
-	if r := record(t, s, freshUser()); !sameRecord(r, unread.Record{}) {
-		t.Errorf("%+v", r)
-	}
-	if records, err := s.Records(t.Context(), nil); err != nil || len(records) != 0 {
-		t.Errorf("Records of nobody = %v, %v", records, err)
-	}
-}
-
+// save saves records, each over the one that was read, and over no other.
 func save(t *testing.T, s Store) {
 	u := freshUser()
 	old := unread.Record{}
 	put := func(r unread.Record) {
 		t.Helper()
 		r.Version = saved(t, s, u, old, r)
+		for _, stale := range []presence.Version{old.Version, {Incarnation: r.Version.Incarnation, Sequence: r.Version.Sequence + 1}, {Incarnation: r.Version.Incarnation + 1, Sequence: r.Version.Sequence}} {
+			if _, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{}); !errors.Is(err, unread.ErrConflict) {
+				t.Errorf("over %s, while it is %s: %v", stale, r.Version, err)
+			}
+		}
 		if got := record(t, s, u); !sameRecord(got, r) {
 			t.Fatalf("saved %+v, read %+v", r, got)
 		}
@@ -271,21 +147,6 @@ func saved(t testing.TB, s Store, u unread.User, old, r unread.Record) presence.
 		t.Fatalf("Save after %s = %s, %v", old.Version, v, err)
 	}
 	return v
-}
-
-func saveConflict(t *testing.T, s Store) {
-	u := freshUser()
-	one := unread.Record{Follows: []unread.Follow{{Page: "a"}}}
-	v1 := saved(t, s, u, unread.Record{}, one)
-	for _, stale := range []presence.Version{{}, {Incarnation: v1.Incarnation, Sequence: v1.Sequence + 1}, {Incarnation: v1.Incarnation + 1, Sequence: v1.Sequence}} {
-		if _, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{}); !errors.Is(err, unread.ErrConflict) {
-			t.Errorf("over %s, while it is %s: %v", stale, v1, err)
-		}
-	}
-	one.Version = v1
-	if got := record(t, s, u); !sameRecord(got, one) {
-		t.Errorf("after conflicts: %+v", got)
-	}
 }
 
 func watchUnread(t *testing.T, s Store) {

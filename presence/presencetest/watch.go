@@ -72,20 +72,6 @@ func (e *ear) until(t testing.TB, what string, ok func() bool) {
 
 func allBuckets() []int { return upTo(presence.DefaultBuckets) }
 
-func watchEndpoints(t *testing.T, s Store) {
-	e := listen(t, s, allBuckets())
-	if _, err := s.Attach(t.Context(), "g", topics(onSites...)); err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range onSites {
-		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Topic: presence.CountTopic(page), Gateway: "g"}] })
-	}
-	if err := s.Detach(t.Context(), "g", topics("p")); err != nil {
-		t.Fatal(err)
-	}
-	e.until(t, "g gone from p", func() bool { return !e.ends[presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "g"}] })
-}
-
 func watchBuckets(t *testing.T, s Store) {
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	e := listen(t, s, []int{b})
@@ -101,21 +87,6 @@ func watchBuckets(t *testing.T, s Store) {
 		if presence.Bucket(page, presence.DefaultBuckets) != b {
 			t.Errorf("told of %q of another bucket", page)
 		}
-	}
-}
-
-func quiet(t *testing.T, s Store) {
-	e := listen(t, s, allBuckets())
-	w := claim(t, s, 3)
-	first := w.set("p", 1)
-	if again := w.set("p", 1); again != first {
-		t.Errorf("a write that changes nothing made %+v of %+v", again, first)
-	}
-	w.set("p", 2)
-	told := 0
-	e.until(t, "2 on p", func() bool { told = len(e.heard[presence.CountTopic("p")]); return e.counts["p"].Users == 2 })
-	if told != 2 {
-		t.Errorf("told %d times of two changes", told)
 	}
 }
 

@@ -25,7 +25,6 @@ func TestFaultsAgain(t *testing.T) {
 		}
 	}
 	for name, damage := range map[string]func(t *testing.T, top *topology, redis *redistest.Server){
-		"FLUSHALL": func(t *testing.T, _ *topology, redis *redistest.Server) { redis.Flush(t) },
 		"Redis killed while it writes, and back with its data": func(t *testing.T, _ *topology, redis *redistest.Server) {
 			redis.Kill()
 			redis.Restart(t)
