@@ -22,6 +22,7 @@ type watcher struct {
 	wake chan struct{} // holds one: there is something to read
 
 	mu      sync.Mutex
+	begun   bool // an attempt to subscribe has begun
 	feeds   map[int]*feed
 	backlog []message
 	bytes   int // of backlog
@@ -29,9 +30,8 @@ type watcher struct {
 
 // feed is what a watcher knows of one bucket. The watcher's mutex guards it.
 type feed struct {
-	lost       bool   // the bucket must be read again, so publications before that are dropped
-	last       uint64 // sequence of the last publication; 0: none since the subscription
-	subscribed bool   // the bucket has been subscribed before
+	lost bool   // the bucket must be read again, so publications before that are dropped
+	last uint64 // sequence of the last publication; 0: none since the subscription
 }
 
 type message struct {
@@ -111,14 +111,17 @@ func (w *watcher) markLost(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// Begin implements redisconn.Listener: a new attempt to subscribe begins.
+// Begin implements redisconn.Listener: an attempt to subscribe begins. After the first one
+// the buckets are read, because nobody knows for how long they will not be heard.
 func (w *watcher) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for b, f := range w.feeds {
-		if f.subscribed {
-			w.markLost(b)
-		}
+	if !w.begun {
+		w.begun = true
+		return
+	}
+	for b := range w.feeds {
+		w.markLost(b)
 	}
 	wake.Signal(w.wake)
 }
@@ -131,7 +134,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
-		f.last, f.subscribed = 0, true
+		f.last = 0
 		w.markLost(bucket)
 		wake.Signal(w.wake)
 	}
