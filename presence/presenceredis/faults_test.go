@@ -1,6 +1,7 @@
 package presenceredis_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
@@ -434,7 +437,8 @@ func TestRedisComesAndGoes(t *testing.T) {
 
 func TestForeignDataIsNamed(t *testing.T) {
 	server := redistest.Single(t)
-	c := start(t, open(t, server.URL()))
+	var log bytes.Buffer
+	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	for _, key := range []string{
 		"hc:{p1}:o", "hc:{p1}:d", "hc:{p1}:m:0", fmt.Sprintf("hc:{b%d}:c:p", b), fmt.Sprintf("hc:{b%d}:f", b), fmt.Sprintf("hc:{b%d}:s", b), fmt.Sprintf("hc:{b%d}:r", b),
@@ -462,6 +466,10 @@ func TestForeignDataIsNamed(t *testing.T) {
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")
 	if _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
+	}
+	_ = c.s.Close() // nothing is logged any more
+	if n := strings.Count(log.String(), presenceredis.ErrForeign.Error()); n != 1 {
+		t.Errorf("foreign data is in %d lines of the log, want 1:\n%s", n, log.String())
 	}
 }
 

@@ -104,6 +104,7 @@ type Store struct {
 
 	generations generationCache
 	losses      *prometheus.CounterVec // see losses.go
+	foreign     sync.Once              // logs that a key holds data of another program
 
 	chores  chores
 	minutes minuteWriter
@@ -159,7 +160,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s.generations.marks = cfg.Conn.Marks
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
-		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
+		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: s.classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
 	})
 	s.losses = newLosses(cfg.Registerer)
 	s.minutes = minuteWriter{store: s, retention: int64(cfg.PageStats / time.Minute), visits: map[visit]*minutes.Visits{}}
@@ -181,12 +182,16 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// classify wraps err in the error that the contract has for it.
-func classify(err error) error {
-	if strings.Contains(err.Error(), "WRONGTYPE") {
-		return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
+// classify wraps err in the error that the contract has for it. It logs only the first error
+// about data of another program: such errors continue until somebody removes the key.
+func (s *Store) classify(err error) error {
+	if !strings.Contains(err.Error(), "WRONGTYPE") {
+		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+	s.foreign.Do(func() {
+		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; what depends on the key is stale until it is removed")
+	})
+	return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
 }
 
 // raiseFloor raises floor to the incarnation of a count.
