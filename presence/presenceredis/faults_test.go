@@ -598,31 +598,6 @@ func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
-	for name, tc := range map[string]struct {
-		cfg  presenceredis.Config
-		want error
-	}{
-		"defaults":               {presenceredis.Config{}, nil},
-		"no partitions":          {presenceredis.Config{Partitions: -1}, presenceredis.ErrConfig},
-		"no buckets":             {presenceredis.Config{Buckets: -1}, presenceredis.ErrConfig},
-		"remembered for no time": {presenceredis.Config{RememberFor: time.Millisecond}, presenceredis.ErrConfig},
-	} {
-		t.Run(name, func(t *testing.T) {
-			tc.cfg.Conn = redistest.Dial(t, "redis://127.0.0.1:1/0")
-			s, err := presenceredis.Open(tc.cfg)
-			if !errors.Is(err, tc.want) {
-				t.Fatalf("Open = %v, want %v", err, tc.want)
-			}
-			if s != nil {
-				if err := s.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
-
 // The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions growing.
 func TestVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	server := redistest.Single(t)

@@ -367,10 +367,7 @@ func TestALateClaimDoesNothing(t *testing.T) {
 // open returns a store that ends with the test.
 func open(t testing.TB, cfg Config) *Store {
 	t.Helper()
-	s, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := Open(cfg)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }

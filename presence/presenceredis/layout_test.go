@@ -58,15 +58,8 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	open := func() *Store {
-		s, err := Open(Config{Conn: redistest.Dial(t, server.URL())})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		return s
-	}
-	s, next := open(), open()
+	cfg := Config{Conn: redistest.Dial(t, server.URL())}
+	s, next := open(t, cfg), open(t, cfg)
 	seq := uint64(0)
 	rapid.Check(t, func(rt *rapid.T) {
 		owner := s
