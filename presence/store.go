@@ -27,7 +27,6 @@ type Claim struct {
 	Partition  int
 	Epoch      uint64
 	Generation uint64 // the store's generation when the claim was made
-	Former     uint64 // the epoch before this one; 0: none, or not known to the store
 	// Held is how long the former claim was in force, by the store's clock; 0: not known.
 	Held time.Duration
 	// Whole says that the store has all of the partition: an owner has completed it, and

@@ -242,9 +242,6 @@ func (h *handle) Claim(ctx context.Context, owner string, partitions []int, agai
 				continue
 			}
 			c.Epoch += h.epochs
-			if c.Former > 0 {
-				c.Former += h.epochs
-			}
 			c.Generation = h.generation + 1
 			h.highest = max(h.highest, c.Epoch)
 			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
