@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -228,9 +227,7 @@ func cutCount(records string) (c presence.Count, rest string, err error) {
 	}
 	c.Page = records[head:end]
 	c.Users = int64(number(5))
-	if at := number(5); at > 0 {
-		c.Updated = time.Unix(int64(at), 0).UTC()
-	}
+	c.Updated = presence.TimeOf(int64(number(5)))
 	c.Version = presence.Version{Incarnation: number(7), Sequence: number(6)}
 	return c, records[end:], nil
 }
