@@ -182,7 +182,7 @@ type Feed interface {
 	// Watch calls fn with the publications of buckets, one at a time, until ctx ends. The
 	// first publication of each bucket is a Lost. When fn is slow, Watch drops publications
 	// instead of queueing more, and then sends a Lost.
-	Watch(ctx context.Context, buckets []int, fn func(Publication)) error
+	Watch(ctx context.Context, buckets []int, fn func(Publication))
 }
 
 // Store is a complete store. Callers accept the smallest part that they need.

@@ -340,7 +340,7 @@ func TestADeadSubscriptionIsMadeAnew(t *testing.T) {
 			}
 			go func() {
 				defer close(done)
-				_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+				c.s.Watch(ctx, all, func(p presence.Publication) {
 					mu.Lock()
 					defer mu.Unlock()
 					if p.Lost {

@@ -42,7 +42,7 @@ type message struct {
 // of version 7 and later one per master. A subscription that fails, or whose pings are
 // not answered, is replaced. Every attempt has its buckets read again, so that counts go
 // on while Redis answers but takes no subscription.
-func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
 	channels := make(map[string]int, len(buckets))
 	for _, b := range buckets {
@@ -59,7 +59,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		case <-w.wake:
 		}
 		lost, todo := w.take()

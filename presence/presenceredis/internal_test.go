@@ -384,7 +384,7 @@ func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
+		s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
 	}()
 	t.Cleanup(func() { stop(); <-done })
 	return func(ok func(presence.Publication) bool) {

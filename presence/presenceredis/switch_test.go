@@ -43,7 +43,7 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+		c.s.Watch(ctx, all, func(p presence.Publication) {
 			for _, u := range p.Updates {
 				n, _ := presence.CountOf(u)
 				take(n)
