@@ -105,39 +105,32 @@ func (d *Dispatcher) Own(buckets []int) {
 
 // Run runs the dispatcher's goroutines. It returns when ctx and all of them have ended.
 func (d *Dispatcher) Run(ctx context.Context) error {
-	var buckets []int
-	for failed := 0; ; {
-		wctx, stop := context.WithCancel(ctx)
-		done, serving := make(chan error, 1), buckets
-		go func() { done <- d.serve(wctx, serving) }() // every case below waits for serve
+	var next []int
+	for ctx.Err() == nil {
+		buckets := next
+		served, stop := context.WithCancel(ctx)
+		var service sync.WaitGroup
+		service.Go(func() { d.serve(served, buckets) })
 		select {
 		case <-ctx.Done():
-			stop()
-			<-done
-			return nil
-		case buckets = <-d.want:
-			stop()
-			<-done
-			failed = 0
-		case err := <-done:
-			stop()
-			failed++
-			d.cfg.Log.Warn().Err(err).Msg("the store's publications cannot be received; trying again")
-			outage.Sleep(ctx, outage.Pause(failed))
+		case next = <-d.want:
 		}
+		stop()
+		service.Wait()
 	}
+	return nil
 }
 
 // serve sends the buckets' updates until ctx ends. It begins without endpoints: the first
 // publication of every bucket is a Lost, which makes it read the bucket.
-func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
+func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 	d.top.serve(buckets)
 	if d.cfg.Webhooks != nil {
 		d.cfg.Webhooks.Serve(buckets)
 	}
 	if len(buckets) == 0 {
 		<-ctx.Done()
-		return ctx.Err()
+		return
 	}
 	d.lost = map[int]bool{}
 	d.endpoints, d.queues = map[int]map[presence.Topic]presence.Incarnations{}, map[string]*gatewayQueue{}
@@ -146,7 +139,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	senders.Go(func() { d.sweep(ctx, buckets) })
-	return d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
+	d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
 // publication handles a publication of the store. After a Lost it reads the bucket again;

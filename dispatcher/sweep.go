@@ -59,31 +59,32 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	return gateways
 }
 
-// drop detaches the gateway from all topics of the buckets. After a failure the next sweep
-// tries again.
+// drop detaches the gateway from all topics of the buckets. A bucket that cannot be written
+// holds up no other, and the next sweep tries again.
 func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	dropped := 0
+	var failed error
 	for _, b := range buckets {
 		for batch := range slices.Chunk(d.attached(b, gateway), dropBatch) {
-			if !d.cfg.Gateways.Ended(gateway) {
+			if ctx.Err() != nil || !d.cfg.Gateways.Ended(gateway) {
 				return
 			}
 			dctx, cancel := context.WithTimeout(ctx, dropLimit)
 			err := d.cfg.Store.Detach(dctx, gateway, batch)
 			cancel()
 			if err != nil {
-				if ctx.Err() == nil {
-					d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("dropping the endpoints of a gateway that is gone failed; trying again")
-				}
-				return
+				failed = err
+				break
 			}
 			dropped += len(batch)
 		}
 	}
-	if dropped == 0 {
-		return // the endpoints were detached meanwhile
+	if failed != nil && ctx.Err() == nil {
+		d.cfg.Log.Warn().Err(failed).Str("gateway", gateway).Msg("dropping the endpoints of a gateway that is gone failed; trying again")
 	}
-	d.cfg.Log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+	if dropped > 0 { // otherwise the endpoints were detached meanwhile
+		d.cfg.Log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+	}
 }
 
 // attached returns the topics of the bucket that the gateway is attached to.

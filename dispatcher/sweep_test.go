@@ -21,13 +21,17 @@ type stubborn struct {
 	*presencemem.Store
 	mu      sync.Mutex
 	refuses int
-	largest int // batch
+	broken  string // the page of a topic that cannot be detached
+	largest int    // batch
 }
 
 func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.largest = max(s.largest, len(topics))
+	if slices.Contains(topics, presence.CountTopic(s.broken)) {
+		return errors.New("foreign data")
+	}
 	if s.refuses > 0 {
 		s.refuses--
 		return errors.New("no answer")
@@ -93,6 +97,31 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 		}
 		attach(t, s.Store, "a:1/1", "late") // an old Attach that arrives only now
 		left()
+	})
+}
+
+// TestABrokenBucketKeepsNoEndpointsOfOthers: while the endpoints in one bucket cannot be dropped, those in all others are.
+func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stubborn{Store: presencemem.New(presencemem.Config{}), broken: "p0"}
+		var pages []string
+		for i := range 10 * presence.DefaultBuckets {
+			pages = append(pages, fmt.Sprint("p", i))
+		}
+		attach(t, s.Store, "a:1/1", pages...)
+		d := New(Config{Store: s, Gateways: endings(func(string) bool { return true }), Log: zerolog.Nop()})
+		d.Own(upTo(presence.DefaultBuckets))
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = d.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		time.Sleep(10 * time.Second)
+		for b := range presence.DefaultBuckets {
+			ends, err := s.Attached(t.Context(), b)
+			if is := b == presence.Bucket("p0", presence.DefaultBuckets); err != nil || (len(ends) > 0) != is {
+				t.Errorf("bucket %d has %d endpoints, %v; it is broken: %t", b, len(ends), err, is)
+			}
+		}
 	})
 }
 

@@ -3,7 +3,6 @@ package presence
 import (
 	"strconv"
 	"strings"
-	"time"
 )
 
 // KindCount is the kind of the count of users of a page, or of a whole site. The value is
@@ -25,14 +24,10 @@ func CountTopics(pages []string) []Topic {
 
 // Update returns the count as it is published.
 func (c Count) Update() Update {
-	updated := int64(0)
-	if !c.Updated.IsZero() {
-		updated = c.Updated.Unix()
-	}
 	value := make([]byte, 0, 40+len(c.Without))
 	value = strconv.AppendInt(value, c.Users, 10)
 	value = append(value, ' ')
-	value = strconv.AppendInt(value, updated, 10)
+	value = strconv.AppendInt(value, Seconds(c.Updated), 10)
 	if c.Without != "" {
 		value = append(append(value, ' '), c.Without...)
 	}
@@ -52,9 +47,6 @@ func CountOf(u Update) (c Count, ok bool) {
 	if err != nil || err2 != nil || n < 0 || sec < 0 {
 		return c, false
 	}
-	c.Users, c.Without = n, without
-	if sec > 0 {
-		c.Updated = time.Unix(sec, 0).UTC()
-	}
+	c.Users, c.Updated, c.Without = n, TimeOf(sec), without
 	return c, true
 }

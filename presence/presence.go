@@ -139,6 +139,22 @@ func AppendTime(b []byte, t time.Time) []byte {
 	return append(b, '"')
 }
 
+// Seconds returns a time in unix seconds, as stores and updates have it; 0 for the zero time.
+func Seconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Unix()
+}
+
+// TimeOf returns the time, in UTC, that Seconds returned as seconds.
+func TimeOf(seconds int64) time.Time {
+	if seconds <= 0 {
+		return time.Time{}
+	}
+	return time.Unix(seconds, 0).UTC()
+}
+
 // Moment is a time whose JSON is the external form, as AppendTime writes it.
 type Moment struct{ time.Time }
 

@@ -27,7 +27,6 @@ type Claim struct {
 	Partition  int
 	Epoch      uint64
 	Generation uint64 // the store's generation when the claim was made
-	Former     uint64 // the epoch before this one; 0: none, or not known to the store
 	// Held is how long the former claim was in force, by the store's clock; 0: not known.
 	Held time.Duration
 	// Whole says that the store has all of the partition: an owner has completed it, and
@@ -183,7 +182,7 @@ type Feed interface {
 	// Watch calls fn with the publications of buckets, one at a time, until ctx ends. The
 	// first publication of each bucket is a Lost. When fn is slow, Watch drops publications
 	// instead of queueing more, and then sends a Lost.
-	Watch(ctx context.Context, buckets []int, fn func(Publication)) error
+	Watch(ctx context.Context, buckets []int, fn func(Publication))
 }
 
 // Store is a complete store. Callers accept the smallest part that they need.

@@ -17,7 +17,7 @@
 -- O(partitions of the claim).
 --#include fences.lua
 
-local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers')
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers', 'given')
 redis.call('SCARD', KEYS[3]) -- if this is no set, the script fails here, before it writes
 local fences, pieces, done, news = redis.call('GET', KEYS[2]) or '', {ARGV[5]}, sealSize, 0
 for i = 6, #ARGV, 2 do
@@ -36,6 +36,7 @@ local again = ARGV[2] == '1'
 local rebuild = tonumber(state[2] or 0)
 local void, base, raised = tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[5] or 0)
 local other = state[1] ~= ARGV[1]
+state[6] = math.max(tonumber(state[6] or 0), tonumber(state[8] or 0)) -- the greatest number of a log so far
 if other or again and raised ~= rebuild then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -12,7 +12,8 @@
 --          pages whose pair could not be read, the minutes that ended, then the places of
 --          refused pairs}. A minute: the length of the page (2), the page, and 14 bytes, see
 --          remember.lua; status
---          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap.
+--          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap. With
+--          refused pairs the cursor stays, so that a repetition of the batch refuses them again.
 -- Safe to repeat and to arrive late: a pair never falls. The script reads and checks
 -- everything before it writes. O(pages).
 --#include pairs.lua
@@ -138,9 +139,9 @@ for _, w in ipairs(writes) do
     if empties > 0 then redis.call('ZREM', KEYS[3], w.page) end
   end
 end
-cursor = math.max(cursor, to)
+if #refused == 0 then cursor = math.max(cursor, to) end -- otherwise the region raises these pairs, and sends the batch again
 local again = false
-if ARGV[11] == '1' and to >= cursor and not done then
+if ARGV[11] == '1' and to == cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then
     if peer.floor > 0 and floor > peer.floor then

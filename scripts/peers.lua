@@ -48,7 +48,7 @@ for _, name in ipairs(forget) do
 end
 if #z == 0 then
   redis.call('UNLINK', KEYS[3])
-  redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
+  redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'forgotten')
 end
 redis.call('HINCRBY', KEYS[1], 'offset', 1)
 redis.call('HINCRBY', KEYS[1], 'sweep', 1)

@@ -20,9 +20,9 @@ local peers = readPeers(state[2], second)
 redis.call('ZCARD', KEYS[2])
 for k = 3, #KEYS do
   local text, page = redis.pcall('GET', KEYS[k]), string.sub(KEYS[k], prefix + 1)
-  if not text then
+  if type(text) ~= 'string' or not isPage(text) then -- it is forgotten, or the value of another program, which stays
     redis.call('ZREM', KEYS[2], page)
-  elseif type(text) == 'string' and isPage(text) then -- otherwise the value belongs to another program, and stays as it is
+  else
     local r, users, updated, inc, _, own, _, length = readPage(text)
     local others, _, held = elsewhere(pairsOf(text, length), peers, updated)
     if r == rebuild and users > 0 or others > 0 or held then

@@ -3,7 +3,6 @@ package unread
 import (
 	"strconv"
 	"strings"
-	"time"
 
 	"headcount/presence"
 )
@@ -32,7 +31,7 @@ func RecordTopic(user User) presence.Topic {
 func (l Level) Update(page string) presence.Update {
 	value := strconv.AppendInt(make([]byte, 0, 40), l.By, 10)
 	value = append(value, ' ')
-	value = strconv.AppendInt(value, seconds(l.At), 10)
+	value = strconv.AppendInt(value, presence.Seconds(l.At), 10)
 	return presence.Update{
 		Topic: LevelTopic(page), Value: string(value),
 		Version: presence.Version{Incarnation: l.Incarnation, Sequence: uint64(l.All)},
@@ -49,13 +48,13 @@ func LevelOf(u presence.Update) (l Level, ok bool) {
 	by, at, _ := strings.Cut(u.Value, " ")
 	n, err := strconv.ParseInt(by, 10, 64)
 	sec, err2 := strconv.ParseInt(at, 10, 64)
-	l.By, l.At = n, moment(sec)
+	l.By, l.At = n, presence.TimeOf(sec)
 	return l, err == nil && err2 == nil
 }
 
 // Update returns the record of the user as it is published.
 func (r Record) Update(user User) presence.Update {
-	return presence.Update{Topic: RecordTopic(user), Version: r.Version, Value: strconv.FormatInt(seconds(r.Updated), 10)}
+	return presence.Update{Topic: RecordTopic(user), Version: r.Version, Value: strconv.FormatInt(presence.Seconds(r.Updated), 10)}
 }
 
 // UserOf returns the user whose record was published as u, or false when u is not a record.
@@ -65,18 +64,4 @@ func UserOf(u presence.Update) (User, bool) {
 	}
 	user, err := ParseUser(u.Key)
 	return user, err == nil
-}
-
-func seconds(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.Unix()
-}
-
-func moment(sec int64) time.Time {
-	if sec <= 0 {
-		return time.Time{}
-	}
-	return time.Unix(sec, 0).UTC()
 }

@@ -28,7 +28,7 @@ const peerDial = 2 * time.Second
 
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
-func (s *system) openCluster(ctx context.Context, self presence.Process) error {
+func (s *system) openCluster(ctx context.Context, self presence.Process) (err error) {
 	if len(s.cfg.IDSecrets) == 0 {
 		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
 	}
@@ -39,7 +39,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if err := s.connect(); err != nil {
 		return err
 	}
-	opened, err := presenceredis.Open(presenceredis.Config{
+	opened := presenceredis.Open(presenceredis.Config{
 		Conn:      s.redis,
 		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
 		Facts:      s.cfg.facts(),
@@ -50,9 +50,6 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		Log:        s.log,
 		OnState:    s.member,
 	})
-	if err != nil {
-		return err
-	}
 	s.closers = append(s.closers, opened.Close)
 	s.store, s.where = opened, "redis"
 	if s.network, err = s.listenForOthers(ctx, self); err != nil {
@@ -64,12 +61,9 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	}
 	var peers []region.Peer
 	for _, peer := range s.peers {
-		remote, err := presenceredis.Open(presenceredis.Config{
+		remote := presenceredis.Open(presenceredis.Config{
 			Conn: peer.Conn, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", peer.Name).Logger(),
 		})
-		if err != nil {
-			return fmt.Errorf("--peer %s: %w", peer.Name, err)
-		}
 		s.closers = append(s.closers, remote.Close)
 		peers = append(peers, region.Peer{Name: peer.Name, Remote: presenceredis.NewPeer(remote, s.cfg.Region, peer.Name)})
 	}

@@ -93,10 +93,7 @@ func takeover(b *testing.B, members int) {
 // hold of an hour, so that no gateway needs to tell of them.
 func seed(b *testing.B, url string, members int) {
 	b.Helper()
-	s, err := presenceredis.Open(presenceredis.Config{Conn: redistest.Dial(b, url), Log: zerolog.Nop()})
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := presenceredis.Open(presenceredis.Config{Conn: redistest.Dial(b, url), Log: zerolog.Nop()})
 	defer s.Close()
 	all := make([]int, presence.DefaultPartitions)
 	for i := range all {

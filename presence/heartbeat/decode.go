@@ -12,12 +12,14 @@ import (
 	"headcount/presence/seal"
 )
 
+// replayWidth is how many later datagrams of one sender may overtake a datagram.
+const replayWidth = 1024
+
 // DecoderConfig tunes a Decoder. The callbacks own the messages that they get.
 type DecoderConfig struct {
 	Name       string           // of the receiver, as its senders know it; required
 	Partitions int              // P; default presence.DefaultPartitions
-	Keys       *seal.Keys       // nil: nothing is signed
-	Window     time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
+	Keys       *seal.Keys       // required
 	Now        func() time.Time // default time.Now
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
@@ -52,22 +54,15 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	case cfg.Partitions < 1 || cfg.Partitions > math.MaxInt32:
 		return nil, fmt.Errorf("heartbeat: %w: %d partitions", seal.ErrConfig, cfg.Partitions)
 	}
-	if cfg.Keys == nil {
-		cfg.Keys = &seal.Keys{}
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
-	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Now: cfg.Now})
-	if err != nil {
-		return nil, err
 	}
 	const maxUsers = MaxDatagram / 8
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
 		sealer: cfg.Keys.Sealer(),
-		guard:  guard,
+		guard:  seal.NewGuard(replayWidth, cfg.Now()),
 		alive:  make([]presence.User, 0, maxUsers),
 		parts:  make([]int32, 0, maxUsers),
 		number: make([]int32, cfg.Partitions),

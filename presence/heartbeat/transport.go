@@ -51,7 +51,6 @@ type Config struct {
 	Name        string
 	Incarnation uint64           // of this process, see presence.NewIncarnation
 	Partitions  int              // P; default presence.DefaultPartitions
-	Window      time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
 	Now         func() time.Time // default time.Now
 
 	Resolver Resolver // default: DNS
@@ -159,7 +158,7 @@ func New(cfg Config) (*Transport, error) {
 	t.drops.WithLabelValues("in", "error")
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Now:  cfg.Now,
-		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Window: cfg.Window,
+		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys,
 		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t}, OnProbe: prober{t},
 	})
 	if err != nil {

@@ -295,7 +295,7 @@ func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
 		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		synctest.Wait()
 		before := senders()
@@ -420,7 +420,6 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"long name":                   {Conn: n.listen("a:1"), Name: strings.Repeat("a", MaxName+1)},
 		"empty secret":                {Conn: n.listen("a:1"), Name: "a:1", Keys: [][]byte{{}}},
 		"open to all without secrets": {Conn: udp, Name: "a:1"},
-		"short window":                {Conn: n.listen("a:1"), Name: "a:1", Window: time.Millisecond},
 		"partitions":                  {Conn: n.listen("a:1"), Name: "a:1", Partitions: -1},
 	} {
 		if _, err := New(cfg); !errors.Is(err, seal.ErrConfig) {

@@ -31,7 +31,8 @@ const (
 	// factsSettling is how long a starting process has its lease before it takes part. By
 	// then all processes that waited for the same facts have their leases.
 	factsSettling = 2 * factsPoll
-	// nameWait is how long a restarted process waits for its own former lease to end.
+	// nameWait is how long a process waits for its own former lease to end: when it was
+	// restarted, and when the store came back with older data, which may have that lease.
 	nameWait = leaseTTL + 2*time.Second
 	// generationEvery is how often a gateway's process checks whether the store lost
 	// the endpoints.
@@ -72,7 +73,7 @@ type sighting struct {
 // membership renews the lease and follows the leases of the other processes, until ctx
 // ends.
 func (m *Member) membership(ctx context.Context) error {
-	begun := time.Now()
+	mine := time.Now() // the begin of this run, or the last renewal that succeeded
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	soon := time.NewTimer(time.Hour) // renewals before the next tick, while the process starts
@@ -83,13 +84,13 @@ func (m *Member) membership(ctx context.Context) error {
 	for {
 		err := m.renew(ctx)
 		if err == nil {
-			failed = 0
+			failed, mine = 0, time.Now()
 		}
 		first := m.lease.renewed.IsZero()
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
+		case errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait:
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case m.lease.waiting:
 			soon.Reset(factsPoll)

@@ -122,3 +122,31 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 		})
 	}
 }
+
+// TestAFormerLeaseEndsNoProcess: soon after a process has begun anew, Redis fails over to a
+// replica that lacks its lease, and still has the one of the run before. The process goes on.
+func TestAFormerLeaseEndsNoProcess(t *testing.T) {
+	for moment := range momentsLong(9) {
+		synctest.Test(t, func(t *testing.T) {
+			s := clusterOf(3)
+			defer s.end()
+			s.ready()
+			again := s.members[0]
+			former := presence.Process{Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles}
+			s.leave(again)
+			<-again.left
+			until := time.Now().Add(leaseTTL)
+			s.start(again)
+			time.Sleep(time.Second + time.Duration(moment)*renewEvery/9)
+			s.store.set(func() { s.store.leases[again.name] = simLease{former, until} })
+			time.Sleep(simQuiet)
+			s.ready()
+			if !s.failed() {
+				s.check()
+			}
+			if s.failed() {
+				t.Errorf("moment %d: %s", moment, s.failure)
+			}
+		})
+	}
+}

@@ -242,9 +242,6 @@ func (h *handle) Claim(ctx context.Context, owner string, partitions []int, agai
 				continue
 			}
 			c.Epoch += h.epochs
-			if c.Former > 0 {
-				c.Former += h.epochs
-			}
 			c.Generation = h.generation + 1
 			h.highest = max(h.highest, c.Epoch)
 			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
@@ -416,7 +413,7 @@ func (h *handle) Missing(ctx context.Context, gateway string, topics []presence.
 // Watch implements presence.Feed. When the store goes away the subscription ends; a new
 // subscription begins with a Lost of every bucket. When the store is emptied the subscription
 // continues, and a bucket's next publication shows the gap.
-func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	gap := map[int]bool{}
 	for first := true; ; {
 		h.sharedStore.mu.Lock()
@@ -427,14 +424,14 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 			first = true
 			select {
 			case <-ctx.Done():
-				return ctx.Err()
+				return
 			case <-changed:
 			}
 			continue
 		}
 		if first {
-			if err := wait(ctx, 100*time.Millisecond); err != nil {
-				return err
+			if wait(ctx, 100*time.Millisecond) != nil {
+				return
 			}
 		}
 		swallow := map[int]bool{} // the inner store's own first notice
@@ -444,9 +441,10 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 		}
 		first = false
 		wctx, stop := context.WithCancel(ctx)
-		done := make(chan error, 1)
+		done := make(chan struct{})
 		go func() {
-			done <- inner.Watch(wctx, buckets, func(p presence.Publication) {
+			defer close(done)
+			inner.Watch(wctx, buckets, func(p presence.Publication) {
 				if p.Lost && swallow[p.Bucket] {
 					swallow[p.Bucket] = false
 					return
@@ -465,14 +463,16 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 		select {
 		case <-ctx.Done():
 			stop()
-			return <-done
+			<-done
+			return
 		case <-changed:
 			stop()
 			<-done
 		case <-h.l.dead:
 			stop()
 			<-done
-			return errDead
+			<-ctx.Done() // a dead process watches nothing
+			return
 		}
 	}
 }

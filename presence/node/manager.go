@@ -65,6 +65,7 @@ func (m *manager) release(id int) {
 // actors, claims again where the store lost data, and starts missing actors.
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
+	m.retryIn = 0
 	if n.clock.behind() > takeoverPossible {
 		return nil // the clock is about to notice the suspension, and then alerts the manager
 	}
@@ -195,7 +196,6 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 // Run can notice a loss of data or a newer set; Run then calls it again at once.
 func (m *manager) startMissing(ctx context.Context) error {
 	var ids []int
-	m.retryIn = 0
 	for _, id := range m.want {
 		if m.owned[id] != nil {
 			continue

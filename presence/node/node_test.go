@@ -1144,6 +1144,49 @@ func TestANodeThatHandsOverTakesNothingBack(t *testing.T) {
 	})
 }
 
+// leavesWhileTaking has a node hand over while it takes partitions over, which takes long.
+type leavesWhileTaking struct {
+	*shaky
+	node  *Node
+	asked int // for the generation; guarded by mu
+}
+
+func (s *leavesWhileTaking) Generation(ctx context.Context) (uint64, error) {
+	s.mu.Lock()
+	s.asked++
+	if s.asked == 2 {
+		s.node.HandOver()
+	}
+	s.mu.Unlock()
+	return s.shaky.Generation(ctx)
+}
+
+func (s *leavesWhileTaking) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	time.Sleep(generationPoll + time.Second)
+	return s.shaky.Load(ctx, claims)
+}
+
+func TestANodeThatHandsOverWhileItTakesOverAsksSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &leavesWhileTaking{shaky: &shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}}
+		n, err := New(store, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.node = n
+		n.Own(firstPartitions(40))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); _ = n.Run(ctx) }()
+		time.Sleep(10 * generationPoll)
+		stop()
+		<-ended
+		if store.asked > 12 {
+			t.Errorf("the store was asked %d times for its generation in %s", store.asked, 10*generationPoll)
+		}
+	})
+}
+
 func TestPlannedStopOfAPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()

@@ -26,7 +26,7 @@ func (s *oneStore) Generation(context.Context) (uint64, error) { return s.genera
 
 func (s *oneStore) Claim(context.Context, string, []int, bool) ([]presence.Claim, error) {
 	s.epoch++
-	return []presence.Claim{{Epoch: s.epoch, Generation: s.generation, Former: s.epoch - 1}}, nil
+	return []presence.Claim{{Epoch: s.epoch, Generation: s.generation}}, nil
 }
 
 func (s *oneStore) Incomplete(_ context.Context, partitions []int, _ bool) ([]int, error) {

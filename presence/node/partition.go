@@ -156,7 +156,7 @@ func (p *partition) arm(timer *time.Timer) {
 	if !ok {
 		at = 0
 	}
-	if t := &p.takeover; t.state != settled && p.needsReports() && (at == 0 || t.nextAsk < at) {
+	if t := &p.takeover; !(t.complete && t.reported) && p.needsReports() && (at == 0 || t.nextAsk < at) {
 		at = t.nextAsk
 	}
 	if at == p.alarm {

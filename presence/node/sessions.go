@@ -190,7 +190,7 @@ func (p *partition) expire(s *session) {
 	now := p.now()
 	// The user's gateway may not have reported to this new owner yet, or may already
 	// report to the next one.
-	if s.from == p.loaded && p.awaitsLive() || p.node.handingOver.Load() {
+	if s.from == p.loaded && !p.takeover.reported || p.node.handingOver.Load() {
 		p.wheel.put(s, now+askInterval)
 		return
 	}
@@ -239,7 +239,7 @@ func (p *partition) askGateways() {
 // present already. It records none while the partition is not complete, because the
 // gateways then report users who were present before.
 func (p *partition) noteArrival(u presence.User, pg *page) {
-	if !p.node.cfg.Arrivals || !p.complete() || p.present(u, pg) {
+	if !p.node.cfg.Arrivals || !p.takeover.complete || p.present(u, pg) {
 		return
 	}
 	p.out.mu.Lock()

@@ -188,7 +188,7 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 // user, only this leave shows that the user is in a grace, so it creates the presence.
 func (p *partition) departUnknown(src *source, u presence.User, name string, grace time.Duration) {
 	pg := p.pages[name]
-	if !p.complete() && grace > 0 && (pg == nil || !p.present(u, pg)) {
+	if !p.takeover.complete && grace > 0 && (pg == nil || !p.present(u, pg)) {
 		pg = p.page(name)
 		s := p.session(u, src, pg)
 		p.join(s, pg, p.now()+grace.Milliseconds())

@@ -19,53 +19,18 @@ const (
 // takeover is an actor's progress in learning of all users after its partition was
 // claimed, or claimed again because the store lost data.
 type takeover struct {
-	state   takeoverState
-	since   int64 // when the actor began to wait for the gateways' reports
-	nextAsk int64 // when the actor asks the gateways again
+	// complete says that no user of the partition is missing. Otherwise the store lacked users
+	// and some live gateway has not reported, or a gateway that died may come back with more.
+	complete bool
+	// reported says that all live gateways have reported all their users. Otherwise a loaded
+	// user without confirmation may still be connected to one of them.
+	reported bool
+	since    int64 // when the actor began to wait for the gateways' reports
+	nextAsk  int64 // when the actor asks the gateways again
 }
-
-// takeoverState says what the actor knows about the users of its partition. From
-// confirming on, the partition is complete: no user is missing.
-type takeoverState uint8
-
-const (
-	// collecting: the store lacked users, and some live gateway has not reported all
-	// of its users yet.
-	collecting takeoverState = iota
-	// awaitingDead: the store lacked users. All live gateways have reported their users,
-	// but a gateway that died may still come back with more.
-	awaitingDead
-	// confirming: all users are known, but some live gateway has not reported yet, so
-	// a loaded user without confirmation may still be connected to that gateway.
-	confirming
-	// settled: all users are known, and all live gateways have reported.
-	settled
-)
-
-// complete reports whether no user of the partition is missing.
-func (p *partition) complete() bool { return p.takeover.state >= confirming }
 
 // needsReports reports whether the actor still depends on the gateways' reports.
-func (p *partition) needsReports() bool { return !p.complete() || p.loaded.sessions > 0 }
-
-// awaitsLive reports whether some live gateway has not reported all its users.
-func (p *partition) awaitsLive() bool {
-	return p.takeover.state == collecting || p.takeover.state == confirming
-}
-
-// setReported updates the state; all says whether all live gateways have reported.
-func (p *partition) setReported(all bool) {
-	switch complete := p.complete(); {
-	case complete && all:
-		p.takeover.state = settled
-	case complete:
-		p.takeover.state = confirming
-	case all:
-		p.takeover.state = awaitingDead
-	default:
-		p.takeover.state = collecting
-	}
-}
+func (p *partition) needsReports() bool { return !p.takeover.complete || p.loaded.sessions > 0 }
 
 // adopt takes over the snapshot that the last owner stored. It counts every page anew,
 // and puts every member on trial until a gateway confirms it. If the store may lack
@@ -79,7 +44,7 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	clear(p.out.members) // they come from the store; only the counts are new
 	p.out.counts[presence.AllPages] = p.site.users
 	if p.out.claim.Whole {
-		p.takeover.state, p.out.complete = confirming, true
+		p.takeover.complete, p.out.complete = true, true
 		p.takeover.nextAsk = p.now() + askInterval // the gateways learn of the new owner by themselves
 	}
 	p.flush()
@@ -169,7 +134,7 @@ func (p *partition) checkReports() {
 	}
 	known := p.node.gateways.known.Load()
 	if known == nil {
-		p.setReported(false)
+		p.takeover.reported = false
 		return
 	}
 	all := true
@@ -191,13 +156,13 @@ func (p *partition) checkReports() {
 			p.node.cfg.Reply.SendReply(g.Gateway, r)
 		}
 	}
-	p.setReported(all)
-	if p.takeover.state != awaitingDead || slices.ContainsFunc(known.gone, func(g *gateway) bool {
+	p.takeover.reported = all
+	if p.takeover.complete || !all || slices.ContainsFunc(known.gone, func(g *gateway) bool {
 		return p.node.clock.now() < g.until && !p.sources[g.Source].reported()
 	}) {
 		return
 	}
-	p.takeover.state = settled
+	p.takeover.complete = true
 	p.out.mu.Lock()
 	p.out.complete = true
 	p.out.mu.Unlock()
@@ -223,7 +188,7 @@ func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 func (p *partition) repeatComplete() {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
-	if p.complete() && p.out.state != inFlight {
+	if p.takeover.complete && p.out.state != inFlight {
 		p.out.complete = true
 	}
 }
@@ -233,9 +198,9 @@ func (p *partition) repeatComplete() {
 // store may have lost every trace of that ownership. Unless the store still has the whole
 // partition, the actor therefore asks all gateways to report again.
 func (p *partition) rewrite(r *reclaimed) {
-	p.takeover.state = confirming
+	p.takeover.complete, p.takeover.reported = true, false
 	if !r.claim.Whole {
-		p.takeover = takeover{state: collecting, since: p.now(), nextAsk: p.now()}
+		p.takeover = takeover{since: p.now(), nextAsk: p.now()}
 		for _, src := range p.sources {
 			src.snapshotEnd = 0
 		}
@@ -251,7 +216,7 @@ func (p *partition) rewrite(r *reclaimed) {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
 	p.out.claim, p.out.members = r.claim, members
-	p.out.reset, p.out.complete = true, p.complete()
+	p.out.reset, p.out.complete = true, p.takeover.complete
 	if p.out.blocked = p.out.next != r.claim; !p.out.blocked {
 		p.out.next = presence.Claim{}
 	}

@@ -100,7 +100,7 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 
 // answer answers a call about users. While gateways have yet to report who is there, the actor does not know who is not.
 func (p *partition) answer(c *usersCall) {
-	if !p.complete() {
+	if !p.takeover.complete {
 		c.answer <- usersAnswer{err: presence.ErrNotOwner}
 		return
 	}

@@ -91,7 +91,8 @@ type Ack struct {
 	// has written them again.
 	Changed, Malformed int
 	// Refused has the indexes in Batch.Pages of pairs whose incarnation is below the
-	// receiver's for the page: their region must give them a higher incarnation.
+	// receiver's for the page: their region must give them a higher incarnation. Until then
+	// Cursor does not pass the batch, so pairs whose refusal is lost are refused again.
 	Refused []int
 	Err     error
 }

@@ -195,7 +195,7 @@ func (l *loader) page(k, v []byte) error {
 	}
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.pages[string(k)] = &changedPage{
-		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: timeOf(f[3])},
+		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: presence.TimeOf(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
 	return nil
@@ -217,7 +217,7 @@ func (l *loader) own(k, v []byte) error {
 	if err != nil || len(user) != len(unread.User{}) || p == nil {
 		return fmt.Errorf("own changes of %q, without their page or with other text: %q", page, v)
 	}
-	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
+	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: presence.TimeOf(f[2])}
 	return nil
 }
 
@@ -228,7 +228,7 @@ func (l *loader) record(k, v []byte) error {
 	}
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.records[unread.User(k)] = &unread.Record{
-		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: timeOf(f[2]),
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: presence.TimeOf(f[2]),
 	}
 	return nil
 }
@@ -303,21 +303,6 @@ func numbers(text string, n int) ([]int64, error) {
 	return out, nil
 }
 
-// timeOf returns the time of unix seconds, and the zero time for 0.
-func timeOf(seconds int64) time.Time {
-	if seconds == 0 {
-		return time.Time{}
-	}
-	return time.Unix(seconds, 0).UTC()
-}
-
-func seconds(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.Unix()
-}
-
 // puts returns the transaction's changes of the file. They are sorted, since neighbours
 // share pages of the file.
 func (d *transaction) puts() []put {
@@ -325,16 +310,16 @@ func (d *transaction) puts() []put {
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
 	for page, p := range d.pages {
 		l := p.level
-		add(pagesBucket, page, fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At)))
+		add(pagesBucket, page, fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, presence.Seconds(l.At)))
 		if p.note != (unread.Note{}) {
 			add(notesBucket, page, fmt.Appendf(nil, "%d %s\n%s", p.note.All, p.note.Title, p.note.URL))
 		}
 		for user, o := range p.owns {
-			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, seconds(o.Before)))
+			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, presence.Seconds(o.Before)))
 		}
 	}
 	for user, r := range d.records {
-		value := fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
+		value := fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, presence.Seconds(r.Updated))
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
 			value = nil // an empty record: only its version is lost, and the next process assigns greater ones
 		}

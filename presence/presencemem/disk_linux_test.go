@@ -80,7 +80,7 @@ func TestDiskFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		_ = s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)}, func(p presence.Publication) { heard <- p })
+		s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)}, func(p presence.Publication) { heard <- p })
 	})
 	<-heard // it watches: read all
 	mend := breakFile(t, dir)

@@ -15,7 +15,7 @@ type watcher struct {
 }
 
 // Watch implements presence.Feed.
-func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	w := &watcher{buckets: make(map[int]bool, len(buckets)), wake: make(chan struct{}, 1)}
 	for _, b := range buckets {
 		w.buckets[b] = true
@@ -32,7 +32,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		case <-w.wake:
 		}
 		s.mu.Lock()

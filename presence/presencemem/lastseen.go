@@ -74,7 +74,7 @@ func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time,
 	oldest := time.Now().Add(-s.seen.retention).Unix()
 	for i, u := range users {
 		if at, ok := s.seen.users.Peek(u); ok && at >= oldest {
-			times[i] = timeOf(at)
+			times[i] = presence.TimeOf(at)
 		}
 	}
 	return times, nil

@@ -203,7 +203,7 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []int, again b
 			claims[i] = presence.Claim{Partition: id}
 			continue
 		}
-		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: p.epoch, Whole: p.complete}
+		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Whole: p.complete}
 		if !p.claimed.IsZero() {
 			claims[i].Held = now.Sub(p.claimed)
 		}

@@ -164,7 +164,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
 		}
 		claims[i] = presence.Claim{
-			Partition: p, Generation: generation, Epoch: uint64(epoch), Former: uint64(former), Whole: reply[5].(int64) == 1,
+			Partition: p, Generation: generation, Epoch: uint64(epoch), Whole: reply[5].(int64) == 1,
 		}
 		if former > 0 { // epochs are milliseconds, see claim.lua
 			claims[i].Held = time.Duration(epoch-former) * time.Millisecond

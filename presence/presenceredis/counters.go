@@ -20,7 +20,7 @@ const (
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
-	updates, err := s.read(ctx, "", presence.CountTopics(pages))
+	updates, err := s.read(ctx, "", presence.CountTopics(pages), nil)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: counts of %d pages: %w", len(pages), err)
 	}
@@ -33,7 +33,7 @@ func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 
 // Updates implements presence.Updates.
 func (s *Store) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
-	updates, err := s.read(ctx, "", topics)
+	updates, err := s.read(ctx, "", topics, nil)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: read %d topics: %w", len(topics), err)
 	}
@@ -45,7 +45,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("presenceredis: attach: %q is no gateway", gateway)
 	}
-	updates, err := s.read(ctx, gateway, topics)
+	updates, err := s.read(ctx, gateway, topics, nil)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: attach %s to %d topics: %w", gateway, len(topics), err)
 	}
@@ -80,8 +80,8 @@ func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, pla
 
 // read returns the updates of topics and, unless gateway is empty, attaches it to them.
 // A topic of an unknown kind reads as never published: a newer process may have attached
-// a gateway to it.
-func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+// a gateway to it. Unless parts is nil, the only topic is a count, and parts gets the regions' parts of it.
+func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topic, parts *[]presence.Part) ([]presence.Update, error) {
 	if len(topics) == 0 {
 		return nil, nil
 	}
@@ -97,7 +97,7 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
 		if reader := kinds[b.kind]; reader != nil {
-			calls = append(calls, reader(s, reading{bucket: b.bucket, publish: c.Publish, gateway: gateway, topics: topics, at: at}))
+			calls = append(calls, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, parts != nil}))
 			places = append(places, at)
 		}
 	})
@@ -117,6 +117,9 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 		for j, i := range places[k] {
 			updates[i] = s.update(topics[i], reply[2+j].(string), reply[0] == "1" || !repaired[k])
 		}
+		if parts != nil {
+			*parts = s.parts(reply[3].(string))
+		}
 	}
 	return updates, nil
 }
@@ -134,25 +137,13 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 
 // Parts returns the count of a page and the part of each region: this region first, then the
 // others by name, without regions that are left out.
-func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
-	topic := presence.CountTopic(page)
-	c, err := s.conn.Known(ctx)
+func (s *Store) Parts(ctx context.Context, page string) (c presence.Count, parts []presence.Part, err error) {
+	updates, err := s.read(ctx, "", []presence.Topic{presence.CountTopic(page)}, &parts)
 	if err != nil {
-		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
+		return c, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
 	}
-	cl := countsRead(s, reading{
-		bucket: topic.Bucket(s.cfg.Buckets), publish: c.Publish, topics: []presence.Topic{topic}, at: []int{0}, parts: true,
-	})
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
-		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
-	}
-	reply := cl.Reply.([]any)
-	repaired, err := s.repaired(ctx, reply[1].(string))
-	if err != nil {
-		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
-	}
-	count, _ := presence.CountOf(s.update(topic, reply[2].(string), reply[0] == "1" || !repaired[0]))
-	return count, s.parts(reply[3].(string)), nil
+	c, _ = presence.CountOf(updates[0])
+	return c, parts, nil
 }
 
 // parts parses the regions' parts in the reply of read.lua: "users name=users …".

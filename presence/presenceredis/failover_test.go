@@ -38,7 +38,7 @@ func failover(t *testing.T, url string, kill func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+		c.s.Watch(ctx, all, func(p presence.Publication) {
 			for _, u := range p.Updates {
 				n, _ := presence.CountOf(u)
 				take(n)

@@ -1,6 +1,7 @@
 package presenceredis_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
@@ -337,7 +340,7 @@ func TestADeadSubscriptionIsMadeAnew(t *testing.T) {
 			}
 			go func() {
 				defer close(done)
-				_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+				c.s.Watch(ctx, all, func(p presence.Publication) {
 					mu.Lock()
 					defer mu.Unlock()
 					if p.Lost {
@@ -434,7 +437,8 @@ func TestRedisComesAndGoes(t *testing.T) {
 
 func TestForeignDataIsNamed(t *testing.T) {
 	server := redistest.Single(t)
-	c := start(t, open(t, server.URL()))
+	var log bytes.Buffer
+	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	for _, key := range []string{
 		"hc:{p1}:o", "hc:{p1}:d", "hc:{p1}:m:0", fmt.Sprintf("hc:{b%d}:c:p", b), fmt.Sprintf("hc:{b%d}:f", b), fmt.Sprintf("hc:{b%d}:s", b), fmt.Sprintf("hc:{b%d}:r", b),
@@ -462,6 +466,10 @@ func TestForeignDataIsNamed(t *testing.T) {
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")
 	if _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
+	}
+	_ = c.s.Close() // nothing is logged any more
+	if n := strings.Count(log.String(), presenceredis.ErrForeign.Error()); n != 1 {
+		t.Errorf("foreign data is in %d lines of the log, want 1:\n%s", n, log.String())
 	}
 }
 
@@ -587,31 +595,6 @@ func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
 		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {
 			t.Errorf("sends %s", name)
 		}
-	}
-}
-
-func TestConfig(t *testing.T) {
-	for name, tc := range map[string]struct {
-		cfg  presenceredis.Config
-		want error
-	}{
-		"defaults":               {presenceredis.Config{}, nil},
-		"no partitions":          {presenceredis.Config{Partitions: -1}, presenceredis.ErrConfig},
-		"no buckets":             {presenceredis.Config{Buckets: -1}, presenceredis.ErrConfig},
-		"remembered for no time": {presenceredis.Config{RememberFor: time.Millisecond}, presenceredis.ErrConfig},
-	} {
-		t.Run(name, func(t *testing.T) {
-			tc.cfg.Conn = redistest.Dial(t, "redis://127.0.0.1:1/0")
-			s, err := presenceredis.Open(tc.cfg)
-			if !errors.Is(err, tc.want) {
-				t.Fatalf("Open = %v, want %v", err, tc.want)
-			}
-			if s != nil {
-				if err := s.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
 	}
 }
 

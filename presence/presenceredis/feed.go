@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,6 +21,7 @@ type watcher struct {
 	wake chan struct{} // holds one: there is something to read
 
 	mu      sync.Mutex
+	begun   bool // an attempt to subscribe has begun
 	feeds   map[int]*feed
 	backlog []message
 	bytes   int // of backlog
@@ -29,9 +29,8 @@ type watcher struct {
 
 // feed is what a watcher knows of one bucket. The watcher's mutex guards it.
 type feed struct {
-	lost       bool   // the bucket must be read again, so publications before that are dropped
-	last       uint64 // sequence of the last publication; 0: none since the subscription
-	subscribed bool   // the bucket has been subscribed before
+	lost bool   // the bucket must be read again, so publications before that are dropped
+	last uint64 // sequence of the last publication; 0: none since the subscription
 }
 
 type message struct {
@@ -43,7 +42,7 @@ type message struct {
 // of version 7 and later one per master. A subscription that fails, or whose pings are
 // not answered, is replaced. Every attempt has its buckets read again, so that counts go
 // on while Redis answers but takes no subscription.
-func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
 	channels := make(map[string]int, len(buckets))
 	for _, b := range buckets {
@@ -60,7 +59,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		case <-w.wake:
 		}
 		lost, todo := w.take()
@@ -111,14 +110,17 @@ func (w *watcher) markLost(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// Begin implements redisconn.Listener: a new attempt to subscribe begins.
+// Begin implements redisconn.Listener: an attempt to subscribe begins. After the first one
+// the buckets are read, because nobody knows for how long they will not be heard.
 func (w *watcher) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for b, f := range w.feeds {
-		if f.subscribed {
-			w.markLost(b)
-		}
+	if !w.begun {
+		w.begun = true
+		return
+	}
+	for b := range w.feeds {
+		w.markLost(b)
 	}
 	wake.Signal(w.wake)
 }
@@ -131,7 +133,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
-		f.last, f.subscribed = 0, true
+		f.last = 0
 		w.markLost(bucket)
 		wake.Signal(w.wake)
 	}
@@ -225,9 +227,7 @@ func cutCount(records string) (c presence.Count, rest string, err error) {
 	}
 	c.Page = records[head:end]
 	c.Users = int64(number(5))
-	if at := number(5); at > 0 {
-		c.Updated = time.Unix(int64(at), 0).UTC()
-	}
+	c.Updated = presence.TimeOf(int64(number(5)))
 	c.Version = presence.Version{Incarnation: number(7), Sequence: number(6)}
 	return c, records[end:], nil
 }

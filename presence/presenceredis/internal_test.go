@@ -16,6 +16,7 @@ import (
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 	"headcount/presence"
+	"headcount/presence/pncounter"
 	"headcount/scripts"
 )
 
@@ -75,6 +76,50 @@ func TestAForgottenPairComesBackAbove(t *testing.T) {
 
 // Any run of any script of a change may be repeated and may come late. So the test cuts
 // a history of changes into its runs. After each run it repeats some earlier ones.
+// A log that begins while the pages for an earlier one are listed lacks those pages.
+func TestALogThatBeganMeanwhileLacksPages(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, Peers: []string{"eu"}})
+	own(t, s, false, 1, map[string]int64{"p": 1})
+	relog := func(pages []string, complete string) string {
+		t.Helper()
+		log, err := s.relog(t.Context(), 0, 0, pages, complete)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return log
+	}
+	outgoing := func() pncounter.Batch {
+		t.Helper()
+		all, err := s.Outgoing(t.Context(), []pncounter.Position{{Bucket: 0}}, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all[0]
+	}
+	for _, in := range [][]string{nil, {"eu"}} { // the log of own ends
+		if err := s.ApplyPeers(t.Context(), []int{0}, in, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := relog(nil, "")
+	relog([]string{"p"}, "")
+	for _, in := range [][]string{nil, {"eu"}} { // as a process without peers does
+		if err := s.ApplyPeers(t.Context(), []int{0}, in, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	relog(nil, log)
+	if b := outgoing(); b.Log != 0 {
+		t.Fatalf("the log counts as complete, and has %+v", b)
+	}
+	if err := s.BeginLogs(t.Context(), []int{0}); err != nil {
+		t.Fatal(err)
+	}
+	if b := outgoing(); b.Log == 0 || len(b.Pages) == 0 {
+		t.Fatalf("the log that was begun again has %+v", b)
+	}
+}
+
 func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -322,10 +367,7 @@ func TestALateClaimDoesNothing(t *testing.T) {
 // open returns a store that ends with the test.
 func open(t testing.TB, cfg Config) *Store {
 	t.Helper()
-	s, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := Open(cfg)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -342,7 +384,7 @@ func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
+		s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
 	}()
 	t.Cleanup(func() { stop(); <-done })
 	return func(ok func(presence.Publication) bool) {

@@ -58,15 +58,8 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	open := func() *Store {
-		s, err := Open(Config{Conn: redistest.Dial(t, server.URL())})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		return s
-	}
-	s, next := open(), open()
+	cfg := Config{Conn: redistest.Dial(t, server.URL())}
+	s, next := open(t, cfg), open(t, cfg)
 	seq := uint64(0)
 	rapid.Check(t, func(rt *rapid.T) {
 		owner := s
@@ -303,5 +296,32 @@ func TestEmptyPagesAreBounded(t *testing.T) {
 	}
 	if again := write(seq+1, "page000", 1); !again.Newer(first) {
 		t.Errorf("the page came back as %+v after %+v", again, first)
+	}
+}
+
+// A page whose key another program has taken is not empty, but is not forgotten either. It must
+// not be found again and again.
+func TestAForeignValueIsNoEmptyPage(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 10})
+	claims := own(t, s, false, 1, nil)
+	c, err := s.conn.Known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(30) {
+		page := fmt.Sprint("page", i)
+		for n := range int64(2) {
+			change := presence.Change{Claim: claims[1], Sequence: 2 + 2*i + uint64(n), Counts: []presence.PageUsers{{Page: page, Users: 1 - n}}}
+			if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+				t.Fatal(o[0].Err)
+			}
+		}
+		if i == 0 {
+			c.Set(t.Context(), pagePrefix(0)+page, "theirs", 0)
+		}
+	}
+	testkit.Eventually(t, "few pages are empty", func() bool { return c.ZCard(t.Context(), emptiesKey(0)).Val() < 10 })
+	if is := c.Get(t.Context(), pagePrefix(0)+"page0").Val(); is != "theirs" {
+		t.Errorf("the key of another program has %q", is)
 	}
 }

@@ -108,97 +108,83 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 }
 
-// pageWrite has the data to be written for one page.
-type pageWrite struct {
-	entries []byte
-	visits  []visit
-}
-
 // write writes the queued counts, and the arrivals of minutes before the minute before. Data
-// that cannot be written is queued again while it is within the retention.
+// that cannot be written waits for the next call, but none that was written: a string would
+// have it twice.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
-	counts := m.counts
+	ended, visited := map[int][]endedMinute{}, map[int][]visit{} // by bucket
+	for _, e := range m.counts {
+		ended[e.bucket] = append(ended[e.bucket], e)
+	}
 	m.counts = nil
-	buckets := map[int]map[string]*pageWrite{}
-	of := func(bucket int, page string) *pageWrite {
-		pages := buckets[bucket]
-		if pages == nil {
-			pages = map[string]*pageWrite{}
-			buckets[bucket] = pages
-		}
-		if pages[page] == nil {
-			pages[page] = &pageWrite{}
-		}
-		return pages[page]
-	}
-	for _, e := range counts {
-		p := of(e.bucket, e.page)
-		p.entries = append(p.entries, e.entry...)
-	}
-	written := map[visit]*minutes.Visits{}
-	for key, v := range m.visits {
+	for key := range m.visits {
 		switch {
 		case key.at < before-m.retention:
 			delete(m.visits, key)
 		case key.at < before:
-			p := of(presence.Bucket(key.page, m.store.cfg.Buckets), key.page)
-			p.visits = append(p.visits, key)
-			written[key] = v
+			b := presence.Bucket(key.page, m.store.cfg.Buckets)
+			visited[b] = append(visited[b], key)
 		}
 	}
 	var calls []*call
-	for b, pages := range buckets {
-		for names := range slices.Chunk(sorted(pages), minuteBatch) {
-			calls = append(calls, m.call(b, names, pages, written))
+	var counts [][]endedMinute // of the first calls
+	var visits [][]visit       // of the others
+	for _, list := range ended {
+		for part := range slices.Chunk(list, minuteBatch) {
+			calls, counts = append(calls, m.countsCall(part)), append(counts, part)
+		}
+	}
+	for b, list := range visited {
+		for part := range slices.Chunk(list, minuteBatch) {
+			calls, visits = append(calls, m.visitsCall(b, part)), append(visits, part)
 		}
 	}
 	m.mu.Unlock()
 	if len(calls) == 0 {
 		return
 	}
-	err := m.store.conn.Run(ctx, calls)
+	if err := m.store.conn.Run(ctx, calls); err != nil {
+		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err != nil {
-		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
-		m.counts = append(counts[:min(len(counts), maxPendingMinutes-len(m.counts))], m.counts...)
-		return
+	var failed []endedMinute
+	for i, part := range counts {
+		if calls[i].Err != nil {
+			failed = append(failed, part...)
+		}
 	}
-	for key := range written {
-		delete(m.visits, key)
+	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
+	for i, part := range visits {
+		if calls[len(counts)+i].Err == nil {
+			for _, key := range part {
+				delete(m.visits, key)
+			}
+		}
 	}
 }
 
-func sorted(pages map[string]*pageWrite) []string {
-	names := make([]string, 0, len(pages))
-	for page := range pages {
-		names = append(names, page)
+// countsCall returns the run of remember.lua for ended minutes of one bucket.
+func (m *minuteWriter) countsCall(ended []endedMinute) *call {
+	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, len(ended)}}
+	for _, e := range ended {
+		cl.Keys = append(cl.Keys, minutesKey(e.bucket, e.page))
+		cl.Args = append(cl.Args, e.entry)
 	}
-	slices.Sort(names)
-	return names
+	return cl
 }
 
-// call returns the run of remember.lua for pages of one bucket.
-func (m *minuteWriter) call(bucket int, names []string, pages map[string]*pageWrite, visits map[visit]*minutes.Visits) *call {
-	cl := &call{Script: scripts.Remember}
-	var entries, fields []any
-	for _, page := range names {
-		if p := pages[page]; len(p.entries) > 0 {
-			cl.Keys = append(cl.Keys, minutesKey(bucket, page))
-			entries = append(entries, p.entries)
-		}
+// visitsCall returns the run of remember.lua for arrivals in one bucket. The caller holds mu.
+func (m *minuteWriter) visitsCall(bucket int, visits []visit) *call {
+	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, 0}}
+	for _, key := range visits {
+		v := m.visits[key]
+		cl.Keys = append(cl.Keys, visitsKey(bucket, key.at/60, key.page))
+		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
+		cl.Args = append(cl.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
-	for _, page := range names {
-		for _, v := range pages[page].visits {
-			cl.Keys = append(cl.Keys, visitsKey(bucket, v.at/60, page))
-			field := append(binary.BigEndian.AppendUint32(nil, uint32(v.at)), m.store.self...)
-			fields = append(fields, field, minutes.AppendVisits(nil, visits[v].Joins, visits[v].Registers()))
-		}
-	}
-	cl.Args = append([]any{m.retention*60 + 3600, m.retention * entryBytes, len(entries)}, entries...)
-	cl.Args = append(cl.Args, fields...)
 	return cl
 }
 

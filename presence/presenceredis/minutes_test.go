@@ -3,6 +3,7 @@ package presenceredis
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,10 +24,7 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 	reader := open(t, cfg)
 	var both [2]*Store // they end before the test does
 	for i := range both {
-		var err error
-		if both[i], err = Open(cfg); err != nil {
-			t.Fatal(err)
-		}
+		both[i] = Open(cfg)
 	}
 	first, second := both[0], both[1]
 	b := presence.Bucket("p", first.cfg.Buckets)
@@ -204,4 +202,32 @@ func TestMinutesAreKeptOverARestart(t *testing.T) {
 	set(2)
 	set(3)
 	want("after")
+}
+
+// While the minutes of one page cannot be written, those of others are not written again and
+// again: a string keeps a number of entries, so they would push out what is older.
+func TestAMinuteIsWrittenOnce(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour})
+	c, err := s.conn.Known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := pageIn(1, "good"), pageIn(2, "bad")
+	length := func(bucket int, page string) int64 { return c.StrLen(t.Context(), minutesKey(bucket, page)).Val() }
+	c.LPush(t.Context(), minutesKey(2, bad), "theirs")
+	for b, page := range map[int]string{1: good, 2: bad} {
+		head := string([]byte{byte(len(page) >> 8), byte(len(page))})
+		s.minutes.minutesEnded(b, head+page+strings.Repeat("\x00", entryBytes))
+	}
+	for range 3 {
+		s.minutes.write(t.Context(), minutes.Of(time.Now()))
+	}
+	if n := length(1, good); n != entryBytes {
+		t.Errorf("%d bytes of one minute", n)
+	}
+	c.Del(t.Context(), minutesKey(2, bad))
+	testkit.Eventually(t, "the other minute is written, too", func() bool { return length(2, bad) == entryBytes })
+	if n := length(1, good); n != entryBytes {
+		t.Errorf("then %d bytes of one minute", n)
+	}
 }

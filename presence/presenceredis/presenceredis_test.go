@@ -21,10 +21,7 @@ func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presen
 	for _, w := range with {
 		w(&cfg)
 	}
-	s, err := presenceredis.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := presenceredis.Open(cfg)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)

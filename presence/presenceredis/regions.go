@@ -1,6 +1,7 @@
 package presenceredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,51 +135,58 @@ func numbersIn(text string, count int) (n []uint64, ok bool) {
 }
 
 // BeginLogs makes logs with all pages, for buckets to which a process without peers has
-// written.
-func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
+// written. It returns the first error about a bucket; the other buckets have their logs.
+func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
+	logs := make(map[int]string, len(buckets))
 	for _, b := range buckets {
-		if err := s.relog(ctx, b, 0, nil, "1"); err != nil {
-			return err
+		log, err := s.relog(ctx, b, 0, nil, "")
+		if first = cmp.Or(first, err); err == nil {
+			logs[b] = log
 		}
 	}
+	if len(logs) == 0 {
+		return first
+	}
 	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
-		if !slices.Contains(buckets, bucket) {
+		if logs[bucket] == "" {
 			return nil
 		}
-		return s.relog(ctx, bucket, 0, pages, "")
+		_, err := s.relog(ctx, bucket, 0, pages, "")
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
 	}
-	for _, b := range buckets {
-		if err := s.relog(ctx, b, 0, nil, "0"); err != nil {
-			return err
-		}
+	for b, log := range logs { // if another log has begun meanwhile, that one lacks pages
+		_, err := s.relog(ctx, b, 0, nil, log)
+		first = cmp.Or(first, err)
 	}
-	return nil
+	return first
 }
 
-func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, word string) error {
+// relog runs relog.lua for pages of a bucket, and returns the number of the bucket's log.
+func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, complete string) (log string, err error) {
 	prefix := pagePrefix(bucket)
 	var calls []*call
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
-		cl := &call{Script: scripts.Relog, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{high, len(prefix), word}}
+		cl := &call{Script: scripts.Relog, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{high, len(prefix), complete}}
 		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
 			cl.Keys = append(cl.Keys, prefix+page)
 		}
 		calls = append(calls, cl)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
+		return "", fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
 	}
-	return nil
+	return calls[0].Reply.(string), nil
 }
 
 // Raise gives the pairs of pages, or without pages the bucket's log, a number above high
 // and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
 	s.raiseFloor(high)
-	return s.relog(ctx, bucket, s.floor.Load(), pages, "")
+	_, err := s.relog(ctx, bucket, s.floor.Load(), pages, "")
+	return err
 }
 
 // sweepPages is how many pages of a log one call of Sweep checks.

@@ -61,7 +61,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Claim, []string{ownerKey(2), dirtyKey(2)}, "n", gen, "other", 7)
 	add(scripts.Fence, []string{state, fenceKey(b), readyKey(b), logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
 	add(scripts.Peers, []string{state, readyKey(b), logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
-	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "0")
+	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "")
 	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {

@@ -81,7 +81,7 @@ func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Watch(ctx, all, func(p presence.Publication) {
+		s.Watch(ctx, all, func(p presence.Publication) {
 			if len(p.Updates) > 0 {
 				came.Store(true)
 			}

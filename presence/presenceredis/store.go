@@ -23,14 +23,10 @@ import (
 	"headcount/scripts"
 )
 
-var (
-	// ErrConfig is in every error about settings that cannot work.
-	ErrConfig = redisconn.ErrConfig
-	// ErrForeign says that a key with our prefix holds data of another type: another
-	// program uses this Redis. Such errors are presence.ErrUnavailable too: the key can
-	// be neither read nor written until somebody removes it.
-	ErrForeign = errors.New("a key that begins with " + prefix + " holds data of another program")
-)
+// ErrForeign says that a key with our prefix holds data of another type: another
+// program uses this Redis. Such errors are presence.ErrUnavailable too: the key can
+// be neither read nor written until somebody removes it.
+var ErrForeign = errors.New("a key that begins with " + prefix + " holds data of another program")
 
 const maxPipeline = 1024 // reads in one pipeline; longer lists go in several
 
@@ -104,6 +100,7 @@ type Store struct {
 
 	generations generationCache
 	losses      *prometheus.CounterVec // see losses.go
+	foreign     sync.Once              // logs that a key holds data of another program
 
 	chores  chores
 	minutes minuteWriter
@@ -133,10 +130,9 @@ var (
 	_ presence.Processes = (*Store)(nil)
 )
 
-// Open returns a store in the Redis of cfg.Conn. It fails only when settings cannot work.
-// While Redis does not answer, calls return presence.ErrUnavailable. The caller must
-// Close the store, and then the connection.
-func Open(cfg Config) (*Store, error) {
+// Open returns a store in the Redis of cfg.Conn. While Redis does not answer, calls return
+// presence.ErrUnavailable. The caller must Close the store, and then the connection.
+func Open(cfg Config) *Store {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
@@ -144,12 +140,6 @@ func Open(cfg Config) (*Store, error) {
 	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.FactsWait = cmp.Or(cfg.FactsWait, 1600*time.Millisecond)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 8<<20)
-	switch {
-	case cfg.Partitions < 1 || cfg.Buckets < 1:
-		return nil, fmt.Errorf("presenceredis: %w: %d partitions, %d buckets", ErrConfig, cfg.Partitions, cfg.Buckets)
-	case cfg.RememberFor < time.Second:
-		return nil, fmt.Errorf("presenceredis: %w: pages remembered for %s, less than a second", ErrConfig, cfg.RememberFor)
-	}
 	s := &Store{
 		cfg:        cfg,
 		self:       rand.Text(),
@@ -159,7 +149,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s.generations.marks = cfg.Conn.Marks
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
-		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
+		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: s.classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
 	})
 	s.losses = newLosses(cfg.Registerer)
 	s.minutes = minuteWriter{store: s, retention: int64(cfg.PageStats / time.Minute), visits: map[visit]*minutes.Visits{}}
@@ -170,7 +160,7 @@ func Open(cfg Config) (*Store, error) {
 	if s.minutes.retention > 0 {
 		s.background.Go(func() { s.minutes.run(ctx) })
 	}
-	return s, nil
+	return s
 }
 
 // Close ends what the store runs. Later calls fail.
@@ -181,12 +171,16 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// classify wraps err in the error that the contract has for it.
-func classify(err error) error {
-	if strings.Contains(err.Error(), "WRONGTYPE") {
-		return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
+// classify wraps err in the error that the contract has for it. It logs only the first error
+// about data of another program: such errors continue until somebody removes the key.
+func (s *Store) classify(err error) error {
+	if !strings.Contains(err.Error(), "WRONGTYPE") {
+		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+	s.foreign.Do(func() {
+		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; what depends on the key is stale until it is removed")
+	})
+	return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
 }
 
 // raiseFloor raises floor to the incarnation of a count.

@@ -43,7 +43,7 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+		c.s.Watch(ctx, all, func(p presence.Publication) {
 			for _, u := range p.Updates {
 				n, _ := presence.CountOf(u)
 				take(n)
@@ -77,6 +77,8 @@ func TestAFollowerThatHearsNothingReads(t *testing.T) {
 	server.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 	c.set(0, "p", 2)
 	testkit.Within(t, 10*time.Second, "a count that nobody hears", func() bool { return users("p") == 2 })
+	users = c.follow("p")
+	testkit.Within(t, 10*time.Second, "a count for one who could never subscribe", func() bool { return users("p") == 2 })
 }
 
 // A slot that moves takes its channel along.

@@ -184,7 +184,7 @@ func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucke
 	}
 	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.eachPageOf(ctx, m, fn) })
 	if err != nil && !errors.Is(err, presence.ErrUnavailable) {
-		return classify(err)
+		return s.classify(err)
 	}
 	return err
 }

@@ -163,7 +163,7 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 		return l // the page never changed
 	}
 	n, _ := numbersIn(text, 4)
-	l = unread.Level{Incarnation: n[0], All: int64(n[1]), By: int64(n[2]), At: timeOf(n[3])}
+	l = unread.Level{Incarnation: n[0], All: int64(n[1]), By: int64(n[2]), At: presence.TimeOf(int64(n[3]))}
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
 	if l.Incarnation < void { // return the level that the next change will write
 		l.Incarnation, l.Before = void, l.All
@@ -176,15 +176,7 @@ func parseOwn(text string) unread.Own {
 	if !ok {
 		return unread.Own{}
 	}
-	return unread.Own{Changes: int64(n[0]), Last: int64(n[1]), Before: timeOf(n[2])}
-}
-
-// timeOf returns the time of unix seconds; 0 is the zero time.
-func timeOf(seconds uint64) time.Time {
-	if seconds == 0 {
-		return time.Time{}
-	}
-	return time.Unix(int64(seconds), 0).UTC()
+	return unread.Own{Changes: int64(n[0]), Last: int64(n[1]), Before: presence.TimeOf(int64(n[2]))}
 }
 
 // Authors implements unread.Store. If few changes with an author followed since, the history
@@ -303,7 +295,7 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		return r, fmt.Errorf("%w: %w: the version of follows is %q", presence.ErrUnavailable, ErrForeign, head)
 	}
 	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
-	r.Updated = timeOf(n[2])
+	r.Updated = presence.TimeOf(int64(n[2]))
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
 	for page, value := range fields {
 		if page == recordField {
@@ -333,10 +325,6 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	if err != nil {
 		return v, err
 	}
-	updated := int64(0)
-	if !r.Updated.IsZero() {
-		updated = r.Updated.Unix()
-	}
 	set, gone := r.Differences(old)
 	b := s.userBucket(user)
 	cl := &call{
@@ -344,7 +332,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 		Keys:   []string{stateKey(b), recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
 			channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
-			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), updated, int(emptyFor.Seconds()), len(set)),
+			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated), int(emptyFor.Seconds()), len(set)),
 	}
 	for _, f := range set {
 		cl.Args = append(cl.Args, f.Page, f.AppendValue(nil))

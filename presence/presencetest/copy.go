@@ -43,7 +43,9 @@ func (c *Copy) Merge(b pncounter.Batch) pncounter.Ack {
 				c.Pairs[p.Page] = mergePairs(old, p.Pair)
 			}
 		}
-		c.Cursor = b.To
+		if len(refused) == 0 { // otherwise the region raises these pairs, and sends the batch again
+			c.Cursor = b.To
+		}
 	}
 	if b.Complete && b.To == c.Cursor && !c.Done {
 		c.Done = true

@@ -190,8 +190,11 @@ func TestCopyConverges(t *testing.T) {
 				if rapid.Bool().Draw(t, "keep") {
 					late = append(late, b)
 				}
-				if rapid.Bool().Draw(t, "arrives") {
+				switch rapid.SampledFrom([]string{"arrives", "its answer is lost", "is lost"}).Draw(t, "batch") {
+				case "arrives":
 					deliver(b)
+				case "its answer is lost":
+					c.Merge(b)
 				}
 			case "late":
 				if len(late) > 0 {
@@ -236,6 +239,24 @@ func TestCopyConverges(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A region whose reply with refused pairs is lost is told again, until it has raised them.
+func TestPairsAreRefusedUntilTheyAreRaised(t *testing.T) {
+	var c Copy
+	batch := func(from, to, incarnation uint64) pncounter.Batch {
+		page := pncounter.PagePair{Page: "a", Pair: pncounter.Pair{Incarnation: incarnation, Increments: int64(incarnation)}}
+		return pncounter.Batch{Log: 5, From: from, To: to, Complete: true, Pages: []pncounter.PagePair{page}}
+	}
+	c.Merge(batch(0, 1, 9))
+	for range 2 {
+		if a := c.Merge(batch(1, 2, 7)); len(a.Refused) != 1 || a.Cursor != 1 || c.Value("a") != 9 {
+			t.Fatalf("%+v, with %d users", a, c.Value("a"))
+		}
+	}
+	if a := c.Merge(batch(1, 3, 10)); len(a.Refused) != 0 || a.Cursor != 3 || !a.Done || c.Value("a") != 10 {
+		t.Fatalf("%+v, with %d users", a, c.Value("a"))
+	}
 }
 
 func clone(c Copy) Copy {

@@ -112,13 +112,10 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 		case b.Partial: // Changed marks the bucket again when it is complete
 		case b.Log == 0: // the bucket has no log yet
 			begin = append(begin, b.Bucket)
-			results[i].Outcome = replication.More
+			results[i].Outcome = replication.Later
 		case b.Forgotten: // the peer may have missed that a page became empty
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
-			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {
-				return nil, err
-			}
-			results[i].Outcome = replication.More
+			results[i].Outcome = l.raise(ctx, b.Bucket, b.Log, nil)
 		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete): // nothing has changed
 		case pages >= limit: // in the next round
 			results[i].Outcome = replication.More
@@ -129,7 +126,7 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 	}
 	if len(begin) > 0 {
 		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
-			return nil, err
+			l.Failed(err) // the buckets that have logs go on
 		}
 	}
 	if len(batches) > 0 {
@@ -146,9 +143,7 @@ func (l *link) merge(ctx context.Context, batches []pncounter.Batch, result func
 	}
 	behind, refused := 0, 0
 	for i, ack := range acks {
-		if err := l.acked(ctx, batches[i], ack, result(i)); err != nil {
-			return err
-		}
+		l.acked(ctx, batches[i], ack, result(i))
 		refused += len(ack.Refused)
 		if ack.Status == pncounter.Behind {
 			behind++
@@ -161,7 +156,7 @@ func (l *link) merge(ctx context.Context, batches []pncounter.Batch, result func
 }
 
 // acked makes the result of a batch from its acknowledgement.
-func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, result *replication.Result[pncounter.Position]) error {
+func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, result *replication.Result[pncounter.Position]) {
 	m := l.r.metrics
 	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))
 	if ack.Malformed > 0 {
@@ -178,14 +173,13 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 			for i, at := range ack.Refused {
 				pages[i] = b.Pages[at].Page
 			}
-			return l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, pages)
-		}
-		if !b.More {
+			result.Outcome = l.raise(ctx, b.Bucket, ack.High, pages)
+		} else if !b.More {
 			result.Outcome = replication.Sent
 		}
 	case pncounter.Behind: // this region has lost data, and the peer knows its old pairs
 		m.repairs.WithLabelValues(l.Name).Inc()
-		return l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, nil)
+		result.Outcome = l.raise(ctx, b.Bucket, ack.High, nil)
 	case pncounter.Gap: // the peer has less than the link believed: go on from there
 		m.repairs.WithLabelValues(l.Name).Inc()
 		result.Position = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
@@ -199,5 +193,13 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	case pncounter.Unready: // the bucket has no owner at the peer yet
 		result.Outcome = replication.Later
 	}
-	return nil
+}
+
+// raise gives pages of this region, or without pages a log, numbers above high, and returns when the bucket is sent again.
+func (l *link) raise(ctx context.Context, bucket int, high uint64, pages []string) replication.Outcome {
+	if err := l.r.cfg.Local.Raise(ctx, bucket, high, pages); err != nil {
+		l.Failed(err)
+		return replication.Later
+	}
+	return replication.More
 }

@@ -190,7 +190,7 @@ func (r *remote) cursor() uint64 {
 }
 
 // with runs a replicator over peers in a bubble, until fn returns.
-func with(t *testing.T, s *store, stale time.Duration, peers map[string]*remote, fn func(r *Replicator)) {
+func with(t *testing.T, s Local, stale time.Duration, peers map[string]*remote, fn func(r *Replicator)) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{Local: s, StaleAfter: stale, Log: zerolog.Nop()}
 		for name, p := range peers {
@@ -332,6 +332,46 @@ func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 			}
 		}
 	})
+}
+
+// broken has a second bucket, whose log cannot be begun or raised.
+type broken struct {
+	*store
+	forgotten bool
+}
+
+func (s broken) Outgoing(ctx context.Context, at []pncounter.Position, limit int) ([]pncounter.Batch, error) {
+	all, err := s.store.Outgoing(ctx, at, limit)
+	for i := range all {
+		switch {
+		case all[i].Bucket == 0:
+		case s.forgotten:
+			all[i] = pncounter.Batch{Bucket: 1, Log: 1, Forgotten: true}
+		default:
+			all[i] = pncounter.Batch{Bucket: 1}
+		}
+	}
+	return all, err
+}
+
+func (broken) BeginLogs(context.Context, []int) error             { return errAway }
+func (broken) Raise(context.Context, int, uint64, []string) error { return errAway }
+
+func TestABucketWhoseLogCannotBeWrittenHoldsUpNoOther(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		s, eu := broken{&store{log: 1}, forgotten}, &remote{}
+		with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+			r.Own([]int{0, 1})
+			for n := range uint64(5) {
+				s.change()
+				r.Changed(0)
+				time.Sleep(time.Second)
+				if at := eu.cursor(); at != n+1 {
+					t.Fatalf("the peer is at %d of bucket 0, want %d", at, n+1)
+				}
+			}
+		})
+	}
 }
 
 func TestNothingIsToldWhileItIsPartial(t *testing.T) {

@@ -78,12 +78,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Width: replayWidth, Now: cfg.Now})
-	if err != nil {
-		return nil, fmt.Errorf("rpc: %w", err)
-	}
 	h := &Handler{
-		cfg: cfg, keys: keys, guard: guard,
+		cfg: cfg, keys: keys, guard: seal.NewGuard(replayWidth, cfg.Now()),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_cluster_requests_total", Help: "Requests of other processes, by kind and code of the answer.",
 		}, []string{"path", "code"}),

@@ -1,25 +1,21 @@
 package seal
 
 import (
-	"cmp"
-	"fmt"
 	"sync"
 	"time"
 )
 
-// GuardConfig tunes a Guard. A zero field takes its default.
-type GuardConfig struct {
-	Window  time.Duration    // how far a sender's clock may be from ours, either way; default 30s, at least 1s
-	Width   int              // how many later messages may overtake one message; default 1024, rounded up to a multiple of 64
-	Senders int              // most senders known at once; default 1024
-	Now     func() time.Time // default time.Now
-}
+// window is how far a sender's clock may be from ours, either way, and how late a message may be.
+const window = int64(30 * time.Second / time.Millisecond)
 
 // maxSkew is how far behind a sender's clock may be when this process has just started: a
 // message that seems older may be a recorded one, meant for the process before this one.
 // If a sender's clock is further behind, the Guard first refuses all its messages for
 // maxSkew, and then accepts those that are newer than all it has seen.
-const maxSkew = 2 * time.Second
+const maxSkew = int64(2 * time.Second / time.Millisecond)
+
+// maxSenders is how many senders a Guard knows at once.
+const maxSenders = 1024
 
 // Guard accepts every message once. Senders number their messages, and each sender (name
 // and incarnation) has a window of numbers as in RFC 4303. The Guard forgets a sender only
@@ -27,15 +23,13 @@ const maxSkew = 2 * time.Second
 // many senders it refuses new ones. Any goroutine may use a Guard, after it has verified
 // the message's signature.
 type Guard struct {
-	window     int64 // ms
-	words      int
-	maxSenders int
-	mu         sync.Mutex
-	senders    map[sender]*history
-	skew       int64                // ms
-	behind     map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
-	floor      int64                // messages of an unknown sender must be newer; those of forgotten senders are not
-	swept      int64                // when senders were last forgotten
+	words int
+
+	mu      sync.Mutex // guards all below
+	senders map[sender]*history
+	behind  map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
+	floor   int64                // messages of an unknown sender must be newer; those of forgotten senders are not
+	swept   int64                // when senders were last forgotten
 }
 
 type sender struct {
@@ -60,29 +54,15 @@ type history struct {
 	ring   []uint64
 }
 
-// NewGuard returns a Guard that accepts messages sent from now on.
-func NewGuard(cfg GuardConfig) (*Guard, error) {
-	cfg.Window = cmp.Or(cfg.Window, 30*time.Second)
-	cfg.Width = cmp.Or(cfg.Width, 1024)
-	cfg.Senders = cmp.Or(cfg.Senders, 1024)
-	if cfg.Now == nil {
-		cfg.Now = time.Now
-	}
-	switch {
-	case cfg.Window < time.Second:
-		return nil, fmt.Errorf("seal: %w: a window of %s", ErrConfig, cfg.Window)
-	case cfg.Width < 0 || cfg.Senders < 0:
-		return nil, fmt.Errorf("seal: %w: a negative width or number of senders", ErrConfig)
-	}
+// NewGuard returns a Guard that accepts messages sent from now on. width is how many later
+// messages may overtake one message, rounded up to a multiple of 64.
+func NewGuard(width int, now time.Time) *Guard {
 	return &Guard{
-		window:     cfg.Window.Milliseconds(),
-		words:      (cfg.Width+63)/64 + 1, // one word has both the newest and the oldest numbers
-		maxSenders: cfg.Senders,
-		senders:    map[sender]*history{},
-		behind:     map[sender]*lateness{},
-		skew:       min(maxSkew, cfg.Window).Milliseconds(),
-		floor:      cfg.Now().Add(-min(maxSkew, cfg.Window)).UnixMilli(),
-	}, nil
+		words:   (width+63)/64 + 1, // one word has both the newest and the oldest numbers
+		senders: map[sender]*history{},
+		behind:  map[sender]*lateness{},
+		floor:   now.UnixMilli() - maxSkew,
+	}
 }
 
 // Admit accepts message number seq, sent at time at (unix ms) by the sender with that name
@@ -91,9 +71,9 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, seq uint64) (string, error) {
 	ms := now.UnixMilli()
 	switch {
-	case at < ms-g.window:
+	case at < ms-window:
 		return "", ErrOld
-	case at > ms+g.window:
+	case at > ms+window:
 		return "", ErrFuture
 	case seq == 0:
 		return "", ErrReplayed
@@ -112,10 +92,10 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 				return "", ErrOld
 			}
 		}
-		if len(g.senders) >= g.maxSenders || ms-g.swept > g.window {
+		if len(g.senders) >= maxSenders || ms-g.swept > window {
 			g.sweep(ms)
 		}
-		if len(g.senders) >= g.maxSenders {
+		if len(g.senders) >= maxSenders {
 			return "", ErrSenders
 		}
 		delete(g.behind, sender{string(name), incarnation})
@@ -136,15 +116,15 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 	l := g.behind[s]
 	if l == nil {
-		if len(g.behind) >= g.maxSenders {
+		if len(g.behind) >= maxSenders {
 			g.sweep(ms)
 		}
-		if len(g.behind) < g.maxSenders {
+		if len(g.behind) < maxSenders {
 			g.behind[s] = &lateness{since: ms, newest: at}
 		}
 		return 0, false
 	}
-	if at > l.newest && ms-l.since >= g.skew {
+	if at > l.newest && ms-l.since >= maxSkew {
 		return l.newest, true
 	}
 	l.newest = max(l.newest, at)
@@ -156,13 +136,13 @@ func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 func (g *Guard) sweep(ms int64) {
 	g.swept = ms
 	for s, h := range g.senders {
-		if h.last < ms-g.window {
+		if h.last < ms-window {
 			g.floor = max(g.floor, h.last)
 			delete(g.senders, s)
 		}
 	}
 	for s, l := range g.behind {
-		if l.newest < ms-g.window {
+		if l.newest < ms-window {
 			delete(g.behind, s)
 		}
 	}
