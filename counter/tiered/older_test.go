@@ -184,3 +184,19 @@ func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	w.apply(t, changes(2)...)
 	w.same(t, "after further changes")
 }
+
+// TestPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data, after
+// a failover to an asynchronous replica. Later ones are persisted.
+func TestPostgresWithOlderData(t *testing.T) {
+	pg := pgtest.Single(t)
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	for n := range int64(3) {
+		apply(t, s, op("", add(views, "v:1", 1)))
+		testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == n+1 })
+	}
+	pg.Exec(t, cfg.Postgres, "update headcount_front set epoch = epoch - 2")
+	pg.Exec(t, cfg.Postgres, "update headcount_counters set value = 1, sequence = 1 where key = 'v:1'")
+	apply(t, s, op("", add(views, "v:1", 1)))
+	testkit.Eventually(t, "a later change is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
+}
