@@ -288,5 +288,12 @@ func (n *numbers) add(first int64) {
 	n.next, n.left = first, idBlock
 }
 
+// drop gives up the block. A server that takes the place of another one may not know that it was given out.
+func (n *numbers) drop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.left = 0
+}
+
 // sortedKeys are the keys of m in their order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
