@@ -259,7 +259,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		if err != nil {
 			return fail(err)
 		}
-		if !c.Replaces(st.Version, deleted[s.copyBucket(&c)]) {
+		if !c.Replaces(&st, deleted[s.copyBucket(&c)]) {
 			continue
 		}
 		cl, err := s.restoring(ctx, &c, texts[i], rules)

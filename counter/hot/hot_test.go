@@ -819,3 +819,22 @@ func (g gate) pass() {
 	g.turns <- turn
 	<-turn
 }
+
+// TestAnImportReplacesASplitSum: what its shards had counts no more, also when the sum is split again.
+func TestAnImportReplacesASplitSum(t *testing.T) {
+	url, key := redistest.Single(t).URL(), t.Name()
+	p := begin(t, url)
+	spread(t, p.Store, key)
+	var copies []counter.Copy
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 1 {
+		t.Fatalf("%d were imported, %v", n, err)
+	}
+	exactly(t, p, key, 120)
+	p.opens(t, key)
+	exactly(t, p, key, 120)
+	made(t, p, add(key, 1))
+	exactly(t, begin(t, url), key, 121)
+}
