@@ -141,27 +141,15 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 
 // wholeLedger reads the entries of a counter, some at a time.
 func (s *Store) wholeLedger(ctx context.Context, in located) (entries []counter.Entry, err error) {
-	for after := "-"; ; {
-		var some []redis.XMessage
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
-			s.conn.Metrics.Commands.Inc()
-			some, err = c.XRangeN(ctx, ledgerKey(in.bucket, in.key), after, "+", scanAtOnce).Result()
-			return err
-		})
+	for after := uint64(0); ; {
+		some, _, err := s.ledger(ctx, in, false, after, scanAtOnce)
 		if err != nil {
 			return nil, err
 		}
-		for _, m := range some {
-			e, err := parseEntry(m)
-			if err != nil {
-				return nil, fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, in.key, err)
-			}
-			entries = append(entries, e)
-		}
-		if len(some) < scanAtOnce {
+		if entries = append(entries, some...); len(some) < scanAtOnce {
 			return entries, nil
 		}
-		after = "(" + some[len(some)-1].ID
+		after = some[len(some)-1].Seq
 	}
 }
 
