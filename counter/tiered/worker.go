@@ -23,7 +23,7 @@ const (
 	hurries   = 10 * time.Millisecond // shortest time between two checkpoints that callers wait for
 	evictMost = 30 * time.Second      // longest time between two evictions
 	lastRound = 2 * time.Second       // for persistLast
-	largeSet  = 10_000                // members; loadLarge loads larger sets
+	largeSet  = 500                   // members; loadLarge loads larger sets
 	largeIn   = 10 * time.Minute      // for one of them
 )
 
