@@ -241,10 +241,14 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
 				continue
 			}
-			if !results[i].Replay {
-				newest = is.Updated
+			updated := is.Updated
+			switch {
+			case is.IsSharded(): // the time of its record may be by the clock of another region
+				updated = t.now()
+			case !results[i].Replay:
+				newest = updated
 			}
-			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			at := stepOf{c.Rule, numberOf(updated, c.Rule.Buckets[0].Step)}
 			if t.hasToMark(c, at.number, results[i].Replay) {
 				if due == nil {
 					due = map[stepOf][]change{}
