@@ -112,8 +112,6 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
-	var sharded []counter.Counter
-	var at []int // where they are in copies
 	for i, in := range keys {
 		c, err := parseCopy(in.key, calls[i].Reply)
 		if err != nil {
@@ -125,18 +123,31 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 		if c.Ledger, err = s.wholeLedger(ctx, in); err != nil {
 			return nil, err
 		}
-		if sum := c.Counter(c.Key); sum.IsSharded() {
-			sharded, at = append(sharded, sum), append(at, len(copies))
-		}
 		copies = append(copies, c)
 	}
-	if err := s.whole(ctx, sharded); err != nil {
+	if err := s.complete(ctx, copies); err != nil {
 		return nil, err
 	}
-	for n, c := range sharded {
-		copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
+	for i := range copies {
+		copies[i].Sharding = nil
 	}
 	return slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }), nil // deleted elsewhere, see counter_merge.lua
+}
+
+// complete adds to copies of sharded sums what their shards have beyond their records.
+func (s *Store) complete(ctx context.Context, copies []counter.Copy) error {
+	var sums []counter.Counter
+	var at []int // where they are in copies
+	for i := range copies {
+		if sum := copies[i].Counter(copies[i].Key); sum.IsSharded() {
+			sums, at = append(sums, sum), append(at, i)
+		}
+	}
+	err := s.whole(ctx, sums)
+	for n, sum := range sums {
+		copies[at[n]].Value, copies[at[n]].Version = sum.Value, sum.Version
+	}
+	return err
 }
 
 // wholeLedger reads the entries of a counter, some at a time.
@@ -240,14 +251,20 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	if err != nil {
 		return fail(err)
 	}
+	is := make([]counter.Copy, len(copies))
+	for i := range is {
+		is[i].Key = copies[i].Key
+		if _, is[i].State, err = parseState(is[i].Key, texts[i]); err != nil {
+			return fail(err)
+		}
+	}
+	if err := s.complete(ctx, is); err != nil {
+		return fail(err)
+	}
 	var calls []*redisconn.Call
 	for i := range copies {
 		c := copies[i]
-		_, st, err := parseState(c.Key, texts[i])
-		if err != nil {
-			return fail(err)
-		}
-		if !c.Replaces(&st, deleted[s.copyBucket(&c)]) {
+		if !c.Replaces(&is[i].State, deleted[s.copyBucket(&c)]) {
 			continue
 		}
 		cl, err := s.restoring(ctx, &c, texts[i], rules)

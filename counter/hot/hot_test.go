@@ -829,6 +829,12 @@ func TestAnImportReplacesASplitSum(t *testing.T) {
 	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
 		t.Fatal(err)
 	}
+	made(t, p, add(key, 1))
+	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 0 {
+		t.Fatalf("%d were imported, and the sum is newer than its copy, %v", n, err)
+	}
+	exactly(t, p, key, 121)
+	copies[0].Version.Sequence += 2
 	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 1 {
 		t.Fatalf("%d were imported, %v", n, err)
 	}
