@@ -245,8 +245,8 @@ func TestTopMarks(t *testing.T) {
 	})
 }
 
-// TestTopMarksAgain: a store that loses a mark, for instance in a failover, has it again a minute later, however long the
-// step is.
+// TestTopMarksAgain: a store that loses a mark, for instance in a failover, has it again a minute later, however long
+// the step is.
 func TestTopMarksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1d:30d"],"top":true}]}`))
@@ -259,15 +259,17 @@ func TestTopMarksAgain(t *testing.T) {
 		gainUnder(t, tops, rule, "v:a", 10)
 		marked, err := store.Marked(t.Context(), rule.Match)
 		for number, keys := range marked { // they are lost
-			if err := store.KeepTop(t.Context(), rule.Match, 24*time.Hour, counter.TopList{Number: number}, time.Hour, keys); err != nil {
+			none := counter.TopList{Number: number}
+			if err := store.KeepTop(t.Context(), rule.Match, 24*time.Hour, none, time.Hour, keys); err != nil {
 				t.Fatal(err)
 			}
 		}
 		time.Sleep(time.Minute)
 		gainUnder(t, tops, rule, "v:a", 10)
 		got, err1 := tops.Top(t.Context(), rule, 24*time.Hour, 10)
-		if want := []counter.Gained{{Key: "v:a", Value: 20}}; len(marked) == 0 || err != nil || err1 != nil || !slices.Equal(got, want) {
-			t.Errorf("%v, %v, %v, want %v", got, err, err1, want)
+		want := []counter.Gained{{Key: "v:a", Value: 20}}
+		if err := errors.Join(err, err1); len(marked) == 0 || err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v, %v, want %v", got, err, want)
 		}
 	})
 }

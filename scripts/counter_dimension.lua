@@ -3,8 +3,8 @@
 -- KEYS     hc:{n}:c and the counts; in front hc:{n}:c, :s, :d and :t, the counts since the checkpoint and those of the
 --          checkpoint
 -- ARGV     the counter's key; the dimension
--- Returns  its state or ""; 1 if PostgreSQL has no other counts; its field of hc:{n}:t; a list of values and counts of the
---          checkpoint, where the empty value has "shared-count values"; the list since then. In front perhaps "lost"
+-- Returns  its state or ""; 1 if PostgreSQL has no other counts; its field of hc:{n}:t; a list of values and counts of
+--          the checkpoint, where the empty value has "shared-count values"; the list since then. In front perhaps "lost"
 -- It writes nothing. O(values of all dimensions).
 --#include counter_front.lua
 --#include counter_found.lua

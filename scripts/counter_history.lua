@@ -1,10 +1,11 @@
 -- counter_history.lua: read time buckets of a counter's history.
 --
--- KEYS     hc:{n}:c; in front also hc:{n}:s, :d and :t; then the list of time buckets of a unique; then the history of that
---          step, or in front the completed time buckets since the checkpoint and those of the checkpoint
+-- KEYS     hc:{n}:c; in front also hc:{n}:s, :d and :t; then the list of time buckets of a unique; then the history of
+--          that step, or in front the completed time buckets since the checkpoint and those of the checkpoint
 -- ARGV     the counter's key, the step in seconds, the first and the last index
 -- Returns  its state or ""; 1 if PostgreSQL has no other time buckets; a list of indexes and registers of a unique; its
---          history; in front instead "", the time buckets of the checkpoint, and those since then. In front perhaps "lost"
+--          history, and two empty lists; in front instead "", the time buckets of the checkpoint, and those since
+--          then. In front perhaps "lost"
 -- It writes nothing. O(time buckets read).
 --#include counter_front.lua
 --#include counter_found.lua

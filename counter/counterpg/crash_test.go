@@ -67,8 +67,8 @@ func TestServerKilledInALoop(t *testing.T) {
 	t.Logf("%d operations, %d refused", made.Load(), refused.Load())
 }
 
-// TestIDsAfterAFailover: an asynchronous replica that takes the place of its server may give out a block of ids again, with
-// which a process has made no set that was replicated.
+// TestIDsAfterAFailover: an asynchronous replica that takes the place of its server may give out a block of ids again,
+// with which a process has made no set that was replicated.
 func TestIDsAfterAFailover(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -81,7 +81,8 @@ func TestIDsAfterAFailover(t *testing.T) {
 	for n := range 4 {
 		for name, s := range map[string]*Store{"a": a, "b": b} {
 			testkit.Eventually(t, "a set is made", func() bool {
-				return s.Apply(t.Context(), []counter.Op{with("", edit(fmt.Sprint("m:", name, n), []string{name}, nil))})[0].Err == nil
+				set := with("", edit(fmt.Sprint("m:", name, n), []string{name}, nil))
+				return s.Apply(t.Context(), []counter.Op{set})[0].Err == nil
 			})
 		}
 	}

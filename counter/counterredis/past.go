@@ -123,8 +123,9 @@ func parseEntry(id string, fields map[string]string) (counter.Entry, error) {
 type ResidentHistory struct {
 	Resident bool // if not, PostgreSQL has all of it
 	State    counter.State
-	Gained   []counter.Gain // completed time buckets, and of a unique also running ones; in front those that may not be persisted
-	Alone    bool           // all there is
+	// Gained has completed time buckets, and of a unique also running ones; in front those that may not be persisted.
+	Gained []counter.Gain
+	Alone  bool // all there is
 }
 
 // HistoriesResident reads the parts of counters' histories that are in Redis.

@@ -441,7 +441,10 @@ func TestAnExportHasTheShards(t *testing.T) {
 		made(t, p, add("k", 1))
 	}
 	var copies []counter.Copy
-	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error {
+		copies = append(copies, c)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {

@@ -153,21 +153,24 @@ func TestOlderMemory(t *testing.T) {
 	}
 }
 
-// TestOlderMemoryOfAPersistedCheckpoint: Redis comes back with its memory of the moment when a checkpoint had just begun, which
-// PostgreSQL has. Nothing of that checkpoint is persisted again.
+// TestOlderMemoryOfAPersistedCheckpoint: Redis comes back with its memory of the moment when a checkpoint had just
+// begun, which PostgreSQL has. Nothing of that checkpoint is persisted again.
 func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: time.Hour}
-	w := &twins{store: open(t, cfg), truth: countermem.New(countermem.Config{}), keys: []string{"v:1", "v:gone", "l:1", "u:1"}}
+	store := open(t, tiered.Config{
+		Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: time.Hour,
+	})
+	w := &twins{store, countermem.New(countermem.Config{}), []string{"v:1", "v:gone", "l:1", "u:1"}}
 	changes := func(n int) []counter.Op {
 		return []counter.Op{
 			op("", view("v:1", "shop")), op("", view("v:1", fmt.Sprint(n))), op("", ends(views, "v:1", counter.Adjust)),
-			op("", view("v:gone", "shop")), op("", ends(views, "v:gone", counter.Delete)), op("", view("v:gone", "new")), op("", ends(views, "v:gone", counter.Adjust)),
-			op("", edit(likes, "l:1", []string{"a", fmt.Sprint(n)}, nil)), op("", edit(visitors, "u:1", []string{"a", fmt.Sprint(n)}, nil)),
+			op("", view("v:gone", "shop")), op("", ends(views, "v:gone", counter.Delete)),
+			op("", view("v:gone", "new")), op("", ends(views, "v:gone", counter.Adjust)),
+			op("", edit(likes, "l:1", []string{"a", fmt.Sprint(n)}, nil)),
+			op("", edit(visitors, "u:1", []string{"a", fmt.Sprint(n)}, nil)),
 		}
 	}
 	w.apply(t, changes(1)...)
-	store := w.store.(*tiered.Store)
 	buckets, err := store.Redis().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -185,11 +188,12 @@ func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	w.same(t, "after further changes")
 }
 
-// TestPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data, after
-// a failover to an asynchronous replica. Later ones are persisted.
+// TestPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data,
+// after a failover to an asynchronous replica. Later ones are persisted.
 func TestPostgresWithOlderData(t *testing.T) {
 	pg := pgtest.Single(t)
-	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	redis := redistest.Dial(t, redistest.Start(t).URL())
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis, Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	for n := range int64(3) {
 		apply(t, s, op("", add(views, "v:1", 1)))
