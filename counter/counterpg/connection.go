@@ -137,7 +137,6 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 	default:
 		done(err)
 		s.failed(err)
-		s.ids.drop()
 		if moved(err) || code(err) == "" && call.Err() == nil {
 			s.pool.Reset() // the other connections have the same end
 		}

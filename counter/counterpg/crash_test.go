@@ -78,6 +78,7 @@ func TestIDsAfterAFailover(t *testing.T) {
 	server.Exec(t, url, "truncate headcount_counters, headcount_members")
 	server.Restart(t)
 	b := open(t, url)
+	time.Sleep(1100 * time.Millisecond) // after a second the pool replaces a dead connection without an error
 	for n := range 4 {
 		for name, s := range map[string]*Store{"a": a, "b": b} {
 			testkit.Eventually(t, "a set is made", func() bool {
