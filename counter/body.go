@@ -224,43 +224,45 @@ func ParseNothing(body []byte) error {
 
 // ParseReset parses the body of a reset: {"reason":…,"by":…}, both required.
 func ParseReset(body []byte, key string, rule *Rule) (Change, error) {
-	c := Change{Key: key, Rule: rule, Verb: Reset}
-	err := parseObject(body, "reason and by", func(r *reader, name string) error { return c.why(r, name) })
-	return c.whole(err)
+	return parseCorrection(body, Change{Key: key, Rule: rule, Verb: Reset}, "reason and by", "")
 }
 
 // ParseAdjust parses the body of an adjustment: {"delta":…,"reason":…,"by":…}, all required.
 func ParseAdjust(body []byte, key string, rule *Rule) (Change, error) {
-	c := Change{Key: key, Rule: rule, Verb: Adjust}
-	err := parseObject(body, "delta, reason and by", func(r *reader, name string) (err error) {
-		if name != "delta" {
-			return c.why(r, name)
-		}
-		c.Delta, err = r.integer()
-		return err
-	})
-	if err == nil && c.Delta == 0 {
-		err = fmt.Errorf("%w: delta: it is missing or 0; send any other whole number", ErrBody)
-	}
-	return c.whole(err)
+	return parseCorrection(body, Change{Key: key, Rule: rule, Verb: Adjust}, "delta, reason and by", "delta")
 }
 
 // ParseSet parses the body of a set: {"value":…,"reason":…,"by":…}, all required.
 func ParseSet(body []byte, key string, rule *Rule) (Change, error) {
-	c := Change{Key: key, Rule: rule, Verb: Set}
+	return parseCorrection(body, Change{Key: key, Rule: rule, Verb: Set}, "value, reason and by", "value")
+}
+
+// parseCorrection parses reason, by and, unless its name is empty, a number.
+func parseCorrection(body []byte, c Change, members, number string) (Change, error) {
 	given := false
-	err := parseObject(body, "value, reason and by", func(r *reader, name string) (err error) {
-		if name != "value" {
+	err := parseObject(body, members, func(r *reader, name string) (err error) {
+		if name == "" || name != number {
 			return c.why(r, name)
 		}
 		given = true
 		c.Delta, err = r.integer()
 		return err
 	})
-	if err == nil && !given {
+	switch {
+	case err != nil:
+	case c.Verb == Adjust && c.Delta == 0:
+		err = fmt.Errorf("%w: delta: it is missing or 0; send any other whole number", ErrBody)
+	case c.Verb == Set && !given:
 		err = fmt.Errorf("%w: value: it is missing; send a whole number", ErrBody)
+	case c.Reason == "":
+		err = fmt.Errorf("%w: reason: it is missing; send 1 to %d characters", ErrBody, MaxText)
+	case c.By == "":
+		err = fmt.Errorf("%w: by: it is missing; send 1 to %d characters", ErrBody, MaxText)
 	}
-	return c.whole(err)
+	if err != nil {
+		return Change{}, err
+	}
+	return c, nil
 }
 
 // why parses reason or by.
@@ -274,21 +276,6 @@ func (c *Change) why(r *reader, name string) (err error) {
 		err = errUnknown
 	}
 	return err
-}
-
-// whole checks that reason and by were given.
-func (c *Change) whole(err error) (Change, error) {
-	switch {
-	case err != nil:
-	case c.Reason == "":
-		err = fmt.Errorf("%w: reason: it is missing; send 1 to %d characters", ErrBody, MaxText)
-	case c.By == "":
-		err = fmt.Errorf("%w: by: it is missing; send 1 to %d characters", ErrBody, MaxText)
-	}
-	if err != nil {
-		return Change{}, err
-	}
-	return *c, nil
 }
 
 // ParseLimit parses the body of a call on a limit: {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"},

@@ -83,14 +83,15 @@ type Restorer interface {
 	RestoreDeleted(ctx context.Context, deleted uint64) error
 }
 
-// Replaces reports whether c replaces a counter with the version is in a store that has deleted counters with
-// incarnations up to deleted. If the store has no such counter, c may get a greater incarnation, so that its versions
-// were never used.
-func (c *Copy) Replaces(is Version, deleted uint64) bool {
-	if c.Version.Compare(is) <= 0 {
+// Replaces reports whether c replaces the counter is in a store that has deleted counters with incarnations up to
+// deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used. If
+// it has a sum that was sharded, c keeps the epoch.
+func (c *Copy) Replaces(is *State, deleted uint64) bool {
+	if c.Version.Compare(is.Version) <= 0 {
 		return false
 	}
-	if is == (Version{}) && c.Version.Incarnation <= deleted {
+	c.Sharding = ended(is.Sharding)
+	if is.Version == (Version{}) && c.Version.Incarnation <= deleted {
 		c.Version.Incarnation = deleted + 1
 	}
 	return true

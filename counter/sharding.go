@@ -55,6 +55,17 @@ type Sharding struct {
 // sharded returns Sharding.Active for the text that ParseSharding parses.
 func sharded(text string) bool { return text != "" && !strings.HasSuffix(text, ":f") }
 
+// ended returns the text of a sharding, or nil, after its merge. So the next split begins a later epoch, in which old
+// shards do not count.
+func ended(text *string) *string {
+	if text == nil {
+		return nil
+	}
+	epoch, _, _ := strings.Cut(*text, ":")
+	epoch += ":f"
+	return &epoch
+}
+
 // ParseSharding parses the text of a State's Sharding, as counter_apply.lua writes it: "epoch:s:value/sequence,…" for a
 // sharded sum, and "epoch:f" for one that is merged. A record contains nothing of the shards that are missing in the
 // text. Instead of s, older releases wrote o or c while the sum was split or merged.

@@ -31,6 +31,7 @@ const (
 	topBlocks  = 512             // sums in the cache
 	closeLate  = 5 * time.Second // from the end of a time bucket to closing it: slow writes have set their marks by then
 	stepLate   = time.Minute     // after the end of a time bucket, until nothing can count or be marked in it any more
+	markedFor  = time.Minute     // until a mark is set again: a store that loses data may have lost it
 	maxBehind  = 256             // long time buckets that are closed late, when no process ran for a while
 )
 
@@ -118,8 +119,11 @@ func prune(keys map[string]int64) int64 {
 // openStep has the increments of one running time bucket that this process made.
 type openStep struct {
 	prunedMap
-	marked map[string]bool // keys that are marked in the store
+	marked map[string]time.Time // when this process marked keys in the store
 }
+
+// isMarked reports whether this process has marked key of late.
+func (s *openStep) isMarked(key string) bool { return time.Since(s.marked[key]) < markedFor }
 
 // topOf is the state of one rule with top.
 type topOf struct {
@@ -134,7 +138,7 @@ func (r *topOf) at(number int64) *openStep {
 	s := r.open[number]
 	if s == nil {
 		maps.DeleteFunc(r.open, func(n int64, _ *openStep) bool { return n < number-1 || n > number+1 })
-		s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]bool{}}
+		s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]time.Time{}}
 		r.open[number] = s
 	}
 	return s
@@ -146,15 +150,15 @@ func (r *topOf) add(number int64, key string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.at(number)
-	return s.add(key, n) > s.total/TopMost && !s.marked[key]
+	return s.add(key, n) > s.total/TopMost && !s.isMarked(key)
 }
 
-// isMarked reports whether this process knows that key is marked in a time bucket.
+// isMarked reports whether this process has marked key in a time bucket of late.
 func (r *topOf) isMarked(number int64, key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.open[number]
-	return s != nil && s.marked[key]
+	return s != nil && s.isMarked(key)
 }
 
 // mark notes that keys are marked in the store.
@@ -166,7 +170,7 @@ func (r *topOf) mark(number int64, keys []string) {
 		return
 	}
 	for _, key := range keys {
-		s.marked[strings.Clone(key)] = true
+		s.marked[strings.Clone(key)] = time.Now()
 	}
 }
 
@@ -237,10 +241,14 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
 				continue
 			}
-			if !results[i].Replay {
-				newest = is.Updated
+			updated := is.Updated
+			switch {
+			case is.IsSharded(): // the time of its record may be by the clock of another region
+				updated = t.now()
+			case !results[i].Replay:
+				newest = updated
 			}
-			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			at := stepOf{c.Rule, numberOf(updated, c.Rule.Buckets[0].Step)}
 			if t.hasToMark(c, at.number, results[i].Replay) {
 				if due == nil {
 					due = map[stepOf][]change{}

@@ -245,6 +245,51 @@ func TestTopMarks(t *testing.T) {
 	})
 }
 
+// TestTopMarksAgain: a store that loses a mark, for instance in a failover, has it again a minute later, however long
+// the step is.
+func TestTopMarksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1d:30d"],"top":true}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rule, store := rules.All()[0], countermem.New(countermem.Config{})
+		tops := track(store, rules)
+		defer tops.Close()
+		gainUnder(t, tops, rule, "v:a", 10)
+		marked, err := store.Marked(t.Context(), rule.Match)
+		for number, keys := range marked { // they are lost
+			none := counter.TopList{Number: number}
+			if err := store.KeepTop(t.Context(), rule.Match, 24*time.Hour, none, time.Hour, keys); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		gainUnder(t, tops, rule, "v:a", 10)
+		got, err1 := tops.Top(t.Context(), rule, 24*time.Hour, 10)
+		want := []counter.Gained{{Key: "v:a", Value: 20}}
+		if err := errors.Join(err, err1); len(marked) == 0 || err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	})
+}
+
+// TestTopWithAClockThatIsAhead: the time of a sum that is sharded may be that of a region whose clock is wrong.
+func TestTopWithAClockThatIsAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tops := track(countermem.New(countermem.Config{}), topRules)
+		defer tops.Close()
+		gain(t, tops, "v:a", 10)
+		ops := []counter.Op{{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1}}}}
+		is := counter.Counter{Key: "v:a", Kind: counter.Sum, Value: 11, Updated: time.Now().Add(time.Hour), Sharding: "1.1:s"}
+		tops.Note(t.Context(), ops, []counter.Result{{Counters: []counter.Counter{is}}})
+		got, err := tops.Top(t.Context(), topRule, 30*time.Minute, 10)
+		if want := []counter.Gained{{Key: "v:a", Value: 10}}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	})
+}
+
 // TestTopIsClosedLate: lists that cannot be made for a while are in the answers when they are.
 func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

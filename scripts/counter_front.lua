@@ -46,9 +46,3 @@ local function keepRegisters(counters, taken, key)
     redis.call('SET', aside, '')
   end
 end
-
--- wasDeleted reports whether a counter was deleted and PostgreSQL does not know yet, so that its rows are of an earlier
--- incarnation.
-local function wasDeleted(dirty, taken, key)
-  return redis.call('HGET', dirty, key) == 'x' or string.sub(redis.call('HGET', taken, key) or '', 1, 1) == 'x'
-end

@@ -1,22 +1,25 @@
 -- counter_history.lua: read time buckets of a counter's history.
 --
--- KEYS     hc:{n}:c, hc:{n}:s, the list of time buckets of a unique; then the history of that step. In front instead
---          hc:{n}:d, hc:{n}:t, and the completed time buckets since the checkpoint and those of the checkpoint
+-- KEYS     hc:{n}:c; in front also hc:{n}:s, :d and :t; then the list of time buckets of a unique; then the history of
+--          that step, or in front the completed time buckets since the checkpoint and those of the checkpoint
 -- ARGV     the counter's key, the step in seconds, the first and the last index
--- Returns  its state or ""; its history; a list of indexes and registers of a unique. In front its state or ""; 1 if the
---          history in PostgreSQL, if any, is of an earlier incarnation; the time buckets of the checkpoint; those since
---          then; the list of a unique. Or "lost"
+-- Returns  its state or ""; 1 if PostgreSQL has no other time buckets; a list of indexes and registers of a unique; its
+--          history, and two empty lists; in front instead "", the time buckets of the checkpoint, and those since
+--          then. In front perhaps "lost"
 -- It writes nothing. O(time buckets read).
 --#include counter_front.lua
+--#include counter_found.lua
 --#include counter_steps.lua
 
-local state = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local seen = {}
+local inFront = #KEYS > 3
+local state, alone = found(inFront, ARGV[1])
+if not state then return 'lost' end
+local seen, steps = {}, KEYS[inFront and 5 or 2]
 if string.sub(state, 1, 7) == 'unique ' then
-  for _, name in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  for _, name in ipairs(redis.call('ZRANGE', steps, 0, -1)) do
     local step, number = string.match(name, '^(%d+):(%d+)$')
     if step == ARGV[2] and tonumber(number) >= tonumber(ARGV[3]) and tonumber(number) <= tonumber(ARGV[4]) then
-      local registers = redis.call('GET', stepKey(KEYS[3], name))
+      local registers = redis.call('GET', stepKey(steps, name))
       if registers then
         seen[#seen + 1] = number
         seen[#seen + 1] = registers
@@ -36,7 +39,6 @@ local function tail(key, first)
     size = size * 4
   end
 end
-if #KEYS == 4 then return {state, tail(KEYS[4], tonumber(ARGV[3])), seen} end
-if not front(KEYS[2]) then return 'lost' end
-local earlier = redis.call('HGET', KEYS[4], ARGV[1]) == 'x' -- then the checkpoint has an earlier incarnation
-return {state, wasDeleted(KEYS[4], KEYS[5], ARGV[1]) and 1 or 0, earlier and {} or redis.call('HGETALL', KEYS[7]), redis.call('HGETALL', KEYS[6]), seen}
+if not inFront then return {state, alone, seen, tail(KEYS[3], tonumber(ARGV[3])), {}, {}} end
+local earlier = redis.call('HGET', KEYS[3], ARGV[1]) == 'x' -- then the checkpoint has an earlier incarnation
+return {state, alone, seen, '', earlier and {} or redis.call('HGETALL', KEYS[7]), redis.call('HGETALL', KEYS[6])}

@@ -1,11 +1,12 @@
--- counter_ledger.lua: read the ledger entries of a counter that PostgreSQL does not have.
+-- counter_ledger.lua: read ledger entries of a counter.
 --
--- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:d, hc:{n}:t, the ledger
+-- KEYS     hc:{n}:c; in front also hc:{n}:s, :d and :t; then the ledger
 -- ARGV     the counter's key; the first entry; maximum number of entries
--- Returns  its state or ""; 1 if the entries in PostgreSQL, if any, are of an earlier incarnation; entries. Or "lost"
+-- Returns  its state or ""; 1 if PostgreSQL has no other entries; entries. In front perhaps "lost"
 -- It writes nothing. O(entries).
 --#include counter_front.lua
+--#include counter_found.lua
 
-if not front(KEYS[2]) then return 'lost' end
-local state = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-return {state, wasDeleted(KEYS[3], KEYS[4], ARGV[1]) and 1 or 0, redis.call('XRANGE', KEYS[5], ARGV[2], '+', 'COUNT', ARGV[3])}
+local state, alone = found(#KEYS > 2, ARGV[1])
+if not state then return 'lost' end
+return {state, alone, redis.call('XRANGE', KEYS[#KEYS], ARGV[2], '+', 'COUNT', ARGV[3])}

@@ -135,7 +135,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		for i := range copies {
 			c := copies[i]
 			r := t.record(c.Key)
-			if !c.Replaces(r.Version, t.deleted) {
+			if !c.Replaces(&r.State, t.deleted) {
 				continue
 			}
 			restored++

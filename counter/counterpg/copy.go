@@ -180,7 +180,7 @@ func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.C
 		return 0, dead(ctx, err)
 	}
 	for i := range copies {
-		if one := copies[i]; one.Replaces(w.records[one.Key].Version, uint64(w.deleted)) {
+		if one := copies[i]; one.Replaces(&w.records[one.Key].State, uint64(w.deleted)) {
 			w.restore(&one, rules)
 			restored++
 		}

@@ -125,6 +125,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
@@ -222,6 +223,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
 	s := &Store{cfg: cfg}
+	pc.AfterConnect = func(context.Context, *pgx.Conn) error {
+		s.ids.drop()
+		return nil
+	}
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("counterpg: %w: %w", ErrConfig, err)
 	}
@@ -286,6 +291,14 @@ func (n *numbers) add(first int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.next, n.left = first, idBlock
+}
+
+// drop gives up the block. The server of a new connection may have taken the place of another one, and not know that
+// the block was given out.
+func (n *numbers) drop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.left = 0
 }
 
 // sortedKeys are the keys of m in their order.

@@ -173,9 +173,10 @@ func (s *Store) scanTaken(ctx context.Context, b int, each func(keys []string) e
 	})
 }
 
-func (s *Store) drain(ctx context.Context, b int, generation, number uint64, keys []string) ([]counter.Drained, error) {
+// checkpointCall returns a run of a script on counters of a checkpoint.
+func checkpointCall(script scripts.Name, b int, generation, number uint64, keys []string) *redisconn.Call {
 	k := bucketKeys(b, true)
-	cl := &redisconn.Call{Script: scripts.CounterDrain, Keys: slices.Clone(k[:4]), Args: checkpointArgs(generation, number)}
+	cl := &redisconn.Call{Script: script, Keys: slices.Clone(k[:4]), Args: checkpointArgs(generation, number)}
 	for _, key := range keys {
 		cl.Keys = append(cl.Keys, ledgerKey(b, key))
 		for _, name := range setAside {
@@ -186,6 +187,11 @@ func (s *Store) drain(ctx context.Context, b int, generation, number uint64, key
 		}
 		cl.Args = append(cl.Args, key)
 	}
+	return cl
+}
+
+func (s *Store) drain(ctx context.Context, b int, generation, number uint64, keys []string) ([]counter.Drained, error) {
+	cl := checkpointCall(scripts.CounterDrain, b, generation, number, keys)
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return nil, err
 	}
@@ -328,18 +334,9 @@ func (s *Store) readSteps(ctx context.Context, b int, t *counter.Drained) (size 
 // Acknowledge drops a checkpoint that PostgreSQL has.
 func (s *Store) Acknowledge(ctx context.Context, generation, number uint64) error {
 	for b := range Buckets {
-		k := bucketKeys(b, true)
 		acknowledge := func(keys []string) error {
-			cl := &redisconn.Call{
-				Script: scripts.CounterAcknowledge, Keys: []string{k[1], k[2], k[3], drainedIDsKey(b)}, Args: checkpointArgs(generation, number),
-			}
-			for _, key := range keys {
-				cl.Keys = append(cl.Keys, ledgerKey(b, key))
-				for _, name := range setAside {
-					cl.Keys = append(cl.Keys, asideKey(b, name, key))
-				}
-				cl.Args = append(cl.Args, key)
-			}
+			cl := checkpointCall(scripts.CounterAcknowledge, b, generation, number, keys)
+			cl.Keys = append(cl.Keys, drainedIDsKey(b))
 			return s.conn.Run(ctx, []*redisconn.Call{cl})
 		}
 		err := s.scanTaken(ctx, b, acknowledge)

@@ -112,8 +112,6 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
-	var sharded []counter.Counter
-	var at []int // where they are in copies
 	for i, in := range keys {
 		c, err := parseCopy(in.key, calls[i].Reply)
 		if err != nil {
@@ -125,43 +123,44 @@ func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy
 		if c.Ledger, err = s.wholeLedger(ctx, in); err != nil {
 			return nil, err
 		}
-		if sum := c.Counter(c.Key); sum.IsSharded() {
-			sharded, at = append(sharded, sum), append(at, len(copies))
-		}
 		copies = append(copies, c)
 	}
-	if err := s.whole(ctx, sharded); err != nil {
+	if err := s.complete(ctx, copies); err != nil {
 		return nil, err
 	}
-	for n, c := range sharded {
-		copies[at[n]].Value, copies[at[n]].Version, copies[at[n]].Sharding = c.Value, c.Version, nil
+	for i := range copies {
+		copies[i].Sharding = nil
 	}
 	return slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }), nil // deleted elsewhere, see counter_merge.lua
 }
 
+// complete adds to copies of sharded sums what their shards have beyond their records.
+func (s *Store) complete(ctx context.Context, copies []counter.Copy) error {
+	var sums []counter.Counter
+	var at []int // where they are in copies
+	for i := range copies {
+		if sum := copies[i].Counter(copies[i].Key); sum.IsSharded() {
+			sums, at = append(sums, sum), append(at, i)
+		}
+	}
+	err := s.whole(ctx, sums)
+	for n, sum := range sums {
+		copies[at[n]].Value, copies[at[n]].Version = sum.Value, sum.Version
+	}
+	return err
+}
+
 // wholeLedger reads the entries of a counter, some at a time.
 func (s *Store) wholeLedger(ctx context.Context, in located) (entries []counter.Entry, err error) {
-	for after := "-"; ; {
-		var some []redis.XMessage
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
-			s.conn.Metrics.Commands.Inc()
-			some, err = c.XRangeN(ctx, ledgerKey(in.bucket, in.key), after, "+", scanAtOnce).Result()
-			return err
-		})
+	for after := uint64(0); ; {
+		some, _, err := s.ledger(ctx, in, false, after, scanAtOnce)
 		if err != nil {
 			return nil, err
 		}
-		for _, m := range some {
-			e, err := parseEntry(m)
-			if err != nil {
-				return nil, fmt.Errorf("%w: %q: %w", counter.ErrUnavailable, in.key, err)
-			}
-			entries = append(entries, e)
-		}
-		if len(some) < scanAtOnce {
+		if entries = append(entries, some...); len(some) < scanAtOnce {
 			return entries, nil
 		}
-		after = "(" + some[len(some)-1].ID
+		after = some[len(some)-1].Seq
 	}
 }
 
@@ -252,14 +251,20 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	if err != nil {
 		return fail(err)
 	}
+	is := make([]counter.Copy, len(copies))
+	for i := range is {
+		is[i].Key = copies[i].Key
+		if _, is[i].State, err = parseState(is[i].Key, texts[i]); err != nil {
+			return fail(err)
+		}
+	}
+	if err := s.complete(ctx, is); err != nil {
+		return fail(err)
+	}
 	var calls []*redisconn.Call
 	for i := range copies {
 		c := copies[i]
-		_, st, err := parseState(c.Key, texts[i])
-		if err != nil {
-			return fail(err)
-		}
-		if !c.Replaces(st.Version, deleted[s.copyBucket(&c)]) {
+		if !c.Replaces(&is[i].State, deleted[s.copyBucket(&c)]) {
 			continue
 		}
 		cl, err := s.restoring(ctx, &c, texts[i], rules)

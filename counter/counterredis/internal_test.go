@@ -459,7 +459,7 @@ func TestHistoryIsForgotten(t *testing.T) {
 		}
 		return gains
 	}
-	for len(seconds()) > 1000 { // until a second is over
+	for n := 0; n == 0 || len(seconds()) > 1000; n++ { // until a second is over
 		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(rule, "v", 1)}}})[0]; r.Err != nil {
 			t.Fatal(r.Err)
 		}

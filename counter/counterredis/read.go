@@ -1,13 +1,10 @@
 package counterredis
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,153 +108,6 @@ func (r *reading) parse(reply any, keys []string, out []counter.Reading, places 
 	return nil
 }
 
-// Ledger implements counter.Reader.
-func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	fail := func(err error) (counter.Ledger, error) {
-		return counter.Ledger{}, fmt.Errorf("counterredis: ledger of %q: %w", key, err)
-	}
-	if after >= math.MaxInt64 {
-		return counter.Ledger{}, nil
-	}
-	var found []redis.XMessage
-	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
-		s.conn.Metrics.Commands.Inc()
-		found, err = c.XRangeN(ctx, ledgerKey(s.bucketOf(key), key), strconv.FormatUint(after+1, 10), "+", int64(limit)+1).Result()
-		return err
-	})
-	if err != nil {
-		return fail(err)
-	}
-	var out counter.Ledger
-	if len(found) > limit {
-		found, out.More = found[:limit], true
-	}
-	for _, m := range found {
-		e, err := parseEntry(m)
-		if err != nil {
-			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-		}
-		out.Entries = append(out.Entries, e)
-	}
-	return out, nil
-}
-
-// History implements counter.Reader.
-func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	counters, gains, err := s.histories(ctx, []string{key}, step, from, to)
-	if err != nil {
-		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
-	}
-	return counters[0], gains[0], nil
-}
-
-// histories returns counters and their histories.
-func (s *Store) histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]counter.Counter, [][]counter.Gain, error) {
-	calls := make([]*redisconn.Call, len(keys))
-	for i, key := range keys {
-		b := s.bucketOf(key)
-		calls[i] = &redisconn.Call{
-			Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)},
-			Args: historyArgs(key, step, from, to),
-		}
-	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, nil, err
-	}
-	counters, gains := make([]counter.Counter, len(keys)), make([][]counter.Gain, len(keys))
-	for i, key := range keys {
-		var err error
-		if counters[i], gains[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
-			return nil, nil, err
-		}
-	}
-	return counters, gains, nil
-}
-
-func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	fail := func(err error) (counter.Counter, []counter.Gain, error) { return counter.Counter{}, nil, err }
-	row, _ := cl.Reply.([]any)
-	if len(row) != 3 {
-		return fail(errReplied())
-	}
-	state, _ := row[0].(string)
-	text, _ := row[1].(string)
-	gains, err := parseSeen(row[2])
-	if err != nil {
-		return fail(err)
-	}
-	c, st, err := parseState(key, state)
-	if err != nil {
-		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-	}
-	sums, err := parseGains(text)
-	if err != nil {
-		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-	}
-	sums = slices.DeleteFunc(sums, func(g counter.Gain) bool { return g.Number < from || g.Number >= to })
-	gains = append(gains, sums...)
-	return c, st.With(gains, step, from, to), nil
-}
-
-// parseGains parses the history of a sum, "index:increment " for each time bucket.
-func parseGains(text string) ([]counter.Gain, error) {
-	gains := make([]counter.Gain, 0, strings.Count(text, " ")+1)
-	for field := range strings.FieldsSeq(text) {
-		number, value, _ := strings.Cut(field, ":")
-		n, err := strconv.ParseInt(number, 10, 64)
-		v, err1 := strconv.ParseInt(value, 10, 64)
-		if err := errors.Join(err, err1); err != nil {
-			return nil, fmt.Errorf("history: %w", err)
-		}
-		gains = append(gains, counter.Gain{Number: n, Value: v})
-	}
-	return gains, nil
-}
-
-// Dimension implements counter.Reader.
-func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	fail := func(err error) (counter.Counter, counter.Counted, error) {
-		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterredis: dimension %q of %q: %w", name, key, err)
-	}
-	b := s.bucketOf(key)
-	cl := &redisconn.Call{Script: scripts.CounterDimension, Keys: []string{countersKey(b), stateKey(b), countedKey(b, key)}, Args: []any{key, name}}
-	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
-		return fail(err)
-	}
-	row, _ := cl.Reply.([]any)
-	if len(row) != 2 {
-		return fail(errReplied())
-	}
-	state, _ := row[0].(string)
-	c, _, err := parseState(key, state)
-	if err != nil {
-		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
-	}
-	list, err := parseCounts(row[1])
-	if err != nil {
-		return fail(err)
-	}
-	var counted counter.Counted
-	for _, is := range list {
-		counted.Add(is.Value, is.Count)
-	}
-	return c, counted, nil
-}
-
-// parseCounts parses values and their counts.
-func parseCounts(reply any) ([]counter.Count, error) {
-	var out []counter.Count
-	for value, text := range pairs(reply) {
-		count, _, _ := strings.Cut(text, " ") // of the empty value there is more
-		n, err := strconv.ParseInt(count, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%w: counts: %w", counter.ErrUnavailable, err)
-		}
-		out = append(out, counter.Count{Value: value, Count: n})
-	}
-	return out, nil
-}
-
 // pairs returns the pairs of texts in a list, like the reply of HGETALL in a script.
 func pairs(reply any) iter.Seq2[string, string] {
 	list, _ := reply.([]any)
@@ -270,48 +120,6 @@ func pairs(reply any) iter.Seq2[string, string] {
 			}
 		}
 	}
-}
-
-// historyArgs returns the arguments of counter_history.lua.
-func historyArgs(key string, step time.Duration, from, to int64) []any {
-	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}
-}
-
-// parseSeen parses indexes and registers of time buckets, and sorts them.
-func parseSeen(reply any) ([]counter.Gain, error) {
-	var gains []counter.Gain
-	for number, text := range pairs(reply) {
-		n, err := strconv.ParseInt(number, 10, 64)
-		registers, err1 := hyperloglog.Parse([]byte(text))
-		if err := errors.Join(err, err1); err != nil {
-			return nil, fmt.Errorf("%w: registers of a time bucket: %w", counter.ErrUnavailable, err)
-		}
-		gains = append(gains, counter.Gain{Number: n, Seen: &registers})
-	}
-	slices.SortFunc(gains, func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
-	return gains, nil
-}
-
-// parseEntry parses a ledger entry that counter_apply.lua wrote.
-func parseEntry(m redis.XMessage) (counter.Entry, error) {
-	text := func(name string) string { v, _ := m.Values[name].(string); return v }
-	seq, at, _ := strings.Cut(m.ID, "-")
-	var e counter.Entry
-	var errs [4]error
-	var ms int64
-	e.Seq, errs[0] = strconv.ParseUint(seq, 10, 64)
-	ms, errs[1] = strconv.ParseInt(at, 10, 64)
-	e.Delta, errs[2] = strconv.ParseInt(text("delta"), 10, 64)
-	e.After, errs[3] = strconv.ParseInt(text("after"), 10, 64)
-	for _, err := range errs {
-		if err != nil {
-			return e, fmt.Errorf("entry %s: %w", m.ID, err)
-		}
-	}
-	e.At = time.UnixMilli(ms).UTC()
-	e.Before = e.After - e.Delta
-	e.Op, e.Reason, e.By = counter.ParseLedgerOp(text("op")), text("reason"), text("by")
-	return e, nil
 }
 
 // Aggregate implements counter.Reader.

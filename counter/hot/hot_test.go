@@ -441,7 +441,10 @@ func TestAnExportHasTheShards(t *testing.T) {
 		made(t, p, add("k", 1))
 	}
 	var copies []counter.Copy
-	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error {
+		copies = append(copies, c)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {
@@ -818,4 +821,29 @@ func (g gate) pass() {
 	turn := make(chan struct{})
 	g.turns <- turn
 	<-turn
+}
+
+// TestAnImportReplacesASplitSum: what its shards had counts no more, also when the sum is split again.
+func TestAnImportReplacesASplitSum(t *testing.T) {
+	url, key := redistest.Single(t).URL(), t.Name()
+	p := begin(t, url)
+	spread(t, p.Store, key)
+	var copies []counter.Copy
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	made(t, p, add(key, 1))
+	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 0 {
+		t.Fatalf("%d were imported, and the sum is newer than its copy, %v", n, err)
+	}
+	exactly(t, p, key, 121)
+	copies[0].Version.Sequence += 2
+	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 1 {
+		t.Fatalf("%d were imported, %v", n, err)
+	}
+	exactly(t, p, key, 120)
+	p.opens(t, key)
+	exactly(t, p, key, 120)
+	made(t, p, add(key, 1))
+	exactly(t, begin(t, url), key, 121)
 }

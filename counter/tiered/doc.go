@@ -68,6 +68,9 @@
 //   - Redis comes back with older data: the same, if it is older than the last checkpoint. If it is newer, values are
 //     at least those of the last checkpoint; a watcher may see a lost value until the counter changes again. After a
 //     failover or a restart, PostgreSQL is needed once to find this out.
+//   - PostgreSQL comes back with older data, as in a failover to an asynchronous replica: later checkpoints are
+//     persisted. What Redis had dropped of the lost ones is missing until the counter changes again, and is lost if it
+//     leaves Redis before that.
 //   - A process dies: nothing that was acknowledged is lost.
 //   - Rules of two processes give one new counter different kinds: both may come into being. The one in PostgreSQL
 //     stays.

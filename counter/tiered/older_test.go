@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/countermem"
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
@@ -150,4 +151,56 @@ func TestOlderMemory(t *testing.T) {
 			return true
 		})
 	}
+}
+
+// TestOlderMemoryOfAPersistedCheckpoint: Redis comes back with its memory of the moment when a checkpoint had just
+// begun, which PostgreSQL has. Nothing of that checkpoint is persisted again.
+func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	store := open(t, tiered.Config{
+		Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: time.Hour,
+	})
+	w := &twins{store, countermem.New(countermem.Config{}), []string{"v:1", "v:gone", "l:1", "u:1"}}
+	changes := func(n int) []counter.Op {
+		return []counter.Op{
+			op("", view("v:1", "shop")), op("", view("v:1", fmt.Sprint(n))), op("", ends(views, "v:1", counter.Adjust)),
+			op("", view("v:gone", "shop")), op("", ends(views, "v:gone", counter.Delete)),
+			op("", view("v:gone", "new")), op("", ends(views, "v:gone", counter.Adjust)),
+			op("", edit(likes, "l:1", []string{"a", fmt.Sprint(n)}, nil)),
+			op("", edit(visitors, "u:1", []string{"a", fmt.Sprint(n)}, nil)),
+		}
+	}
+	w.apply(t, changes(1)...)
+	buckets, err := store.Redis().Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Redis().Checkpoint(t.Context(), buckets[0].Generation, buckets[0].Checkpoint); err != nil {
+		t.Fatal(err)
+	}
+	redis.Do(t, "SAVE")
+	everything(t, store) // after it is persisted
+	redis.Kill()
+	redis.Restart(t)
+	countertest.AwaitServed(t, store)
+	w.same(t, "after the restart")
+	w.apply(t, changes(2)...)
+	w.same(t, "after further changes")
+}
+
+// TestPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data,
+// after a failover to an asynchronous replica. Later ones are persisted.
+func TestPostgresWithOlderData(t *testing.T) {
+	pg := pgtest.Single(t)
+	redis := redistest.Dial(t, redistest.Start(t).URL())
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis, Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	for n := range int64(3) {
+		apply(t, s, op("", add(views, "v:1", 1)))
+		testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == n+1 })
+	}
+	pg.Exec(t, cfg.Postgres, "update headcount_front set epoch = epoch - 2")
+	pg.Exec(t, cfg.Postgres, "update headcount_counters set value = 1, sequence = 1 where key = 'v:1'")
+	apply(t, s, op("", add(views, "v:1", 1)))
+	testkit.Eventually(t, "a later change is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
 }

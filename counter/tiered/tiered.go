@@ -381,21 +381,25 @@ func (s resident) History(ctx context.Context, key string, step time.Duration, f
 }
 
 // merged returns the completed time buckets that Redis and PostgreSQL have, in order.
-func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain {
+func merged(gained, behind []counter.Gain) []counter.Gain {
 	if len(gained) == 0 {
 		return behind
 	}
+	by := map[int64]counter.Gain{}
+	for _, g := range gained {
+		by[g.Number] = g
+	}
 	for _, g := range behind {
-		switch newer, ok := gained[g.Number]; {
+		switch newer, ok := by[g.Number]; {
 		case !ok:
-			gained[g.Number] = g
+			by[g.Number] = g
 		case newer.Seen != nil && g.Seen != nil: // Redis may have only what was added since
 			newer.Seen.Merge(*g.Seen)
 		}
 	}
-	out := make([]counter.Gain, 0, len(gained))
-	for _, number := range slices.Sorted(maps.Keys(gained)) {
-		out = append(out, gained[number])
+	out := make([]counter.Gain, 0, len(by))
+	for _, number := range slices.Sorted(maps.Keys(by)) {
+		out = append(out, by[number])
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -22,7 +23,7 @@ const (
 	hurries   = 10 * time.Millisecond // shortest time between two checkpoints that callers wait for
 	evictMost = 30 * time.Second      // longest time between two evictions
 	lastRound = 2 * time.Second       // for persistLast
-	largeSet  = 10_000                // members; loadLarge loads larger sets
+	largeSet  = 500                   // members; loadLarge loads larger sets
 	largeIn   = 10 * time.Minute      // for one of them
 )
 
@@ -158,6 +159,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 // has persisted since, that looks like a loss of data, and heal finds that there was none.
 func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []counterredis.Bucket) (number, deleted uint64, err error) {
 	dirty := false
+	number = math.MaxUint64 // a PostgreSQL that came back with older data may lack checkpoints that Redis has dropped
 	for _, b := range all {
 		if b.Generation != p.Generation || b.Checkpoint <= p.Checkpoint {
 			return 0, 0, counterredis.ErrLost
@@ -167,11 +169,11 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 			return 0, 0, s.redis.Acknowledge(ctx, p.Generation, p.Checkpoint)
 		}
 		dirty = dirty || !b.Since.IsZero()
+		number = min(number, cmp.Or(b.Draining, b.Checkpoint))
 	}
 	if !dirty {
 		return 0, 0, nil
 	}
-	number = p.Checkpoint + 1
 	if err := s.redis.Checkpoint(ctx, p.Generation, number); err != nil {
 		return 0, 0, err
 	}
@@ -186,7 +188,7 @@ func (s *Store) checkpoint(ctx context.Context, p *counterpg.Persisting, all []c
 		return 0, 0, err
 	}
 	for _, b := range all {
-		if !b.Good || b.Generation != p.Generation || b.Draining != number {
+		if !b.Good || b.Generation != p.Generation || b.Checkpoint != number+1 {
 			return 0, 0, counterredis.ErrLost
 		}
 		deleted = max(deleted, b.Deleted)
