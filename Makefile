@@ -8,6 +8,7 @@ LDFLAGS  = -s -w $(if $(VERSION),-X main.version=$(VERSION))
 
 # Leaves out gin's MessagePack, which nobody uses: to compile it takes 40 CPU s, with the race detector 50.
 export GOFLAGS += -tags=nomsgpack
+PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
@@ -57,7 +58,7 @@ test-all:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
 	$(call part,go test in full,$(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
-	$(call part,portable,$(GOTEST) -short -tags portable,nomsgpack ./internal/machine ./gateway/...)
+	$(call part,portable,$(GOTEST) -short $(PORTABLE) ./internal/machine ./gateway/...)
 	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all); web=$$?; wait $$! && [ $$web = 0 ])
 
 # test beside two busy loops on each core.
