@@ -100,7 +100,7 @@ var (
 
 // Known is the client when there is one, or the word that Redis is away.
 func (s *Caller) Known(ctx context.Context) (*Client, error) {
-	if c := s.conn.client.Load(); c != nil && s.accepted.Load() && !s.closed.Load() {
+	if c := s.conn.connected(); c != nil && s.accepted.Load() && !s.closed.Load() {
 		return c, nil
 	}
 	var c *Client

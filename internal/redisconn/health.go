@@ -197,5 +197,5 @@ func probeWrite(ctx context.Context, c *Client) error {
 
 // up reports whether Redis answered the last call, and carries out commands.
 func (s *Conn) up() bool {
-	return s.client.Load() != nil && s.breaker.Closed() && s.refusal.Load() == nil
+	return s.connected() != nil && s.breaker.Closed() && s.refusal.Load() == nil
 }

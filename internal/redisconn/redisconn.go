@@ -73,7 +73,7 @@ type Conn struct {
 	breaker *outage.Breaker
 
 	dialling chan struct{} // holds one: the right to set client
-	client   atomic.Pointer[Client]
+	client   atomic.Value  // *Client: atomic.Pointer[Client] has each importing package compile go-redis's 700 methods
 
 	refusal atomic.Pointer[time.Time] // when Redis last refused a command, and so counts as away; nil: not lately
 	denied  atomic.Bool               // a command was denied since the last probe
@@ -122,7 +122,7 @@ func (s *Conn) Close() error {
 	s.stop()
 	<-s.ended
 	s.dialling <- struct{}{} // nobody dials any more
-	if c := s.client.Load(); c != nil {
+	if c := s.connected(); c != nil {
 		if err := c.Close(); !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 			return err
 		}
@@ -234,9 +234,15 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// connected returns the client, or nil if Redis has not been reached yet.
+func (s *Conn) connected() *Client {
+	c, _ := s.client.Load().(*Client)
+	return c
+}
+
 // connect returns the client, which the first call that reaches Redis creates.
 func (s *Conn) connect(ctx context.Context) (*Client, error) {
-	if c := s.client.Load(); c != nil {
+	if c := s.connected(); c != nil {
 		return c, nil
 	}
 	select {
@@ -245,7 +251,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if c := s.client.Load(); c != nil {
+	if c := s.connected(); c != nil {
 		return c, nil
 	}
 	u := s.dial()
