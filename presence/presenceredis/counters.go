@@ -20,7 +20,7 @@ const (
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
-	updates, err := s.read(ctx, "", presence.CountTopics(pages), nil)
+	updates, _, err := s.read(ctx, "", presence.CountTopics(pages), false)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: counts of %d pages: %w", len(pages), err)
 	}
@@ -33,7 +33,7 @@ func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 
 // Updates implements presence.Updates.
 func (s *Store) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
-	updates, err := s.read(ctx, "", topics, nil)
+	updates, _, err := s.read(ctx, "", topics, false)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: read %d topics: %w", len(topics), err)
 	}
@@ -45,7 +45,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("presenceredis: attach: %q is no gateway", gateway)
 	}
-	updates, err := s.read(ctx, gateway, topics, nil)
+	updates, _, err := s.read(ctx, gateway, topics, false)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: attach %s to %d topics: %w", gateway, len(topics), err)
 	}
@@ -80,16 +80,19 @@ func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, pla
 
 // read returns the updates of topics and, unless gateway is empty, attaches it to them.
 // A topic of an unknown kind reads as never published: a newer process may have attached
-// a gateway to it. Unless parts is nil, the only topic is a count, and parts gets the regions' parts of it.
-func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topic, parts *[]presence.Part) ([]presence.Update, error) {
+// a gateway to it. inParts says that the only topic is a count, of which read also returns
+// the part of each region.
+func (s *Store) read(
+	ctx context.Context, gateway string, topics []presence.Topic, inParts bool,
+) (updates []presence.Update, parts []presence.Part, err error) {
 	if len(topics) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	c, err := s.conn.Known(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	updates := make([]presence.Update, len(topics))
+	updates = make([]presence.Update, len(topics))
 	for i, t := range topics {
 		updates[i].Topic = t
 	}
@@ -97,12 +100,12 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
 		if reader := kinds[b.kind]; reader != nil {
-			calls = append(calls, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, parts != nil}))
+			calls = append(calls, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, inParts}))
 			places = append(places, at)
 		}
 	})
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	generations := make([]string, len(calls))
 	for k, cl := range calls {
@@ -110,18 +113,18 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	}
 	repaired, err := s.repaired(ctx, generations...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for k, cl := range calls {
 		reply := cl.Reply.([]any)
 		for j, i := range places[k] {
 			updates[i] = s.update(topics[i], reply[2+j].(string), reply[0] == "1" || !repaired[k])
 		}
-		if parts != nil {
-			*parts = s.parts(reply[3].(string))
+		if inParts {
+			parts = s.parts(reply[3].(string))
 		}
 	}
-	return updates, nil
+	return updates, parts, nil
 }
 
 // update parses "incarnation sequence value".
@@ -137,12 +140,12 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 
 // Parts returns the count of a page and the part of each region: this region first, then the
 // others by name, without regions that are left out.
-func (s *Store) Parts(ctx context.Context, page string) (c presence.Count, parts []presence.Part, err error) {
-	updates, err := s.read(ctx, "", []presence.Topic{presence.CountTopic(page)}, &parts)
+func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
+	updates, parts, err := s.read(ctx, "", []presence.Topic{presence.CountTopic(page)}, true)
 	if err != nil {
-		return c, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
+		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
 	}
-	c, _ = presence.CountOf(updates[0])
+	c, _ := presence.CountOf(updates[0])
 	return c, parts, nil
 }
 
