@@ -41,7 +41,7 @@ import (
 
 const (
 	retryAfter = 500 * time.Millisecond // longest pause after a failure
-	laterAfter = 200 * time.Millisecond // pause after a bucket that the peer could not accept yet
+	laterAfter = 200 * time.Millisecond // pause after a bucket that cannot be sent or accepted yet
 	minItems   = 256                    // least bound of the items in a round
 )
 
@@ -63,7 +63,7 @@ const (
 	Unchanged Outcome = iota // nothing was sent: the next change or comparison marks the bucket again
 	Sent                     // the peer has everything
 	More                     // another round has to follow at once
-	Later                    // the peer could not accept the bucket; it is sent again after a pause
+	Later                    // the bucket cannot be sent or accepted yet; it is sent again after a pause
 )
 
 // Result is the outcome of a bucket, and the peer's position after it.
