@@ -75,6 +75,18 @@ func exactly(t testing.TB, s counter.Store, key string, want int64) counter.Coun
 	return c
 }
 
+// exported are the copies of an export.
+func exported(t testing.TB, p process) (copies []counter.Copy) {
+	t.Helper()
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error {
+		copies = append(copies, c)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return copies
+}
+
 // looks has p know key, and reports whether it is sharded.
 func (p process) looks(t testing.TB, key string) bool {
 	t.Helper()
@@ -440,13 +452,7 @@ func TestAnExportHasTheShards(t *testing.T) {
 	for range 20 {
 		made(t, p, add("k", 1))
 	}
-	var copies []counter.Copy
-	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error {
-		copies = append(copies, c)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	copies := exported(t, p)
 	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {
 		t.Fatalf("%+v", copies)
 	}
@@ -828,10 +834,7 @@ func TestAnImportReplacesASplitSum(t *testing.T) {
 	url, key := redistest.Single(t).URL(), t.Name()
 	p := begin(t, url)
 	spread(t, p.Store, key)
-	var copies []counter.Copy
-	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	copies := exported(t, p)
 	made(t, p, add(key, 1))
 	if n, err := p.redis.Restore(t.Context(), copies, rules); err != nil || n != 0 {
 		t.Fatalf("%d were imported, and the sum is newer than its copy, %v", n, err)

@@ -74,8 +74,6 @@ func TestAForgottenPairComesBackAbove(t *testing.T) {
 	}
 }
 
-// Any run of any script of a change may be repeated and may come late. So the test cuts
-// a history of changes into its runs. After each run it repeats some earlier ones.
 // A log that begins while the pages for an earlier one are listed lacks those pages.
 func TestALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, Peers: []string{"eu"}})
@@ -120,6 +118,8 @@ func TestALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	}
 }
 
+// Any run of any script of a change may be repeated and may come late. So the test cuts
+// a history of changes into its runs. After each run it repeats some earlier ones.
 func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})

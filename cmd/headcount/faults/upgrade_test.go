@@ -492,8 +492,8 @@ func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 }
 
 // kept is what Redis has, without leases, what runs out by itself, the endpoints of gateways (one leaves a
-// topic some time after its last client has), and the candidates of a minute, which end with it. Of a partition it is who owns it, since an owner
-// confirms now and then that it does.
+// topic some time after its last client has), and the candidates of a minute, which end with it. Of a
+// partition it is who owns it, since an owner confirms now and then that it does.
 func kept(t *testing.T, redis *redistest.Server) map[string]any {
 	t.Helper()
 	all := map[string]any{}
