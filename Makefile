@@ -17,6 +17,9 @@ PORTABLE = -tags portable,nomsgpack
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
+# Builds the program, or with -race, for the command after it, whose tests run it as a process.
+with = $(GO) build $(1) -o bin/headcount-test$(1) ./cmd/headcount && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)'
+
 # Four packages at a time, because tests wait more than they compute.
 GOTEST = $(GO) test -p 4 -count=1 -vet=off -timeout 20m
 
@@ -44,8 +47,8 @@ lint:
 test:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,lint,$(MAKE) -s lint)
-	$(call part,go test,$(GOTEST) -short ./... headcount/client)
-	$(call part,web test,cd web && npm test)
+	$(call part,go test,$(call with) $(GOTEST) -short ./... headcount/client)
+	$(call part,web test,$(call with) npm --prefix web test)
 
 # The test functions that -short leaves out or shortens, and helpers that do, whose names end with Long.
 LONG = testing\.Short|Long\(|(counter|presence)test\.Run
@@ -56,10 +59,10 @@ LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
-	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
-	$(call part,go test in full,$(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,go test -race,$(call with,-race) $(GOTEST) -race -short ./... headcount/client)
+	$(call part,go test in full,$(call with) $(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short $(PORTABLE) ./internal/machine ./gateway/...)
-	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all); web=$$?; wait $$! && [ $$web = 0 ])
+	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(call with,-race) npm --prefix web run test:all); web=$$?; wait $$! && [ $$web = 0 ])
 
 # test beside two busy loops on each core.
 test-busy:
@@ -76,7 +79,7 @@ OTHER = bb5e81f
 UNNUMBERED = 86e69d5
 upgrade:
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; for release in $(PREVIOUS) $(OTHER) $(UNNUMBERED); do \
-		mkdir "$$dir/src" && git archive $$release | tar -x -C "$$dir/src" && (cd "$$dir/src" && $(GO) build -trimpath -o "$$dir/$$release" ./cmd/headcount) || exit; \
+		mkdir "$$dir/src" && git archive $$release | tar -x -C "$$dir/src" && (cd "$$dir/src" && $(GO) build -o "$$dir/$$release" ./cmd/headcount) || exit; \
 		rm -rf "$$dir/src"; done; \
 	HEADCOUNT_PREVIOUS="$$dir/$(PREVIOUS)" HEADCOUNT_OTHER_FORMAT="$$dir/$(OTHER)" HEADCOUNT_BEFORE_FORMATS="$$dir/$(UNNUMBERED)" \
 		$(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
