@@ -15,15 +15,27 @@ import (
 	"headcount/internal/testkit"
 )
 
-// insist makes o under the idempotency key id of its counter, as a client does on a machine so busy that a store takes
-// its server for dead: what was not answered is repeated, and counts once.
-func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.Result) {
-	o.IdempotencyKey = counter.NewIdempotencyKey(o.Changes[0].Key, "", id)
-	testkit.Eventually(t, "an answer", func() bool {
-		r = s.Apply(t.Context(), []counter.Op{o})[0]
-		return !errors.Is(r.Err, counter.ErrUnavailable)
+// insist makes ops under the idempotency key id, as a client does on a machine so busy that a store takes its server
+// for dead: what was not answered is repeated, and counts once.
+func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []counter.Result {
+	for i := range ops {
+		ops[i].IdempotencyKey = counter.NewIdempotencyKey(ops[i].Changes[0].Key, "", fmt.Sprint(id, " ", i))
+	}
+	results := make([]counter.Result, len(ops))
+	for i := range results {
+		results[i].Err = counter.ErrUnavailable
+	}
+	testkit.Eventually(t, "answers", func() bool {
+		answered := true
+		for i, r := range s.Apply(t.Context(), ops) {
+			if errors.Is(results[i].Err, counter.ErrUnavailable) {
+				results[i] = r
+			}
+			answered = answered && !errors.Is(results[i].Err, counter.ErrUnavailable)
+		}
+		return answered
 	})
-	return r
+	return results
 }
 
 // fight has clients of two processes sell the last of a stock. Four of them at a time try under one idempotency key.
@@ -38,7 +50,7 @@ func fight(t *testing.T, i Instance) {
 		wg.Go(func() {
 			<-start
 			for n := range tries {
-				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))
+				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))[0]
 				switch {
 				case r.Err == nil:
 					answered[n][c/same].Store(1)
@@ -109,7 +121,7 @@ func concurrent(t *testing.T, i Instance) {
 				in[c][m] = join
 				from := (c*rounds/2 + n) * 20 // half of them overlap with the next client's
 				ops = append(ops, op(sums...), op(change), op(see("u:1", visitors(from, from+20)...)))
-				for _, r := range s.Apply(t.Context(), ops) {
+				for _, r := range insist(t, s, fmt.Sprintf("%d of %d", n, c), ops...) {
 					if r.Err != nil {
 						t.Error(r.Err)
 						return
