@@ -298,10 +298,15 @@ func TestCheckReachesProcesses(t *testing.T) {
 	redis, cluster := redistest.Start(t), servertest.FreeAddr()
 	const secret = "--cluster-secret=a secret that is long"
 	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
-	status, _, all := check(t, "--redis="+redis.URL(), secret, "--patience=3m",
-		"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	status, _, all := check(t, args...)
 	if status != exitOK || !strings.Contains(all, cluster+" is reached over TCP and UDP") || !strings.Contains(all, "and TCP and UDP to ") {
 		t.Errorf("status %d\n%s", status, all)
+	}
+	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
+	if status != exitFailure || !strings.Contains(all, "processes without --postgres use this Redis; end all of them") {
+		t.Errorf("beside a process that has no PostgreSQL: status %d\n%s", status, all)
 	}
 }
 

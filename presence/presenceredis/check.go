@@ -93,6 +93,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 type checker struct {
 	ours      Facts
 	idSecrets [][]byte
+	adopts    string // the fact postgres, if a process would change it to behind; empty: it would not
 	found     Checked
 	now       time.Time // of the server; zero: the user may not ask for it
 }
@@ -184,7 +185,10 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	compare("format", facts["format"] != strconv.Itoa(format))
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 	is := facts["postgres"]
-	compare("postgres", ours.Postgres != "" && is != ours.Postgres && (ours.Postgres != behind || is != "none" && is != "behind"))
+	if ours.Postgres == behind && (is == "none" || is == "behind") {
+		k.adopts = is
+	}
+	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.adopts == "")
 	compare("webhooks", ours.Webhooks != 0 && facts["webhooks"] != strconv.Itoa(ours.Webhooks))
 	seals := map[string]string{}
 	for name, seal := range facts {
@@ -216,6 +220,10 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 		}
 	}
 	slices.SortFunc(k.found.Processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+	uses := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) } // counters
+	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, uses) {
+		k.problem("%s.", postgresMend(k.adopts, behind))
+	}
 	return nil
 }
 
