@@ -22,11 +22,12 @@ import (
 )
 
 // Behind nginx as README.md sets it up, many readers of a page cost the gateway two requests a second at most, and see
-// a change soon.
+// a change soon. Sites with hosts of their own do not get each other's counts.
 func TestReadsBehindACache(t *testing.T) {
 	testkit.Long(t)
 	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
-	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1")
+	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1",
+		"--site=default=http://a.test", "--site=b=http://b.test")
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
 
 	var arrived atomic.Int64
@@ -51,10 +52,14 @@ func TestReadsBehindACache(t *testing.T) {
 	background(t, 0, "nginx", "-p", dir, "-c", conf, "-g", "daemon off;")
 
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: testkit.Timeout}
-	do := func(method, path, body string) (string, error) {
+	do := func(method, path, body string, host ...string) (string, error) {
 		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+proxy+path, strings.NewReader(body))
 		if err != nil {
 			return "", err
+		}
+		for _, own := range host { // as a page of that host calls its own origin
+			r.Host = own
+			r.Header.Set("Sec-Fetch-Site", "same-origin")
 		}
 		resp, err := client.Do(r)
 		if err != nil {
@@ -104,4 +109,9 @@ func TestReadsBehindACache(t *testing.T) {
 	})
 	stop()
 	readers.Wait()
+	for host, want := range map[string]string{"a.test": `"count":1,`, "b.test": `"count":0,`} {
+		if body, err := do("GET", "/hot%2Fpage/counter", "", host); err != nil || !strings.Contains(body, want) {
+			t.Errorf("a page of the site %s is answered %s, %v", host, body, err)
+		}
+	}
 }

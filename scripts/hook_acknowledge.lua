@@ -1,15 +1,16 @@
--- hook_acknowledge.lua: remove the sealed batch of a webhook from its outbox.
+-- hook_acknowledge.lua: remove the first events of the sealed batch of a webhook from its outbox.
+-- None are sealed then.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
 -- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
--- ARGV[1]  the first event of the batch
--- Returns  1 if the batch was removed, else 0
+-- ARGV[1]  the first event of the batch   ARGV[2]  how many are removed
+-- Returns  1 if they were removed, else 0
 -- Safe to repeat: the first event is another one then.
 
 local n = tonumber(redis.call('GET', KEYS[2]) or '0')
 if n == 0 or redis.call('LRANGE', KEYS[1], 0, 0)[1] ~= ARGV[1] then
   return 0
 end
-redis.call('LTRIM', KEYS[1], n, -1)
+redis.call('LTRIM', KEYS[1], math.min(n, tonumber(ARGV[2])), -1)
 redis.call('UNLINK', KEYS[2])
 return 1

@@ -28,6 +28,7 @@ import (
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
+	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
@@ -233,16 +234,19 @@ func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 	}
 }
 
-func (c *checkCommand) checkDirs(_ context.Context, f *findings, _ bool) {
+func (c *checkCommand) checkDirs(_ context.Context, f *findings, runs bool) {
 	checkDir(f, "--data-dir", c.Config.DataDir)
-	checkFiles(f, c.Config.DataDir)
+	checkFiles(f, c.Config.DataDir, runs)
+	if refused := (*setting.Error)(nil); c.Config.Postgres != "" && errors.As(noCountersIn(c.Config.DataDir), &refused) {
+		f.wrongf("--data-dir", "%s.", refused.Problem)
+	}
 	if len(c.Config.Domains) > 0 { // the default is a directory below --data-dir
 		checkDir(f, "--acme-dir", c.Config.ACMEDir)
 	}
 }
 
-// checkFiles checks the files of a data directory, unless a server has them open.
-func checkFiles(f *findings, dir string) {
+// checkFiles checks the files of a data directory, unless the server that runs has them open.
+func checkFiles(f *findings, dir string, runs bool) {
 	if dir == "" {
 		return
 	}
@@ -253,7 +257,7 @@ func checkFiles(f *findings, dir string) {
 	for _, path := range files {
 		err := boltfile.Check(path, nil)
 		switch {
-		case errors.Is(err, boltfile.ErrInUse):
+		case runs && errors.Is(err, boltfile.ErrInUse):
 		case err != nil:
 			f.wrongf("--data-dir", "%v.", err)
 		default:
@@ -304,7 +308,11 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found := presenceredis.Check(ctx, redisconn.Config{URL: c.Config.Redis, Dial: c.Patience, Log: zerolog.Nop()}, c.Config.facts())
+	var idSecrets [][]byte
+	if c.Config.HasRole(presence.RoleGateway) {
+		idSecrets = keysOf(c.Config.idSecrets())
+	}
+	found := presenceredis.Check(ctx, redisconn.Config{URL: c.Config.Redis, Dial: c.Patience, Log: zerolog.Nop()}, c.Config.facts(), idSecrets)
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
 	}
@@ -342,7 +350,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: counterredis.Format})
+		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: counterredis.Format}, nil)
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)
@@ -465,7 +473,8 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 		return
 	}
 	wrong := f.wrong
-	if _, body, err = c.get(ctx, base+"/check%2Fthis/counter"); err == nil && !strings.Contains(body, `"page":"check/this"`) {
+	status, body, err = c.get(ctx, base+"/check%2Fthis/counter")
+	if err == nil && status != http.StatusForbidden && !strings.Contains(body, `"page":"check/this"`) { // 403: it is private
 		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on the path as it came (in nginx: proxy_pass without a path).")
 	}
 	hostIsRight := true

@@ -23,6 +23,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
+	"headcount/counter/counterfile"
+	"headcount/counter/countertest"
 	"headcount/gateway/identity"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -84,7 +88,7 @@ func TestCheckFindsFaults(t *testing.T) {
 	database := postgres.Database(t)
 	newer := postgres.Database(t)
 	postgres.Exec(t, newer, "create table headcount_migrations as select 99 as version_id, true as is_applied")
-	server, below := run(t), run(t, "--base-path=/live")
+	server, below, private := run(t), run(t, "--base-path=/live"), run(t, "--private=*", "--api-key=a key that is long")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -98,6 +102,19 @@ func TestCheckFindsFaults(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	held, full := t.TempDir(), t.TempDir() // directories with counters, of which a server has the first one
+	for _, dir := range []string{held, full} {
+		store, err := counterfile.Open(dir, counterfile.Config{Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		countertest.Fill(t, store, 1)
+		if dir == held {
+			t.Cleanup(func() { _ = store.Close() })
+		} else if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	user := func(name string, rights ...any) string {
 		t.Helper()
@@ -161,6 +178,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"Redis drops keys":           {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: "noeviction"},
 		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: `belongs to the region "eu"`},
 		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: "--cluster-secret"},
+		"no secret opens the key":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"}, want: "no --id-secret opens the key of user hashes; give"},
 		"a clock is wrong":           {args: append(stopped, "--redis="+late.URL()), want: "clocks"},
 		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: nobody + " has a lease"},
 		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: "does not answer over UDP"},
@@ -185,6 +203,8 @@ func TestCheckFindsFaults(t *testing.T) {
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
 		"no room for certificates":   {args: append(stopped, "--domain=counter.example.com", "--acme-dir="+filepath.Join(file, "acme")), want: "--acme-dir"},
+		"a directory in use":         {args: append(stopped, "--data-dir="+held), want: "in use by another process; end that one"},
+		"counters that are hidden":   {args: append(stopped, "--data-dir="+full, "--postgres="+database), want: "has counters, which are not served with --postgres"},
 		"a damaged file":             {args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: broken + ": "},
 		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
@@ -192,6 +212,9 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a good proxy": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
 		"a good proxy, below a path": {args: []string{
 			"--admin-listen=" + below.admin, "--base-path=/live/", "--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+		}},
+		"a good proxy, and every page is private": {args: []string{
+			"--admin-listen=" + private.admin, "--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
 		"nobody at the address":     {args: behind("http://" + nobody), want: "nothing answers"},
 		"a stranger at the address": {args: behind(stranger.URL), want: "something else than Headcount"},
@@ -275,10 +298,15 @@ func TestCheckReachesProcesses(t *testing.T) {
 	redis, cluster := redistest.Start(t), servertest.FreeAddr()
 	const secret = "--cluster-secret=a secret that is long"
 	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
-	status, _, all := check(t, "--redis="+redis.URL(), secret, "--patience=3m",
-		"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	status, _, all := check(t, args...)
 	if status != exitOK || !strings.Contains(all, cluster+" is reached over TCP and UDP") || !strings.Contains(all, "and TCP and UDP to ") {
 		t.Errorf("status %d\n%s", status, all)
+	}
+	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
+	if status != exitFailure || !strings.Contains(all, "processes without --postgres use this Redis; end all of them") {
+		t.Errorf("beside a process that has no PostgreSQL: status %d\n%s", status, all)
 	}
 }
 

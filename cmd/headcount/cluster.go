@@ -29,9 +29,7 @@ const peerDial = 2 * time.Second
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process) (err error) {
-	if len(s.cfg.IDSecrets) == 0 {
-		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
-	}
+	s.cfg.IDSecrets = s.cfg.idSecrets()
 	var hashKeys presenceredis.HashKeys
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
@@ -171,14 +169,17 @@ func checkValue(secrets []string) string {
 	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
 }
 
-// derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
-// gateways derive the same secrets. A cluster without a cluster secret runs on the
-// loopback of this machine only, to try it out.
-func derivedIDSecrets(secrets []string) []string {
-	if len(secrets) == 0 {
-		secrets = []string{"loopback"}
+// idSecrets are the id secrets of a process in a cluster. Without --id-secret all gateways
+// derive the same ones. A cluster without a cluster secret runs on the loopback of this
+// machine only, to try it out.
+func (c *Config) idSecrets() []string {
+	switch {
+	case len(c.IDSecrets) > 0:
+		return c.IDSecrets
+	case len(c.ClusterSecrets) > 0:
+		return keyed(c.ClusterSecrets, "headcount ids")
 	}
-	return keyed(secrets, "headcount ids")
+	return keyed([]string{"loopback"}, "headcount ids")
 }
 
 // keyed returns for each secret a value for the text, from which nobody finds the secret.

@@ -369,12 +369,18 @@ func TestFilesThatAreNoExport(t *testing.T) {
 		"no version":         {head + `{"key":"a","kind":"sum","value":1,"version":"0-0"}` + "\n", "not a version"},
 		"members missing":    {head + `{"key":"a","kind":"members","value":2,"version":"1-1","members":["x"]}` + "\n", "1 members and the value 2"},
 		"broken registers":   {head + `{"key":"a","kind":"unique","value":2,"version":"1-1","registers":"AAAA"}` + "\n", "without a head"},
-		"a strange line":     {head + `{"x":1}` + "\n", "neither a counter nor the end"},
+		"a strange line":     {head + `{"x":1}` + "\n", "line 2: bad file: a line is neither a counter nor the end"},
+		"later":              {head + `{"key":"good","kind":"sum","value":1,"version":"1-1"}` + "\nhello\n", "line 3: bad file: a line is not JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, _, said := runCommand(t, strings.NewReader(tc.text), "import", "--data-dir", t.TempDir())
+			dir := t.TempDir()
+			status, _, said := runCommand(t, strings.NewReader(tc.text), "import", "--data-dir", dir)
 			if status != exitFailure || !strings.Contains(said, tc.want) || strings.Count(said, "\n") != 1 {
 				t.Errorf("%d %q, want %q", status, said, tc.want)
+			}
+			_, out, _ := runCommand(t, nil, "export", "--data-dir", dir)
+			if good := `"key":"good"`; strings.Contains(tc.text, good) != strings.Contains(out, good) {
+				t.Errorf("what came before that line is not imported: %s", out)
 			}
 		})
 	}
@@ -384,6 +390,17 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	dir := t.TempDir()
 	there := filepath.Join(dir, "there")
 	if err := os.WriteFile(there, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other, text := filepath.Join(dir, "other"), `{"no":"export"}`
+	if err := os.WriteFile(other, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store, err := counterfile.Open(dir, counterfile.Config{Log: zerolog.Nop()})
+	if err == nil {
+		err = store.Close()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := (place{}).open(t.Context(), true, counter.BuiltinRules()); !errors.As(err, new(*setting.Error)) {
@@ -399,7 +416,8 @@ func TestTransfersThatCannotBe(t *testing.T) {
 		"no URL":                {"import --postgres mysql://h", exitSettings, "--postgres"},
 		"a region without both": {"export --regions --redis redis://h", exitSettings, "--regions"},
 		"nobody answers":        {"export --postgres postgres://u:p@127.0.0.1:1/d", exitFailure, "unavailable"},
-		"a file that is there":  {"export --data-dir " + dir + " --file " + there, exitFailure, ""},
+		"a file that is there":  {"export --data-dir " + dir + " --file " + there, exitFailure, "exists already"},
+		"resume another file":   {"export --data-dir " + dir + " --file " + other + " --resume", exitFailure, "does not begin like an export"},
 		"a file there is not":   {"import --data-dir " + dir + " --file " + dir + "/none", exitFailure, "--file"},
 		"resume without a file": {"export --data-dir " + dir + " --resume", exitSettings, "--resume"},
 		"rules that are none":   {fmt.Sprintf("import --data-dir %s --file %s --counters %s", dir, there, there), exitSettings, "--counters"},
@@ -410,5 +428,8 @@ func TestTransfersThatCannotBe(t *testing.T) {
 				t.Errorf("%d %q, want %d with %q", status, said, tc.status, tc.want)
 			}
 		})
+	}
+	if is, err := os.ReadFile(other); err != nil || string(is) != text {
+		t.Errorf("another file was changed: %q, %v", is, err)
 	}
 }

@@ -145,7 +145,13 @@ func (s *Store) complete(ctx context.Context, copies []counter.Copy) error {
 	}
 	err := s.whole(ctx, sums)
 	for n, sum := range sums {
-		copies[at[n]].Value, copies[at[n]].Version = sum.Value, sum.Version
+		c := &copies[at[n]]
+		for i := range c.Slots { // shards have gained this in the last seconds
+			if slot := &c.Slots[i]; slot.Step != 0 {
+				slot.Value = counter.Saturated(slot.Value, sum.Value-c.Value)
+			}
+		}
+		c.Value, c.Version = sum.Value, sum.Version
 	}
 	return err
 }

@@ -456,6 +456,9 @@ func TestAnExportHasTheShards(t *testing.T) {
 	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Sharding != nil {
 		t.Fatalf("%+v", copies)
 	}
+	if gained := copies[0].Slots.At(time.Minute).Value; gained != 21 {
+		t.Errorf("the history of the export has %d", gained)
+	}
 }
 
 // TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not sharded.

@@ -43,6 +43,11 @@ var (
 	ErrCut = fmt.Errorf("%w: it has no end, so the export was interrupted; resume it (export --resume) and import the whole file again", ErrFormat)
 )
 
+// begin is how a file begins.
+const begin = `{"format":`
+
+var errBegin = fmt.Errorf("%w: it does not begin like an export", ErrFormat)
+
 // Progress observes a transfer.
 type Progress interface {
 	// Transferred is called after some counters, and at the end.
@@ -84,6 +89,9 @@ func Resume(r io.Reader) (Position, error) {
 	for at := int64(0); ; {
 		text, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) { // the last line is incomplete or missing
+			if n := min(len(text), len(begin)); p.Offset == 0 && string(text[:n]) != begin[:n] {
+				return p, errBegin
+			}
 			return p, nil
 		}
 		if err != nil {
@@ -115,7 +123,7 @@ func parse(text []byte, first bool) (l line, err error) {
 	}
 	switch {
 	case first && l.Format == nil:
-		return l, fmt.Errorf("%w: it does not begin like an export", ErrFormat)
+		return l, errBegin
 	case first && *l.Format != Format:
 		return l, fmt.Errorf("%w: its format is %d, this version knows %d; use the version that wrote it", ErrFormat, *l.Format, Format)
 	case !first && l.Key == nil && l.Identities == nil && l.Counters == nil:
@@ -212,10 +220,10 @@ type reader struct {
 func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress) error {
 	r := &reader{to: to, rules: rules, into: into, progress: progress}
 	lines := bufio.NewReaderSize(in, 1<<16)
-	for first := true; ; first = false {
+	for n := 1; ; n++ {
 		text, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			if first {
+			if n == 1 {
 				return fmt.Errorf("%w: it is empty", ErrFormat)
 			}
 			return errors.Join(ErrCut, r.flush(ctx))
@@ -224,18 +232,19 @@ func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *count
 			return err
 		}
 		r.bytes += int64(len(text))
-		l, err := parse(text, first)
-		if err != nil {
-			return err
-		}
+		l, err := parse(text, n == 1)
 		switch {
+		case err != nil:
 		case l.Key != nil:
 			err = r.counter(ctx, text)
 		case l.Counters != nil:
 			return r.end(ctx, l)
 		}
+		if errors.Is(err, ErrFormat) { // the lines before this one are imported
+			err = errors.Join(err, r.flush(ctx))
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("line %d: %w", n, err)
 		}
 	}
 }
@@ -243,7 +252,7 @@ func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *count
 func (r *reader) counter(ctx context.Context, text []byte) error {
 	var c counter.Copy
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
-		return fmt.Errorf("%w: line %d: %w", ErrFormat, r.counters+2, err)
+		return fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	if r.into != nil {
 		site, key := presence.SplitName(c.Key)

@@ -13,8 +13,8 @@ import (
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
 	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, " +
-		"Cache-Control, Headcount-Site"
-	corsExposed = "Retry-After, RateLimit, RateLimit-Policy, Headcount-Id, Idempotent-Replay"
+		"Cache-Control, If-None-Match, Headcount-Site"
+	corsExposed = "ETag, Retry-After, RateLimit, RateLimit-Policy, Headcount-Id, Idempotent-Replay"
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )
 

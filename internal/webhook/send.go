@@ -41,7 +41,10 @@ type sender struct {
 	hook    *Hook
 	owned   atomic.Bool
 	wake    chan struct{} // holds one: the outbox may have events, or owned has changed
-	failed  int           // attempts in a row; run owns it
+
+	// run owns these.
+	failed  int // attempts in a row
+	waiting int // events in the outbox, as the metric has them
 }
 
 // run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure. Only
@@ -49,30 +52,40 @@ type sender struct {
 func (o *sender) run(ctx context.Context) {
 	s := o.service
 	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
-	waiting := s.metrics.waiting.WithLabelValues(o.hook.Host)
 	var store failing
 	for ctx.Err() == nil {
 		if !o.owned.Load() {
 			o.failed = 0
-			waiting.Set(0)
+			o.showWaiting(0)
 			wake.Wait(ctx, time.Minute, o.wake)
 			continue
 		}
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
 		if store.note(ctx, log, err); err != nil || len(events) == 0 {
-			waiting.Set(0)
+			o.showWaiting(0)
 			wake.Wait(ctx, outage.Jitter(2*pollEvery), o.wake)
 			continue
 		}
-		waiting.Set(float64(left))
+		o.showWaiting(left)
 		o.send(ctx, log, events)
 	}
+}
+
+// showWaiting sets how many events wait in the outbox. The webhooks of a host share the metric.
+func (o *sender) showWaiting(events int) {
+	o.service.metrics.waiting.WithLabelValues(o.hook.Host).Add(float64(events - o.waiting))
+	o.waiting = events
 }
 
 // send sends events once and removes from the outbox what the receiver has accepted or refused for good. After any
 // other answer it pauses.
 func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) {
 	s := o.service
+	if old := o.old(events); old > 0 {
+		o.drop(ctx, events[:old], dropOld)
+		log.Warn().Int("events", old).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
+		return
+	}
 	shown := events // to the receiver
 	if o.hook.condition == attendance {
 		shown = s.users.reveal(events)
@@ -83,12 +96,6 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 		return
 	}
 	m, err := newMessage(shown)
-	// Not before an attempt: all processes may have been away for that long, or the clock was set.
-	if err == nil && o.failed > 0 && time.Since(m.oldest) > MaxAge {
-		o.drop(ctx, events, dropOld)
-		log.Warn().Int("events", len(events)).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
-		return
-	}
 	status, again := 0, time.Duration(0)
 	if err == nil {
 		status, again, err = o.attempt(ctx, m)
@@ -118,9 +125,32 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 	}
 }
 
-// done removes a batch from the outbox. If that fails, the batch is sent again with the same id.
+// old returns how many events at the beginning of a batch are too old. None are before an attempt: all processes may
+// have been away for that long, or the clock was set.
+func (o *sender) old(events []string) (n int) {
+	if o.failed == 0 {
+		return 0
+	}
+	for i, text := range events {
+		if o.hook.condition == attendance {
+			text, _ = o.service.users.open(text)
+		}
+		var e Event
+		switch err := json.Unmarshal([]byte(text), &e); {
+		case err != nil: // no key opens it
+		case time.Since(e.Timestamp) > MaxAge:
+			n = i + 1
+		default:
+			return n
+		}
+	}
+	return n
+}
+
+// done removes the first events of a batch, or all, from the outbox. If that fails, the batch is sent again with the
+// same id.
 func (o *sender) done(ctx context.Context, events []string) {
-	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0]); err != nil {
+	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events)); err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))
 	}
 }
@@ -141,9 +171,8 @@ func (o *sender) drop(ctx context.Context, events []string, why string) {
 // message is a batch in the form in which it is sent. It depends on its events only, so each attempt has the
 // same id and body.
 type message struct {
-	id     string
-	body   []byte
-	oldest time.Time
+	id   string
+	body []byte
 }
 
 func newMessage(events []string) (m message, err error) {
@@ -152,7 +181,6 @@ func newMessage(events []string) (m message, err error) {
 		return m, err
 	}
 	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
-	m.oldest = first.Timestamp
 	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)
 	b = append(b, `","data":{"events":[`...)
 	b = append(b, strings.Join(events, ",")...)

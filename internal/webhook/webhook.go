@@ -128,8 +128,9 @@ type Store interface {
 	// Acknowledge, every Take returns the same events. It returns none if the outbox is empty.
 	// waiting is the number of all events in the outbox.
 	Take(ctx context.Context, hook string) (events []string, waiting int, err error)
-	// Acknowledge removes the sealed events from the outbox, if first is still the first of them.
-	Acknowledge(ctx context.Context, hook, first string) error
+	// Acknowledge removes the first n of the sealed events from the outbox, if first is still the first of them. None are
+	// sealed then.
+	Acknowledge(ctx context.Context, hook, first string, n int) error
 }
 
 // report makes changes by as many calls of the store as they need.

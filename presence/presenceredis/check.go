@@ -13,6 +13,7 @@ import (
 
 	"headcount/internal/redisconn"
 	"headcount/presence"
+	"headcount/presence/hashkey"
 )
 
 // Checked is what Check found.
@@ -50,9 +51,10 @@ var tried = [][]any{
 }
 
 // Check tries the Redis of cfg as a process with those facts would use it, and leaves no lasting
-// change. It compares the secret only if there is one. It returns when ctx ends.
-func Check(ctx context.Context, cfg redisconn.Config, facts Facts) Checked {
-	k := &checker{ours: facts}
+// change. It compares the secret only if there is one, and tries idSecrets on the key of user hashes
+// unless there are none. It returns when ctx ends.
+func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][]byte) Checked {
+	k := &checker{ours: facts, idSecrets: idSecrets}
 	conn, err := redisconn.Open(cfg)
 	if err != nil {
 		k.problem("the URL cannot be used: %v.", err)
@@ -89,9 +91,11 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts) Checked {
 
 // checker collects what Check finds.
 type checker struct {
-	ours  Facts
-	found Checked
-	now   time.Time // of the server; zero: the user may not ask for it
+	ours      Facts
+	idSecrets [][]byte
+	adopts    string // the fact postgres, if a process would change it to behind; empty: it would not
+	found     Checked
+	now       time.Time // of the server; zero: the user may not ask for it
 }
 
 func (k *checker) problem(format string, args ...any) {
@@ -176,12 +180,28 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 		}
 	}
 	compare("region", facts["region"] != ours.Region)
-	compare("secret", ours.Secret != "" && !slices.Contains(strings.Split(ours.Secret, ","), facts["secret"]))
+	otherSecret := ours.Secret != "" && !slices.Contains(strings.Split(ours.Secret, ","), facts["secret"])
+	compare("secret", otherSecret)
 	compare("format", facts["format"] != strconv.Itoa(format))
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 	is := facts["postgres"]
-	compare("postgres", ours.Postgres != "" && is != ours.Postgres && (ours.Postgres != behind || is != "none" && is != "behind"))
+	if ours.Postgres == behind && (is == "none" || is == "behind") {
+		k.adopts = is
+	}
+	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.adopts == "")
 	compare("webhooks", ours.Webhooks != 0 && facts["webhooks"] != strconv.Itoa(ours.Webhooks))
+	seals := map[string]string{}
+	for name, seal := range facts {
+		if id, is := strings.CutPrefix(name, "seal:"); is {
+			seals[id] = seal
+		}
+	}
+	// Without --id-secret the id secrets are those of the cluster, too.
+	if len(k.idSecrets) > 0 && len(seals) > 0 && !otherSecret {
+		if _, err := hashkey.Open(k.idSecrets, seals); errors.Is(err, hashkey.ErrSealed) {
+			k.problem("%s; give this process an --id-secret of the others, too.", hashkey.ErrSealed)
+		}
+	}
 	return nil
 }
 
@@ -200,6 +220,10 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 		}
 	}
 	slices.SortFunc(k.found.Processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+	uses := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) } // counters
+	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, uses) {
+		k.problem("%s.", postgresMend(k.adopts, behind))
+	}
 	return nil
 }
 

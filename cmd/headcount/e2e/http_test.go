@@ -84,6 +84,11 @@ func TestCachedReads(t *testing.T) {
 			t.Errorf("%s: %d %q %v", has, a.status, a.body, a.header)
 		}
 	}
+	const exposed, taken = "Access-Control-Expose-Headers", "Access-Control-Allow-Headers"
+	preflight := do(t, "OPTIONS", s.url+"/p/counter", "", "Origin: "+s.url, "Access-Control-Request-Method: GET")
+	if a := s.get(t, "/p/counter", "Origin: "+s.url); !strings.Contains(a.header.Get(exposed), "ETag") || !strings.Contains(preflight.header.Get(taken), "If-None-Match") {
+		t.Errorf("scripts of other origins cannot use the ETag: %v, %v", a.header, preflight.header)
+	}
 	c.leave("p")
 	testkit.Eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
 	if a := s.get(t, "/p/counter", "If-None-Match: "+tag); a.status != http.StatusOK || a.header.Get("ETag") == tag {

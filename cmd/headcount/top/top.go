@@ -3,6 +3,7 @@
 package top
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,7 +122,7 @@ func ask(ctx context.Context, api *client.API) (body json.RawMessage, d *data, e
 	case no.Status == http.StatusForbidden:
 		err = errors.New("the API key is for another site; give --site")
 	default:
-		err = fmt.Errorf("the server answers %d %s", no.Status, http.StatusText(no.Status))
+		err = fmt.Errorf("the server answers %d %s", no.Status, cmp.Or(no.Detail, http.StatusText(no.Status)))
 	}
 	return nil, nil, err
 }

@@ -33,6 +33,9 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 			w.WriteHeader(http.StatusUnauthorized)
 		case r.Header.Get("Headcount-Site") == "other":
 			w.WriteHeader(http.StatusForbidden)
+		case r.Header.Get("Headcount-Site") != "":
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"title":"Bad Request","detail":"There is no such site."}`)
 		default:
 			_, _ = io.WriteString(w, answer+"\n")
 		}
@@ -68,6 +71,7 @@ func TestOnce(t *testing.T) {
 	}{
 		{Command{URL: url, Once: true}, "--api-key"},
 		{Command{URL: url, APIKeys: []string{"key"}, Site: "other", Once: true}, "--site"},
+		{Command{URL: url, APIKeys: []string{"key"}, Site: "none", Once: true}, "400 There is no such site."},
 		{Command{URL: url + "/elsewhere", Once: true}, "404"},
 		{Command{URL: "ftp://x", Once: true}, "--url"},
 		{Command{URL: url, JSON: true}, "--once"},

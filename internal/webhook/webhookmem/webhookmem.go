@@ -213,7 +213,7 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 }
 
 // Acknowledge implements webhook.Store.
-func (s *Store) Acknowledge(_ context.Context, hook, first string) error {
+func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.state(hook)
@@ -221,7 +221,7 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string) error {
 		return nil
 	}
 	was := *b
-	if err := s.write(b.drop(hook, b.sealed, nil)); err != nil {
+	if err := s.write(b.drop(hook, min(n, b.sealed), nil)); err != nil {
 		*b = was
 		return err
 	}

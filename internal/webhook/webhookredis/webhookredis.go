@@ -144,7 +144,7 @@ func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting
 }
 
 // Acknowledge implements webhook.Store.
-func (s *Store) Acknowledge(ctx context.Context, hook, first string) error {
-	call := &redisconn.Call{Script: scripts.HookAcknowledge, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first}}
+func (s *Store) Acknowledge(ctx context.Context, hook, first string, n int) error {
+	call := &redisconn.Call{Script: scripts.HookAcknowledge, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first, n}}
 	return s.conn.Run(ctx, []*redisconn.Call{call})
 }

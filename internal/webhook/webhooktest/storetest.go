@@ -49,9 +49,9 @@ func (s *store) take(hook string, waiting int, want ...string) {
 	}
 }
 
-func (s *store) acknowledge(hook, first string) {
+func (s *store) acknowledge(hook, first string, n int) {
 	s.t.Helper()
-	if err := s.Acknowledge(s.t.Context(), hook, first); err != nil {
+	if err := s.Acknowledge(s.t.Context(), hook, first, n); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -69,15 +69,15 @@ func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 		webhook.Change{Hook: a, Subject: "a/9", Was: "1", Is: "1", Event: "none"})
 	s.take(a, 2, "e1", "e2")
 	s.report("[]", 0, webhook.Change{Hook: a, Subject: "a/1", Was: "1", Event: "e3"})
-	s.take(a, 3, "e1", "e2") // the batch stays as it is
-	s.acknowledge(a, "e2")   // which is not the first
-	s.Store = open(s.t)      // another process, or the same one after a restart
+	s.take(a, 3, "e1", "e2")  // the batch stays as it is
+	s.acknowledge(a, "e2", 1) // which is not the first
+	s.Store = open(s.t)       // another process, or the same one after a restart
 	s.take(a, 3, "e1", "e2")
-	s.acknowledge(a, "e1")
-	s.acknowledge(a, "e1")
-	s.take(a, 1, "e3")
+	s.acknowledge(a, "e1", 1)
+	s.acknowledge(a, "e1", 1)
+	s.take(a, 2, "e2", "e3")
 	s.take(b, 1, "f1")
-	s.acknowledge(a, "e3")
+	s.acknowledge(a, "e2", 2)
 	s.take(a, 0)
 	for hook, want := range map[string]string{a: "map[a/2:1]", b: "map[b/1:1]"} {
 		if reported, err := s.Reported(s.t.Context(), hook); err != nil || fmt.Sprint(reported) != want {
@@ -103,7 +103,7 @@ func (s *store) drops(hook string) {
 		s.t.Fatalf("took %d, %v", len(events), err)
 	}
 	s.report("[1]", webhook.MaxBatch, up(hook, "one more", "h1"))
-	s.acknowledge(hook, events[0]) // of a batch that was dropped
+	s.acknowledge(hook, events[0], len(events)) // of a batch that was dropped
 	if events, waiting, err := s.Take(s.t.Context(), hook); err != nil || waiting != webhook.MaxQueue-webhook.MaxBatch+1 ||
 		events[0] != fmt.Sprint("g", webhook.MaxQueue-webhook.MaxBatch) {
 		s.t.Fatalf("took %q… of %d, %v", events[0], waiting, err)
