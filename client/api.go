@@ -176,7 +176,7 @@ func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
 func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err error) {
 	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), map[string]string{"action": "increment"}, &c)
 	for _, cookie := range (&http.Response{Header: header}).Cookies() {
-		if cookie.Name == "headcount_id" {
+		if strings.HasPrefix(cookie.Name, "headcount_id") { // of the first site, or of another one with its name
 			id = cookie.Value
 		}
 	}
@@ -423,14 +423,15 @@ type User struct {
 
 const usersPath = "/-/users"
 
-// Users returns which of up to 100 users are here, in the order asked. It needs an API key.
+// Users returns which of up to 100 users are here, in the order asked, each once. It needs an API key.
 func (a *API) Users(ctx context.Context, users ...string) ([]User, error) {
 	var list struct {
 		Users []User `json:"users"`
 	}
 	_, err := a.Do(ctx, http.MethodGet, usersPath+"?"+url.Values{"user": users}.Encode(), nil, &list)
-	if err == nil && len(list.Users) != len(users) {
-		err = fmt.Errorf("%w: %d users, want %d", ErrFrame, len(list.Users), len(users))
+	distinct := slices.Compact(slices.Sorted(slices.Values(users)))
+	if err == nil && len(list.Users) != len(distinct) {
+		err = fmt.Errorf("%w: %d users, want %d", ErrFrame, len(list.Users), len(distinct))
 	}
 	return list.Users, err
 }

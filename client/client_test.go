@@ -419,9 +419,9 @@ func TestCalls(t *testing.T) {
 			return n, err
 		}, "GET /api/v1/counters/n%2F1/events", "5"},
 		{`{"users":[{"user":"a","online":true,"since":"2030-10-10T12:11:42Z","pages":2},{"user":"b","online":false}]}`, func(ctx context.Context, a *API) (any, error) {
-			u, err := a.Users(ctx, "a", "b")
+			u, err := a.Users(ctx, "a", "b", "a")
 			return fmt.Sprint(u[0].Pages, u[1].Online, u[1].LastSeen.IsZero()), err
-		}, "GET /-/users?user=a&user=b", "2 false true"},
+		}, "GET /-/users?user=a&user=b&user=a", "2 false true"},
 		{"event: user\ndata: {\"user\":\"a\",\"online\":true}\n\n", func(ctx context.Context, a *API) (any, error) {
 			var seen User
 			err := a.UserEvents(ctx, func(u User) error { seen = u; return errSeen }, "a")
@@ -435,7 +435,7 @@ func TestCalls(t *testing.T) {
 	} {
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
-			header = "Set-Cookie: headcount_id=new.id; Path=/"
+			header = "Set-Cookie: headcount_id_site=new.id; Path=/"
 		}
 		api, asked := calls(t, http.StatusOK, header, tc.answer)
 		got, err := tc.call(t.Context(), api)

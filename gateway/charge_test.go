@@ -159,13 +159,17 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
-	*s.g.newTopics = *httppolicy.NewSharedLimiter(limit.PerSecond(1, 150), limit.PerSecond(gatewayPageRate, gatewayPageBurst))
+	address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate, gatewayPageBurst)
+	*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
 	first, second := s.socket(""), s.socket("")
 	first.write(onPages("subscribe", 0, 100))
 	first.expect(websocket.Text, `{"type":"count"`)
 	_ = first.Close()
 	second.write(onPages("subscribe", 100, 200))
 	second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
+	second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
+	limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, tooManyNew.message)
+	second.expect(websocket.Text, limited) // a client would give up a page that is named
 	// So do event streams and requests.
 	for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
 		for i := 0; ; i++ {

@@ -135,7 +135,10 @@ func (c *conn) join(name string) error {
 	}
 	if !w.joined && w.counts == noCounts && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
-		return tooManyNew.about(name)
+		if c.pusher {
+			return tooManyNew.about(name)
+		}
+		return &tooManyNew // clients give up a page that is named, and may ask for this one again
 	}
 	topic := presence.CountTopic(name)
 	switch {

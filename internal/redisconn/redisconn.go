@@ -120,14 +120,16 @@ func Open(cfg Config) (*Conn, error) {
 // to which TLS can say no farewell, is no error.
 func (s *Conn) Close() error {
 	s.stop()
-	<-s.ended
 	s.dialling <- struct{}{} // nobody dials any more
+	var err error
 	if c := s.connected(); c != nil {
-		if err := c.Close(); !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-			return err
-		}
+		err = c.Close() // ends a probe that waits for a silent server, for which watchState waits
 	}
-	return nil
+	<-s.ended
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return nil
+	}
+	return err
 }
 
 // quiet silences go-redis's own logger, which writes to stderr; the errors of calls say the same.

@@ -239,3 +239,29 @@ func TestClosed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCloseWaitsForNoSilentServer: a process that ends has a few seconds.
+func TestCloseWaitsForNoSilentServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	conn, err := redisconn.Open(redisconn.Config{URL: server.URL(), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	up := &state{}
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: up})
+	testkit.Eventually(t, "Redis is reached", up.is)
+	server.Pause()
+	defer server.Resume()
+	var calls sync.WaitGroup
+	for range outage.TripAfter {
+		calls.Go(func() { _ = caller.Do(t.Context(), ping) })
+	}
+	calls.Wait()
+	testkit.Eventually(t, "it is away", func() bool { return !up.is() })
+	time.Sleep(outage.ProbeEvery + 200*time.Millisecond) // the next probe is under way
+	watch := testkit.NewStopwatch(t)
+	if err := conn.Close(); err != nil || watch.Elapsed() > 2*time.Second {
+		t.Errorf("Close took %s, %v", watch.Elapsed(), err)
+	}
+}
