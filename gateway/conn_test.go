@@ -393,8 +393,9 @@ func TestFramesInPieces(t *testing.T) {
 type end func(r *raw)
 
 // ends are all of them. When both close frames have been sent, the server closes the connection and does not
-// wait for the client. It does not matter which side began, or whether the client still had data to send.
-func ends(t *testing.T) map[string]end {
+// wait for the client. It does not matter which side began, or whether the client still had data to send. It closes
+// within promise.
+func ends(t *testing.T, promise time.Duration) map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
 	all := map[string]end{
 		"vanished":    func(r *raw) { _ = r.Close() },
@@ -483,7 +484,7 @@ func ends(t *testing.T) map[string]end {
 				}
 			}
 			r.expectEnd()
-			if took := watch.Elapsed() - began; took >= lingerClose {
+			if took := watch.Elapsed() - began; took >= promise {
 				r.t.Errorf("%s: the end came after %s", name, took)
 			}
 		}
@@ -536,7 +537,7 @@ func TestEndsOfConnections(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for i := range rounds {
-			for name, end := range ends(t) {
+			for name, end := range ends(t, lingerClose) {
 				wg.Go(func() { s.visit(fmt.Sprintf("%x %d", name, i%3), end) })
 			}
 			wg.Go(func() { s.visitWithoutSocket("p") })
