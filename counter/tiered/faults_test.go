@@ -266,6 +266,10 @@ func TestRedisAway(t *testing.T) {
 		got[0].Value != 4 || !got[0].Stale || got[0].Away || got[1].Value != 5 || got[1].Stale {
 		t.Errorf("%+v, %v", got, err)
 	}
+	began := time.Now()
+	if _, err := s.Aggregate(t.Context(), "v:"); !errors.Is(err, counter.ErrUnavailable) || time.Since(began) > 30*time.Second {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
 	redis.Restart(t)
 	testkit.Eventually(t, "it is back", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
 	if got := value(t, s, "v:1"); got != 5 {
