@@ -47,7 +47,9 @@ func (noDashboard) Top(context.Context, presence.Site) ([]presence.PageUsers, er
 // cutOff is a store of a region in whose answers about the counter views:far another region is missing.
 type cutOff struct{ *countermem.Store }
 
-func (s cutOff) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+func (s cutOff) History(
+	ctx context.Context, key string, step time.Duration, from, to int64,
+) (counter.Counter, []counter.Gain, error) {
 	c, gains, err := s.Store.History(ctx, key, step, from, to)
 	c.Stale = key == "views:far"
 	return c, gains, err
@@ -69,7 +71,8 @@ func everything(t *testing.T) func(*Config) {
 		t.Fatal(err)
 	}
 	// Opened before the gateway, so that it is closed after the gateway's cleanup.
-	counters := pipeline.New(cutOff{countermem.New(countermem.Config{})}, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+	store := cutOff{countermem.New(countermem.Config{})}
+	counters := pipeline.New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)
