@@ -160,8 +160,8 @@ func addAll(step Step, changes []Change, states []*State, now time.Time) error {
 // set gives an exact counter a value, as an addition of the difference. A counter that already has the value does not
 // change, and its ledger gets no entry.
 func set(step Step, s *State, c *Change, now time.Time) error {
-	if kind := kindFor(s, c); kind != Exact {
-		return unsupported(c.Key, s.Value, kind, "only an exact counter is set")
+	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
+		return refused
 	}
 	by := *c
 	var over bool
@@ -239,6 +239,8 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	switch kind := kindFor(&s, c); {
 	case c.Verb == Add || c.Verb == Adjust:
 		return add(&s, c, 0, time.Time{})
+	case c.Verb == Set && kind != Exact:
+		return unsupported(c.Key, s.Value, kind, "only an exact counter is set")
 	case c.Verb == Edit && kind == Unique && len(c.Leave) > 0:
 		return unsupported(c.Key, s.Value, kind, "it does not know its members, they are only added")
 	case c.Verb == Edit && kind.Number():

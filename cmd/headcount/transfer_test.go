@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -265,7 +266,9 @@ func TestExportsOfRedis(t *testing.T) {
 	must("export", "--data-dir", from, "--file", first)
 	must("import", "--redis", front.URL(), "--postgres", postgres, "--file", first)
 	must("export", "--redis", front.URL(), "--postgres", postgres, "--file", second)
-	if lines(t, second) != lines(t, first) {
+	// Counters of a Redis that is newer than they are get greater incarnations.
+	incarnation := regexp.MustCompile(`"version":"\d+-`)
+	if incarnation.ReplaceAllString(lines(t, second), "") != incarnation.ReplaceAllString(lines(t, first), "") {
 		t.Error("Redis and PostgreSQL give something else than they took")
 	}
 	must("import", "--redis", redis.URL(), "--file", first)

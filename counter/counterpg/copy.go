@@ -17,7 +17,10 @@ const (
 	dumpRows = 500            // counters read at once, with all that is kept of them
 	dumpFor  = 24 * time.Hour // that an export may take
 
-	dumpCounters = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots
+	// Behind a Redis, clients see no version of a counter from before its generation: see since in package tiered.
+	dumpCounters = `select key, kind, value, updated,
+			case kind when 2 then incarnation else greatest(incarnation, (select generation from headcount_front)) end,
+			sequence, entries, set_id, ledger_id, kept, history_id, slots
 		from headcount_counters where key > $1 order by key limit $2`
 	dumpMembers   = `select set_id, member from headcount_members where set_id = any($1) order by set_id, member`
 	dumpRegisters = `select set_id, registers from headcount_registers where set_id = any($1)`

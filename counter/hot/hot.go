@@ -401,3 +401,18 @@ func (s *Store) whole(out []counter.Reading, keys []string, shards [][counter.Sh
 	}
 	return again
 }
+
+// History implements counter.Reader. The record has the time buckets, so it gathers what shards have beyond it.
+func (s *Store) History(
+	ctx context.Context, key string, step time.Duration, from, to int64,
+) (counter.Counter, []counter.Gain, error) {
+	c, gains, err := s.Store.History(ctx, key, step, from, to)
+	sharding, fault := counter.ParseSharding(c.Sharding)
+	if err != nil || fault != nil || !sharding.Active || c.Version.Sequence == 0 { // 0: deleted in another region
+		return c, gains, err
+	}
+	if err := s.gather(ctx, []*sum{{record: c, sharding: sharding}}); err != nil {
+		return counter.Counter{}, nil, fmt.Errorf("hot: history of %q: %w", key, err)
+	}
+	return s.Store.History(ctx, key, step, from, to)
+}

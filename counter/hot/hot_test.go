@@ -192,7 +192,8 @@ func TestASumIsSplitAndMerged(t *testing.T) {
 	}
 }
 
-// TestStepsOfTimeEnd while a sum is sharded: what is gathered is gained in the steps that are running, and those that are over stay.
+// TestStepsOfTimeEnd while a sum is sharded: a history has what shards have gained, in the steps that are running, and
+// those that are over stay.
 func TestStepsOfTimeEnd(t *testing.T) {
 	for name, behindRedis := range map[string]bool{"Redis": false, "PostgreSQL behind it": true} {
 		t.Run(name, func(t *testing.T) {
@@ -215,9 +216,6 @@ func TestStepsOfTimeEnd(t *testing.T) {
 			}
 			for want, steps := int64(1), 0; steps < 2; want++ {
 				made(t, p, one)
-				if err := p.gatherKeys(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
 				_, gains, err := p.History(t.Context(), "k", time.Second, 0, 1<<40)
 				sum := int64(0)
 				for _, g := range gains {

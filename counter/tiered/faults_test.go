@@ -252,9 +252,9 @@ func TestRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
-	apply(t, s, op("", add(views, "v:1", 4)))
+	apply(t, s, op("", add(views, "v:1", 4), add(views, "v:2", 7)))
 	apply(t, s, op("", add(stock, "k:1", 5)))
-	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
+	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:2") == 7 })
 	redis.Kill()
 	if r := s.Apply(t.Context(), []counter.Op{op("", add(views, "v:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 		t.Errorf("%+v", r)
@@ -266,10 +266,25 @@ func TestRedisAway(t *testing.T) {
 		got[0].Value != 4 || !got[0].Stale || got[0].Away || got[1].Value != 5 || got[1].Stale {
 		t.Errorf("%+v, %v", got, err)
 	}
+	began := time.Now()
+	_, err := s.Aggregate(t.Context(), "v:")
+	if took := time.Since(began); !errors.Is(err, counter.ErrUnavailable) || took > 30*time.Second {
+		t.Errorf("%v after %s", err, took)
+	}
 	redis.Restart(t)
 	testkit.Eventually(t, "it is back", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
 	if got := value(t, s, "v:1"); got != 5 {
 		t.Errorf("%d", got)
+	}
+	// An export has the versions that clients have seen, also of counters that did not change after the loss.
+	if err := s.Dump(t.Context(), "", func(c counter.Copy) error {
+		got, err := s.Read(t.Context(), []string{c.Key}, "", 0)
+		if err == nil && got[0].Version != c.Version {
+			t.Errorf("%s has version %v, and %v in an export", c.Key, got[0].Version, c.Version)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -465,7 +465,10 @@ func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 // are sharded are read one by one, since their shards are in Redis alone.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
-	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while it is away
+	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while one of the two is away
+	if err == nil {
+		_, err = s.redis.Status(ctx, 0)
+	}
 	if err == nil {
 		err = s.persistAll(ctx)
 	}

@@ -1,6 +1,7 @@
 package counterapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -663,7 +664,8 @@ func TestProblems(t *testing.T) {
 }
 
 func TestConflicts(t *testing.T) {
-	s := serve(t, nil)
+	var log bytes.Buffer
+	s := serve(t, func(cfg *Config) { cfg.Log = zerolog.New(&log) })
 	for _, call := range []string{"POST /views:1/increment", "POST /seats:1/increment", "PUT /likes:1/members/a"} {
 		if w := s.do(call, "", key); w.Code != 200 {
 			t.Fatalf("%s: %d %s", call, w.Code, w.Body)
@@ -696,6 +698,9 @@ func TestConflicts(t *testing.T) {
 		{"POST ", `{"changes":[{"key":"seats:1","delta":2},{"key":"seats:1","delta":1}]}`, "seats:1", 1, "its ceiling is 3"},
 	} {
 		t.Run(tc.call, func(t *testing.T) { wantConflict(t, s.do(tc.call, tc.body, key), tc.key, tc.value, tc.detail) })
+	}
+	if log.Len() > 0 {
+		t.Errorf("a caller's mistake is logged: %s", &log)
 	}
 	s.want("GET ?key=views:1&key=seats:1&key=likes:1", "", 200,
 		`{"counters":[`+one("views:1", "sum", 1, "1")+","+one("seats:1", "exact", 1, "1")+","+one("likes:1", "members", 1, "1")+`]}`)

@@ -59,7 +59,7 @@ var OpenAPI = document(func() object {
 		"openapi": "3.1.0",
 		"info": object{
 			"title": "Headcount", "version": version, "license": object{"name": "MIT", "identifier": "MIT"},
-			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every GET answers HEAD too. Page ids, keys, users and members in paths are percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
+			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every GET but event streams answers HEAD too. Page ids, keys, users and members in paths are percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
 		},
 		"servers": []any{object{"url": "/"}},
 		"paths":   paths,

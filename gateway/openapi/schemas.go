@@ -54,6 +54,7 @@ var (
 		"key", id, "kind", one("sum", "exact", "members", "unique"), "value", number, "updated_at", never, "version", versioned,
 		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
 	}
+	lacking = about(yes, "a region is missing in it, which did not answer")
 )
 
 // schemas are the bodies of calls and answers.
@@ -86,9 +87,11 @@ var schemas = object{
 	"Setting":      members("value", number, "reason", reason, "by", reason),
 	"Ledger": members("entries", list(members("seq", natural, "at", moment, "op", one("increment", "decrement", "adjust", "reset", "set"),
 		"delta", number, "before", number, "after", number, "reason?", text, "by?", text)), "next?", about(natural, "ask for the rest with ?after=")),
-	"Range":     members("key", id, "step", span, "points", list(members("at", moment, "value", number)), "total", number),
-	"Window":    members("key", id, "last", span, "value", number),
-	"Dimension": members("key", id, "dimension", text, "values", list(members("value", text, "count", number)), "other", number),
+	"Range": members("key", id, "step", span, "points", list(members("at", moment, "value", number)), "total", number,
+		"stale?", lacking),
+	"Window": members("key", id, "last", span, "value", number, "stale?", lacking),
+	"Dimension": members("key", id, "dimension", text, "values", list(members("value", text, "count", number)),
+		"other", number, "stale?", lacking),
 	"Aggregate": members("match", id, "counters", natural, "value", number),
 	"Users":     members("users", list(ref("User"))),
 	"User": members("user", text, "online", object{"type": "boolean"}, "since?", about(object{"type": "string", "format": "date-time"}, "when the user came, as far as is known"), "pages?", about(natural, "how many the user has joined"),
@@ -135,7 +138,8 @@ var parameters = object{
 	"member": path("member", "me", "A member of a set; me is the caller.", id),
 	"name":   path("name", "country", "A dimension of the rule.", text),
 
-	"label":      query("label", "What stands beside the number.", object{"type": "string", "maxLength": 40, "default": "here now"}),
+	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to the first colon.",
+		object{"type": "string", "maxLength": 40}),
 	"color":      query("color", "A colour: a name of CSS, or hexadecimal digits.", text),
 	"background": query("background", "The same.", text),
 	"watch":      query("watch", "1: whoever looks is not counted.", one("1")),
