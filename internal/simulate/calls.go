@@ -168,7 +168,7 @@ func unexpected(what string, err error) error {
 // api says where and as whom calls are made; nil: with the API key.
 func (r *lastingRun) api(gateway string, who *user) (client.Config, error) {
 	if who == nil {
-		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKey, HTTP: r.web}, nil
+		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKeys[0], HTTP: r.web}, nil
 	}
 	cfg, err := r.config(gateway, who.name, who.signed())
 	cfg.HTTP = r.web

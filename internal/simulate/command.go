@@ -56,7 +56,7 @@ type Command struct {
 	JSON            bool          `name:"json" help:"Print the report as one JSON object."`
 	PID             []int         `name:"pid" placeholder:"PID" help:"Process of the server, to report its CPU time and memory; repeatable."`
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
-	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
+	APIKeys         []string      `name:"api-key" type:"each" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
 	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead: idle, storm, fanout, hidden, churn, slow or counters."`
 	Site            string        `name:"site" env:"-" placeholder:"NAME" help:"One of the server's --site, whose pages and counters are used. Without it the first one."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
@@ -231,7 +231,7 @@ func (c *Command) check() error {
 		return bad("presence-timeout", "%s: give a positive duration", c.PresenceTimeout)
 	case c.Scenario != "" && scenarios[c.Scenario] == nil:
 		return bad("scenario", "%q is unknown: give idle, storm, fanout, hidden, churn, slow or counters", c.Scenario)
-	case c.Scenario == "counters" && c.APIKey == "":
+	case c.Scenario == "counters" && len(c.APIKeys) == 0:
 		return bad("api-key", "the scenario counters needs one: give one of the server's --api-key")
 	case c.Scenario != "" && c.Replay != "":
 		return bad("scenario", "it does not work together with --replay: leave one of the two out")

@@ -42,7 +42,7 @@ func command(urls ...string) *Command {
 // lastingCommand is the same of counters.
 func lastingCommand(urls ...string) *Command {
 	c := command(urls...)
-	c.Users, c.Pages, c.Duration, c.KillFraction, c.Scenario, c.APIKey = 8, 2, 400*time.Millisecond, 0.2, "counters", apiKey
+	c.Users, c.Pages, c.Duration, c.KillFraction, c.Scenario, c.APIKeys = 8, 2, 400*time.Millisecond, 0.2, "counters", []string{apiKey}
 	return c
 }
 
@@ -171,7 +171,7 @@ func TestTokens(t *testing.T) {
 	}
 	c.JWTSecret = "another"
 	wrong, counters, anonymous := *c, *c, *c
-	counters.Scenario, counters.APIKey, counters.JWTSecret = "counters", "another key", jwtSecret
+	counters.Scenario, counters.APIKeys, counters.JWTSecret = "counters", []string{"another key"}, jwtSecret
 	anonymous.URL = []string{serve(t)}
 	for words, c := range map[string]*Command{
 		"give --jwt-secret the same value": &wrong, "give --api-key one of the server's": &counters, "takes no tokens": &anonymous,

@@ -170,7 +170,7 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 		return nil, err
 	}
 	if c.asks != nil && c.asks.like == nil {
-		cfg.APIKey = c.crowd.cfg.APIKey
+		cfg.APIKey = c.crowd.cfg.APIKeys[0]
 	}
 	l = &link{}
 	l.socket.received, l.socket.slow = &c.crowd.stats.bytes, c.slow

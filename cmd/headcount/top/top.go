@@ -39,11 +39,7 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return setting.Errorf("url", "it is not an http or https URL; write the address of a gateway")
 	}
-	cfg := client.Config{URL: c.URL, Site: c.Site}
-	if len(c.APIKeys) > 0 {
-		cfg.APIKey = c.APIKeys[0]
-	}
-	api := client.NewAPI(cfg)
+	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
 	if c.JSON && !c.Once {
 		return setting.Errorf("json", "it needs --once; give that, too")
 	}
