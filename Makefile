@@ -17,7 +17,7 @@ PORTABLE = -tags portable,nomsgpack
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
-# Builds the program, or with -race, for the command after it, whose tests run it as a process.
+# $(call with,-race) COMMAND builds the program, here with the race detector, and tells the tests of the command where it is.
 with = $(GO) build $(1) -o bin/headcount-test$(1) ./cmd/headcount && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)'
 
 # Four packages at a time, because tests wait more than they compute.
