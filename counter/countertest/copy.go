@@ -119,6 +119,27 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 	return restored
 }
 
+// sameCopies expects that s has the counters want. It may have raised an incarnation, but then in its answers, too.
+func sameCopies(t *testing.T, what string, s CopyStore, want []counter.Copy) {
+	t.Helper()
+	copies := Everything(t, s)
+	for i := range min(len(copies), len(want)) {
+		if copies[i].Version.Compare(want[i].Version) > 0 {
+			read, err := s.Read(t.Context(), []string{copies[i].Key}, "", 0)
+			if err != nil || read[0].Version != copies[i].Version {
+				t.Fatalf("%s: %+v is %+v in a read, %v", what, copies[i], read, err)
+			}
+			copies[i].Version.Incarnation = want[i].Version.Incarnation
+		}
+		if !reflect.DeepEqual(copies[i], want[i]) {
+			t.Fatalf("%s: %+v, want %+v", what, copies[i], want[i])
+		}
+	}
+	if len(copies) != len(want) {
+		t.Fatalf("%s: %d counters, want %d", what, len(copies), len(want))
+	}
+}
+
 // RunCopies tests that what a store gives and takes is whole. open returns an empty store.
 func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	from, to, back := open(t), open(t), open(t)
@@ -129,39 +150,16 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	if len(want) < 70 {
 		t.Fatalf("%d counters", len(want))
 	}
-	same := func(what string, s CopyStore) {
-		t.Helper()
-		copies := Everything(t, s)
-		for i := range min(len(copies), len(want)) {
-			// A store may raise an incarnation, but then in its answers, too.
-			if copies[i].Version.Compare(want[i].Version) <= 0 {
-				continue
-			}
-			read, err := s.Read(t.Context(), []string{copies[i].Key}, "", 0)
-			if err != nil || read[0].Version != copies[i].Version {
-				t.Fatalf("%s: %+v is %+v in a read, %v", what, copies[i], read, err)
-			}
-			copies[i].Version.Incarnation = want[i].Version.Incarnation
-		}
-		if !reflect.DeepEqual(copies, want) {
-			for i := range min(len(copies), len(want)) {
-				if !reflect.DeepEqual(copies[i], want[i]) {
-					t.Fatalf("%s: %+v, want %+v", what, copies[i], want[i])
-				}
-			}
-			t.Fatalf("%s: %d counters, want %d", what, len(copies), len(want))
-		}
-	}
 	if n := Transfer(t, from, to); n != len(want) {
 		t.Errorf("%d counters were restored, want %d", n, len(want))
 	}
-	same("once", to)
+	sameCopies(t, "once", to, want)
 	if n := Transfer(t, from, to); n != 0 {
 		t.Errorf("twice: %d counters were restored", n)
 	}
-	same("twice", to)
+	sameCopies(t, "twice", to, want)
 	Transfer(t, to, back)
-	same("and back", back)
+	sameCopies(t, "and back", back, want)
 
 	// The store goes on where the other one was.
 	if c := one(t, to, add(rules.Find("views:1"), "views:1", 1)); c.Value != 3 {
