@@ -199,7 +199,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	// Without --id-secret the id secrets are those of the cluster, too.
 	if len(k.idSecrets) > 0 && len(seals) > 0 && !otherSecret {
 		if _, err := hashkey.Open(k.idSecrets, seals); errors.Is(err, hashkey.ErrSealed) {
-			k.problem("%s; give this process an --id-secret of the others, too.", hashkey.ErrSealed)
+			k.problem("%s; %s.", hashkey.ErrSealed, sealedMend)
 		}
 	}
 	return nil

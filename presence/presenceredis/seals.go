@@ -13,6 +13,9 @@ import (
 // that needs the key opens one of the seals, and adds a seal with its own first secret.
 // If there have been no seals for long enough, it creates the key.
 
+// sealedMend says what to do when a process cannot open the seals.
+const sealedMend = "give this process an --id-secret of the others, too"
+
 // ourSeals returns the seals (id, seal, …) that renew.lua writes if there are none, and
 // those that it adds if there are some.
 func (s *Store) ourSeals() (restore, add []any) {
@@ -54,7 +57,7 @@ func (s *Store) takeSeals(pairs []string) error {
 	}
 	key, err := hashkey.Open(s.cfg.IDSecrets, s.seals)
 	if err != nil {
-		return fmt.Errorf("%w: %w; give this process an --id-secret of the others, too", presence.ErrFacts, err)
+		return fmt.Errorf("%w: %w; %s", presence.ErrFacts, err, sealedMend)
 	}
 	s.hashKey = key
 	s.cfg.HashKeys.SetHashKey(key)
