@@ -116,7 +116,7 @@ func (s *Store) Close() error {
 	}
 	s.mu.Unlock()
 	if err := s.within(context.Background(), func(ctx context.Context) error { return s.gather(ctx, ahead) }); err != nil {
-		s.cfg.Log.Warn().Err(err).Msg("counters: increments of hot sums stay in Redis until another process gathers them")
+		s.cfg.Log.Warn().Err(err).Msg("counters: increments of sharded sums stay in Redis until another process merges them")
 	}
 	return s.Store.Close()
 }

@@ -50,7 +50,7 @@ func (s *Store) split(ctx context.Context, key string) error {
 	if err != nil || !is.Active {
 		return err
 	}
-	s.cfg.Log.Info().Msg("counters: a hot sum is spread over parts") // keys are not logged
+	s.cfg.Log.Info().Msg("counters: a busy sum is split into shards") // keys are not logged
 	return s.repair(ctx, key)
 }
 
@@ -101,10 +101,10 @@ func (s *Store) mergeIn(ctx context.Context, key string, e counter.Epoch) error 
 		return err
 	}
 	if !is.Active {
-		s.cfg.Log.Info().Msg("counters: a sum that was spread is whole again")
+		s.cfg.Log.Info().Msg("counters: a sharded sum is merged again")
 	}
 	if _, err := s.shards.CloseShards(ctx, key, e, ended, all[:]); err != nil {
-		s.cfg.Log.Debug().Err(err).Msg("counters: the parts of a sum stay until it is spread and whole again")
+		s.cfg.Log.Debug().Err(err).Msg("counters: old shards of a sum stay until it is split and merged once more")
 	}
 	return nil
 }
@@ -195,9 +195,9 @@ func (s *Store) run(ctx context.Context) {
 			}
 			s.mu.Unlock()
 			if failed = err != nil; failed {
-				s.cfg.Log.WithLevel(level).Err(err).Msg("counters: hot sums cannot be gathered now")
+				s.cfg.Log.WithLevel(level).Err(err).Msg("counters: shards cannot be merged into their sums; trying again")
 			} else {
-				s.cfg.Log.WithLevel(min(level, zerolog.InfoLevel)).Msg("counters: hot sums are gathered again")
+				s.cfg.Log.WithLevel(min(level, zerolog.InfoLevel)).Msg("counters: shards are merged into their sums again")
 			}
 		}
 	}
