@@ -351,11 +351,15 @@ end
 -- make makes an operation, or returns the refusal.
 local change, keepSets
 local waiting -- counters and idempotency keys of operations that a merge has to precede: later ones of these wait, too
+local function waits(op) -- returns the change that waits
+  for _, o in ipairs(waiting and op.changes or {}) do
+    if waiting[o.key] or waiting[op.id or ''] then return o end
+  end
+end
 local function make(op)
   local c = op.changes[1]
-  for _, o in ipairs(waiting and op.changes or {}) do
-    if waiting[o.key] or waiting[op.id or ''] then return refuse(states[o.key], o, 'sharded') end
-  end
+  local late = waits(op)
+  if late then return refuse(states[late.key], late, 'sharded') end
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
   if c.verb == 'set' then
     local s = states[c.key]
@@ -378,7 +382,7 @@ local function replay(op) return op.id and (to.ids[op.id] or redis.call('EXISTS'
 -- rest of the call lacks, so that one round trip loads them.
 local results, ask, missing = {}, 0, {}
 for i, op in ipairs(ops) do
-  local repeated = replay(op)
+  local repeated = replay(op) and not waits(op) -- its answer has the value
   local lacks = not repeated and unknown(op)
   if repeated then
     results[i] = 'replay'

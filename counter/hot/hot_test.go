@@ -667,16 +667,19 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 func TestNothingOvertakesAMerge(t *testing.T) {
 	url := redistest.Single(t).URL()
 	a, key := begin(t, url), t.Name()
-	made(t, a, add(key, 5))
+	replay := add(key, 5)
+	replay.IdempotencyKey = counter.NewIdempotencyKey("*", "", key)
+	made(t, a, replay)
 	a.opens(t, key)
 	made(t, a, add(key, 7))
 	redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, url), Rules: rules})
 	b := newStore(redis, redis, Config{Rate: 1000, Rules: rules})
 	t.Cleanup(func() { b.Close() })
 	join := counter.Change{Key: key, Verb: counter.Edit, Join: []string{"m"}, Rule: &counter.Rule{Match: "*", Kind: counter.Members}}
-	results := b.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}, add(key+" new", 1), add(key, 100)})
+	results := b.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}, replay, add(key+" new", 1), add(key, 100)})
 	conflict := (*counter.Conflict)(nil)
-	if !errors.As(results[0].Err, &conflict) || conflict.Value != 12 || results[1].Err != nil || results[2].Err != nil {
+	if !errors.As(results[0].Err, &conflict) || conflict.Value != 12 || !results[1].Replay || results[1].Counters[0].Value != 12 ||
+		results[2].Err != nil || results[3].Err != nil {
 		t.Errorf("%+v with %+v", results, conflict)
 	}
 	exactly(t, a, key, 112)
