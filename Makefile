@@ -55,7 +55,7 @@ LONG = testing\.Short|Long\(|(counter|presence)test\.Run
 LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/{print f}' | sort -u
 
 # The rest: the race detector in every test and process, then in full what -short leaves out or shortens (all set-ups, kill
-# loops; the longest package first), other systems, and at the same time, as both mostly wait, browsers and other releases.
+# loops; the longest package first), other systems, and at the same time, as both mostly wait, browsers and upgrades.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
@@ -72,17 +72,13 @@ test-busy:
 mutants:
 	$(GO) run ./internal/mutants $(ARGS)
 
-# Other releases beside this one. A cluster of PREVIOUS, which has the same formats, becomes one of this release and goes
-# back, process by process, under load. OTHER has other formats, UNNUMBERED none: they and this release refuse each other.
+# PREVIOUS is the oldest release with the same formats: a cluster of it becomes one of this release and goes back, process by
+# process, under load.
 PREVIOUS = 817d6cf
-OTHER = bb5e81f
-UNNUMBERED = 86e69d5
 upgrade:
-	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; for release in $(PREVIOUS) $(OTHER) $(UNNUMBERED); do \
-		mkdir "$$dir/src" && git archive $$release | tar -x -C "$$dir/src" && (cd "$$dir/src" && $(GO) build -o "$$dir/$$release" ./cmd/headcount) || exit; \
-		rm -rf "$$dir/src"; done; \
-	HEADCOUNT_PREVIOUS="$$dir/$(PREVIOUS)" HEADCOUNT_OTHER_FORMAT="$$dir/$(OTHER)" HEADCOUNT_BEFORE_FORMATS="$$dir/$(UNNUMBERED)" \
-		$(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; git archive $(PREVIOUS) | tar -x -C "$$dir" && \
+	(cd "$$dir" && $(GO) build -o previous ./cmd/headcount) && export HEADCOUNT_PREVIOUS="$$dir/previous" && \
+	$(call with) $(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata.
 fuzz:

@@ -92,6 +92,51 @@ func refusal(t *testing.T, m *member, words ...string) {
 	}
 }
 
+// TestAnotherFormatIsRefused: a process that comes to data of another format ends at once, and leaves all of it as it was.
+func TestAnotherFormatIsRefused(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	m := newMember("process", allRoles, redis.URL(), nil)
+	startAll(t, m)
+	awaitReady(t, m)
+	counts(t, m)
+	if err := m.leave(); err != nil {
+		t.Fatal(err)
+	}
+	kept := func() map[string]any { // without what runs out by itself
+		all := map[string]any{}
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if redis.Do(t, "TTL", key).(int64) < 0 {
+				all[key.(string)] = redis.Do(t, "DUMP", key)
+			}
+		}
+		facts := redis.Do(t, "HGETALL", "hc:{c}:facts").([]any) // in any order
+		all["hc:{c}:facts"] = len(facts)
+		for i := 0; i < len(facts); i += 2 {
+			all[fmt.Sprint("the fact ", facts[i])] = facts[i+1]
+		}
+		return all
+	}
+	for _, is := range []string{"6", ""} { // "": of before formats had numbers
+		if is != "" {
+			redis.Do(t, "HSET", "hc:{c}:facts", "format", is)
+		} else {
+			redis.Do(t, "HDEL", "hc:{c}:facts", "format")
+		}
+		before := kept()
+		refusal(t, newMember("another", allRoles, redis.URL(), nil), "format")
+		after := kept()
+		for key := range after {
+			if before[key] != after[key] {
+				t.Errorf("format %q: %s was changed", is, key)
+			}
+		}
+		if len(before) < 2 || len(before) != len(after) {
+			t.Errorf("format %q: %d keys before, %d after", is, len(before), len(after))
+		}
+	}
+}
+
 // TestWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a sentence, also
 // when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
 // when it takes part until it has left. No line of the logs has a member twice.

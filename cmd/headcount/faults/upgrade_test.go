@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,19 +22,12 @@ import (
 	"headcount/internal/testkit"
 )
 
-// These tests run other releases beside this one. make upgrade builds them and says which.
-const (
-	previousRelease = "HEADCOUNT_PREVIOUS"       // may run beside this one
-	otherFormat     = "HEADCOUNT_OTHER_FORMAT"   // has other formats, and knows numbers of formats
-	beforeFormats   = "HEADCOUNT_BEFORE_FORMATS" // is older than numbers of formats
-)
-
-// release is the program of another release.
-func release(t *testing.T, name string) string {
+// previous is the program of the previous release, which these tests run beside this one.
+func previous(t *testing.T) string {
 	t.Helper()
-	path := os.Getenv(name)
+	path := os.Getenv("HEADCOUNT_PREVIOUS")
 	if path == "" {
-		t.Fatalf("%s names no program: run make upgrade, which builds the other releases", name)
+		t.Fatal("HEADCOUNT_PREVIOUS names no program: run make upgrade, which builds the previous release")
 	}
 	return path
 }
@@ -58,7 +50,6 @@ func replace(t *testing.T, m *member, with string) {
 // come to. One goroutine at a time uses them.
 type books struct {
 	gateways []*member
-	lasting  bool // the release has counters that last
 
 	changes int
 	// What the counters must be: views with corrections and without, entries of their ledger, …
@@ -75,9 +66,9 @@ const (
 // booksFlags are what processes need for books.
 var booksFlags = []string{"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the upgrade ", 3)}
 
-func newBooks(t *testing.T, lasting bool, gateways ...*member) *books {
+func newBooks(t *testing.T, gateways ...*member) *books {
 	t.Helper()
-	b := &books{gateways: gateways, lasting: lasting}
+	b := &books{gateways: gateways}
 	b.follow(t)
 	return b
 }
@@ -133,9 +124,6 @@ func (b *books) write() error {
 		return err
 	}
 	b.unread++
-	if !b.lasting {
-		return nil
-	}
 	if err := b.change(http.MethodPost, booksRoot+"views:1/increment", `{"delta":3}`); err != nil {
 		return err
 	}
@@ -219,10 +207,8 @@ func (b *books) check(t *testing.T) {
 			return known && int64(n) >= want-off && int64(n) <= want+off
 		}
 		right := func() bool {
-			if !number(booksUnread, "count", b.unread, 0) {
-				return false
-			}
-			return !b.lasting || number(booksRoot+"views:1/exact", "value", b.sum, 0) &&
+			return number(booksUnread, "count", b.unread, 0) &&
+				number(booksRoot+"views:1/exact", "value", b.sum, 0) &&
 				number(booksRoot+"views:1", "value", b.sum, 0) &&
 				number(booksRoot+"views:1/window?last=24h", "value", b.gained, 0) &&
 				number(booksRoot+"stock:1/exact", "value", b.stock, 0) &&
@@ -238,9 +224,6 @@ func (b *books) check(t *testing.T) {
 		var follows json.RawMessage
 		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
 			t.Errorf("%s: follows: %s %v", at.name, follows, err)
-		}
-		if !b.lasting {
-			continue
 		}
 		var ledger struct{ Entries []json.RawMessage }
 		err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
@@ -258,7 +241,7 @@ type way struct {
 
 // ways are an upgrade, a replacement of this release by itself, and the rollback.
 func ways(t *testing.T) []way {
-	return []way{{"upgrade", program, twice}, {"replacement", program, 0}, {"rollback", release(t, previousRelease), twice}}
+	return []way{{"upgrade", program, twice}, {"replacement", program, 0}, {"rollback", previous(t), twice}}
 }
 
 // TestUpgradeOneByOne: three processes with all roles run the previous release, and each in its
@@ -270,7 +253,7 @@ func TestUpgradeOneByOne(t *testing.T) {
 	top := &topology{members: three(t, redistest.Start(t).URL(), "--hot-rate="+hotRate)}
 	top.gateways = top.members
 	top.begin(t)
-	b := newBooks(t, true, top.gateways...)
+	b := newBooks(t, top.gateways...)
 	for _, way := range ways(t) {
 		for _, m := range top.members {
 			top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
@@ -287,7 +270,7 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	t.Helper()
 	for i := range 3 {
 		m := newMember(fmt.Sprint("process ", i), allRoles, redis, nil, append(flags, booksFlags...)...)
-		m.program = release(t, previousRelease)
+		m.program = previous(t)
 		members = append(members, m)
 	}
 	return members
@@ -315,16 +298,16 @@ func TestUpgradeAtOnce(t *testing.T) {
 			flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
 			members, gateways := processes(t, redis.URL(), flags...)
 			for _, m := range members {
-				m.program = release(t, previousRelease)
+				m.program = previous(t)
 				startAll(t, m)
 				awaitReady(t, m)
 			}
-			b := newBooks(t, true, gateways...)
+			b := newBooks(t, gateways...)
 			b.some(t)
 			b.check(t)
 			early := newMember("one that comes too early", gateways[0].role, redis.URL(), nil, append(flags, booksFlags...)...)
 			refusal(t, early, "end all of them with SIGTERM")
-			for _, to := range []string{program, release(t, previousRelease)} {
+			for _, to := range []string{program, previous(t)} {
 				for _, m := range members {
 					if err := m.leave(); err != nil {
 						t.Error(err)
@@ -353,10 +336,10 @@ func TestUpgradeByRole(t *testing.T) {
 	redis := redistest.Start(t)
 	top := layout(redis.URL(), nil, booksFlags...)
 	for _, m := range top.members {
-		m.program = release(t, previousRelease)
+		m.program = previous(t)
 	}
 	top.begin(t)
-	b := newBooks(t, true, top.gateways...)
+	b := newBooks(t, top.gateways...)
 	for _, way := range ways(t) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
 			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
@@ -385,7 +368,7 @@ func TestUpgradeOfRegions(t *testing.T) {
 	}}
 	top.gateways = top.members
 	for _, m := range top.members {
-		m.program = release(t, previousRelease)
+		m.program = previous(t)
 	}
 	top.begin(t)
 	for _, way := range ways(t) {
@@ -413,10 +396,10 @@ func TestUpgradeOfOneProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := alone(flags(t))
-			m.program = release(t, previousRelease)
+			m.program = previous(t)
 			startAll(t, m)
 			awaitReady(t, m)
-			b := newBooks(t, true, m)
+			b := newBooks(t, m)
 			b.some(t)
 			for _, with := range []string{program, m.program, program} {
 				replace(t, m, with)
@@ -437,88 +420,4 @@ func alone(flags ...string) *member {
 	m.flags = append([]string{"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s"}, booksFlags...)
 	m.flags = append(m.flags, flags...)
 	return m
-}
-
-// TestUpgradeAcrossFormatsIsRefused: a release with other formats ends at once with a sentence,
-// and leaves everything as it was for those that run.
-func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
-	testkit.Long(t)
-	t.Parallel()
-	this := func(*testing.T) string { return program }
-	of := func(name string) func(*testing.T) string {
-		return func(t *testing.T) string { return release(t, name) }
-	}
-	for name, tc := range map[string]struct {
-		runs, comes func(*testing.T) string
-		lasting     bool
-	}{
-		"another format comes to this one":     {this, of(otherFormat), true},
-		"this one comes to another format":     {of(otherFormat), this, true},
-		"this one comes to one before numbers": {of(beforeFormats), this, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redis := redistest.Start(t)
-			runs := newMember("the one that runs", allRoles, redis.URL(), nil, booksFlags...)
-			runs.program = tc.runs(t)
-			startAll(t, runs)
-			awaitReady(t, runs)
-			crowd := newCrowd(t, []*member{runs})
-			b := newBooks(t, tc.lasting, runs)
-			b.some(t)
-			b.check(t)
-			before := kept(t, redis)
-			comes := newMember("the one that comes", allRoles, redis.URL(), nil, booksFlags...)
-			comes.program = tc.comes(t)
-			refusal(t, comes, "format")
-			if after := kept(t, redis); !reflect.DeepEqual(before, after) {
-				for key := range after {
-					if !reflect.DeepEqual(before[key], after[key]) {
-						t.Errorf("%s was changed", key)
-					}
-				}
-				t.Errorf("%d keys before, %d after", len(before), len(after))
-			}
-			if _, err := crowd.Exact(t.Context(), time.Now(), nil); err != nil {
-				t.Error(err)
-			}
-			b.some(t)
-			b.check(t)
-			for _, w := range crowd.Wrongs() {
-				t.Error(w)
-			}
-		})
-	}
-}
-
-// kept is what Redis has, without leases, what runs out by itself, the endpoints of gateways (one leaves a
-// topic some time after its last client has), and the candidates of a minute, which end with it. Of a
-// partition it is who owns it, since an owner confirms now and then that it does.
-func kept(t *testing.T, redis *redistest.Server) map[string]any {
-	t.Helper()
-	all := map[string]any{}
-	for _, is := range redis.Do(t, "KEYS", "*").([]any) {
-		key := is.(string)
-		partition, bucket := strings.HasPrefix(key, "hc:{p"), strings.HasPrefix(key, "hc:{b")
-		switch {
-		case key == "hc:{c}:leases", strings.Contains(key, "}:z:"), bucket && strings.HasSuffix(key, "}:e"), partition && strings.HasSuffix(key, ":d"), redis.Do(t, "TTL", key).(int64) >= 0:
-		case partition && strings.HasSuffix(key, ":o"):
-			all[key] = redis.Do(t, "HMGET", key, "owner", "epoch")
-		case strings.HasPrefix(key, "hc:{n") && strings.HasSuffix(key, "}:s"):
-			fields := redis.Do(t, "HGETALL", key).([]any)
-			state := map[any]any{}
-			for i := 0; i+1 < len(fields); i += 2 {
-				state[fields[i]] = fields[i+1]
-			}
-			if state["deleted"] == "0" { // what the probe of an older release sets, if the release is not refused before
-				delete(state, "deleted")
-			}
-			if len(state) > 0 {
-				all[key] = state
-			}
-		default:
-			all[key] = redis.Do(t, "DUMP", key)
-		}
-	}
-	return all
 }
