@@ -12,13 +12,16 @@ PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all test-busy mutants upgrade fuzz bench hostile release image chart clean
+.PHONY: build run cluster regions setup lint test test-all rest test-busy mutants upgrade fuzz bench hostile release image chart clean
 
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
 # $(call with,-race) COMMAND builds the program, here with the race detector, and tells the tests of the command where it is.
-with = $(GO) build $(1) -o bin/headcount-test$(1) ./cmd/headcount && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)'
+with = $(GO) build $(1) -o bin/headcount-test$(1) ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)' &&
+
+# $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: browsers mostly wait.
+beside = { log=$$(mktemp); { $(2); } >"$$log" 2>&1 & { $(1); }; a=$$?; wait $$!; b=$$?; cat "$$log"; rm -f "$$log"; [ $$a$$b = 00 ]; }
 
 # Four packages at a time, because tests wait more than they compute.
 GOTEST = $(GO) test -p 4 -count=1 -vet=off -timeout 20m
@@ -47,22 +50,23 @@ lint:
 test:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,lint,$(MAKE) -s lint)
-	$(call part,go test,$(call with) $(GOTEST) -short ./... headcount/client)
-	$(call part,web test,$(call with) npm --prefix web test)
+	$(call part,go test and web test,$(call with) $(call beside,$(GOTEST) -short ./... headcount/client,npm --prefix web test))
 
 # The test functions that -short leaves out or shortens, and helpers that do, whose names end with Long.
 LONG = testing\.Short|Long\(|(counter|presence)test\.Run
 LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/{print f}' | sort -u
 
 # The rest: the race detector in every test and process, then in full what -short leaves out or shortens (all set-ups, kill
-# loops; the longest package first), other systems, and at the same time, as both mostly wait, browsers and upgrades.
+# loops; the longest package first), then all browser tests beside what else there is.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(call with,-race) $(GOTEST) -race -short ./... headcount/client)
 	$(call part,go test in full,$(call with) $(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,the rest and web test:all,$(call beside,$(MAKE) -s rest,$(call with,-race) npm --prefix web run test:all))
+rest:
+	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,portable,$(GOTEST) -short $(PORTABLE) ./internal/machine ./gateway/...)
-	$(call part,web test:all and upgrade,$(MAKE) -s upgrade & ($(call with,-race) npm --prefix web run test:all); web=$$?; wait $$! && [ $$web = 0 ])
+	$(call part,upgrade,$(MAKE) -s upgrade)
 
 # test beside two busy loops on each core.
 test-busy:
