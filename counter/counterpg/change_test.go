@@ -778,6 +778,11 @@ func TestSQLWithoutRights(t *testing.T) {
 		warned()
 		found("")
 	}
+	// A second role, as deploy/README.md makes one to replace the password, acts as the first.
+	server.Exec(t, url, "create role second login in role managed; alter role second set role = managed")
+	second := strings.Replace(url, "headcount@", "second@", 1)
+	s = open(t, second, func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	warned()
 	// The counters of another schema in this database do not take the function away.
 	s = open(t, managed+"&search_path=two", func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned("another schema")

@@ -269,7 +269,7 @@ func (s *Store) generation(ctx context.Context, f counterpg.Front, adopts bool) 
 		return 0, err
 	}
 	if !unmarked {
-		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
+		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one, or another Redis is in front of this PostgreSQL; what is persisted comes back from there")
 	}
 	return next, nil
 }
