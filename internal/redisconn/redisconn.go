@@ -36,6 +36,8 @@ const (
 	readTimeout = 3 * time.Second
 	callTimeout = 5 * time.Second // of a whole call, when its context has no earlier end
 
+	reloadTimeout = 500 * time.Millisecond // for a Cluster's server to say which masters there are
+
 	poolPerCore = 20 // connections
 )
 
@@ -348,10 +350,13 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 	return err
 }
 
-// Masters calls fn for every master, on a Cluster from several goroutines.
+// Masters calls fn for every master, on a Cluster from several goroutines. It reads anew which they are, but
+// the server that is asked may hang: then the last known ones hold.
 func (c *Client) Masters(ctx context.Context, fn func(context.Context, redis.Cmdable) error) error {
 	if c.Cluster == nil {
 		return fn(ctx, c.UniversalClient)
 	}
-	return c.Cluster.ForEachMaster(ctx, func(ctx context.Context, m *redis.Client) error { return fn(ctx, m) })
+	reload, cancel := context.WithTimeout(ctx, reloadTimeout)
+	defer cancel()
+	return c.Cluster.ForEachMaster(reload, func(_ context.Context, m *redis.Client) error { return fn(ctx, m) })
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
 	"headcount/internal/outage"
@@ -263,5 +264,28 @@ func TestCloseWaitsForNoSilentServer(t *testing.T) {
 	watch := testkit.NewStopwatch(t)
 	if err := conn.Close(); err != nil || watch.Elapsed() > 2*time.Second {
 		t.Errorf("Close took %s, %v", watch.Elapsed(), err)
+	}
+}
+
+// TestAServerOfAClusterHangs: the masters are found without it.
+func TestAServerOfAClusterHangs(t *testing.T) {
+	testkit.Long(t)
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1)
+	conn, _ := open(t, cluster.URL()+"&addr="+cluster.Replicas[0].Addr)
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	masters := func() error {
+		return caller.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
+			return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
+		})
+	}
+	testkit.Eventually(t, "the masters answer", func() bool { return masters() == nil })
+	cluster.Replicas[0].Pause()
+	defer cluster.Replicas[0].Resume()
+	for range 30 { // of the four servers a random one is asked where the slots are
+		watch := testkit.NewStopwatch(t)
+		if err := masters(); err != nil || watch.Elapsed() > 2*time.Second {
+			t.Fatalf("a call of the masters took %s, %v", watch.Elapsed(), err)
+		}
 	}
 }

@@ -27,27 +27,30 @@ type fences struct {
 }
 
 // Generation implements presence.Partitions. It is a hash over data that changes when a
-// master restarts, is replaced or is emptied.
+// master restarts, is replaced or is emptied. When a former server answers again, such as after
+// its name had moved and moved back, it lacks what the one in between had: it gets another token,
+// because under its former generation it would go on with versions older than those that clients know.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
-	var parts []string
 	_, runs := s.generations.get()
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
-		var err error
-		parts, err = s.generation(ctx, c)
+	var generation uint64
+	err := s.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
+		if generation, err = s.generation(ctx, c); err != nil || !s.generations.returned(generation) {
+			return err
+		}
+		if err = c.Set(ctx, tokenKey(0), rand.Text(), 0).Err(); err != nil {
+			return err
+		}
+		generation, err = s.generation(ctx, c)
 		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: generation: %w", err)
 	}
-	h := xxhash.New()
-	for _, p := range parts {
-		_, _ = h.WriteString(p + "\n")
-	}
-	s.generations.set(h.Sum64(), runs)
-	return h.Sum64(), nil
+	s.generations.set(generation, runs)
+	return generation, nil
 }
 
-func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
+func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 	var mu sync.Mutex
 	var parts []string
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
@@ -66,13 +69,13 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	slices.Sort(parts)
 	for created := false; ; created = true {
 		tokens, err := s.readTokens(ctx, c)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
 		pipe := c.Pipeline()
 		missing := 0
@@ -86,14 +89,18 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 			for _, token := range tokens {
 				parts = append(parts, "token "+token)
 			}
-			return parts, nil
+			h := xxhash.New()
+			for _, p := range parts {
+				_, _ = h.WriteString(p + "\n")
+			}
+			return h.Sum64(), nil
 		}
 		if created {
-			return nil, fmt.Errorf("%w: Redis was emptied a moment ago", presence.ErrUnavailable)
+			return 0, fmt.Errorf("%w: Redis was emptied a moment ago", presence.ErrUnavailable)
 		}
 		s.conn.Metrics.Commands.Add(float64(missing))
 		if _, err := pipe.Exec(ctx); err != nil {
-			return nil, err
+			return 0, err
 		}
 	}
 }

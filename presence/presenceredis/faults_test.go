@@ -233,6 +233,21 @@ func TestRegressedRedisIsRebuilt(t *testing.T) {
 	}
 }
 
+// Processes may be sent to another server, and back to the one of before, which has older data then.
+func TestAServerThatComesBackIsAnotherGeneration(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := start(t, open(t, server.URL()))
+	c.set(1, "p", 2)
+	server.Do(t, "SWAPDB", 0, 1)
+	c.claim(true)
+	c.set(1, "p", 3)
+	before := c.versions()
+	server.Do(t, "SWAPDB", 0, 1)
+	c.claim(true)
+	c.right(before)
+}
+
 // Until all owners have claimed again, owners that have not must not write into the
 // counts that are being rebuilt.
 func TestAnOldGenerationWritesNothing(t *testing.T) {

@@ -19,9 +19,13 @@ type generationCache struct {
 	marks   *redisconn.Marks
 
 	mu         sync.Mutex
-	runs       uint64 // marks.Runs before the generation was read
-	generation uint64 // 0: not known
+	runs       uint64              // marks.Runs before the generation was read
+	generation uint64              // 0: not known
+	former     map[uint64]struct{} // generations before it; at most maxFormer
 }
+
+// maxFormer bounds generationCache.former. Beyond it all are forgotten.
+const maxFormer = 1000
 
 // get returns the generation, or 0, and the number of runs for set.
 func (k *generationCache) get() (generation, runs uint64) {
@@ -38,8 +42,22 @@ func (k *generationCache) set(generation, runs uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if runs >= k.runs {
+		if k.generation != 0 && k.generation != generation {
+			if k.former == nil || len(k.former) == maxFormer {
+				k.former = map[uint64]struct{}{}
+			}
+			k.former[k.generation] = struct{}{}
+		}
 		k.generation, k.runs = generation, runs
 	}
+}
+
+// returned reports whether Redis had that generation before its present one.
+func (k *generationCache) returned(generation uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, was := k.former[generation]
+	return was && k.generation != generation
 }
 
 // current returns the generation of Redis. It reads the generation only if it is not known.
