@@ -313,6 +313,25 @@ func TestKeysAndMatches(t *testing.T) {
 	}
 }
 
+func TestAnyRuleOfAPrefix(t *testing.T) {
+	rules, err := ParseRules([]byte(`{"rules":[{"match":"a:*","kind":"sum"},{"match":"a:b:*","kind":"exact"},{"match":"c:d","kind":"exact"},{"match":"c*","kind":"sum"},{"match":"d*","kind":"exact"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shop, err := presence.ParseSite("shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules = rules.For([]presence.Site{shop})
+	for prefix, want := range map[string]bool{"": true, "a:": false, "a:b:": false, "c": true, "c:d": true, "c:d:": false, "c:e": false, "d": true, "d1": true, "e": false} {
+		for _, site := range []presence.Site{presence.DefaultSite, shop} {
+			if got := rules.Any(site.Qualify(prefix), Exact); got != want {
+				t.Errorf("%q of site %q: %v", prefix, site, got)
+			}
+		}
+	}
+}
+
 func TestOutsideForm(t *testing.T) {
 	at := time.Date(2030, 10, 10, 12, 11, 42, 5e8, time.UTC)
 	for _, tc := range []struct {

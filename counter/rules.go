@@ -117,6 +117,22 @@ func (r *Rules) Find(name string) *Rule {
 	return nil
 }
 
+// Any reports whether a counter whose name begins with prefix may have a rule of that kind.
+func (r *Rules) Any(prefix string, kind Kind) bool {
+	site, key := presence.SplitName(prefix)
+	for _, rule := range r.In(site).list {
+		begin, several := strings.CutSuffix(rule.Written(), "*")
+		all := several && strings.HasPrefix(key, begin)
+		if rule.Kind == kind && (all || strings.HasPrefix(begin, key)) {
+			return true
+		}
+		if all { // so no later rule holds
+			return false
+		}
+	}
+	return false
+}
+
 // Of returns the rule whose match in the rules file is match, or nil.
 func (r *Rules) Of(match string) *Rule {
 	for _, rule := range r.list {

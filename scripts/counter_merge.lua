@@ -208,9 +208,8 @@ local function merge(i)
     end
     value = string.format('%.0f', redis.call('PFCOUNT', registersKey))
   else
-    local all = elsewhere(remote, kind)
     if kind == 'sum' and is.sequence == 0 then own = '0' end -- a new incarnation: the own part is now one of the others
-    value = all and plus(own, all)
+    value = plus(own, elsewhere(remote, kind))
   end
   if not value or #value > 18 and string.find(is.rest, ' *', 1, true) and string.sub(is.rest, -2) ~= ':f' then
     odd = odd + 1

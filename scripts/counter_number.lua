@@ -13,14 +13,14 @@ local function compare(a, b)
   return below and -order or order
 end
 
--- A limb has 7 decimal digits: three limbs hold any 64 bits.
+-- A limb has 7 decimal digits, the highest one also more: three limbs hold a sum of some hundred numbers of 64 bits.
 local LIMB = 10000000
 
 local function limbs(text)
   local sign = 1
   if string.sub(text, 1, 1) == '-' then sign, text = -1, string.sub(text, 2) end
   text = string.rep('0', 21 - #text) .. text
-  return sign * tonumber(string.sub(text, 15)), sign * tonumber(string.sub(text, 8, 14)), sign * tonumber(string.sub(text, 1, 7))
+  return sign * tonumber(string.sub(text, -7)), sign * tonumber(string.sub(text, -14, -8)), sign * tonumber(string.sub(text, 1, -15))
 end
 
 local function carry(low, middle, high)
@@ -30,8 +30,8 @@ local function carry(low, middle, high)
   return low, middle - over * LIMB, high + over
 end
 
--- plus returns a + b, or nil if it overflows 64 bits. Up to 15 digits Lua's numbers are exact.
-local function plus(a, b)
+-- sumOf returns a + b, which may have more than 64 bits. Up to 15 digits Lua's numbers are exact.
+local function sumOf(a, b)
   if #a <= 15 and #b <= 15 then return string.format('%.0f', tonumber(a) + tonumber(b)) end
   local a0, a1, a2 = limbs(a)
   local b0, b1, b2 = limbs(b)
@@ -43,23 +43,25 @@ local function plus(a, b)
   end
   local text = string.gsub(string.format('%.0f%07.0f%07.0f', high, middle, low), '^0+', '')
   if text == '' then return '0' end
-  text = sign .. text
-  if compare(text, MOST) > 0 or compare(text, LEAST) < 0 then return nil end
+  return sign .. text
+end
+
+-- plus returns a + b, or nil if it overflows 64 bits.
+local function plus(a, b)
+  local text = sumOf(a, b)
+  if #text > 18 and (compare(text, MOST) > 0 or compare(text, LEAST) < 0) then return nil end
   return text
 end
 
--- opposite returns -a, or nil if it overflows 64 bits.
-local function opposite(a)
+-- negative returns -a.
+local function negative(a)
   if a == '0' then return a end
-  if a == LEAST then return nil end
   if string.sub(a, 1, 1) == '-' then return string.sub(a, 2) end
   return '-' .. a
 end
 
--- minus returns a - b, or nil if it overflows 64 bits or an operand is nil.
-local function minus(a, b)
-  if not a or not b then return nil end
-  if b ~= LEAST then return plus(a, opposite(b)) end
-  local c = plus(a, MOST)
-  return c and plus(c, '1')
-end
+-- opposite returns -a, or nil if it overflows 64 bits.
+local function opposite(a) return a ~= LEAST and negative(a) or nil end
+
+-- minus returns a - b, or nil if it overflows 64 bits.
+local function minus(a, b) return plus(a, negative(b)) end

@@ -58,16 +58,13 @@ local function writeRemote(remote)
   return string.format('%.0f %.0f', remote.died, remote.emptied) .. (remote.heard and ' ~' or '') .. table.concat(list)
 end
 
--- elsewhere returns the sum of all parts, or nil if it overflows 64 bits. A part with the sequence 0 belongs to this
--- region's own incarnation, whose value is in the record; it only has the base of a reset.
+-- elsewhere returns the sum of all parts, which may have more than 64 bits: the total and this region's own part have
+-- not. A part with the sequence 0 belongs to this region's own incarnation, whose value is in the record; it only has
+-- the base of a reset.
 local function elsewhere(remote, kind)
   if kind == 'unique' then return '0' end
   local all = '0'
-  for _, p in ipairs(remote.list) do
-    local counts = minus(p.value, p.base)
-    all = counts and plus(all, counts)
-    if not all then return nil end
-  end
+  for _, p in ipairs(remote.list) do all = sumOf(sumOf(all, p.value), negative(p.base)) end
   return all
 end
 

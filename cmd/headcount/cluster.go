@@ -100,7 +100,7 @@ func (s *system) connect() (err error) {
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
 		conn, err := s.dial(redisconn.Config{
-			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
+			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(), Meanwhile: "changes for that region wait meanwhile",
 			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
 		if err != nil {

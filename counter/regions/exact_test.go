@@ -209,6 +209,12 @@ func TestRegionsShareExactCounters(t *testing.T) {
 		}
 		make1(t, us.store, ruled("views:away", counter.Add, 1))
 		agree(t, map[string]int64{"views:away": 1}, both...)
+		for prefix, away := range map[string]bool{"views:aw": false, "stock:": true, "st": true, "": true} {
+			_, err := us.store.Aggregate(t.Context(), prefix)
+			if _, sizeErr := us.store.Size(t.Context(), prefix); errors.Is(err, counter.ErrUnavailable) != away || (sizeErr != nil) != away {
+				t.Errorf("the aggregate of %q: %v; its size: %v", prefix, err, sizeErr)
+			}
+		}
 		postgres.Restart(t)
 		eventually(t, "exact counters are back", func() (bool, string) {
 			r := eu.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{ruled("stock:away", counter.Add, 1)}}})[0]

@@ -101,6 +101,26 @@ func TestAnOwnPartHasABound(t *testing.T) {
 	wants(t, us, 9e18)
 }
 
+// The parts from elsewhere have more than 64 bits together, as long as they have a base each, but the total has not.
+func TestATotalFitsWherePartsDoNot(t *testing.T) {
+	t.Parallel()
+	list := replicas(t, "us", "eu")
+	us, eu := list[0], list[1]
+	make1(t, us.store, adjust(9e18))
+	eu.hear(t, us)
+	make1(t, eu.store, counter.Change{Key: faulty, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"})
+	us.hear(t, eu)
+	wants(t, us, 0)
+	make1(t, eu.store, adjust(-9e18))
+	if told := us.hear(t, eu); told.Odd != 0 {
+		t.Errorf("%+v", told)
+	}
+	wants(t, us, -9e18)
+	make1(t, us.store, adjust(-1))
+	eu.hear(t, us)
+	wants(t, eu, -9e18-1)
+}
+
 // A region whose clock is ahead hears of a counter, which is then ended by one that does not know of that life.
 func TestALifeOfHearingEnds(t *testing.T) {
 	t.Parallel()

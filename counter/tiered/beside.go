@@ -42,19 +42,23 @@ func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close(
 
 // Size implements counter.Reader.
 func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
-	exact, err := s.pg.Size(ctx, prefix)
+	n, err := s.Store.Size(ctx, prefix)
+	if err == nil && s.rules.Any(prefix, counter.Exact) {
+		var exact int64
+		exact, err = s.pg.Size(ctx, prefix)
+		n += exact
+	}
 	if err != nil {
 		return 0, unavailable(err)
 	}
-	others, err := s.Store.Size(ctx, prefix)
-	return exact + others, unavailable(err)
+	return n, nil
 }
 
-// Aggregate implements counter.Reader.
+// Aggregate implements counter.Reader. It needs PostgreSQL only where a counter may be exact.
 func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total := &counter.Total{}
 	err := s.Store.AddTo(ctx, total, prefix)
-	if err == nil {
+	if err == nil && s.rules.Any(prefix, counter.Exact) {
 		err = s.pg.AddTo(ctx, total, prefix, nil)
 	}
 	if err != nil {

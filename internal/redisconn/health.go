@@ -101,7 +101,7 @@ func (s *Conn) watchState(ctx context.Context) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	armed := true // tick is running: signals that come again and again must not postpone the probe
-	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
+	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: s.cfg.Meanwhile + "; see whether it runs, and what headcount check says of it"}
 	for {
 		waiting := s.tell()
 		well := s.up() && len(waiting) == 0 && !s.denied.Load()

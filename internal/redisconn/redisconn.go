@@ -51,9 +51,11 @@ type Config struct {
 	// says that it is part of one. Required.
 	URL string
 	// Dial is how long it may take to connect; default 1s.
-	Dial    time.Duration
-	OnBytes Traffic // optional
-	Log     zerolog.Logger
+	Dial time.Duration
+	// Meanwhile is what the log says of an outage; default "counts are stale meanwhile".
+	Meanwhile string
+	OnBytes   Traffic // optional
+	Log       zerolog.Logger
 }
 
 // Conn is the connection of a process to one Redis. Its stores there share it, each by a Caller:
@@ -99,6 +101,7 @@ type Client struct {
 // Close ends it, after its Callers.
 func Open(cfg Config) (*Conn, error) {
 	cfg.Dial = cmp.Or(cfg.Dial, dialTimeout)
+	cfg.Meanwhile = cmp.Or(cfg.Meanwhile, "counts are stale meanwhile")
 	quiet.Do(func() { redis.SetLogger(silence{}) })
 	s := &Conn{
 		Marks:    newMarks(),
