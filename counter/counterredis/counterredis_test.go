@@ -42,6 +42,9 @@ func instance(t testing.TB, url, region string, servers []*redistest.Server, eve
 				servers[crashes/every%len(servers)].Restart(t)
 			}
 			crashes++
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
 			s = open(t, url, region)
 			countertest.AwaitServed(t, s)
 			return s

@@ -38,7 +38,7 @@ func (e eager) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 // A store whose sums are sharded from their second change on keeps the contract.
 func TestContract(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
-	begin := func() counter.Store {
+	begin := func() eager {
 		log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 		redis := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, server.URL()), Rules: countertest.Rules, Log: log})
 		s := eager{New(redis, redis, Config{Rate: 1_000_000, Rules: countertest.Rules, Gather: 20 * time.Millisecond, Log: log})}
@@ -52,14 +52,17 @@ func TestContract(t *testing.T) {
 	crashes := 0
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
+		s := begin()
 		return countertest.Instance{
-			Store: begin(),
+			Store: s,
 			Peer:  begin(),
 			Crash: func(t testing.TB) counter.Store {
+				s.stop() // what it has not gathered stays in the shards
+				s.wg.Wait()
 				if crashes++; crashes%4 == 0 {
 					server.Restart(t)
 				}
-				s := begin()
+				s = begin()
 				countertest.AwaitServed(t, s)
 				return s
 			},

@@ -85,9 +85,13 @@ func TestContract(t *testing.T) {
 		countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 			server.Flush(t)
 			cfg := Config{Redis: redistest.Dial(t, server.URL())}
-			return countertest.Instance{Store: opened(t, cfg), Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
+			s := opened(t, cfg)
+			return countertest.Instance{Store: s, Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
 				server.Restart(t)
-				s := opened(t, cfg)
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				s = opened(t, cfg)
 				countertest.AwaitServed(t, s)
 				return s
 			}}

@@ -38,30 +38,6 @@ func TestContractBeside(t *testing.T) {
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		cfg := tiered.Config{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), Region: "us", Rules: countertest.Rules}
-		crashes := 0
-		return countertest.Instance{
-			Store: openBeside(t, cfg),
-			Peer:  openBeside(t, cfg),
-			Crash: func(t testing.TB) counter.Store {
-				switch crashes % 12 {
-				case 0:
-					server.Restart(t)
-				case 6:
-					pg.Restart(t)
-				}
-				crashes++
-				s := openBeside(t, cfg)
-				countertest.AwaitServed(t, s)
-				return s
-			},
-			Cut: func(t testing.TB) func() {
-				server.Kill()
-				pg.Kill()
-				return func() {
-					pg.Restart(t)
-					server.Restart(t)
-				}
-			},
-		}
+		return instance(t, func(t testing.TB) counter.Store { return openBeside(t, cfg) }, []*redistest.Server{server}, pg, 6)
 	})
 }

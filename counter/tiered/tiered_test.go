@@ -48,14 +48,14 @@ func closes(t testing.TB, s io.Closer) {
 	})
 }
 
-// instance is two stores. After a crash another process goes on. The first crash and
-// then one in every crashes also kills Redis or PostgreSQL.
-func instance(t testing.TB, cfg tiered.Config, redis []*redistest.Server, pg *pgtest.Server, every int) countertest.Instance {
-	s := open(t, cfg)
+// instance is two stores that begin opens. After a crash another process goes on. The first crash and then one in every
+// crashes also kills Redis or PostgreSQL.
+func instance(t testing.TB, begin func(testing.TB) counter.Store, redis []*redistest.Server, pg *pgtest.Server, every int) countertest.Instance {
+	s := begin(t)
 	crashes := 0
 	return countertest.Instance{
 		Store: s,
-		Peer:  open(t, cfg),
+		Peer:  begin(t),
 		Crash: func(t testing.TB) counter.Store {
 			switch {
 			case crashes%every != 0:
@@ -68,7 +68,7 @@ func instance(t testing.TB, cfg tiered.Config, redis []*redistest.Server, pg *pg
 			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a killed process does
 				t.Error(err)
 			}
-			s = open(t, cfg)
+			s = begin(t)
 			countertest.AwaitServed(t, s)
 			return s
 		},
@@ -93,7 +93,7 @@ func TestContractOnOneServer(t *testing.T) {
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		cfg := tiered.Config{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
-		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
+		return instance(t, func(t testing.TB) counter.Store { return open(t, cfg) }, []*redistest.Server{server}, pg, 6)
 	})
 }
 
@@ -103,7 +103,7 @@ func TestContractOnCluster(t *testing.T) {
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
 		cfg := tiered.Config{Redis: redistest.Dial(t, cluster.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
-		return instance(t, cfg, cluster.Masters, pg, 12)
+		return instance(t, func(t testing.TB) counter.Store { return open(t, cfg) }, cluster.Masters, pg, 12)
 	})
 }
 
