@@ -287,6 +287,21 @@ func TestAReconnectFrameIsObeyed(t *testing.T) {
 	})
 }
 
+func TestALoopOfRedirectsEnds(t *testing.T) {
+	requests := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests++; requests > 20 {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		http.Redirect(w, r, "/-/ws", http.StatusFound)
+	}))
+	defer s.Close()
+	if _, err := Dial(t.Context(), Config{URL: s.URL}); err == nil || requests > 20 {
+		t.Errorf("Dial = %v after %d requests", err, requests)
+	}
+}
+
 // The script never answers a heartbeat.
 func TestSilenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -86,7 +87,9 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	// http.Transport would hide the socket, and keep two goroutines and two buffers.
 	transport := roundTripper(func(req *http.Request) (*http.Response, error) { return c.handshake(req, cfg.DialContext) })
 	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+query), &websocket.DialOptions{
-		HTTPClient: &http.Client{Transport: transport}, HTTPHeader: header, Subprotocols: []string{subprotocol},
+		HTTPClient:   &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		HTTPHeader:   header,
+		Subprotocols: []string{subprotocol},
 	})
 	if err != nil {
 		if c.conn != nil {
@@ -113,6 +116,14 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	}
 	c.User, c.ID, c.Heartbeat = f.User, f.ID, f.Heartbeat
 	return c, nil
+}
+
+// checkRedirect ends a loop of redirects as net/http does, whose own check the WebSocket library replaces.
+func checkRedirect(_ *http.Request, via []*http.Request) error {
+	if len(via) == 10 {
+		return errors.New("stopped after 10 redirects")
+	}
+	return nil
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

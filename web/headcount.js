@@ -29,6 +29,7 @@
 
 const HEARTBEAT_MS = 15_000; // until the server's welcome names another interval
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
+const ANSWER_MS = 10_000; // how long a token or a file may take
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
 const SOON = 60;
@@ -109,7 +110,10 @@ const live = () =>
       }
   })());
 
-const ask = (/** @type {Token | undefined} */ token) => (typeof token === 'function' ? token() : token);
+/** Fails when there is no answer: a network that loses requests without a word says nothing for minutes. @type {<T>(answer: T) => Promise<Awaited<T>>} */
+const timely = (answer) => Promise.race([answer, new Promise((_, fail) => setTimeout(fail, ANSWER_MS, 'timeout'))]);
+
+const ask = (/** @type {Token | undefined} */ token) => timely(typeof token === 'function' ? token() : token);
 
 /** @type {(pages: Iterable<string>, without: Set<string> | undefined) => string[]} */
 const minus = (pages, without) => [...pages].filter((page) => !without?.has(page));
@@ -143,8 +147,7 @@ export class Headcount extends EventTarget {
    * @param {{server?: string | URL, storage?: 'none'}} [where]
    */
   static at({ server, storage } = {}) {
-    const key = `${server} ${storage}`;
-    return (shared[key] ??= new Headcount({ ...(server && { server }), ...(storage && { storage }) }));
+    return (shared[/** @type {any} */ ([server, storage])] ??= new Headcount({ ...(server && { server }), ...(storage && { storage }) }));
   }
 
   #base;
@@ -186,7 +189,7 @@ export class Headcount extends EventTarget {
     // A server that renders this page has no location. There nothing is ever connected.
     this.#base = new URL(server, /** @type {any} */ (globalThis.location ?? 'http://x'));
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
-    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: no http address: ${server}`);
+    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not a server: ${server}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
     this.#keep = storage !== 'none';
@@ -398,7 +401,6 @@ export class Headcount extends EventTarget {
 
   /** Leaves every page and ends the connection for good. */
   close() {
-    if (this.#state === 'closed') return;
     this.#joins.clear();
     this.#watches.clear();
     this.#known.clear();
@@ -414,10 +416,10 @@ export class Headcount extends EventTarget {
     if (!callback) return this.#iterate(keys);
     const watch = { keys, callback };
     for (const key of keys) {
-      const known = this.#known.get(key)?.value;
+      const known = this.#known.get(key);
       queueMicrotask(() => {
         // Not if the watch has ended, or if a newer value was faster.
-        if (known !== undefined && this.#watches.has(watch) && this.#known.get(key)?.value === known) call(callback, known);
+        if (known && this.#watches.has(watch) && this.#known.get(key) === known) call(callback, known.value);
       });
     }
     return this.#add(this.#watches, watch);
@@ -590,7 +592,7 @@ export class Headcount extends EventTarget {
   #hear({ lead, to, full, state, frame, link }) {
     if (to && to !== this.#id) return;
     this.#heard();
-    if (lead) return this.#tell();
+    if (lead) this.#tell();
     if (full) {
       this.#part(); // the shared connection has no room for these pages: open another one
       this.#share = false;
@@ -608,7 +610,7 @@ export class Headcount extends EventTarget {
       case 'error': {
         const { type, ...error } = frame;
         const topic = refused(error);
-        emit(this, 'error', error);
+        emit(this, type, error);
         if (!topic) return;
         for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== topic);
         this.leave(topic);
@@ -628,7 +630,7 @@ export class Headcount extends EventTarget {
       // back. It is believed if it is the first count that another link sends. A counter
       // that lasts has it after it was deleted.
       const forgotten = version === '0-0' && (key || known.link !== link);
-      if (version.localeCompare(old.version, 'en', { numeric: true }) < 0 && !forgotten) return;
+      if (version.localeCompare(old.version, [], { numeric: true }) < 0 && !forgotten) return;
       known.link = link;
       if (JSON.stringify(counter) === JSON.stringify(old)) return;
     }
@@ -751,7 +753,6 @@ function Hub(base, keep, getToken, say) {
   const later = (/** @type {number} */ ms) => {
     clearTimeout(retry);
     retry =
-      !over &&
       wanted() &&
       setTimeout(() => {
         retry = 0;
@@ -785,7 +786,7 @@ function Hub(base, keep, getToken, say) {
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
-        rescue ||= await import(`./rescue.js?${failures}`).catch(() => {});
+        rescue ||= await timely(import(`./rescue.js?${failures}`)).catch(() => {});
         const found = await rescue?.default(address, failures, refusal, links);
         if (typeof found === 'string') {
           if (found !== refusal) say({ frame: { type: 'error', code: 'refused', message: (refusal = found) } });
@@ -833,16 +834,13 @@ function Hub(base, keep, getToken, say) {
       welcomed = link._made;
       link._heartbeat = frame.heartbeat_ms || link._heartbeat;
       setTimeout(() => links.has(link) && (attempt = 0), STEADY_MS);
-      if (frame.id) idOf(base.origin, keep, frame.id);
+      idOf(base.origin, keep, frame.id);
       links.forEach((other) => other === link || other._end());
       return show();
     }
     if (type === 'reconnect') {
-      if (!link._draining) {
-        link._draining = true;
-        if (!served()) later(frame.after_ms);
-      }
-      return;
+      link._draining = true;
+      return retry || served() || later(frame.after_ms); // once it is planned, another frame changes nothing
     }
     if (type === 'unread') unread = frame;
     const topic = refused(frame);
@@ -886,7 +884,7 @@ function Hub(base, keep, getToken, say) {
       syncAll();
       if (wake) {
         links.forEach((link) => link._probe());
-        if (!links.size && !dialing) {
+        if (!links.size) {
           clearTimeout(retry);
           attempt = retry = 0;
         }
@@ -906,9 +904,8 @@ function Hub(base, keep, getToken, say) {
 
     _hangUp() {
       over = true;
-      clearTimeout(retry);
-      clearTimeout(idle);
       links.forEach((link) => link._end());
+      clearTimeout(retry);
     },
   };
 }

@@ -240,7 +240,9 @@ class Fallback extends EventTarget {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     else if (this.#id) headers['Headcount-Id'] = this.#id;
     if (this.#closed) throw new Error('closed');
-    const answer = await fetch(at(path, this.#base), { method, headers, body, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
+    // Without a limit, requests of a network that swallows them keep all the browser's connections to the server for minutes.
+    const signal = AbortSignal.timeout(ANSWER_MS);
+    const answer = await fetch(at(path, this.#base), { method, headers, body, signal, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
     // On the server's own origin the next PUT sets a cookie, and that one stays.
     const foreign = !this.#stored || this.#base.origin !== location.origin;

@@ -147,9 +147,15 @@ export async function startCable(port) {
     pulled = true;
     for (const socket of open) socket.destroy();
   };
+  /** Open connections stay, and nothing passes, not even that the other end has closed. */
+  const hush = () => {
+    pulled = true;
+    for (const socket of open) socket.unpipe().resume().removeAllListeners('close');
+  };
   return {
     url: `http://127.0.0.1:${server.address().port}`,
     pull,
+    hush,
     plug: () => (pulled = false),
     close: () => {
       pull();

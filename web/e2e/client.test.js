@@ -196,6 +196,21 @@ test('the network goes and comes back', async () => {
   cable.close();
 });
 
+test('connections that a network has forgotten without a word hold nothing up', async () => {
+  const cable = await startCable(server.port);
+  const page = await open(await browser.newContext(), `${site.url}/hushed?from=${cable.url}`);
+  await expectCount(page, 1);
+  const file = page.waitForRequest(/rescue\.js/);
+  cable.hush();
+  await page.evaluate(() => dispatchEvent(new Event('online'))); // the client asks for a sign of life
+  await file; // over one of those connections
+  const other = await open(await browser.newContext(), `${site.url}/hushed?from=${server.url}`);
+  cable.plug();
+  await expectCount(page, 2);
+  for (const window of [page, other]) await window.context().close();
+  cable.close();
+});
+
 test('where WebSockets are blocked there are event streams and PUTs', async () => {
   await connections(0);
   const watcher = await open(await browser.newContext(), at('office'));

@@ -512,6 +512,18 @@ test('a token function that fails is a failed attempt', async () => {
   assert.equal(sockets.length, 1);
 });
 
+test('a token function that never answers is a failed attempt', async () => {
+  let calls = 0;
+  const headcount = client({ token: () => (calls++ ? 't' : new Promise(() => {})), share: false });
+  headcount.join('p');
+  await settle();
+  assert.equal(headcount.state, 'connecting');
+  await tick(10_000);
+  assert.deepEqual(headcount.errors.map((e) => e.message), ['timeout']);
+  await tick(1_000);
+  assert.equal(sockets.length, 1);
+});
+
 test('a refused page does not take the others with it', async () => {
   const headcount = client();
   headcount.watch(['good', 'b\u0000d', 'fine'], () => {});

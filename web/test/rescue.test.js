@@ -71,6 +71,23 @@ test('a clock that was set back does not make WebSockets blocked for as long', a
   delete globalThis.localStorage;
 });
 
+test('the replacement waits for no answer for ever, since a browser has few connections to a server', async () => {
+  const rescue = await fresh();
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
+  await rescue(ADDRESS, 1);
+  const Replacement = await rescue(ADDRESS, 2);
+  const limit = new AbortController();
+  mock.method(AbortSignal, 'timeout', () => limit.signal);
+  globalThis.fetch = (_, { signal }) => new Promise((_, fail) => signal?.addEventListener('abort', fail));
+  const replacement = new Replacement(ADDRESS.href);
+  let closed = false;
+  replacement.addEventListener('close', () => (closed = true));
+  limit.abort();
+  await new Promise(setImmediate);
+  replacement.close();
+  assert.ok(closed);
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };
