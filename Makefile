@@ -76,7 +76,7 @@ test-busy:
 mutants:
 	$(GO) run ./internal/mutants $(ARGS)
 
-# PREVIOUS is the oldest release with the same formats: a cluster of it becomes one of this release and goes back, process by
+# PREVIOUS is a release that may run beside this one: a cluster of it becomes one of this release and goes back, process by
 # process, under load.
 PREVIOUS = 817d6cf
 upgrade:
