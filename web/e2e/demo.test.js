@@ -270,8 +270,8 @@ test('a reload shows what the page remembers', async () => {
   await Promise.all(leave.map((step) => step()));
   await expectCount(one, 1);
   await one.reload();
-  await one.waitForSelector('#day:not([hidden])');
-  assert.match(await one.innerText('#day'), /at most 3 at \d\d:\d\d.*, 3 visitors/);
+  // A cache may have answered with what was asked before everybody was there; the page asks again soon.
+  await one.waitForFunction(() => /at most 3 at \d\d:\d\d.*, 3 visitors/.test(document.getElementById('day').innerText));
   assert.match(await one.getAttribute('#day svg path', 'd'), /^M/);
   await one.evaluate(() => document.querySelector('#pages a[data-page="pricing"]').click()); // whose past is another
   await one.waitForFunction(() => !document.getElementById('day').innerText.includes('at most 3'));
