@@ -251,23 +251,26 @@ type merges struct {
 
 func newMerges(ops []counter.Op, results []counter.Result) (m merges) {
 	for i := range results {
-		if !errors.Is(results[i].Err, counter.ErrSharded) {
-			continue
-		}
-		if m.keys == nil {
-			m = merges{map[string]bool{}, map[counter.IdempotencyKey]bool{}}
-		}
-		for j := range ops[i].Changes {
-			m.keys[ops[i].Changes[j].Key] = true
-		}
-		if ops[i].IdempotencyKey != (counter.IdempotencyKey{}) {
-			m.ids[ops[i].IdempotencyKey] = true
+		if errors.Is(results[i].Err, counter.ErrSharded) {
+			m.add(&ops[i])
 		}
 	}
 	return m
 }
 
-func (m merges) precede(op *counter.Op) bool {
+func (m *merges) add(op *counter.Op) {
+	if m.keys == nil {
+		*m = merges{map[string]bool{}, map[counter.IdempotencyKey]bool{}}
+	}
+	for j := range op.Changes {
+		m.keys[op.Changes[j].Key] = true
+	}
+	if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+		m.ids[op.IdempotencyKey] = true
+	}
+}
+
+func (m *merges) precede(op *counter.Op) bool {
 	return m.ids[op.IdempotencyKey] || slices.ContainsFunc(op.Changes, func(c counter.Change) bool { return m.keys[c.Key] })
 }
 
@@ -289,6 +292,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 		op, b := &ops[i], -1
 		if merges.precede(op) {
 			results[i].Err = fmt.Errorf("%w: an earlier change waits for it", counter.ErrSharded)
+			merges.add(op)
 			continue
 		}
 		if c.Cluster != nil {

@@ -683,6 +683,16 @@ func TestNothingOvertakesAMerge(t *testing.T) {
 		t.Errorf("%+v with %+v", results, conflict)
 	}
 	exactly(t, a, key, 112)
+
+	// One waits for the idempotency key of the first, and the next for its counter.
+	first, second, other := counter.Op{Changes: []counter.Change{join}}, add(key+" other", 1), add(key+" other", 5)
+	first.IdempotencyKey = counter.NewIdempotencyKey("*", "", key+" again")
+	second.IdempotencyKey = first.IdempotencyKey
+	a.opens(t, key)
+	results = b.Apply(t.Context(), []counter.Op{first, second, other})
+	if results[0].Err == nil || results[1].Err != nil || results[2].Err != nil || results[2].Counters[0].Value != 6 {
+		t.Errorf("%+v", results)
+	}
 }
 
 // TestAnyOrder has processes add, sharded, gather, merge and reset at once, and lets one call to Redis after the other
