@@ -250,23 +250,3 @@ func TestBadNetwork(t *testing.T) {
 		top.suffer(t, killed("kill -9 of a presence node on that network", top.nodes[0]))
 	}
 }
-
-func TestRollingRestart(t *testing.T) {
-	testkit.Long(t)
-	t.Parallel()
-	redis := redistest.Start(t)
-	top := newTopology(t, redis.URL(), nil)
-	top.suffer(t, fault{name: "rolling restart of every process", since: "the last one was ready",
-		damage: func(t *testing.T) time.Time {
-			for _, m := range top.members {
-				start := time.Now()
-				if err := m.leave(); err != nil {
-					t.Error(err)
-				}
-				ended := time.Since(start)
-				again(t, m)
-				t.Logf("%s: ended after %.1f s, ready again after %.1f s", m.name, ended.Seconds(), time.Since(start).Seconds())
-			}
-			return time.Now()
-		}})
-}
