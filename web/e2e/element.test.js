@@ -363,7 +363,8 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
 
 test('a widget of each of several sites is live in frames of another origin, with and without WebSockets', async () => {
   const sited = await Server.start(binary.path, ['--site', 'one=http://one.test', '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
-  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
+  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s',
+    '--presence-timeout', '2m']); // a hold lasts for three times as long: it does not end while a reader loads
   const slow = await startOfficeProxy(sited.port);
   try {
     const frame = (from, query) => address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));
