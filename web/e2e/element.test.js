@@ -157,13 +157,12 @@ test('the region speaks at most once a minute, and not for announce="off"', asyn
     await expectWords(page, `${count}`, 'off');
     return regions(page);
   };
-  const began = Date.now(); // the page's clock goes on by itself, too
+  await page.clock.pauseAt(await page.evaluate(() => Date.now() + 1_000)); // else it goes on by itself, too
   assert.deepEqual(await heard(2), [['2 here now']], 'after a silence at once');
   let count = 3;
   for (let seconds = 5; seconds < 60; seconds += 5) {
     await page.clock.fastForward(5_000);
     const [words] = await heard(count++);
-    if (seconds * 1_000 + Date.now() - began >= 60_000) break; // on a machine that was busy for seconds
     assert.ok(words.length === 0 || words[0] === '2 here now', `after ${seconds} s: ${words}`);
   }
   await page.clock.fastForward(60_000);
