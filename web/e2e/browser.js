@@ -95,6 +95,12 @@ export async function within(promise, what, wait) {
 export const streaming = (page) =>
   page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: 10_000 }).catch(() => {});
 
+/** Waits until the console of a window has these complaints, and forgets all so far: the browser may note a refused request after its answer. */
+export async function expectComplaints(page, ...all) {
+  await eventually(true, `the console has ${all}`, () => all.every((words) => page.complaints.some((said) => words.test(said))));
+  page.complaints.length = 0;
+}
+
 /** Waits until a window shows the count that is wanted. */
 export const expectCount = (page, want, id = 'count') => eventually(want, 'the window shows', () => shown(page, id));
 

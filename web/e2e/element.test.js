@@ -157,13 +157,12 @@ test('the region speaks at most once a minute, and not for announce="off"', asyn
     await expectWords(page, `${count}`, 'off');
     return regions(page);
   };
-  const began = Date.now(); // the page's clock goes on by itself, too
+  await page.clock.pauseAt(await page.evaluate(() => Date.now() + 1_000)); // else it goes on by itself, too
   assert.deepEqual(await heard(2), [['2 here now']], 'after a silence at once');
   let count = 3;
   for (let seconds = 5; seconds < 60; seconds += 5) {
     await page.clock.fastForward(5_000);
     const [words] = await heard(count++);
-    if (seconds * 1_000 + Date.now() - began >= 60_000) break; // on a machine that was busy for seconds
     assert.ok(words.length === 0 || words[0] === '2 here now', `after ${seconds} s: ${words}`);
   }
   await page.clock.fastForward(60_000);
@@ -363,7 +362,8 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
 
 test('a widget of each of several sites is live in frames of another origin, with and without WebSockets', async () => {
   const sited = await Server.start(binary.path, ['--site', 'one=http://one.test', '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
-  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
+  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s',
+    '--presence-timeout', '2m']); // a hold lasts for three times as long: it does not end while a reader loads
   const slow = await startOfficeProxy(sited.port);
   try {
     const frame = (from, query) => address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));

@@ -69,7 +69,7 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   await expectCount(watcher, 2);
   await held;
   await visitor.context().close();
-  await within(2_500, 'a closed tab is gone after the leave-grace of 2 s, and not after the 14 s of a hold by PUT', () => expectCount(watcher, 1));
+  await within(4_000, 'a closed tab is gone 2 s after the leave-grace of 2 s, and not after the 14 s of a hold by PUT', () => expectCount(watcher, 1));
   for (const window of [page, watcher]) await window.context().close();
 });
 
