@@ -95,11 +95,11 @@ async function find(address, failures, refusal, owner) {
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }
-  // A server that drains, or is full, answers GETs, and takes neither WebSockets nor event streams. A proxy that keeps events
-  // back may keep back that there is a stream.
+  // A server that drains, is full, or cannot verify the token now, answers GETs, and takes neither WebSockets nor event streams. A
+  // proxy that keeps events back may keep back that there is a stream.
   const abort = new AbortController();
   const late = new Promise((held) => setTimeout(held, ANSWER_MS, { status: 0 }));
-  const stream = await Promise.race([ask('*/counter/events', { credentials: 'omit', signal: abort.signal }), late]);
+  const stream = await Promise.race([ask(`*/counter/events${token ? `?${query('token', [token])}` : ''}`, { credentials: 'omit', signal: abort.signal }), late]);
   abort.abort();
   if (!stream || stream.status >= 500) return null;
   if (!before) {

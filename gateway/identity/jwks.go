@@ -73,6 +73,7 @@ type keySource struct {
 
 	fetches singleflight.Group // one at a time
 	busy    atomic.Bool        // a fetch is under way
+	away    atomic.Bool        // the last fetch failed
 	back    time.Duration      // after began: when all fetches that keysRate allows are back; only fetches use it
 }
 
@@ -149,6 +150,7 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 		}
 		k.back = back
 		set, err := k.get()
+		k.away.Store(err != nil)
 		switch {
 		case err == nil:
 			k.set.Store(set)

@@ -23,8 +23,8 @@ const nbfLeeway = time.Second
 var (
 	ErrNoToken  = errors.New("no token: this server requires a JWT")
 	ErrBadToken = errors.New("bad token")
-	// ErrKeysAway: no signing key could be fetched so far, so the token may be good or
-	// bad. The caller should try again later.
+	// ErrKeysAway: the key that signed the token is unknown and the keys cannot be fetched
+	// now, so the token may be good or bad. The caller should try again later.
 	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
 )
 
@@ -71,8 +71,13 @@ func pages(claims jwt.MapClaims) (open []string) {
 // verifyToken returns the claims of a token if its signature is valid.
 func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
 	claims, set, err := ids.verifySignature(ctx, raw)
-	if err != nil && set != nil && ids.keys.renew(ctx, set) {
+	if err == nil || set == nil {
+		return claims, err
+	}
+	if ids.keys.renew(ctx, set) {
 		claims, _, err = ids.verifySignature(ctx, raw)
+	} else if ids.keys.away.Load() {
+		return nil, ErrKeysAway
 	}
 	return claims, err
 }

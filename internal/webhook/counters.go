@@ -17,6 +17,9 @@ import (
 // its next change.
 const maxCounters = 100_000
 
+// lastRound is how long the round after the end of the process's context may take.
+const lastRound = time.Second
+
 // counters reports counters over thresholds. Every process judges the counters that it has changed itself,
 // so every change is judged, unless its process is killed before it has done so; then the counter's next
 // change is.
@@ -64,8 +67,8 @@ func (c *counters) receive(results []counter.Result) {
 	}
 }
 
-// run judges the counters that changed, in rounds, until ctx ends. A counter that changes often is judged
-// once in a round.
+// run judges the counters that changed, in rounds, until ctx ends, and then once more. A counter that changes often
+// is judged once in a round.
 func (c *counters) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := time.Hour
@@ -73,10 +76,7 @@ func (c *counters) run(ctx context.Context) {
 			wait = min(wait, max(time.Until(at), 0))
 		}
 		wake.Wait(ctx, wait, c.wake)
-		c.mu.Lock()
-		changed := c.changed
-		c.changed = map[string]counter.Counter{}
-		c.mu.Unlock()
+		changed := c.take()
 		err := c.round(ctx, changed)
 		c.store.note(ctx, c.service.cfg.Log, err)
 		pause := roundEvery
@@ -86,6 +86,19 @@ func (c *counters) run(ctx context.Context) {
 		}
 		outage.Sleep(ctx, pause)
 	}
+	// No other process judges the last changes of this one.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRound)
+	defer cancel()
+	c.store.note(last, c.service.cfg.Log, c.round(last, c.take()))
+}
+
+// take returns the counters that changed since the last call.
+func (c *counters) take() map[string]counter.Counter {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed := c.changed
+	c.changed = map[string]counter.Counter{}
+	return changed
 }
 
 // restore queues counters again that could not be judged, except where a newer value is queued.

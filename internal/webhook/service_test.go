@@ -470,7 +470,7 @@ func TestCounters(t *testing.T) {
 		stop := w.start()
 		defer func() { stop() }()
 		rules := counter.BuiltinRules()
-		add := func(key string, n int64) {
+		change := func(key string, n int64) {
 			t.Helper()
 			op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Of("*"), Verb: counter.Add, Delta: n}}}
 			results := w.counters.Apply(t.Context(), []counter.Op{op})
@@ -480,6 +480,10 @@ func TestCounters(t *testing.T) {
 					t.Fatal(r.Err)
 				}
 			}
+		}
+		add := func(key string, n int64) {
+			t.Helper()
+			change(key, n)
 			time.Sleep(3 * time.Second)
 		}
 		add("likes:1", 100)
@@ -502,5 +506,13 @@ func TestCounters(t *testing.T) {
 		time.Sleep(2 * settle)
 		add("likes:1", 2)
 		w.want("counter.over likes:1 1002")
+		// A process that ends in order has judged its last changes, also those between two rounds.
+		change("views:2", 1)
+		synctest.Wait()
+		change("likes:2", 101)
+		stop()
+		stop = w.start()
+		time.Sleep(3 * time.Second)
+		w.want("counter.over likes:2 101")
 	})
 }

@@ -113,6 +113,14 @@ test('a server that is restarted is no server behind a proxy that blocks WebSock
   assert.equal(typeof (await rescue(ADDRESS, 4)), 'function');
 });
 
+test('a server that cannot verify tokens now is no server behind a proxy that blocks WebSockets', async () => {
+  const rescue = await fresh();
+  const { fetch } = globalThis;
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 401, body: '' }, 'PUT /-/me/unread': { status: 503, body: {} } };
+  globalThis.fetch = async (url, options) => (url.searchParams.get('token') === 'a+b' ? new Response('', { status: 503 }) : fetch(url, options));
+  for (let failures = 1; failures < 4; failures++) assert.equal(await rescue(new URL('?token=a%2Bb', ADDRESS), failures), null);
+});
+
 test('the console names the directive of a Content-Security-Policy that forbids WebSockets', async () => {
   const page = new EventTarget();
   globalThis.document = page;
