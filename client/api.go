@@ -3,6 +3,7 @@ package client
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -129,9 +130,9 @@ func (a *API) send(ctx context.Context, method, path string, in any) (*http.Resp
 	if a.once != "" {
 		req.Header.Set("Idempotency-Key", a.once)
 	}
-	httpClient := a.cfg.HTTP
-	if httpClient == nil {
-		httpClient = http.DefaultClient
+	httpClient := *cmp.Or(a.cfg.HTTP, http.DefaultClient)
+	if httpClient.CheckRedirect == nil {
+		httpClient.CheckRedirect = checkRedirect
 	}
 	return httpClient.Do(req)
 }

@@ -302,6 +302,31 @@ func TestALoopOfRedirectsEnds(t *testing.T) {
 	}
 }
 
+func TestNoOtherHostGetsTheKey(t *testing.T) {
+	var got []http.Header
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = append(got, r.Header)
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer other.Close()
+	elsewhere := strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, elsewhere+r.URL.Path, http.StatusTemporaryRedirect)
+	}))
+	defer s.Close()
+	cfg := Config{URL: s.URL, APIKey: "key", ID: "id"}
+	_, _ = NewAPI(cfg).Count(t.Context(), "p")
+	_, _ = Dial(t.Context(), cfg)
+	if len(got) != 2 {
+		t.Fatalf("%d requests were redirected, want 2", len(got))
+	}
+	for _, header := range got {
+		if header.Get("X-API-Key")+header.Get("Headcount-Id") != "" {
+			t.Errorf("another host gets %v", header)
+		}
+	}
+}
+
 // The script never answers a heartbeat.
 func TestSilenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)

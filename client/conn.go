@@ -118,10 +118,15 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// checkRedirect ends a loop of redirects as net/http does, whose own check the WebSocket library replaces.
-func checkRedirect(_ *http.Request, via []*http.Request) error {
+// checkRedirect ends a loop of redirects as net/http does, whose own check the WebSocket library replaces. What the
+// server gave to the caller goes to no other host: net/http withholds only the headers that it knows.
+func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) == 10 {
 		return errors.New("stopped after 10 redirects")
+	}
+	if req.URL.Hostname() != via[0].URL.Hostname() {
+		req.Header.Del("X-API-Key")
+		req.Header.Del("Headcount-Id")
 	}
 	return nil
 }

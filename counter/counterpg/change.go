@@ -102,12 +102,12 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 			return why
 		}
 		if why = in.makeTables(ctx, c); why != nil {
-			return why
+			return optional(why)
 		}
 		if why = writeRules(ctx, c, rules); why == nil {
 			mend, why = in.makeFunction(ctx, c)
 		}
-		return why
+		return optional(why)
 	})
 	if ctx.Err() != nil || errors.Is(err, ErrAway) || isHeld(err) { // somebody holds a lock
 		return false
@@ -117,6 +117,14 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 			Msg("counters: applications cannot call headcount.change in SQL; all else works")
 	}
 	return true
+}
+
+// optional has a right or a table that is missing say nothing about PostgreSQL: all else works without headcount.change.
+func optional(err error) error {
+	if ofClass(err, "42") {
+		return callers{err}
+	}
+	return err
 }
 
 // tables is what readTables returns.
@@ -223,10 +231,10 @@ func (s *Store) takeChanged(ctx context.Context) (some []counter.Counter) {
 	told := changes{}
 	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		rows, _ := c.Query(ctx, takeChanged, readAtOnce) // records returns the error
-		return records(rows, func(key string, r *record) {
+		return optional(records(rows, func(key string, r *record) {
 			some = append(some, r.Counter(key))
 			told.add(key, nil)
-		})
+		}))
 	})
 	if err != nil {
 		return nil

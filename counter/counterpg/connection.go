@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,10 @@ import (
 	"headcount/counter"
 	"headcount/internal/outage"
 )
+
+// refusalOver is how long PostgreSQL must not have refused anything, beside taking the probe, until it counts as usable
+// again: another right than that of the probe may be missing.
+const refusalOver = time.Second
 
 // note says whether the tables are there now.
 func (s *Store) note(err error) {
@@ -32,7 +37,7 @@ func (s *Store) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-func (s *Store) up() bool { return s.ready.Load() && s.breaker.Closed() }
+func (s *Store) up() bool { return s.ready.Load() && s.breaker.Closed() && s.refusal.Load() == nil }
 
 // failed notes why PostgreSQL could not be used, on one line: of several addresses each has its own.
 func (s *Store) failed(why error) {
@@ -54,8 +59,12 @@ func (s *Store) tend(ctx context.Context) {
 		}
 		up := s.up()
 		if s.ready.Load() && !up {
-			// One call that the breaker lets through ends the outage, whoever makes it.
-			up = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }) == nil && s.up()
+			// One call that the breaker lets through ends the outage, whoever makes it. Reads do not end that of changes.
+			err := s.do(ctx, s.probe)
+			if r := s.refusal.Load(); err == nil && r != nil && time.Since(*r) >= refusalOver {
+				s.refusal.CompareAndSwap(r, nil)
+			}
+			up = s.up()
 		}
 		if up != was || first {
 			if s.cfg.OnState != nil {
@@ -101,6 +110,18 @@ func (s *Store) doLong(ctx context.Context, timeout time.Duration, fn func(conte
 	return s.doFor(ctx, timeout, fn)
 }
 
+// probe makes a change and takes it back.
+func (s *Store) probe(ctx context.Context, c *pgxpool.Conn) error {
+	if s.cfg.ReadOnly {
+		return c.Ping(ctx)
+	}
+	b := &pgx.Batch{}
+	b.Queue("begin isolation level read committed")
+	b.Queue(lockRows, []string{"*" + s.feed.self}) // no counter has such a key
+	b.Queue("rollback")
+	return c.SendBatch(ctx, b).Close()
+}
+
 // doFor is do with another timeout.
 func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
 	away := func(err error) error { return fmt.Errorf("%w: %w", ErrAway, err) }
@@ -118,7 +139,8 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c, err := s.pool.Acquire(call)
-	if err == nil {
+	connected := err == nil
+	if connected {
 		err = fn(call, c)
 		if c.Conn().PgConn().TxStatus() != 'I' && !c.Conn().IsClosed() {
 			if _, fault := c.Exec(call, "rollback"); fault != nil { // Release gives up what is not idle
@@ -128,7 +150,7 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		c.Release()
 	}
 	switch {
-	case err == nil || answered(err):
+	case err == nil || connected && answered(err):
 		done(nil)
 	case errors.As(err, new(callers)):
 		done(outage.ErrNotItsFault)
@@ -137,6 +159,11 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 	default:
 		done(err)
 		s.failed(err)
+		if connected && refuses(err) {
+			now := time.Now()
+			s.refusal.Store(&now)
+			s.breaker.Signal()
+		}
 		if moved(err) || code(err) == "" && call.Err() == nil {
 			s.pool.Reset() // the other connections have the same end
 		}
@@ -194,18 +221,18 @@ func code(err error) string {
 
 // answered reports whether err is the word of a server that is able to serve.
 func answered(err error) bool {
+	// Connections, an operator's or a timeout's hand, the server itself.
+	return code(err) != "" && !ofClass(err, "08", "57", "XX") && !refuses(err)
+}
+
+// refuses reports whether err is that of a server that may carry out reads and refuses changes: it is read-only, a right or
+// a table is missing, its disk or memory is full, or its system fails.
+func refuses(err error) bool { return ofClass(err, "25006", "42", "53", "58") }
+
+// ofClass reports whether the SQLSTATE of err begins with one of classes.
+func ofClass(err error, classes ...string) bool {
 	c := code(err)
-	if c == "" {
-		return false
-	}
-	// Connections, resources (disk, memory, connections), an operator's or a timeout's
-	// hand, the system, the server itself; a transaction that may only read.
-	for _, class := range []string{"08", "53", "57", "58", "XX", "25006"} {
-		if strings.HasPrefix(c, class) {
-			return false
-		}
-	}
-	return true
+	return slices.ContainsFunc(classes, func(class string) bool { return strings.HasPrefix(c, class) })
 }
 
 // moved reports whether err says that the server is not, or no more, the one to

@@ -107,7 +107,8 @@
 //
 // Calls fail with counter.ErrUnavailable, after three failures in a row at once;
 // twice a second one is let through to see. The same holds for a server that is
-// read-only, full or out of connections. A process starts without it, and is
+// read-only, full or out of connections, or that lets nobody log in; reads do not
+// end that, but a change that is taken back. A process starts without it, and is
 // ready (Config.OnState) when the database has answered and has its tables.
 //
 // A pooler that shares connections between its clients is refused (refusePooler).
@@ -182,7 +183,8 @@ type Store struct {
 	cfg     Config
 	pool    *pgxpool.Pool
 	breaker *outage.Breaker
-	ready   atomic.Bool // the tables are there
+	ready   atomic.Bool               // the tables are there
+	refusal atomic.Pointer[time.Time] // when PostgreSQL last refused something, and so counts as away; nil: not lately
 	closed  atomic.Bool
 	ids     numbers
 	feed    *feed

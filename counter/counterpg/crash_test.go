@@ -206,7 +206,8 @@ func TestRefusals(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	server.Exec(t, url, "create role app login; grant all on schema public to app; alter database d1 owner to app")
-	s := open(t, strings.Replace(url, "headcount@", "app@", 1))
+	state := &states{}
+	s := open(t, strings.Replace(url, "headcount@", "app@", 1), func(c *Config) { c.OnState = state })
 	apply(t, s, with("", add("e:1", 1)))
 	want := int64(1)
 	for _, tc := range []struct {
@@ -217,15 +218,23 @@ func TestRefusals(t *testing.T) {
 			create trigger full_disk before insert on headcount_ledger for each statement execute function full_disk()`, mend: "drop trigger full_disk on headcount_ledger"},
 		{name: "no more connections", cut: "alter role app connection limit 0", mend: "alter role app connection limit -1"},
 		{name: "no permission", cut: "alter table headcount_counters owner to headcount", mend: "alter table headcount_counters owner to app"},
+		{name: "no permission to write", cut: "revoke update on headcount_counters from app", mend: "grant update on headcount_counters to app"},
+		{name: "no login", cut: "alter role app nologin", mend: "alter role app login"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			state.await(t, true)
 			server.Exec(t, url, tc.cut)
 			hangUp(t, server, url)
 			op := with(tc.name, add("e:1", 1))
-			for range 2 * outage.TripAfter {
+			for n := range 2 * outage.TripAfter {
 				if r := s.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 					t.Fatalf("%+v", r)
 				}
+				if n == outage.TripAfter {
+					state.await(t, false)
+				}
+				// Reads between the changes end no outage.
+				_, _ = s.Read(t.Context(), []string{"e:1"}, "", 0)
 			}
 			server.Exec(t, url, "set default_transaction_read_only = off")
 			server.Exec(t, url, tc.mend)
