@@ -6,9 +6,8 @@ ARGS    ?=# make run ARGS='--listen :9000'
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS  = -s -w $(if $(VERSION),-X main.version=$(VERSION))
 
-# Leaves out gin's MessagePack, which nobody uses: to compile it takes 40 CPU s, with the race detector 50. What debuggers
-# need of a binary takes a seventh of all compiling; `go build` and `go test` by hand have it.
-export GOFLAGS += -tags=nomsgpack -gcflags=all=-dwarf=false
+# Leaves out gin's MessagePack, which nobody uses: to compile it takes 40 CPU s, with the race detector 50.
+export GOFLAGS += -tags=nomsgpack
 PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
@@ -18,8 +17,11 @@ PORTABLE = -tags portable,nomsgpack
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
+# Without what debuggers need, which takes a seventh of the compiling. The rest has it, to share its cache with go test.
+RACE = -race -gcflags=all=-dwarf=false
+
 # $(call with,-race) COMMAND builds the program, here with the race detector, and tells the tests of the command where it is.
-with = $(GO) build $(1) -o bin/headcount-test$(1) ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)' &&
+with = $(GO) build $(if $(1),$(RACE)) -o bin/headcount-test$(1) ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)' &&
 
 # $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: browsers mostly wait.
 beside = { log=$$(mktemp); { $(2); } >"$$log" 2>&1 & { $(1); }; a=$$?; wait $$!; b=$$?; cat "$$log"; rm -f "$$log"; [ $$a$$b = 00 ]; }
@@ -61,7 +63,7 @@ LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/
 # loops; the longest package first), then all browser tests beside what else there is.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,go test -race,$(call with,-race) $(GOTEST) -race -short ./... headcount/client)
+	$(call part,go test -race,$(call with,-race) $(GOTEST) $(RACE) -short ./... headcount/client)
 	$(call part,go test in full,$(call with) $(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,the rest and web test:all,$(call beside,$(MAKE) -s rest,$(call with,-race) npm --prefix web run test:all))
 rest:
