@@ -18,6 +18,8 @@ import (
 // leases more often than that, so a Redis that takes the probe alone is noticed.
 const refusalOver = time.Second
 
+const noScript = "0000000000000000000000000000000000000000" // is the SHA-1 of no script
+
 // probed is how many buckets of presence and of counters the probe writes to.
 const probed = 64
 
@@ -175,8 +177,9 @@ func (s *Conn) tell() (waiting []*Caller) {
 	return waiting
 }
 
-// probeWrite sends every master that has our buckets a write that changes nothing: no key is created. In a Cluster it
-// reads the slots anew, because commands alone would go on to a master that a replica has replaced.
+// probeWrite sends every master that has our buckets a write that changes nothing, as no key is created, and asks whether
+// it runs scripts: a permitted call of one that nobody has fails with NOSCRIPT. In a Cluster it reads the slots anew,
+// because commands alone would go on to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
@@ -185,14 +188,21 @@ func probeWrite(ctx context.Context, c *Client) error {
 	pipe := c.Pipeline()
 	for b := range probed {
 		for _, bucket := range []string{"b", "n"} {
-			pipe.SetRange(ctx, "hc:{"+bucket+strconv.Itoa(b)+"}:probe", 0, "")
+			key := "hc:{" + bucket + strconv.Itoa(b) + "}:probe"
+			pipe.SetRange(ctx, key, 0, "")
+			pipe.EvalSha(ctx, noScript, []string{key})
 		}
 		if c.Cluster == nil {
 			break
 		}
 	}
-	_, err = pipe.Exec(ctx)
-	return err
+	done, _ := pipe.Exec(ctx) // each has its own error
+	for _, cmd := range done {
+		if err := cmd.Err(); err != nil && !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			return err
+		}
+	}
+	return nil
 }
 
 // up reports whether Redis answered the last call, and carries out commands.

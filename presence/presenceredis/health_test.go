@@ -37,6 +37,10 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 			[]command{{"ACL", "SETUSER", "headcount", "-@write"}},
 			[]command{{"ACL", "SETUSER", "headcount", "+@all"}},
 		},
+		"NOPERM of scripts": {
+			[]command{{"ACL", "SETUSER", "headcount", "-evalsha"}},
+			[]command{{"ACL", "SETUSER", "headcount", "+@all"}},
+		},
 		"maxclients": {
 			[]command{{"CONFIG", "SET", "maxclients", "1"}, {"CLIENT", "KILL", "USER", "headcount"}},
 			[]command{{"CONFIG", "SET", "maxclients", "1000"}},
