@@ -16,10 +16,6 @@ import (
 	"headcount/internal/outage"
 )
 
-// refusalOver is how long PostgreSQL must not have refused anything, beside taking the probe, until it counts as usable
-// again: another right than that of the probe may be missing.
-const refusalOver = time.Second
-
 // note says whether the tables are there now.
 func (s *Store) note(err error) {
 	if err != nil {
@@ -37,7 +33,7 @@ func (s *Store) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-func (s *Store) up() bool { return s.ready.Load() && s.breaker.Closed() && s.refusal.Load() == nil }
+func (s *Store) up() bool { return s.ready.Load() && s.breaker.Up() }
 
 // failed notes why PostgreSQL could not be used, on one line: of several addresses each has its own.
 func (s *Store) failed(why error) {
@@ -60,9 +56,8 @@ func (s *Store) tend(ctx context.Context) {
 		up := s.up()
 		if s.ready.Load() && !up {
 			// One call that the breaker lets through ends the outage, whoever makes it. Reads do not end that of changes.
-			err := s.do(ctx, s.probe)
-			if r := s.refusal.Load(); err == nil && r != nil && time.Since(*r) >= refusalOver {
-				s.refusal.CompareAndSwap(r, nil)
+			if s.do(ctx, s.probe) == nil {
+				s.breaker.Probed()
 			}
 			up = s.up()
 		}
@@ -160,9 +155,7 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		done(err)
 		s.failed(err)
 		if connected && refuses(err) {
-			now := time.Now()
-			s.refusal.Store(&now)
-			s.breaker.Signal()
+			s.breaker.Refused()
 		}
 		if moved(err) || code(err) == "" && call.Err() == nil {
 			s.pool.Reset() // the other connections have the same end

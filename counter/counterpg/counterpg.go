@@ -183,8 +183,7 @@ type Store struct {
 	cfg     Config
 	pool    *pgxpool.Pool
 	breaker *outage.Breaker
-	ready   atomic.Bool               // the tables are there
-	refusal atomic.Pointer[time.Time] // when PostgreSQL last refused something, and so counts as away; nil: not lately
+	ready   atomic.Bool // the tables are there
 	closed  atomic.Bool
 	ids     numbers
 	feed    *feed

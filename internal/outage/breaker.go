@@ -14,6 +14,10 @@ import (
 const (
 	TripAfter  = 3                      // failures in a row that open it
 	ProbeEvery = 500 * time.Millisecond // between two calls that it lets through while it is open
+
+	// refusalOver is how long the server must not have refused anything, beside taking a change of the probe, until it
+	// counts as usable again: it may take the probe alone.
+	refusalOver = time.Second
 )
 
 // ErrNotItsFault marks a failure that is no sign of a failing server: the caller left.
@@ -29,7 +33,8 @@ type Breaker struct {
 
 	Changed chan struct{} // holds one: the state may have changed
 
-	cause atomic.Pointer[error]
+	cause   atomic.Pointer[error]
+	refusal atomic.Pointer[time.Time] // when the server last refused something, and so counts as away; nil: not lately
 }
 
 // NewBreaker returns a Breaker that lets calls through.
@@ -47,6 +52,23 @@ func NewBreaker(name string) *Breaker {
 
 // Closed reports whether the Breaker lets all calls through.
 func (b *Breaker) Closed() bool { return b.State() == gobreaker.StateClosed }
+
+// Up reports whether the server is usable: the Breaker is closed, and the server has not refused anything of late.
+func (b *Breaker) Up() bool { return b.Closed() && b.refusal.Load() == nil }
+
+// Refused records that the server answers and refuses. Reads may still work, so the Breaker alone would not open.
+func (b *Breaker) Refused() {
+	now := time.Now()
+	b.refusal.Store(&now)
+	b.Signal()
+}
+
+// Probed records that the server took a change of the probe.
+func (b *Breaker) Probed() {
+	if r := b.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && b.refusal.CompareAndSwap(r, nil) {
+		b.Signal()
+	}
+}
 
 // Signal makes the reader of Changed check the state.
 func (b *Breaker) Signal() {

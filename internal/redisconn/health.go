@@ -13,11 +13,6 @@ import (
 	"headcount/internal/outage"
 )
 
-// refusalOver is how long Redis must not have refused anything, beside taking a
-// write of the probe, until it counts as healthy again. Processes renew their
-// leases more often than that, so a Redis that takes the probe alone is noticed.
-const refusalOver = time.Second
-
 const noScript = "0000000000000000000000000000000000000000" // is the SHA-1 of no script
 
 // probed is how many buckets of presence and of counters the probe writes to.
@@ -83,9 +78,7 @@ func (s *Conn) refused(err error) {
 
 func (s *Conn) noteRefusal(reason string) {
 	s.breaker.Failed(errors.New(reason))
-	now := time.Now()
-	s.refusal.Store(&now)
-	s.breaker.Signal()
+	s.breaker.Refused()
 }
 
 // Cause returns why Redis cannot be used; nil: it can. Any goroutine may call it.
@@ -145,8 +138,8 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) error {
 	if reason := refusedBy(err); denials.MatchString(reason) {
 		s.noteRefusal(reason)
 	}
-	if r := s.refusal.Load(); err == nil && r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
-		s.breaker.Signal()
+	if err == nil {
+		s.breaker.Probed()
 	}
 	cause := s.Cause()
 	for _, c := range waiting {
@@ -207,5 +200,5 @@ func probeWrite(ctx context.Context, c *Client) error {
 
 // up reports whether Redis answered the last call, and carries out commands.
 func (s *Conn) up() bool {
-	return s.connected() != nil && s.breaker.Closed() && s.refusal.Load() == nil
+	return s.connected() != nil && s.breaker.Up()
 }

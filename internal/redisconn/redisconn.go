@@ -79,11 +79,10 @@ type Conn struct {
 	dialling chan struct{} // holds one: the right to set client
 	client   atomic.Value  // *Client: atomic.Pointer[Client] has each importing package compile go-redis's 700 methods
 
-	refusal atomic.Pointer[time.Time] // when Redis last refused a command, and so counts as away; nil: not lately
-	denied  atomic.Bool               // a command was denied since the last probe
-	stop    context.CancelFunc
-	ended   chan struct{}
-	added   chan struct{} // holds one: there is a new Caller
+	denied atomic.Bool // a command was denied since the last probe
+	stop   context.CancelFunc
+	ended  chan struct{}
+	added  chan struct{} // holds one: there is a new Caller
 
 	mu      sync.Mutex // guards callers, and is held while they are notified
 	callers []*Caller
