@@ -67,6 +67,11 @@ var layers = []layer{
 		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",
 		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
 	}},
+	{"internal/rows", nil}, // words and contract
+	{"internal/rows/rowsmem", []string{"internal/rows"}},
+	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
+	{"counter/owner", []string{"counter", "internal/rows", "internal/wake"}},
+	{"counter/call", []string{"counter", "counter/owner", "internal/rows", "internal/wake"}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on

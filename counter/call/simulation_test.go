@@ -1,0 +1,616 @@
+package call_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+)
+
+// The simulation runs owners, gateways and a store with a clock, a network and faults of its own. Gateways change some
+// counters all the time. Meanwhile calls, commits and answers get lost, come late and twice; owners die, stand still and
+// lose their partitions to others; the store is away, full, or loses its newest changes. Then everything heals, and the
+// counters must be what was acknowledged. The seed decides what happens and when.
+
+var (
+	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
+	simSeeds = flag.Int("seeds", 150, "number of seeds to simulate")
+	simFirst = flag.Uint64("first", 1, "the first of these seeds")
+)
+
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		wrong := simulate(t, *simSeed, nil, true)
+		for _, line := range wrong {
+			t.Error(line)
+		}
+		return
+	}
+
+	forSeeds(*simSeeds, func(seed uint64) bool {
+		wrong := simulate(t, seed, nil, false)
+		for _, line := range wrong {
+			t.Errorf("seed %d: %s\nreplay: go test ./counter/call -run Simulation -seed %d", seed, line, seed)
+		}
+		return len(wrong) == 0
+	})
+}
+
+// TestSimulationFindsPlantedFaults has the store do what makes the protocol wrong.
+func TestSimulationFindsPlantedFaults(t *testing.T) {
+	for name, plant := range map[string]func(*world){
+		"an answer before the commit": func(w *world) { w.hasty = true },
+		"no fence":                    func(w *world) { w.trust = true },
+		"a forgotten replay":          func(w *world) { w.forget = true },
+		"a loss that nobody notices":  func(w *world) { w.complete = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const most = 30
+			found := 0
+			forSeeds(most, func(seed uint64) bool {
+				wrong := simulate(t, seed, plant, false)
+				if len(wrong) > 0 {
+					found++
+				}
+				return true
+			})
+			t.Logf("%d of %d seeds found it", found, most)
+			if found == 0 {
+				t.Error("no seed found it")
+			}
+		})
+	}
+}
+
+// forSeeds calls one for the seeds, on all cores, until it returns false.
+func forSeeds(n int, one func(seed uint64) bool) {
+	next := make(chan uint64, n)
+	for i := range n {
+		next <- *simFirst + uint64(i)
+	}
+	close(next)
+
+	var mu sync.Mutex
+	var workers sync.WaitGroup
+	stopped := false
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for seed := range next {
+				mu.Lock()
+				stop := stopped
+				mu.Unlock()
+				if stop {
+					return
+				}
+
+				if !one(seed) {
+					mu.Lock()
+					stopped = true
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// simulate runs a seed and returns what was wrong.
+func simulate(t *testing.T, seed uint64, plant func(*world), log bool) (wrong []string) {
+	t.Helper()
+	t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(seed)
+			s.verbose = log
+			if plant != nil {
+				plant(s.world)
+			}
+			s.run()
+			wrong = s.wrong
+			if log {
+				for _, line := range s.lines {
+					t.Log(line)
+				}
+			}
+		})
+	})
+
+	return wrong
+}
+
+// How much happens in one seed.
+const (
+	simProcesses = 3
+	simGateways  = 3
+	simWorkers   = 3 // of each gateway
+	simFaults    = 12
+	simRest      = 8 * time.Second // without faults, at the end
+)
+
+// faults says how often what gets lost.
+type faults struct {
+	store float64 // of commits, and of their answers
+	calls float64
+}
+
+type simulation struct {
+	seed    uint64
+	verbose bool
+	rand    *dice // of the one who makes faults
+	faults  faults
+	world   *world
+	start   time.Time
+	stray   sync.WaitGroup // calls that nobody waits for
+	keys    []string
+
+	mu        sync.Mutex       // guards the fields below
+	rolled    map[string]*dice // by name
+	processes []*process
+	made      int                    // processes so far
+	route     [rows.Partitions]int   // partition -> index in processes, as gateways know it
+	expected  map[string]*expected   // by key
+	versions  map[string]int64       // key and version -> value
+	ids       map[string]*identified // by idempotency key
+	wrong     []string
+	lines     []string
+}
+
+// expected is what a counter must be in the end.
+type expected struct {
+	sum   int64   // of what was acknowledged
+	maybe []int64 // was neither acknowledged nor refused
+}
+
+// identified is a change with an idempotency key.
+type identified struct {
+	key         string
+	delta       int64
+	changed     int // acknowledgements that are no replay
+	unknown     bool
+	acknowledge bool
+}
+
+func newSimulation(seed uint64) *simulation {
+	r := newDice(seed, "faults")
+	s := &simulation{
+		seed:     seed,
+		rand:     r,
+		rolled:   map[string]*dice{},
+		world:    newWorld(r),
+		start:    time.Now(),
+		expected: map[string]*expected{},
+		versions: map[string]int64{},
+		ids:      map[string]*identified{},
+	}
+	s.faults = faults{store: 0.1 * float64(r.below(3)) / 2, calls: 0.1 * float64(r.below(3)) / 2}
+	for i := range 6 {
+		s.keys = append(s.keys, fmt.Sprint("sum", i), fmt.Sprint("stock", i))
+	}
+	for _, key := range s.keys {
+		s.expected[key] = &expected{}
+	}
+
+	return s
+}
+
+var (
+	simFloor = int64(0)
+	simSum   = &counter.Rule{Match: "sum*", Kind: counter.Sum}
+	simStock = &counter.Rule{Match: "stock*", Kind: counter.Exact, Floor: &simFloor}
+)
+
+func ruleOf(key string) *counter.Rule {
+	if key[1] == 'u' {
+		return simSum
+	}
+	return simStock
+}
+
+// dice returns the dice of that name.
+func (s *simulation) dice(who, what string, partition int) *dice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	name := fmt.Sprint(who, " ", what, " ", partition)
+	d := s.rolled[name]
+	if d == nil {
+		d = newDice(s.seed, name)
+		s.rolled[name] = d
+	}
+
+	return d
+}
+
+func (s *simulation) logf(format string, args ...any) {
+	if !s.verbose {
+		return
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.lines = append(s.lines, fmt.Sprintf("%8.3f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *simulation) failf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.wrong = append(s.wrong, fmt.Sprintf("after %.3f s: ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *simulation) run() {
+	for range simProcesses {
+		s.processes = append(s.processes, s.newProcess())
+	}
+	for _, id := range s.partitions() {
+		s.move(id, s.rand.below(simProcesses))
+	}
+
+	stop := make(chan struct{})
+	var gateways sync.WaitGroup
+	for g := range simGateways {
+		gateways.Go(func() { s.gateway(fmt.Sprint("gateway ", g), stop) })
+	}
+
+	for range simFaults {
+		time.Sleep(s.rand.upTo(2 * time.Second))
+		s.fault()
+	}
+	s.healAll()
+	time.Sleep(simRest)
+	close(stop)
+	s.wait("a call has no answer", gateways.Wait)
+	s.wait("a call is on its way", s.stray.Wait)
+
+	s.check()
+	for _, p := range s.processes {
+		p.kill()
+	}
+}
+
+// wait waits for what must end soon now.
+func (s *simulation) wait(what string, end func()) {
+	ended := make(chan struct{})
+	go func() {
+		end()
+		close(ended)
+	}()
+
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		for _, line := range s.lines {
+			fmt.Println(line)
+		}
+		panic(fmt.Sprintf("seed %d: %s", s.seed, what))
+	}
+}
+
+// partitions returns those of the keys.
+func (s *simulation) partitions() []int {
+	var all []int
+	for _, key := range s.keys {
+		all = append(all, rows.PartitionOf(key))
+	}
+	slices.Sort(all)
+
+	return slices.Compact(all)
+}
+
+func (s *simulation) newProcess() *process {
+	s.made++
+	p := &process{name: fmt.Sprint("process ", s.made), of: s, resumed: make(chan struct{})}
+	close(p.resumed)
+	p.owner = owner.New(p, owner.Config{Name: p.name, WriteTimeout: time.Second})
+
+	return p
+}
+
+// move has a process claim a partition, and tells the gateways.
+func (s *simulation) move(id, to int) {
+	s.mu.Lock()
+	p := s.processes[to]
+	s.route[id] = to
+	s.mu.Unlock()
+
+	dice := s.dice(p.name, "moves", id)
+	s.stray.Go(func() {
+		for p.alive() && p.owner.Own(context.Background(), id) != nil {
+			time.Sleep(50*time.Millisecond + dice.upTo(time.Millisecond))
+		}
+	})
+}
+
+// OwnerOf implements call.Owners.
+func (s *simulation) OwnerOf(id int) call.Owner {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.processes[s.route[id]]
+}
+
+// fault makes one thing go wrong.
+func (s *simulation) fault() {
+	i := s.rand.below(simProcesses)
+	p := s.processes[i]
+
+	switch s.rand.below(8) {
+	case 0, 1:
+		s.logf("%s is killed", p.name)
+		s.replace(i)
+	case 2:
+		s.logf("%s stands still, and loses its partitions", p.name)
+		p.suspend()
+		s.moveAll(i)
+		time.Sleep(s.rand.upTo(3 * time.Second))
+		p.resume()
+	case 3:
+		s.logf("%s stands still", p.name)
+		p.suspend()
+		time.Sleep(s.rand.upTo(3 * time.Second))
+		p.resume()
+	case 4:
+		all := s.partitions()
+		id := all[s.rand.below(len(all))]
+		s.logf("%s claims partition %d", p.name, id)
+		s.move(id, i)
+	case 5:
+		s.logf("the store lost %d changes", s.world.loseTail())
+		time.Sleep(3 * time.Second) // what an owner has not healed when it loses its partition is lost
+	case 6:
+		s.logf("the store is away")
+		s.set(&s.world.away, true)
+		time.Sleep(s.rand.upTo(4 * time.Second))
+		s.set(&s.world.away, false)
+	case 7:
+		s.logf("the store is full")
+		s.set(&s.world.full, true)
+		time.Sleep(s.rand.upTo(2 * time.Second))
+		s.set(&s.world.full, false)
+	}
+
+	s.world.repeatOne()
+}
+
+func (s *simulation) set(flag *bool, value bool) {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+
+	*flag = value
+}
+
+// replace kills a process and starts another one in its place. Somebody claims its partitions.
+func (s *simulation) replace(i int) {
+	p := s.processes[i]
+	var owned []int
+	for _, id := range s.partitions() {
+		if s.route[id] == i {
+			owned = append(owned, id)
+		}
+	}
+	p.kill()
+	s.world.orphan(owned)
+
+	s.mu.Lock()
+	s.processes[i] = s.newProcess()
+	s.mu.Unlock()
+
+	time.Sleep(s.rand.upTo(500 * time.Millisecond))
+	for _, id := range owned {
+		s.move(id, s.rand.below(simProcesses))
+	}
+}
+
+// moveAll has others claim the partitions of a process.
+func (s *simulation) moveAll(from int) {
+	for _, id := range s.partitions() {
+		if s.route[id] == from {
+			s.move(id, (from+1+s.rand.below(simProcesses-1))%simProcesses)
+		}
+	}
+}
+
+// healAll ends all faults.
+func (s *simulation) healAll() {
+	s.faults = faults{}
+	for _, p := range s.processes {
+		p.resume()
+	}
+
+	// A process that was fenced by one that has died since owns nothing.
+	for _, id := range s.partitions() {
+		s.move(id, s.route[id])
+	}
+}
+
+// gateway changes counters until stop is closed. Now and then it is killed, and another one comes.
+func (s *simulation) gateway(name string, stop <-chan struct{}) {
+	dice := s.dice(name, "lives", 0)
+	for life := 0; ; life++ {
+		ctx, kill := context.WithCancel(context.Background())
+		caller := call.New(s, call.Config{Stream: fmt.Sprint(name, ".", life)})
+
+		var workers sync.WaitGroup
+		for w := range simWorkers {
+			dice := s.dice(fmt.Sprint(name, ".", life), "works", w)
+			workers.Go(func() { s.work(ctx, caller, dice, stop) })
+		}
+
+		if dice.chance(0.5) {
+			select {
+			case <-time.After(2*time.Second + dice.upTo(20*time.Second)):
+				s.logf("%s is killed", name)
+				kill()
+			case <-stop:
+			}
+		}
+		workers.Wait()
+		kill()
+
+		select {
+		case <-stop:
+			return
+		default:
+		}
+	}
+}
+
+// work makes one change after another.
+func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *dice, stop <-chan struct{}) {
+	for ctx.Err() == nil {
+		select {
+		case <-stop:
+			return
+		case <-time.After(dice.upTo(300 * time.Millisecond)):
+			s.change(ctx, caller, dice)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// change makes one change, or some of one key, and notes the answer.
+func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *dice) {
+	key := s.keys[dice.below(len(s.keys))]
+	delta := int64(1 + dice.below(9))
+	if dice.chance(0.45) {
+		delta = -delta
+	}
+	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: ruleOf(key), Verb: counter.Add, Delta: delta}}}
+
+	// A change with an idempotency key is one that another gateway may repeat.
+	name, known := "", false
+	if dice.chance(0.3) {
+		name = fmt.Sprint(key, " ", dice.below(40))
+		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", name)
+		delta, known = s.identify(name, key, delta)
+		op.Changes[0].Delta = delta
+	}
+
+	s.logf("%s by %d %s?", key, delta, name)
+	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
+	s.logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
+	if err != nil {
+		s.unanswered(key, name, delta, err)
+		return
+	}
+
+	s.answered(key, name, delta, known, answer.Results[0])
+}
+
+// identify returns the delta of the change with that idempotency key, and whether it was acknowledged already.
+func (s *simulation) identify(name, key string, delta int64) (is int64, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	one := s.ids[name]
+	if one == nil {
+		one = &identified{key: key, delta: delta}
+		s.ids[name] = one
+	}
+
+	return one.delta, one.acknowledge
+}
+
+func (s *simulation) unanswered(key, name string, delta int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	switch {
+	case errors.Is(err, counter.ErrBusy):
+	case name != "":
+		s.ids[name].unknown = true
+	default:
+		s.expected[key].maybe = append(s.expected[key].maybe, delta)
+	}
+}
+
+func (s *simulation) answered(key, name string, delta int64, known bool, result counter.Result) {
+	if result.Err != nil && !errors.Is(result.Err, counter.ErrBound) {
+		s.failf("%s by %d: %v", key, delta, result.Err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if result.Err != nil {
+		if known {
+			s.wrong = append(s.wrong, fmt.Sprintf("%s was made, and its repetition is refused: %v", name, result.Err))
+		}
+		return
+	}
+
+	c := result.Counters[0]
+	if c.Value < 0 && c.Kind == counter.Exact {
+		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d, below its floor", key, c.Value))
+	}
+	at := fmt.Sprint(key, "@", c.Version)
+	if value, ok := s.versions[at]; ok && value != c.Value {
+		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d and %d", at, value, c.Value))
+	}
+	s.versions[at] = c.Value
+
+	if name == "" {
+		s.expected[key].sum += delta
+		return
+	}
+	is := s.ids[name]
+	is.acknowledge = true
+	if !result.Replay {
+		is.changed++
+	}
+}
+
+// check compares the counters in the store with what was acknowledged.
+func (s *simulation) check() {
+	for name, is := range s.ids {
+		if is.changed > 1 {
+			s.failf("%s was made %d times", name, is.changed)
+		}
+		e := s.expected[is.key]
+		switch {
+		case is.acknowledge:
+			e.sum += is.delta
+		case is.unknown:
+			e.maybe = append(e.maybe, is.delta)
+		}
+	}
+
+	for _, key := range s.keys {
+		read, err := owner.NewReader(s.world.store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
+		if err != nil {
+			s.failf("%v", err)
+			continue
+		}
+
+		e := s.expected[key]
+		c := read[0]
+		if !canBe(c.Value-e.sum, e.maybe) {
+			s.failf("%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
+		}
+	}
+}
+
+// canBe reports whether some of the deltas add up to sum.
+func canBe(sum int64, deltas []int64) bool {
+	sums := map[int64]bool{0: true}
+	for _, delta := range deltas {
+		for _, s := range slices.Collect(maps.Keys(sums)) {
+			sums[s+delta] = true
+		}
+	}
+
+	return sums[sum]
+}

@@ -1,0 +1,428 @@
+package call_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// world is the store of the simulation. It keeps a log of everything that changed it, so that it can lose its tail.
+type world struct {
+	rand *dice // of faults, which come one after another
+
+	mu    sync.Mutex // guards the fields below
+	store *rowsmem.Store
+	log   []change
+	// kept is how much of the log cannot be lost: what owners wrote that are gone or own the partition no more.
+	kept int
+	late []rows.Commit // were sent, and may yet arrive, or arrive again
+	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not, since
+	// its former owner would take itself for the owner again.
+	orphans map[int]bool
+	away    bool // nobody reaches the store
+	full    bool
+
+	trust    bool // a planted fault: the store does not look at epochs
+	forget   bool // a planted fault: the store keeps no answers of streams
+	hasty    bool // a planted fault: some commits are acknowledged and never made
+	complete bool // a planted fault: the store never says that it lost something
+}
+
+// change is one entry of the log: a claim or a commit.
+type change struct {
+	at     time.Time
+	owner  string
+	former *rows.Former
+	commit *rows.Commit
+}
+
+func newWorld(r *dice) *world {
+	return &world{rand: r, store: rowsmem.New(rowsmem.Config{}), orphans: map[int]bool{}}
+}
+
+// claim claims partitions, and notes what was written before by others.
+func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	if w.away {
+		return nil, rows.ErrUnavailable
+	}
+
+	claims, _ := w.store.Claim(context.Background(), owner, partitions)
+	for i := range partitions {
+		if claims[i].Epoch == 0 {
+			continue
+		}
+		id := partitions[i].Partition
+		w.log = append(w.log, change{at: time.Now(), owner: owner, former: &partitions[i]})
+		if partitions[i].Epoch != 0 {
+			continue // claimed again by its owner, which knows everything
+		}
+
+		w.kept = len(w.log)
+		if w.orphans[id] {
+			w.kept--
+			delete(w.orphans, id)
+		}
+	}
+
+	return claims, nil
+}
+
+func (w *world) commit(c rows.Commit) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	switch {
+	case w.away:
+		return rows.ErrUnavailable
+	case w.full && len(c.Rows) > 0:
+		return rows.ErrFull
+	case w.hasty && w.rand.chance(0.3):
+		return nil
+	}
+
+	if w.forget {
+		c.Rows = slices.DeleteFunc(slices.Clone(c.Rows), func(r rows.Row) bool { return r.Collection == "streams" })
+	}
+	if w.trust {
+		c = w.trusted(c)
+	}
+
+	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
+	if err == nil {
+		w.log = append(w.log, change{commit: &c})
+	}
+	if w.complete && err != nil {
+		if _, ok := err.(*rows.Lost); ok {
+			return nil
+		}
+	}
+
+	return err
+}
+
+// trusted gives a commit the epoch and the numbers that let it pass.
+func (w *world) trusted(c rows.Commit) rows.Commit {
+	probe := c
+	probe.Epoch = 0
+	if fenced, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Fenced); ok && fenced.Epoch != c.Epoch {
+		c.Epoch = fenced.Epoch
+		probe = rows.Commit{Partition: c.Partition, Epoch: c.Epoch, After: 1 << 60, Number: 1<<60 + 1}
+		if lost, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Lost); ok {
+			c.After = lost.Number
+			c.Number = lost.Number + 1
+		}
+	}
+
+	return c
+}
+
+// loseTail has the store forget its newest changes: all that it may lose, or some.
+func (w *world) loseTail() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	keep := w.kept + w.rand.below(len(w.log)-w.kept+1)
+	if w.rand.chance(0.3) {
+		keep = w.kept
+	}
+	lost := len(w.log) - keep
+
+	// Claims get the same epochs again, and those after this the time of then.
+	var at time.Time
+	now := func() time.Time {
+		if at.IsZero() {
+			return time.Now()
+		}
+		return at
+	}
+	store := rowsmem.New(rowsmem.Config{Now: now})
+	for _, one := range w.log[:keep] {
+		if one.former != nil {
+			at = one.at
+			_, _ = store.Claim(context.Background(), one.owner, []rows.Former{*one.former})
+		} else {
+			_ = store.Commit(context.Background(), []rows.Commit{*one.commit})
+		}
+	}
+
+	at = time.Time{}
+
+	w.log = w.log[:keep]
+	w.store = store
+	w.late = nil // connections to the former master are gone
+
+	return lost
+}
+
+// orphan notes that the owner of partitions is dead, so nobody could heal what is in the log.
+func (w *world) orphan(partitions []int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	w.kept = len(w.log)
+	for _, id := range partitions {
+		w.orphans[id] = true
+	}
+}
+
+func (w *world) read(addresses []rows.Address) []rows.Found {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	if w.away {
+		found := make([]rows.Found, len(addresses))
+		for i := range found {
+			found[i].Err = rows.ErrUnavailable
+		}
+		return found
+	}
+
+	return w.store.Read(context.Background(), addresses)
+}
+
+// dice are random. Each goroutine has its own, so that their order does not matter.
+type dice struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+func newDice(seed uint64, name string) *dice {
+	return &dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
+}
+
+func (d *dice) chance(p float64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.Float64() < p
+}
+
+func (d *dice) below(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.IntN(n)
+}
+
+// upTo returns a time below most. No two goroutines are likely to get the same one.
+func (d *dice) upTo(most time.Duration) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return time.Duration(d.r.Int64N(int64(most)))
+}
+
+// process is one process with an owner. It implements rows.Store for it, and call.Owner for gateways.
+type process struct {
+	name  string
+	of    *simulation
+	owner *owner.Owner
+
+	mu      sync.Mutex // guards the fields below
+	dead    bool
+	resumed chan struct{} // closed unless the process stands still
+}
+
+var _ rows.Store = (*process)(nil)
+
+// alive waits while the process stands still, and reports whether it lives.
+func (p *process) alive() bool {
+	p.mu.Lock()
+	resumed := p.resumed
+	p.mu.Unlock()
+
+	<-resumed
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return !p.dead
+}
+
+func (p *process) suspend() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.resumed = make(chan struct{})
+}
+
+func (p *process) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	select {
+	case <-p.resumed:
+	default:
+		close(p.resumed)
+	}
+}
+
+func (p *process) kill() {
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+
+	p.resume()
+	p.owner.Close()
+}
+
+// Claim implements rows.Store.
+func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) ([]rows.Claim, error) {
+	dice := p.of.dice(p.name, "claims", partitions[0].Partition)
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	if !p.alive() || dice.chance(p.of.faults.store) {
+		return nil, rows.ErrUnavailable
+	}
+
+	claims, err := p.of.world.claim(p.name, partitions)
+	p.of.logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	if !p.alive() || dice.chance(p.of.faults.store) {
+		return nil, rows.ErrUnavailable // the answer is lost
+	}
+
+	return claims, err
+}
+
+// Commit implements rows.Store. Each commit may get lost, come late or twice, or lose its answer.
+func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
+	errs := make([]error, len(commits))
+	dice := p.of.dice(p.name, "commits", commits[0].Partition)
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	alive := p.alive()
+	for i, c := range commits {
+		if !alive || dice.chance(p.of.faults.store) {
+			errs[i] = rows.ErrUnavailable
+			p.of.world.repeatLater(c) // or never
+			continue
+		}
+
+		errs[i] = p.of.world.commit(c)
+		p.of.logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v", p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
+		if errs[i] == nil {
+			p.of.world.repeatLater(c)
+		}
+	}
+
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	alive = p.alive()
+	for i := range errs {
+		if !alive || dice.chance(p.of.faults.store) {
+			errs[i] = rows.ErrUnavailable
+		}
+	}
+
+	return errs
+}
+
+// repeatLater keeps some commits, which arrive at some later moment, perhaps again.
+func (w *world) repeatLater(c rows.Commit) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	const most = 50
+	if len(w.late) < most {
+		w.late = append(w.late, c)
+	}
+}
+
+// repeatOne has a commit of before arrive.
+func (w *world) repeatOne() {
+	w.mu.Lock()
+	if len(w.late) == 0 {
+		w.mu.Unlock()
+		return
+	}
+	i := w.rand.below(len(w.late))
+	c := w.late[i]
+	w.late = slices.Delete(w.late, i, i+1)
+	w.mu.Unlock()
+
+	_ = w.commit(c)
+}
+
+// Read implements rows.Store.
+func (p *process) Read(_ context.Context, addresses []rows.Address) []rows.Found {
+	time.Sleep(p.of.dice(p.name, "reads", addresses[0].Partition).upTo(2 * time.Millisecond))
+	p.alive()
+
+	return p.of.world.read(addresses)
+}
+
+// Scan implements rows.Store. Owners do not scan.
+func (p *process) Scan(context.Context, int, string, string, func(string, []byte) error) error {
+	return fmt.Errorf("an owner scans: %w", rows.ErrUnavailable)
+}
+
+// Watch implements rows.Store. Owners do not watch.
+func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) error {
+	return fmt.Errorf("an owner watches: %w", rows.ErrUnavailable)
+}
+
+// Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
+func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+	dice := p.of.dice(one.Stream, "calls", one.Partition)
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	if dice.chance(p.of.faults.calls) {
+		delay := dice.upTo(3 * time.Second)
+		p.of.stray.Go(func() {
+			time.Sleep(delay)
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			_, _ = p.do(ctx, one)
+		})
+		<-ctx.Done()
+		return owner.Answer{}, counter.ErrUnavailable
+	}
+
+	answer, err := p.do(ctx, one)
+	time.Sleep(dice.upTo(2 * time.Millisecond))
+	if dice.chance(p.of.faults.calls) {
+		<-ctx.Done()
+		return owner.Answer{}, counter.ErrUnavailable
+	}
+
+	return answer, err
+}
+
+// do makes a call, and answers nothing while the process stands still.
+func (p *process) do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+	type outcome struct {
+		answer owner.Answer
+		err    error
+	}
+	answered := make(chan outcome, 1)
+	p.of.stray.Go(func() {
+		if !p.alive() {
+			return
+		}
+		answer, err := p.owner.Do(ctx, one)
+		if errors.Is(err, owner.ErrNotOwner) && p.of.OwnerOf(one.Partition) == p {
+			_ = p.owner.Own(ctx, one.Partition) // for the repetition: it should be the owner
+		}
+		if p.alive() {
+			answered <- outcome{answer, err}
+		}
+	})
+
+	select {
+	case o := <-answered:
+		return o.answer, o.err
+	case <-ctx.Done():
+		return owner.Answer{}, counter.ErrUnavailable
+	}
+}

@@ -1,0 +1,42 @@
+package owner
+
+import (
+	"encoding/binary"
+	"strconv"
+
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+// Each value of a dimension has a row with its count. One more row of the dimension has the number of values, and the
+// count of those that have no row.
+
+func dimensionsOf(h *head, key string) string {
+	return "dimensions:" + strconv.FormatUint(h.life, 36) + ":" + key
+}
+
+// Count implements counter.Step.
+func (d *draft) Count(key, dimension, value string, delta int64) {
+	collection := dimensionsOf(d.head(key), key)
+	rest := rows.Name{Collection: collection, Field: dimension}
+	name := rows.Name{Collection: collection, Field: dimension + "\x00" + value}
+
+	is := d.get(name)
+	all := reader{rest: d.get(rest)}
+	values := all.uint()
+	other := all.int()
+
+	switch {
+	case is != nil:
+		one := reader{rest: is}
+		d.put(name, binary.AppendVarint(nil, counter.Saturated(one.int(), delta)))
+		return
+	case values < counter.MaxValues:
+		d.put(name, binary.AppendVarint(nil, delta))
+		values++
+	default:
+		other = counter.Saturated(other, delta)
+	}
+
+	d.put(rest, binary.AppendVarint(binary.AppendUvarint(nil, values), other))
+}

@@ -1,0 +1,62 @@
+package owner
+
+import (
+	"encoding/binary"
+	"strconv"
+	"time"
+
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+// A ledger is in rows of 64 entries: entry n is in row (n-1)/64.
+const ledgerRow = 64
+
+func ledgerCollection(h *head, key string) string {
+	return "ledger:" + strconv.FormatUint(h.life, 36) + ":" + key
+}
+
+// ledgerName returns the name of the row that has entry seq.
+func ledgerName(h *head, key string, seq uint64) rows.Name {
+	return rows.Name{Collection: ledgerCollection(h, key), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
+}
+
+// Enter implements counter.Step.
+func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
+	name := ledgerName(d.head(key), key, e.Seq)
+	row := d.get(name)
+	d.put(name, appendEntry(row[:len(row):len(row)], &e))
+
+	// The last entry of a row is the last to expire.
+	if e.Seq%ledgerRow == 0 && kept > 0 {
+		d.expire(name, e.At.Add(kept))
+	}
+}
+
+func appendEntry(b []byte, e *counter.Entry) []byte {
+	b = append(b, byte(e.Op))
+	b = binary.AppendVarint(b, e.At.UnixMilli())
+	b = binary.AppendVarint(b, e.Before)
+	b = binary.AppendVarint(b, e.Delta)
+	b = appendBytes(b, e.Reason)
+
+	return appendBytes(b, e.By)
+}
+
+// entries reads a row of a ledger, whose first entry has that Seq.
+func (r *reader) entries(seq uint64) []counter.Entry {
+	var all []counter.Entry
+	for ; len(r.rest) > 0; seq++ {
+		e := counter.Entry{Seq: seq}
+		e.Op = counter.LedgerOp(r.byte())
+		e.At = time.UnixMilli(r.int()).UTC()
+		e.Before = r.int()
+		e.Delta = r.int()
+		e.After = e.Before + e.Delta
+		e.Reason = string(r.bytes())
+		e.By = string(r.bytes())
+		all = append(all, e)
+	}
+
+	return all
+}

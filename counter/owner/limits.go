@@ -1,0 +1,42 @@
+package owner
+
+import (
+	"encoding/binary"
+	"time"
+
+	"headcount/counter/limit"
+	"headcount/internal/rows"
+)
+
+// limits is the collection of the states of limits.
+const limits = "limits"
+
+// limitName returns the name of the row of a limit's state.
+func limitName(n limit.Name) rows.Name {
+	field := binary.AppendVarint([]byte{byte(n.Algorithm)}, n.Window)
+
+	return rows.Name{Collection: limits, Field: string(field) + n.Key}
+}
+
+// limit judges a call on a limit.
+func (d *draft) limit(call *limit.Call) limit.Answer {
+	name := limitName(call.Name)
+	row := d.get(name)
+	state, err := limit.Parse(row)
+	if err != nil {
+		d.malformed = err
+		return limit.Answer{}
+	}
+
+	answer := state.Take(*call, d.now.UnixMilli())
+	if !answer.Allowed {
+		return answer
+	}
+
+	d.put(name, state.Append(nil))
+	if row == nil {
+		d.expire(name, time.UnixMilli(state.End(call.Name)))
+	}
+
+	return answer
+}

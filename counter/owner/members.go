@@ -1,0 +1,147 @@
+package owner
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"math/bits"
+	"strconv"
+
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+// The members of a set are in rows of hashes, one after another, in no order. A set grows by linear hashing (Litwin,
+// VLDB 1980): when its rows are full on average, one of them is split, so that no change ever moves a whole set.
+const (
+	hashSize    = 11 // bytes of a hash; its last four bits are 0
+	membersFull = 96 // members of a row, on average, at which a row is split
+)
+
+// hashOf returns the hash of a member.
+func hashOf(member string) [hashSize]byte {
+	var hash [hashSize]byte
+
+	// A member of an import may be known by its hash alone, which the text has then.
+	text := counter.MemberHash(member)
+	if _, err := base64.RawURLEncoding.Decode(hash[:], []byte(text[:14])); err != nil {
+		sum := sha256.Sum256([]byte(member))
+		copy(hash[:], sum[:])
+	}
+	hash[hashSize-1] &= 0xf0
+
+	return hash
+}
+
+// shardOf returns which of shards rows has a hash.
+func shardOf(hash []byte, shards uint64) uint64 {
+	n := uint64(binary.BigEndian.Uint32(hash))
+	full := roundUp(shards)
+	if at := n % full; at < shards {
+		return at
+	}
+
+	return n % (full / 2)
+}
+
+// roundUp returns the least power of two that is not less than n.
+func roundUp(n uint64) uint64 { return 1 << bits.Len64(n-1) }
+
+// set is the set of one counter within a draft.
+type set struct {
+	d   *draft
+	h   *head
+	key string
+}
+
+func (d *draft) set(key string) set { return set{d: d, h: d.head(key), key: key} }
+
+// row returns the name of one of the set's rows.
+func (s set) row(shard uint64) rows.Name {
+	return rows.Name{Collection: setCollection(s.h, s.key), Field: strconv.FormatUint(shard, 10)}
+}
+
+func setCollection(h *head, key string) string {
+	return "members:" + strconv.FormatUint(h.life, 36) + "." + strconv.FormatUint(h.emptied, 36) + ":" + key
+}
+
+func (s set) shards() uint64 { return max(s.h.shards, 1) }
+
+// findHash returns where in a row a hash is, or -1.
+func findHash(row []byte, hash []byte) int {
+	for at := 0; at+hashSize <= len(row); at += hashSize {
+		if bytes.Equal(row[at:at+hashSize], hash) {
+			return at
+		}
+	}
+
+	return -1
+}
+
+// Join implements counter.Step.
+func (d *draft) Join(key, member string) bool {
+	s := d.set(key)
+	hash := hashOf(member)
+	name := s.row(shardOf(hash[:], s.shards()))
+	row := d.get(name)
+	if findHash(row, hash[:]) >= 0 {
+		return false
+	}
+
+	// A new slice, because the row may be one in memory.
+	d.put(name, append(row[:len(row):len(row)], hash[:]...))
+	s.h.members++
+	if s.h.members > s.shards()*membersFull {
+		s.split()
+	}
+
+	return true
+}
+
+// Leave implements counter.Step.
+func (d *draft) Leave(key, member string) bool {
+	s := d.set(key)
+	hash := hashOf(member)
+	name := s.row(shardOf(hash[:], s.shards()))
+	row := d.get(name)
+	at := findHash(row, hash[:])
+	if at < 0 {
+		return false
+	}
+
+	d.put(name, bytes.Join([][]byte{row[:at], row[at+hashSize:]}, nil))
+	s.h.members--
+
+	return true
+}
+
+// split moves some hashes of one row to a new one.
+func (s set) split() {
+	shards := s.shards()
+	from := shards - roundUp(shards+1)/2
+
+	var stay, move []byte
+	row := s.d.get(s.row(from))
+	for at := 0; at+hashSize <= len(row); at += hashSize {
+		hash := row[at : at+hashSize]
+		if shardOf(hash, shards+1) == shards {
+			move = append(move, hash...)
+		} else {
+			stay = append(stay, hash...)
+		}
+	}
+
+	s.d.put(s.row(from), stay)
+	s.d.put(s.row(shards), move)
+	s.h.shards = shards + 1
+}
+
+// Empty implements counter.Step. The rows of the set are garbage from now on.
+func (d *draft) Empty(key string) {
+	h := d.head(key)
+	d.discard(setCollection(h, key))
+	h.emptied = h.Version.Sequence + 1
+	h.members = 0
+	h.shards = 0
+}

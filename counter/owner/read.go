@@ -1,0 +1,387 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/rows"
+	"headcount/presence"
+)
+
+// Reader reads counters from a store of rows, in any process: what was acknowledged is committed. It implements
+// counter.Reader. All methods may be called from any goroutine. Their errors are counter.ErrUnavailable or ErrMalformed
+// unless their comment says more.
+type Reader struct {
+	store rows.Store
+	place func(key string) int
+}
+
+var _ counter.Reader = (*Reader)(nil)
+
+// NewReader returns a Reader of store. Place returns the partition of a key.
+func NewReader(store rows.Store, place func(key string) int) *Reader {
+	return &Reader{store: store, place: place}
+}
+
+// values returns the values of rows, in order.
+func (r *Reader) values(ctx context.Context, addresses []rows.Address) ([][]byte, error) {
+	values := make([][]byte, len(addresses))
+	if len(addresses) == 0 {
+		return values, nil
+	}
+
+	for i, found := range r.store.Read(ctx, addresses) {
+		if found.Err != nil {
+			return nil, unavailable("read", found.Err)
+		}
+		values[i] = found.Value
+	}
+
+	return values, nil
+}
+
+func unavailable(what string, err error) error {
+	return fmt.Errorf("owner: %s: %w: %w", what, counter.ErrUnavailable, err)
+}
+
+// address returns where a row of a key is.
+func (r *Reader) address(key string, name rows.Name) rows.Address {
+	return rows.Address{Partition: r.place(key), Name: name}
+}
+
+// heads returns the rows of counters, in order.
+func (r *Reader) heads(ctx context.Context, keys []string) ([]head, error) {
+	addresses := make([]rows.Address, len(keys))
+	for i, key := range keys {
+		addresses[i] = r.address(key, headOf(key))
+	}
+
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return nil, err
+	}
+
+	all := make([]head, len(keys))
+	for i := range all {
+		if err := all[i].decode(values[i]); err != nil {
+			return nil, fmt.Errorf("owner: read %q: %w", keys[i], err)
+		}
+	}
+
+	return all, nil
+}
+
+func (r *Reader) head(ctx context.Context, key string) (head, error) {
+	all, err := r.heads(ctx, []string{key})
+	if err != nil {
+		return head{}, err
+	}
+
+	return all[0], nil
+}
+
+// Read implements counter.Reader. No answer lags.
+func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	all, err := r.heads(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+
+	readings := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		readings[i].Counter = all[i].Counter(key)
+	}
+	if member == "" {
+		return readings, nil
+	}
+
+	return readings, r.findMember(ctx, keys, all, member, readings)
+}
+
+// findMember notes which sets have a member.
+func (r *Reader) findMember(ctx context.Context, keys []string, all []head, member string, into []counter.Reading) error {
+	hash := hashOf(member)
+	var sets []int
+	var addresses []rows.Address
+	for i, key := range keys {
+		if all[i].Kind != counter.Members {
+			continue
+		}
+		s := set{h: &all[i], key: key}
+		sets = append(sets, i)
+		addresses = append(addresses, r.address(key, s.row(shardOf(hash[:], s.shards()))))
+	}
+
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return err
+	}
+	for i, at := range sets {
+		into[at].Mine = findHash(values[i], hash[:]) >= 0
+	}
+
+	return nil
+}
+
+// Ledger implements counter.Reader.
+func (r *Reader) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	h, err := r.head(ctx, key)
+	if err != nil || after >= h.Entries {
+		return counter.Ledger{}, err
+	}
+
+	var page counter.Ledger
+	const atOnce = 16 // rows, first; more when there are none, because the oldest rows expire
+	for first, n := after/ledgerRow, uint64(atOnce); first*ledgerRow < h.Entries; first, n = first+n, 2*n {
+		entries, err := r.entries(ctx, &h, key, first, n)
+		if err != nil {
+			return counter.Ledger{}, err
+		}
+
+		for _, e := range entries {
+			switch {
+			case e.Seq <= after:
+			case len(page.Entries) == limit:
+				page.More = true
+				return page, nil
+			default:
+				page.Entries = append(page.Entries, e)
+			}
+		}
+	}
+
+	return page, nil
+}
+
+// entries returns the entries in n rows of a ledger.
+func (r *Reader) entries(ctx context.Context, h *head, key string, first, n uint64) ([]counter.Entry, error) {
+	last := min(first+n-1, (h.Entries-1)/ledgerRow)
+	addresses := make([]rows.Address, 0, last-first+1)
+	for row := first; row <= last; row++ {
+		addresses = append(addresses, r.address(key, ledgerName(h, key, row*ledgerRow+1)))
+	}
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return nil, err
+	}
+
+	var all []counter.Entry
+	for i, value := range values {
+		read := reader{rest: value}
+		all = append(all, read.entries((first+uint64(i))*ledgerRow+1)...)
+		if err := read.end("a ledger"); err != nil {
+			return nil, fmt.Errorf("owner: ledger of %q: %w", key, err)
+		}
+	}
+
+	return all, nil
+}
+
+// History implements counter.Reader.
+func (r *Reader) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	h, err := r.head(ctx, key)
+	if err != nil {
+		return counter.Counter{}, nil, err
+	}
+
+	if h.Version == (counter.Version{}) {
+		return h.Counter(key), nil, nil
+	}
+
+	seconds := int64(step / time.Second)
+	var gains []counter.Gain
+	each := func(number int64, row []byte) error {
+		some, err := h.gains(number, row)
+		for _, gain := range some {
+			if gain.Number >= from && gain.Number < to {
+				gains = append(gains, gain)
+			}
+		}
+		return err
+	}
+	first, last := from, to
+	if h.Kind != counter.Unique {
+		first, last = from/historyRow, to/historyRow+1
+	}
+	if err := r.scanNumbers(ctx, r.place(key), historyCollection(&h, key, uint32(seconds)), first, last, each); err != nil {
+		return counter.Counter{}, nil, fmt.Errorf("history of %q: %w", key, err)
+	}
+
+	return h.Counter(key), h.With(gains, step, from, to), nil
+}
+
+// errEnough ends a scan.
+var errEnough = errors.New("enough")
+
+// scanNumbers calls each with the rows of a collection whose fields are numbers from first to last-1.
+func (r *Reader) scanNumbers(ctx context.Context, partition int, collection string, first, last int64, each func(int64, []byte) error) error {
+	after := ""
+	if first > 0 {
+		after = fmt.Sprintf("%08x", first-1)
+	}
+	err := r.store.Scan(ctx, partition, collection, after, func(field string, row []byte) error {
+		number, err := strconv.ParseInt(field, 16, 64)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: a row of %q named %q", ErrMalformed, collection, field)
+		case number >= last:
+			return errEnough
+		}
+		return each(number, row)
+	})
+	if err == nil || errors.Is(err, errEnough) {
+		return nil
+	}
+	if errors.Is(err, ErrMalformed) {
+		return err
+	}
+
+	return unavailable("scan", err)
+}
+
+// gains reads the time buckets in a row of a counter's history.
+func (h *head) gains(number int64, row []byte) ([]counter.Gain, error) {
+	if h.Kind == counter.Unique {
+		registers, err := hyperloglog.Parse(row)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		}
+		return []counter.Gain{{Number: number, Seen: &registers}}, nil
+	}
+
+	read := reader{rest: row}
+	gains := read.gains(number)
+
+	return gains, read.end("a history")
+}
+
+// Dimension implements counter.Reader.
+func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.Counter, counter.Counted, error) {
+	h, err := r.head(ctx, key)
+	if err != nil {
+		return counter.Counter{}, counter.Counted{}, err
+	}
+
+	counted := counter.Counted{Values: map[string]int64{}}
+	each := func(field string, row []byte) error {
+		read := reader{rest: row}
+		value, ok := strings.CutPrefix(field, dimension+"\x00")
+		switch {
+		case ok:
+			counted.Values[value] = read.int()
+		case field == dimension:
+			read.uint()
+			counted.Other = read.int()
+		default:
+			return nil
+		}
+		return read.end("a dimension")
+	}
+	if h.Version != (counter.Version{}) {
+		err = r.store.Scan(ctx, r.place(key), dimensionsOf(&h, key), "", each)
+	}
+	if err != nil {
+		return counter.Counter{}, counter.Counted{}, unavailable("dimension", err)
+	}
+
+	return h.Counter(key), counted, nil
+}
+
+// all calls each with every counter of a site whose name begins with prefix.
+func (r *Reader) all(ctx context.Context, prefix string, each func(key string, h *head) error) error {
+	for partition := range rows.Partitions {
+		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
+			if !presence.HasPrefix(key, prefix) {
+				return nil
+			}
+			var h head
+			if err := h.decode(row); err != nil {
+				return fmt.Errorf("%q: %w", key, err)
+			}
+			return each(key, &h)
+		})
+		if err != nil {
+			return unavailable("scan", err)
+		}
+	}
+
+	return nil
+}
+
+// Aggregate implements counter.Reader.
+func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	var total counter.Total
+	var uniques []rows.Address
+	err := r.all(ctx, prefix, func(key string, h *head) error {
+		total.Add(h.State)
+		if h.Kind == counter.Unique {
+			uniques = append(uniques, r.address(key, registersName(h, key)))
+		}
+		return nil
+	})
+	if err != nil {
+		return counter.Aggregate{}, err
+	}
+
+	values, err := r.values(ctx, uniques)
+	if err != nil {
+		return counter.Aggregate{}, err
+	}
+	for _, value := range values {
+		registers, err := hyperloglog.Parse(value)
+		if err != nil {
+			return counter.Aggregate{}, fmt.Errorf("owner: aggregate: %w: %w", ErrMalformed, err)
+		}
+		total.Merge(registers)
+	}
+
+	return total.Aggregate(prefix)
+}
+
+// Size implements counter.Reader.
+func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
+	err = r.all(ctx, prefix, func(string, *head) error {
+		n++
+		return nil
+	})
+
+	return n, err
+}
+
+// Sets implements counter.Reader. It returns all of them at once.
+func (r *Reader) Sets(ctx context.Context, _ string) (keys []string, next string, err error) {
+	for partition := range rows.Partitions {
+		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
+			if len(row) > 0 && counter.Kind(row[0]) == counter.Members {
+				keys = append(keys, key)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, "", unavailable("sets", err)
+		}
+	}
+
+	return keys, "", nil
+}
+
+// Running returns for each of the distinct keys its newest slot of a step, or the zero Slot, as counter.TopStore does.
+func (r *Reader) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	all, err := r.heads(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+
+	slots := make([]counter.Slot, len(keys))
+	for i := range all {
+		slots[i] = all[i].Slots.At(step)
+	}
+
+	return slots, nil
+}

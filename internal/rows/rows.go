@@ -1,0 +1,151 @@
+// Package rows keeps rows of partitions for whoever owns them. A partition has one writer at a time.
+//
+// A row is a named value: a partition, a collection, a field and bytes that only the writer can read. A store knows
+// nothing else, in particular no counters. It has five methods, and every store passes the contract of package rowstest.
+//
+// # Claims
+//
+// A process that wants to write a partition claims it and gets an epoch, which is greater than every epoch before. A
+// claim is safe at any moment: from then on the store refuses the commits of all former owners.
+//
+// # Commits
+//
+// A commit puts and deletes rows of one partition in one durable step. Commits of a partition are numbered. Each one
+// names the number that it follows, so a store that lost its newest commits, as a Redis does in a failover, answers with
+// the number that it still has. The owner then writes again what was lost. A commit may be repeated until its outcome
+// is known: a store that has it already leaves it alone.
+package rows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Partitions is the number of partitions. Stored data depends on it, so it never changes.
+const Partitions = 64
+
+// PartitionOf returns the partition of a key.
+func PartitionOf(key string) int { return int(uint32(xxhash.Sum64String(key)) % Partitions) }
+
+// Name names a row within a partition.
+type Name struct {
+	Collection string
+	Field      string
+}
+
+// Address is where a row is.
+type Address struct {
+	Partition int
+	Name
+}
+
+// Found is the result of a read. Value is nil if the row does not exist.
+type Found struct {
+	Value []byte
+	Err   error // ErrUnavailable or nil
+}
+
+// Row is a row as a commit writes it. A nil Value deletes the row.
+type Row struct {
+	Name
+	Value []byte
+}
+
+// ID is an identifier that commits use once: until the time at which it is forgotten, a commit with the same one is
+// refused. Idempotency keys are IDs.
+type ID struct {
+	Bytes [16]byte
+	Until time.Time
+}
+
+// Former names a partition to claim. Epoch is that of the caller's former claim of it, or 0 if there is none.
+type Former struct {
+	Partition int
+	Epoch     uint64
+}
+
+// Claim is the result of a claim.
+type Claim struct {
+	// Epoch is the number of the claim: the store's clock in unix milliseconds, or one more than the former epoch if that
+	// is greater. It is 0 if another process owns the partition by a newer claim than the caller's former one; then nothing
+	// changed.
+	Epoch uint64
+	// Number is that of the partition's newest commit, 0 if there is none.
+	Number uint64
+}
+
+// Commit is one step of one partition. A Commit without rows and IDs only finds out whether the store has everything.
+type Commit struct {
+	Partition int
+	Epoch     uint64 // of the claim by which the caller owns the partition
+	After     uint64 // the number that the partition must have
+	Number    uint64 // the number that the partition gets; greater than After
+	At        time.Time
+	IDs       []ID  // distinct; none of them may be remembered at At
+	Asked     []ID  // likewise, but they are not remembered by this commit; their Until says nothing
+	Rows      []Row // distinct; at most one for each name
+	// Publication goes to all watches if it is not nil.
+	Publication []byte
+}
+
+// The errors of a commit. Of these, ErrUnavailable alone leaves open whether the commit was made.
+var (
+	// ErrUnavailable means that the store cannot be reached now. A commit may have been made: repeat it as it is until its
+	// outcome is known.
+	ErrUnavailable = errors.New("store is unavailable")
+	// ErrFull means that the store has no room. Nothing was written.
+	ErrFull = errors.New("store is full")
+)
+
+// Fenced is the error of a commit by a process that does not own the partition, as far as the store knows. Nothing was
+// written.
+type Fenced struct {
+	// Epoch is that of the store. If it is lower than that of the commit, the store has lost the claim.
+	Epoch uint64
+}
+
+// Error implements error.
+func (e *Fenced) Error() string { return fmt.Sprintf("fenced by epoch %d", e.Epoch) }
+
+// Lost is the error of a commit that does not follow the newest commit of the store: the store has lost commits of this
+// owner. Nothing was written.
+type Lost struct {
+	Number uint64 // that of the store's newest commit
+}
+
+// Error implements error.
+func (e *Lost) Error() string { return fmt.Sprintf("the store has no commit after %d", e.Number) }
+
+// Known is the error of a commit with IDs that are remembered. Nothing was written.
+type Known struct {
+	IDs []ID // those of the commit that are remembered, with the time until which they are
+}
+
+// Error implements error.
+func (e *Known) Error() string { return fmt.Sprintf("%d IDs are remembered", len(e.IDs)) }
+
+// Store keeps rows. Its methods may be called from any goroutine. Errors are ErrUnavailable unless their comment says
+// more. The caller does not modify what it passes, nor what it gets.
+type Store interface {
+	// Claim makes owner the writer of partitions. A caller with a former claim, whose store has lost something, gets no
+	// new one if another process has claimed the partition since. A claim whose answer was lost may be repeated. The claims
+	// are in the order of partitions.
+	Claim(ctx context.Context, owner string, partitions []Former) ([]Claim, error)
+	// Commit makes each commit in one durable step, or nothing of it. The partitions are distinct. The errors are in the
+	// order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. Nil is also the answer to a commit that the
+	// store has already.
+	Commit(ctx context.Context, commits []Commit) []error
+	// Read returns the rows at addresses, in order. Everything that was committed before the call is in the answer.
+	Read(ctx context.Context, addresses []Address) []Found
+	// Scan calls each with the rows of a collection whose fields are greater than after, in the order of the fields'
+	// bytes. It ends with the first error of each.
+	Scan(ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error) error
+	// Watch calls heard with publications until ctx ends; those of a partition come in the order of their commits. It calls
+	// missed when it begins to hear them, and after each gap, in which publications may be lost. Both are called by one
+	// goroutine at a time.
+	Watch(ctx context.Context, heard func(partition int, number uint64, publication []byte), missed func()) error
+}

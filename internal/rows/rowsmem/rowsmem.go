@@ -1,0 +1,259 @@
+// Package rowsmem is a store of rows in memory, for the lifetime of the process.
+package rowsmem
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Now func() time.Time // default time.Now; for tests
+}
+
+// Store is a rows.Store in memory. All methods may be called from any goroutine.
+type Store struct {
+	now        func() time.Time
+	partitions [rows.Partitions]partition
+
+	mu      sync.RWMutex // guards watches
+	watches map[*watch]struct{}
+}
+
+var _ rows.Store = (*Store)(nil)
+
+// partition has the rows of one partition.
+type partition struct {
+	mu          sync.Mutex // guards the fields below
+	owner       string
+	epoch       uint64
+	number      uint64
+	collections map[string]map[string][]byte // none of them is empty
+	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
+	// no other bound.
+	ids    map[[16]byte]time.Time
+	oldest []rows.ID // the same, in the order in which they came
+}
+
+// watch is one call of Watch.
+type watch struct {
+	mu    sync.Mutex // serialises the calls
+	heard func(partition int, number uint64, publication []byte)
+}
+
+// New returns an empty Store.
+func New(cfg Config) *Store {
+	s := &Store{now: cfg.Now, watches: map[*watch]struct{}{}}
+	if s.now == nil {
+		s.now = time.Now
+	}
+
+	for i := range s.partitions {
+		p := &s.partitions[i]
+		p.collections = map[string]map[string][]byte{}
+		p.ids = map[[16]byte]time.Time{}
+	}
+
+	return s
+}
+
+// Claim implements rows.Store.
+func (s *Store) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	claims := make([]rows.Claim, len(partitions))
+	for i, former := range partitions {
+		claims[i] = s.partitions[former.Partition].claim(owner, former.Epoch, s.now())
+	}
+
+	return claims, nil
+}
+
+func (p *partition) claim(owner string, former uint64, now time.Time) rows.Claim {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	overtaken := former != 0 && p.epoch > former
+	if overtaken && p.owner != owner {
+		return rows.Claim{}
+	}
+
+	p.owner = owner
+	p.epoch = max(uint64(now.UnixMilli()), p.epoch+1, former+1)
+	return rows.Claim{Epoch: p.epoch, Number: p.number}
+}
+
+// Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
+func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
+	errs := make([]error, len(commits))
+	for i := range commits {
+		errs[i] = s.commit(&commits[i])
+	}
+
+	return errs
+}
+
+func (s *Store) commit(c *rows.Commit) error {
+	p := &s.partitions[c.Partition]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if c.Epoch != p.epoch {
+		return &rows.Fenced{Epoch: p.epoch}
+	}
+	if c.Number == p.number {
+		return nil // a repetition
+	}
+	if c.After != p.number {
+		return &rows.Lost{Number: p.number}
+	}
+
+	p.forget(c.At, 2*len(c.IDs)+1)
+	if known := p.known(c); len(known) > 0 {
+		return &rows.Known{IDs: known}
+	}
+
+	p.number = c.Number
+	for _, id := range c.IDs {
+		p.ids[id.Bytes] = id.Until
+		p.oldest = append(p.oldest, id)
+	}
+	for i := range c.Rows {
+		p.put(&c.Rows[i])
+	}
+
+	// Under the lock of the partition, because publications come in the order of commits.
+	if c.Publication != nil {
+		s.publish(c)
+	}
+
+	return nil
+}
+
+// forget forgets at most n IDs whose time has come.
+func (p *partition) forget(now time.Time, n int) {
+	for ; n > 0 && len(p.oldest) > 0; n-- {
+		oldest := p.oldest[0]
+		if oldest.Until.After(now) {
+			return
+		}
+
+		p.oldest = p.oldest[1:]
+
+		// A forgotten ID may have been used again, and then it has a later time.
+		if !p.ids[oldest.Bytes].After(now) {
+			delete(p.ids, oldest.Bytes)
+		}
+	}
+}
+
+// known returns the IDs of c that are remembered.
+func (p *partition) known(c *rows.Commit) []rows.ID {
+	var known []rows.ID
+	for _, ids := range [][]rows.ID{c.IDs, c.Asked} {
+		for _, id := range ids {
+			if until := p.ids[id.Bytes]; until.After(c.At) {
+				known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
+			}
+		}
+	}
+
+	return known
+}
+
+func (p *partition) put(row *rows.Row) {
+	of := p.collections[row.Collection]
+	if row.Value == nil {
+		delete(of, row.Field)
+		if len(of) == 0 {
+			delete(p.collections, row.Collection)
+		}
+		return
+	}
+
+	if of == nil {
+		of = map[string][]byte{}
+		p.collections[row.Collection] = of
+	}
+	of[row.Field] = row.Value
+}
+
+func (s *Store) publish(c *rows.Commit) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	for w := range s.watches {
+		w.mu.Lock()
+		w.heard(c.Partition, c.Number, c.Publication)
+		w.mu.Unlock()
+	}
+}
+
+// Read implements rows.Store.
+func (s *Store) Read(_ context.Context, addresses []rows.Address) []rows.Found {
+	found := make([]rows.Found, len(addresses))
+	for i, at := range addresses {
+		found[i].Value = s.partitions[at.Partition].read(at.Name)
+	}
+
+	return found
+}
+
+func (p *partition) read(name rows.Name) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.collections[name.Collection][name.Field]
+}
+
+// Scan implements rows.Store. Each sees the rows as of one moment.
+func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
+	for _, row := range s.partitions[at].after(collection, after) {
+		if err := each(row.Field, row.Value); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// after returns a copy of the rows of a collection whose fields are greater than after, in their order.
+func (p *partition) after(collection, after string) []rows.Row {
+	p.mu.Lock()
+	of := maps.Clone(p.collections[collection])
+	p.mu.Unlock()
+
+	found := make([]rows.Row, 0, len(of))
+	for field, value := range of {
+		if field > after {
+			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: value})
+		}
+	}
+	slices.SortFunc(found, func(a, b rows.Row) int { return cmp.Compare(a.Field, b.Field) })
+
+	return found
+}
+
+// Watch implements rows.Store. It has no gaps. The publishing owner calls heard, which must not block.
+func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	w := &watch{heard: heard}
+	s.mu.Lock()
+	s.watches[w] = struct{}{}
+	s.mu.Unlock()
+
+	w.mu.Lock()
+	missed()
+	w.mu.Unlock()
+
+	<-ctx.Done()
+
+	s.mu.Lock()
+	delete(s.watches, w)
+	s.mu.Unlock()
+
+	return nil
+}

@@ -1,0 +1,472 @@
+// Package rowstest is the contract of rows.Store, as a test that every store passes.
+package rowstest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// Open returns an empty store, whose test ends it.
+type Open func(t *testing.T) rows.Store
+
+// Run tests the contract in real time.
+func Run(t *testing.T, open Open) {
+	for name, test := range contract {
+		t.Run(name, func(t *testing.T) { test(&bench{T: t, store: open(t)}) })
+	}
+}
+
+// RunInBubble tests the contract by the clock of synctest, for a store within the process.
+func RunInBubble(t *testing.T, open Open) {
+	for name, test := range contract {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(&bench{T: t, store: open(t)}) })
+		})
+	}
+}
+
+var contract = map[string]func(*bench){
+	"a claim counts up":                         claimsCountUp,
+	"a claim fences former owners":              claimFences,
+	"a claim after a loss":                      claimAfterLoss,
+	"a commit writes and deletes rows":          commitWrites,
+	"a repeated commit changes nothing":         commitRepeats,
+	"a commit that follows another one is lost": commitIsLost,
+	"an ID is used once":                        idsAreUsedOnce,
+	"an ID is asked for":                        idsAreAsked,
+	"a refused commit writes nothing":           refusedWritesNothing,
+	"commits of partitions are separate":        partitionsAreSeparate,
+	"a scan goes on after a field":              scanGoesOn,
+	"any bytes are a row":                       anyBytes,
+	"publications come in order":                publicationsInOrder,
+	"one of many claims holds":                  oneClaimHolds,
+}
+
+// bench has a store, and what the tests ask of it.
+type bench struct {
+	*testing.T
+	store rows.Store
+}
+
+// partition is the one that most tests use.
+const partition = 7
+
+func (b *bench) claim(owner string, partition int, former uint64) rows.Claim {
+	b.Helper()
+	claims, err := b.store.Claim(b.Context(), owner, []rows.Former{{Partition: partition, Epoch: former}})
+	if err != nil {
+		b.Fatal(err)
+	}
+
+	return claims[0]
+}
+
+// commit makes one commit that follows after, with rows and IDs.
+func (b *bench) commit(epoch, after uint64, changes ...any) error {
+	b.Helper()
+
+	return b.store.Commit(b.Context(), []rows.Commit{newCommit(partition, epoch, after, changes...)})[0]
+}
+
+func newCommit(partition int, epoch, after uint64, changes ...any) rows.Commit {
+	c := rows.Commit{Partition: partition, Epoch: epoch, After: after, Number: after + 1, At: time.Now()}
+	for _, change := range changes {
+		switch change := change.(type) {
+		case rows.Row:
+			c.Rows = append(c.Rows, change)
+		case rows.ID:
+			c.IDs = append(c.IDs, change)
+		case string:
+			c.Publication = []byte(change)
+		}
+	}
+
+	return c
+}
+
+func put(field, value string) rows.Row {
+	return rows.Row{Name: rows.Name{Collection: "c", Field: field}, Value: []byte(value)}
+}
+
+func remove(field string) rows.Row { return rows.Row{Name: rows.Name{Collection: "c", Field: field}} }
+
+// id returns an ID that is remembered for d.
+func id(n byte, d time.Duration) rows.ID {
+	return rows.ID{Bytes: [16]byte{n}, Until: time.Now().Add(d)}
+}
+
+// want fails unless the partition has exactly these rows, each written field=value.
+func (b *bench) want(partition int, fields ...string) {
+	b.Helper()
+	var got []string
+	err := b.store.Scan(b.Context(), partition, "c", "", func(field string, value []byte) error {
+		got = append(got, field+"="+string(value))
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if !slices.Equal(got, fields) {
+		b.Errorf("partition %d has %q, want %q", partition, got, fields)
+	}
+}
+
+func (b *bench) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bench) wantFenced(err error, epoch uint64) {
+	b.Helper()
+	var fenced *rows.Fenced
+	if !errors.As(err, &fenced) || fenced.Epoch != epoch {
+		b.Errorf("got %v, want fenced by epoch %d", err, epoch)
+	}
+}
+
+func (b *bench) wantLost(err error, number uint64) {
+	b.Helper()
+	var lost *rows.Lost
+	if !errors.As(err, &lost) || lost.Number != number {
+		b.Errorf("got %v, want nothing after %d", err, number)
+	}
+}
+
+func claimsCountUp(b *bench) {
+	before := uint64(time.Now().Add(-time.Minute).UnixMilli())
+	first := b.claim("a", partition, 0)
+	if first.Epoch < before || first.Number != 0 {
+		b.Errorf("the first claim is %+v, want an epoch of now and no commit", first)
+	}
+	b.must(b.commit(first.Epoch, 0))
+
+	second := b.claim("b", partition, 0)
+	if second.Epoch <= first.Epoch || second.Number != 1 {
+		b.Errorf("the second claim is %+v after %+v and a commit", second, first)
+	}
+}
+
+func claimFences(b *bench) {
+	first := b.claim("a", partition, 0)
+	b.must(b.commit(first.Epoch, 0, put("x", "1")))
+	second := b.claim("b", partition, 0)
+
+	b.wantFenced(b.commit(first.Epoch, 1, put("x", "2")), second.Epoch)
+	b.want(partition, "x=1")
+
+	b.must(b.commit(second.Epoch, 1, put("x", "3")))
+	b.want(partition, "x=3")
+}
+
+// claimAfterLoss is what an owner does whose store has lost something.
+func claimAfterLoss(b *bench) {
+	first := b.claim("a", partition, 0)
+
+	again := b.claim("a", partition, first.Epoch)
+	if again.Epoch <= first.Epoch {
+		b.Errorf("claimed again: %+v, want more than %+v", again, first)
+	}
+	if repeated := b.claim("a", partition, first.Epoch); repeated.Epoch <= again.Epoch {
+		b.Errorf("a claim whose answer was lost, repeated: %+v, want more than %+v", repeated, again)
+	}
+
+	future := first.Epoch + 1<<40
+	if ahead := b.claim("a", partition, future); ahead.Epoch <= future {
+		b.Errorf("claimed with a greater epoch, which the store has lost: %+v", ahead)
+	}
+
+	other := b.claim("b", partition, 0)
+	if refused := b.claim("a", partition, first.Epoch); refused.Epoch != 0 {
+		b.Errorf("claimed again while another owns it: %+v", refused)
+	}
+	b.must(b.commit(other.Epoch, 0))
+}
+
+func commitWrites(b *bench) {
+	claim := b.claim("a", partition, 0)
+	b.must(b.commit(claim.Epoch, 0, put("x", "1"), put("y", "2")))
+	b.want(partition, "x=1", "y=2")
+
+	b.must(b.commit(claim.Epoch, 1, put("y", "3"), remove("x"), remove("none")))
+	b.want(partition, "y=3")
+
+	found := b.store.Read(b.Context(), []rows.Address{
+		{Partition: partition, Name: rows.Name{Collection: "c", Field: "x"}},
+		{Partition: partition, Name: rows.Name{Collection: "c", Field: "y"}},
+		{Partition: partition, Name: rows.Name{Collection: "d", Field: "y"}},
+	})
+	want := [][]byte{nil, []byte("3"), nil}
+	for i := range want {
+		if found[i].Err != nil || !bytes.Equal(found[i].Value, want[i]) || (found[i].Value == nil) != (want[i] == nil) {
+			b.Errorf("row %d is %q, %v; want %q", i, found[i].Value, found[i].Err, want[i])
+		}
+	}
+}
+
+func commitRepeats(b *bench) {
+	claim := b.claim("a", partition, 0)
+	first := newCommit(partition, claim.Epoch, 0, put("x", "1"), id(1, time.Hour))
+	for range 2 {
+		b.must(b.store.Commit(b.Context(), []rows.Commit{first})[0])
+	}
+
+	b.must(b.commit(claim.Epoch, 1, put("x", "2")))
+	b.want(partition, "x=2")
+	b.wantLost(b.store.Commit(b.Context(), []rows.Commit{first})[0], 2)
+	b.want(partition, "x=2")
+}
+
+func commitIsLost(b *bench) {
+	claim := b.claim("a", partition, 0)
+	b.must(b.commit(claim.Epoch, 0))
+	b.wantLost(b.commit(claim.Epoch, 5, put("x", "1")), 1)
+	b.want(partition)
+
+	// What heals it has a greater number than the owner had.
+	healing := newCommit(partition, claim.Epoch, 1, put("x", "1"))
+	healing.Number = 7
+	b.must(b.store.Commit(b.Context(), []rows.Commit{healing})[0])
+	b.want(partition, "x=1")
+	b.must(b.commit(claim.Epoch, 7))
+}
+
+func idsAreUsedOnce(b *bench) {
+	claim := b.claim("a", partition, 0)
+	b.must(b.commit(claim.Epoch, 0, id(1, time.Hour), id(2, -time.Second)))
+
+	err := b.commit(claim.Epoch, 1, put("x", "1"), id(1, time.Hour), id(2, time.Hour), id(3, time.Hour))
+	var known *rows.Known
+	if !errors.As(err, &known) || len(known.IDs) != 1 || known.IDs[0].Bytes != id(1, 0).Bytes {
+		b.Errorf("got %v, want that ID 1 is known: ID 2 is forgotten, and ID 3 new", err)
+	}
+
+	b.must(b.commit(claim.Epoch, 1, put("x", "1"), id(2, time.Hour), id(3, time.Hour)))
+	b.want(partition, "x=1")
+	if err := b.commit(claim.Epoch, 2, id(2, time.Hour)); !errors.As(err, &known) {
+		b.Errorf("got %v, want that ID 2 is known: it was used again", err)
+	}
+}
+
+func idsAreAsked(b *bench) {
+	claim := b.claim("a", partition, 0)
+	used := id(1, time.Hour)
+	b.must(b.commit(claim.Epoch, 0, used))
+
+	asking := newCommit(partition, claim.Epoch, 1)
+	asking.Asked = []rows.ID{{Bytes: id(2, 0).Bytes}, {Bytes: used.Bytes}}
+	err := b.store.Commit(b.Context(), []rows.Commit{asking})[0]
+	var known *rows.Known
+	if !errors.As(err, &known) || len(known.IDs) != 1 || known.IDs[0].Bytes != used.Bytes {
+		b.Fatalf("got %v, want that ID 1 is known", err)
+	}
+	if apart := known.IDs[0].Until.Sub(used.Until).Abs(); apart > time.Second {
+		b.Errorf("ID 1 is known until %s, want %s", known.IDs[0].Until, used.Until)
+	}
+
+	asking.Asked = asking.Asked[:1]
+	b.must(b.store.Commit(b.Context(), []rows.Commit{asking})[0])
+	b.must(b.commit(claim.Epoch, 2, id(2, time.Hour)))
+}
+
+func refusedWritesNothing(b *bench) {
+	claim := b.claim("a", partition, 0)
+	b.must(b.commit(claim.Epoch, 0, id(1, time.Hour)))
+
+	refused := []error{
+		b.commit(claim.Epoch-1, 1, put("x", "1"), id(2, time.Hour)),
+		b.commit(claim.Epoch, 2, put("x", "1"), id(2, time.Hour)),
+		b.commit(claim.Epoch, 1, put("x", "1"), id(2, time.Hour), id(1, time.Hour)),
+	}
+	for i, err := range refused {
+		if err == nil {
+			b.Errorf("commit %d was made", i)
+		}
+	}
+
+	b.want(partition)
+	b.must(b.commit(claim.Epoch, 1, id(2, time.Hour)))
+}
+
+// partitionsAreSeparate has one commit of a call refused, and another one made.
+func partitionsAreSeparate(b *bench) {
+	mine := b.claim("a", partition, 0)
+	other := b.claim("b", partition+1, 0)
+
+	errs := b.store.Commit(b.Context(), []rows.Commit{
+		newCommit(partition, mine.Epoch, 0, put("x", "1")),
+		newCommit(partition+1, other.Epoch+1, 0, put("x", "2")),
+		newCommit(partition+2, 1, 0, put("x", "3")),
+	})
+	b.must(errs[0])
+	b.wantFenced(errs[1], other.Epoch)
+	b.wantFenced(errs[2], 0)
+
+	b.want(partition, "x=1")
+	b.want(partition + 1)
+	b.want(partition + 2)
+}
+
+func scanGoesOn(b *bench) {
+	claim := b.claim("a", partition, 0)
+	const n = 300
+	all := make([]any, n)
+	for i := range all {
+		all[i] = put(fmt.Sprintf("%03d", i), "v")
+	}
+	b.must(b.commit(claim.Epoch, 0, all...))
+
+	var got []string
+	enough := errors.New("enough")
+	err := b.store.Scan(b.Context(), partition, "c", "097", func(field string, _ []byte) error {
+		got = append(got, field)
+		if len(got) == 150 {
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || got[0] != "098" || got[149] != "247" || !slices.IsSorted(got) {
+		b.Errorf("got %v and %d fields from %q to %q", err, len(got), got[0], got[len(got)-1])
+	}
+}
+
+func anyBytes(b *bench) {
+	claim := b.claim("a", partition, 0)
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	row := rows.Row{Name: rows.Name{Collection: "c", Field: string(every)}, Value: every}
+	empty := rows.Row{Name: rows.Name{Collection: "c", Field: ""}, Value: []byte{}}
+	b.must(b.commit(claim.Epoch, 0, row, empty))
+
+	found := b.store.Read(b.Context(), []rows.Address{{Partition: partition, Name: row.Name}, {Partition: partition, Name: empty.Name}})
+	if !bytes.Equal(found[0].Value, every) || found[1].Value == nil || len(found[1].Value) > 0 {
+		b.Errorf("got %q and %q", found[0].Value, found[1].Value)
+	}
+}
+
+func publicationsInOrder(b *bench) {
+	claim := b.claim("a", partition, 0)
+	heard := b.listen()
+
+	for !heard.has("begin") {
+		time.Sleep(time.Millisecond)
+	}
+
+	var want []string
+	for number := range uint64(20) {
+		b.must(b.commit(claim.Epoch, number, "p"))
+		b.must(b.store.Commit(b.Context(), []rows.Commit{newCommit(partition, claim.Epoch, number, "repeated")})[0])
+		want = append(want, fmt.Sprint(partition, " ", number+1, " p"))
+	}
+
+	for !heard.has(want[len(want)-1]) {
+		time.Sleep(time.Millisecond)
+	}
+	if got := heard.last(len(want)); !slices.Equal(got, want) {
+		b.Errorf("the last publications are %q, want %q", got, want)
+	}
+}
+
+// listener has the publications of a watch.
+type listener struct {
+	mu  sync.Mutex
+	all []string
+}
+
+// listen begins a watch that ends with the test.
+func (b *bench) listen() *listener {
+	l := &listener{}
+	ctx, stop := context.WithCancel(context.Background())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := b.store.Watch(ctx, l.hear, l.begin); err != nil {
+			b.Errorf("the watch ended: %v", err)
+		}
+	})
+	b.Cleanup(func() {
+		stop()
+		ended.Wait()
+	})
+
+	return l
+}
+
+func (l *listener) hear(partition int, number uint64, publication []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	l.all = append(l.all, fmt.Sprint(partition, " ", number, " ", string(publication)))
+}
+
+func (l *listener) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	l.all = append(l.all, "begin")
+}
+
+func (l *listener) has(one string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return slices.Contains(l.all, one)
+}
+
+// last returns the last n publications.
+func (l *listener) last(n int) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return slices.Clone(l.all[max(len(l.all)-n, 0):])
+}
+
+// oneClaimHolds has several owners claim and write a partition at the same time. Each number is written once.
+func oneClaimHolds(b *bench) {
+	const owners, rounds = 8, 20
+	var mu sync.Mutex
+	written := map[uint64]string{}
+	var all sync.WaitGroup
+	for o := range owners {
+		name := fmt.Sprint("owner ", o)
+		all.Go(func() {
+			for range rounds {
+				claim := b.claim(name, partition, 0)
+				err := b.commit(claim.Epoch, claim.Number, put("x", name))
+				if err != nil {
+					b.wantRefused(err)
+					continue
+				}
+
+				mu.Lock()
+				if by, ok := written[claim.Number+1]; ok {
+					b.Errorf("commit %d was made by %s and %s", claim.Number+1, by, name)
+				}
+				written[claim.Number+1] = name
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+
+	last := uint64(len(written))
+	b.want(partition, "x="+written[last])
+}
+
+func (b *bench) wantRefused(err error) {
+	var fenced *rows.Fenced
+	if !errors.As(err, &fenced) {
+		b.Errorf("got %v, want fenced", err)
+	}
+}
