@@ -85,7 +85,7 @@ PREVIOUS = 817d6cf
 upgrade:
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; git archive $(PREVIOUS) | tar -x -C "$$dir" && \
 	(cd "$$dir" && $(GO) build -o previous ./cmd/headcount) && export HEADCOUNT_PREVIOUS="$$dir/previous" && \
-	$(call with) $(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
+	$(call with) $(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestClockUpgrade' $(ARGS) ./cmd/headcount/faults
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata. To minimize an input takes up to a minute by
 # default, in which no other is tried.

@@ -179,9 +179,9 @@ func unusedPermits(graph map[string][]string) []string {
 	return unused
 }
 
-// TestImportsPointOneWay reads what the packages import, without their tests,
+// TestServerImportsPointOneWay reads what the packages import, without their tests,
 // which may join what they like.
-func TestImportsPointOneWay(t *testing.T) {
+func TestServerImportsPointOneWay(t *testing.T) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

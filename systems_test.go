@@ -13,10 +13,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestOtherSystemsAreServed type-checks every package and its tests for the other
+// TestServerOtherSystemsAreServed type-checks every package and its tests for the other
 // systems. It reads the sources of what they import, without the bodies of
 // functions, since compiling all that for each system takes minutes.
-func TestOtherSystemsAreServed(t *testing.T) {
+func TestServerOtherSystemsAreServed(t *testing.T) {
 	testkit.Long(t)
 	root, err := os.Getwd()
 	if err != nil {

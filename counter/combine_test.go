@@ -298,9 +298,9 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return results
 }
 
-// TestContractCombined runs the contract through a Combiner: callers cannot tell that
+// TestServerContractCombined runs the contract through a Combiner: callers cannot tell that
 // changes are combined.
-func TestContractCombined(t *testing.T) {
+func TestServerContractCombined(t *testing.T) {
 	for name, tc := range map[string]struct {
 		short countertest.Extent
 		cfg   counter.CombinerConfig

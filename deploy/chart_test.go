@@ -146,7 +146,7 @@ func chartSets(t *testing.T) map[string]string {
 }
 
 // The chart renders what it should for each set of values in helm/ci.
-func TestChart(t *testing.T) {
+func TestServerChart(t *testing.T) {
 	for set, values := range chartSets(t) {
 		t.Run(set, func(t *testing.T) {
 			objects, err := render(t, values)
@@ -286,7 +286,7 @@ func environment(deployment any) map[string]string {
 }
 
 // The program takes the settings that each process of each set has.
-func TestChartSettings(t *testing.T) {
+func TestServerChartSettings(t *testing.T) {
 	testkit.Long(t)
 	for set, values := range chartSets(t) {
 		objects, err := render(t, values)

@@ -193,7 +193,7 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 	return *counter.Count
 }
 
-func TestCluster(t *testing.T) {
+func TestServerCluster(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel() // all of these wait, mostly
 	s := start(t)
@@ -232,7 +232,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-func TestClusterThatCannotStart(t *testing.T) {
+func TestServerClusterThatCannotStart(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -15,7 +15,7 @@ import (
 
 // This is what README.md shows: three regions, one total, and a link that is cut and
 // healed.
-func TestRegions(t *testing.T) {
+func TestServerRegions(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	all := ports(12)

@@ -321,8 +321,8 @@ const (
 	heartbeatMsg = `{"type":"heartbeat"}`
 )
 
-// TestFramesInPieces sends the same bytes cut at every place, and one by one.
-func TestFramesInPieces(t *testing.T) {
+// TestServerFramesInPieces sends the same bytes cut at every place, and one by one.
+func TestServerFramesInPieces(t *testing.T) {
 	t.Parallel()
 	sent := masked(websocket.Text, `{"type":"subscribe","pages":["p"]}`) +
 		masked(websocket.Pong, "") +
@@ -527,8 +527,8 @@ func (s *served) visitWithoutSocket(page string) {
 	_ = call.Close()
 }
 
-// TestEndsOfConnections has connections end in every way, many at a time.
-func TestEndsOfConnections(t *testing.T) {
+// TestClockEndsOfConnections has connections end in every way, many at a time.
+func TestClockEndsOfConnections(t *testing.T) {
 	t.Parallel()
 	rounds := 20
 	if testing.Short() {
@@ -549,9 +549,9 @@ func TestEndsOfConnections(t *testing.T) {
 	})
 }
 
-// TestPongThenNothing: a connection that answers pings stays. One that does not answer
+// TestServerPongThenNothing: a connection that answers pings stays. One that does not answer
 // them, or only begins a frame, is closed as silent.
-func TestPongThenNothing(t *testing.T) {
+func TestServerPongThenNothing(t *testing.T) {
 	t.Parallel()
 	bothWaysLong(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
@@ -584,8 +584,8 @@ func TestPongThenNothing(t *testing.T) {
 	})
 }
 
-// TestCloseWhileServing closes connections at all times from the gateway's side.
-func TestCloseWhileServing(t *testing.T) {
+// TestServerCloseWhileServing closes connections at all times from the gateway's side.
+func TestServerCloseWhileServing(t *testing.T) {
 	t.Parallel()
 	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
@@ -614,10 +614,10 @@ func TestCloseWhileServing(t *testing.T) {
 	})
 }
 
-// TestClientThatTakesNothing floods the gateway with requests and never reads an answer.
+// TestClockClientThatTakesNothing floods the gateway with requests and never reads an answer.
 // The gateway stops reading from that client, then closes it. Other clients notice
 // nothing.
-func TestClientThatTakesNothing(t *testing.T) {
+func TestClockClientThatTakesNothing(t *testing.T) {
 	bothWaysLong(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
@@ -666,7 +666,7 @@ func (s *served) narrow(r *raw, bytes int) {
 
 // A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
 // none of its frames was read. It loses neither updates nor answers to its messages.
-func TestASlowClientLives(t *testing.T) {
+func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
@@ -706,9 +706,9 @@ func TestASlowClientLives(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsForTheClose: a client that closes its side in time is certain to get the
+// TestClockDrainWaitsForTheClose: a client that closes its side in time is certain to get the
 // close frame. A client that does not is closed after a moment.
-func TestDrainWaitsForTheClose(t *testing.T) {
+func TestClockDrainWaitsForTheClose(t *testing.T) {
 	t.Parallel()
 	bothWaysLong(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
@@ -751,8 +751,8 @@ func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64
 	return -1
 }
 
-// TestCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
-func TestCausesOfLeaves(t *testing.T) {
+// TestServerCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
+func TestServerCausesOfLeaves(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
@@ -777,9 +777,9 @@ func TestCausesOfLeaves(t *testing.T) {
 	}
 }
 
-// TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
+// TestServerTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
 // come that lacks the visitor, but one after the time for which a gateway waits.
-func TestTheFirstTotalHasTheVisitor(t *testing.T) {
+func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
 	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
 			r := s.socket("")
@@ -808,7 +808,7 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 
 // A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
 // subscription left.
-func TestALeaveReleasesTheTotal(t *testing.T) {
+func TestClockALeaveReleasesTheTotal(t *testing.T) {
 	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		for range 5 {
 			r := s.socket("")

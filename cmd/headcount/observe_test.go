@@ -228,7 +228,7 @@ var boundedLabels = []string{
 	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route", "status", "store", "type",
 }
 
-func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
+func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t)
 	const withKey = "--api-key=a key that is long enough"

@@ -27,7 +27,7 @@ import (
 // A release has a program that runs, what belongs beside it, a list of its modules, packages
 // that can be installed, and right checksums. The program is that of the other tests: to
 // build it as releases are would compile everything anew.
-func TestRelease(t *testing.T) {
+func TestServerRelease(t *testing.T) {
 	testkit.Long(t)
 	t.Chdir("../..")
 	out := t.TempDir()

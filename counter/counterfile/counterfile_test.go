@@ -97,8 +97,8 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
+func TestServerContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
 
-func TestCopies(t *testing.T) {
+func TestServerCopies(t *testing.T) {
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, t.TempDir(), Config{}) })
 }

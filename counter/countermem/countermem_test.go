@@ -11,7 +11,7 @@ import (
 	"headcount/counter/countertest"
 )
 
-func TestContract(t *testing.T) {
+func TestServerContract(t *testing.T) {
 	countertest.Run(t, countertest.Full, func(testing.TB) countertest.Instance { return countertest.Instance{Store: New(Config{})} })
 }
 

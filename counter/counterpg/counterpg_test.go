@@ -74,7 +74,7 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
+func TestServerContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
 
 var (
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
@@ -143,7 +143,7 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-func TestDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
+func TestServerDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
 	server := pgtest.Single(t)
 	newer := server.Database(t)
 	if err := open(t, newer).Close(); err != nil {
@@ -160,7 +160,7 @@ func TestDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
 	}
 }
 
-func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
+func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	var wg sync.WaitGroup
@@ -188,7 +188,7 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	}
 }
 
-func TestCopies(t *testing.T) {
+func TestServerCopies(t *testing.T) {
 	server := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, server.Database(t)) })
 }

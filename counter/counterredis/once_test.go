@@ -144,7 +144,7 @@ func (o *once) check(t testing.TB, s *counterredis.Store) {
 	t.Logf("%d calls, %d not acknowledged, %d wrong", len(o.acknowledged), unknown, wrong)
 }
 
-func TestNothingCountsTwiceWhenAnswersAreCutOff(t *testing.T) {
+func TestServerNothingCountsTwiceWhenAnswersAreCutOff(t *testing.T) {
 	t.Parallel()
 	cuts := 1000
 	if testing.Short() {
@@ -177,7 +177,7 @@ func TestNothingCountsTwiceWhenAnswersAreCutOff(t *testing.T) {
 }
 
 // Slots go from one master to the next and back while clients use what is in them.
-func TestNothingCountsTwiceWhileSlotsMove(t *testing.T) {
+func TestServerNothingCountsTwiceWhileSlotsMove(t *testing.T) {
 	t.Parallel()
 	d := 20 * time.Second
 	if testing.Short() {

@@ -60,8 +60,8 @@ func opened(t testing.TB, cfg Config) asStore {
 	return asStore{c.store, c}
 }
 
-// TestContract: the whole way of a change keeps the contract of a store, with all that stands in front of one.
-func TestContract(t *testing.T) {
+// TestServerContract: the whole way of a change keeps the contract of a store, with all that stands in front of one.
+func TestServerContract(t *testing.T) {
 	t.Run("memory", func(t *testing.T) {
 		countertest.Run(t, countertest.Brief, func(t testing.TB) countertest.Instance {
 			return countertest.Instance{Store: opened(t, Config{})}
@@ -184,8 +184,8 @@ func TestAMarkFails(t *testing.T) {
 	}
 }
 
-// TestStates: the counters say whether their server can be reached, and that this has changed.
-func TestStates(t *testing.T) {
+// TestClockStates: the counters say whether their server can be reached, and that this has changed.
+func TestClockStates(t *testing.T) {
 	server := redistest.Start(t)
 	c := opened(t, Config{Redis: redistest.Dial(t, server.URL())}).counters
 	changes := make(chan struct{}, 100)

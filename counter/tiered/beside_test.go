@@ -24,7 +24,7 @@ func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
 	return s
 }
 
-func TestCopiesBeside(t *testing.T) {
+func TestServerCopiesBeside(t *testing.T) {
 	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
@@ -32,7 +32,7 @@ func TestCopiesBeside(t *testing.T) {
 	})
 }
 
-func TestContractBeside(t *testing.T) {
+func TestServerContractBeside(t *testing.T) {
 	t.Parallel()
 	server, pg := redistest.Start(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {

@@ -87,7 +87,7 @@ func instance(t testing.TB, begin func(testing.TB) counter.Store, redis []*redis
 	}
 }
 
-func TestContractOnOneServer(t *testing.T) {
+func TestServerContractOnOneServer(t *testing.T) {
 	t.Parallel()
 	server, pg := redistest.StartSecure(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
@@ -97,7 +97,7 @@ func TestContractOnOneServer(t *testing.T) {
 	})
 }
 
-func TestContractOnCluster(t *testing.T) {
+func TestServerContractOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, pg := redistest.StartCluster(t, 3, 0, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
@@ -107,9 +107,9 @@ func TestContractOnCluster(t *testing.T) {
 	})
 }
 
-// TestALargeSetIsLoadedOnce: many visitors ask for a large set that is not in Redis. It comes there once, and not within a
+// TestServerALargeSetIsLoadedOnce: many visitors ask for a large set that is not in Redis. It comes there once, and not within a
 // call, which may not wait for as long as that lasts.
-func TestALargeSetIsLoadedOnce(t *testing.T) {
+func TestServerALargeSetIsLoadedOnce(t *testing.T) {
 	server := redistest.Start(t)
 	pg := pgtest.Single(t)
 	url := pg.Database(t)
@@ -148,7 +148,7 @@ func TestALargeSetIsLoadedOnce(t *testing.T) {
 	}
 }
 
-func TestCopies(t *testing.T) {
+func TestServerCopies(t *testing.T) {
 	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {

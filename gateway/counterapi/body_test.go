@@ -14,7 +14,7 @@ import (
 
 // Callers without API key hold back large bodies. At the bound a further large one is refused; small
 // ones are not, nor are those of servers. All that are sent to their end are carried out.
-func TestHeldBodies(t *testing.T) {
+func TestServerHeldBodies(t *testing.T) {
 	s := serve(t, nil)
 	large := strings.Repeat(" ", smallBody) + `{"delta":1}`
 	var held sync.WaitGroup

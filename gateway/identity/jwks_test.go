@@ -103,7 +103,7 @@ func judgeToken(ids *Identities, token string) error {
 	return err
 }
 
-func TestKeysGoWithTheirAlgorithm(t *testing.T) {
+func TestServerKeysGoWithTheirAlgorithm(t *testing.T) {
 	s := newKeyServer(t)
 	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()), testJWK("e384", ec384Key().Public()))
 	only := newTestIDs(t, Config{JWKSURL: s.URL})
@@ -142,7 +142,7 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 	}
 }
 
-func TestKeysRotate(t *testing.T) {
+func TestServerKeysRotate(t *testing.T) {
 	var clock keyClock
 	s := newKeyServer(t)
 	a, b, c := newEdKey(), newEdKey(), newEdKey()
@@ -181,7 +181,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-func TestRevokedKeysEnd(t *testing.T) {
+func TestServerRevokedKeysEnd(t *testing.T) {
 	var clock keyClock
 	s := newKeyServer(t)
 	a := newEdKey()
@@ -197,7 +197,7 @@ func TestRevokedKeysEnd(t *testing.T) {
 	testkit.Eventually(t, "the end of the revoked key", func() bool { return judgeToken(ids, token) != nil })
 }
 
-func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
+func TestServerUnknownKeysAreAskedForSeldom(t *testing.T) {
 	var clock keyClock
 	s := newKeyServer(t)
 	a := newEdKey()
@@ -224,7 +224,7 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	}
 }
 
-func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
+func TestServerOldKeysServeWhileTheURLIsAway(t *testing.T) {
 	var clock keyClock
 	s := newKeyServer(t)
 	a, b := newEdKey(), newEdKey()
@@ -276,7 +276,7 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 	}
 }
 
-func TestSlowKeysHoldNobodyUp(t *testing.T) {
+func TestServerSlowKeysHoldNobodyUp(t *testing.T) {
 	s := newKeyServer(t)
 	came, gone := make(chan struct{}), make(chan struct{})
 	s.serve(func(_ http.ResponseWriter, r *http.Request) {

@@ -113,7 +113,7 @@ var presenceLies = map[string]lie{
 	})},
 }
 
-func TestEveryLieAboutPresenceIsFoundOut(t *testing.T) {
+func TestServerEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, l := range presenceLies {
 		t.Run(name, func(t *testing.T) {
@@ -260,7 +260,7 @@ var counterLies = map[string]lie{
 	"breaks":             {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) { p.lied++; a.status = http.StatusInternalServerError })},
 }
 
-func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
+func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	server := serve(t)
 	t.Run("all", func(t *testing.T) { // they end before the server does
 		for name, l := range counterLies {
@@ -273,7 +273,7 @@ func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
 }
 
 // The ids of a server that forgets them end a run, which says what to do.
-func TestIdsThatAreForgottenEndTheRun(t *testing.T) {
+func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 	t.Parallel()
 	p := (&proxy{}).start(t, serve(t))
 	c := lastingCommand()

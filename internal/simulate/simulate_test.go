@@ -58,7 +58,7 @@ func run(t *testing.T, c *Command) (Report, error) {
 	return r, err
 }
 
-func TestAnHonestServerPasses(t *testing.T) {
+func TestServerAnHonestServerPasses(t *testing.T) {
 	t.Parallel()
 	c := command((&proxy{}).start(t, serve(t)).URL)
 	if !testing.Short() {
@@ -79,7 +79,7 @@ func TestAnHonestServerPasses(t *testing.T) {
 	}
 }
 
-func TestAnHonestServerOfCountersPasses(t *testing.T) {
+func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	t.Parallel()
 	c := lastingCommand(serve(t))
 	c.Duration = roundTime + 2*time.Second
@@ -98,7 +98,7 @@ func TestAnHonestServerOfCountersPasses(t *testing.T) {
 }
 
 // What makes clients come back, or calls be made again, is no wrong count.
-func TestTroubleIsNoWrongCount(t *testing.T) {
+func TestServerTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t)
 	every10th := func(status int) func(*proxy) {
@@ -146,7 +146,7 @@ func TestTroubleIsNoWrongCount(t *testing.T) {
 	}
 }
 
-func TestSeveralGatewaysAndOneDies(t *testing.T) {
+func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t)
 	server := serve(t)
@@ -162,7 +162,7 @@ func TestSeveralGatewaysAndOneDies(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
+func TestServerTokens(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t, "--jwt-secret="+jwtSecret))
 	c.JWTSecret, c.Duration = jwtSecret, time.Second
@@ -200,7 +200,7 @@ func writeLog(t *testing.T) string {
 	return path
 }
 
-func TestReplay(t *testing.T) {
+func TestServerReplay(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
@@ -219,7 +219,7 @@ func TestReplay(t *testing.T) {
 
 // Other visitors of the pages of a log would make every count look wrong; others elsewhere on the
 // site do not.
-func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
+func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t)
 	server := serve(t, "--presence-timeout=1m")
@@ -236,7 +236,7 @@ func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
 	}
 }
 
-func TestScenarios(t *testing.T) {
+func TestServerScenarios(t *testing.T) {
 	t.Parallel()
 	for name := range scenarios {
 		if name == "mixed" || name == "counters" { // have tests of their own
@@ -258,7 +258,7 @@ func TestScenarios(t *testing.T) {
 }
 
 // A person gets the figures of a scenario as lines.
-func TestScenarioForPeople(t *testing.T) {
+func TestServerScenarioForPeople(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Scenario, c.Duration, c.KillFraction = "idle", 100*time.Millisecond, 0
@@ -269,7 +269,7 @@ func TestScenarioForPeople(t *testing.T) {
 }
 
 // The run says so at once when there is no server, and waits for one that is not ready.
-func TestNobodyAnswers(t *testing.T) {
+func TestServerNobodyAnswers(t *testing.T) {
 	t.Parallel()
 	c := command("http://" + servertest.FreeAddr())
 	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) || r.Seconds > readyLimit.Seconds() {
@@ -366,7 +366,7 @@ type writes func(text string)
 
 func (w writes) Write(p []byte) (int, error) { w(string(p)); return len(p), nil }
 
-func TestInterrupted(t *testing.T) {
+func TestClockInterrupted(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Duration = time.Hour

@@ -7,7 +7,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-func TestTheStopwatchStandsStillWhileTheMachineDoes(t *testing.T) {
+func TestServerTheStopwatchStandsStillWhileTheMachineDoes(t *testing.T) {
 	w := NewStopwatch(t)
 	w.lost.Add(int64(time.Hour))
 	if elapsed := w.Elapsed(); elapsed > -time.Hour {
@@ -18,7 +18,7 @@ func TestTheStopwatchStandsStillWhileTheMachineDoes(t *testing.T) {
 	}
 }
 
-func TestEventuallyAndWithinReturnOnceItIsDone(t *testing.T) {
+func TestServerEventuallyAndWithinReturnOnceItIsDone(t *testing.T) {
 	calls := 0
 	Eventually(t, "three calls", func() bool { calls++; return calls == 3 })
 	Within(t, time.Minute, "six calls", func() bool { calls++; return calls == 6 })

@@ -13,11 +13,11 @@ import (
 
 var forContract = presencemem.Config{Region: "local", PageStats: time.Hour, LastSeen: time.Hour}
 
-func TestContract(t *testing.T) {
+func TestServerContract(t *testing.T) {
 	presencetest.Run(t, presencetest.Full, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })
 }
 
-func TestContractOnDisk(t *testing.T) {
+func TestServerContractOnDisk(t *testing.T) {
 	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
 		s, err := presencemem.Open(t.TempDir(), forContract)
 		if err != nil {
@@ -32,7 +32,7 @@ func TestContractOnDisk(t *testing.T) {
 	})
 }
 
-func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
 	presencetest.SlowWatcher(t, presencemem.New(presencemem.Config{Backlog: 50}))
 }
 

@@ -96,14 +96,14 @@ func failover(t *testing.T, url string, kill func()) {
 	})
 }
 
-func TestSentinelFailover(t *testing.T) {
+func TestClockSentinelFailover(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), s.Master.Kill)
 }
 
-func TestClusterFailover(t *testing.T) {
+func TestClockClusterFailover(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
@@ -111,7 +111,7 @@ func TestClusterFailover(t *testing.T) {
 }
 
 // A plain URL is enough when the server says that it is part of a Cluster.
-func TestClusterIsFoundOut(t *testing.T) {
+func TestServerClusterIsFoundOut(t *testing.T) {
 	s := start(t, open(t, redistest.ThreeMasters(t).Masters[2].URL()))
 	for i := range 50 {
 		s.set(i, fmt.Sprint(i), 1)

@@ -14,7 +14,7 @@ import (
 
 // A change of a page counts once although the connection is cut before its answer. Each
 // change is on a page of its own. Package presenceredis of counter tests what else is sent.
-func TestAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
+func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 	t.Parallel()
 	cuts := 300
 	if testing.Short() {

@@ -35,14 +35,14 @@ func forContract(c *presenceredis.Config) {
 	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
 }
 
-func TestContractOnOneServer(t *testing.T) {
+func TestServerContract(t *testing.T) {
 	presencetest.Run(t, presencetest.Full, func(t testing.TB) presencetest.Store { return open(t, redistest.Single(t).URL(), forContract) })
 }
 
-func TestContractOnCluster(t *testing.T) {
+func TestServerContractOnCluster(t *testing.T) {
 	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
 }
 
-func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
 	presencetest.SlowWatcher(t, open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 }))
 }

@@ -32,7 +32,7 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 
 // Everything that the store does works over TLS for the user that deploy/redis.acl
 // documents, and Redis has refused that user nothing.
-func TestContractOverTLSAsTheDocumentedUser(t *testing.T) {
+func TestServerContractOverTLSAsTheDocumentedUser(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
 	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
@@ -43,7 +43,7 @@ func TestContractOverTLSAsTheDocumentedUser(t *testing.T) {
 
 // Regions share counts when each reaches its own Redis and the other's over TLS as the documented
 // user, one of them a Cluster, whose clients use other commands.
-func TestRegionsOverTLSOnCluster(t *testing.T) {
+func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
 	for _, s := range cluster.Masters {
@@ -93,7 +93,7 @@ func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
 
 // A client of a rediss:// URL accepts no certificate for another host, and sends nothing
 // without TLS.
-func TestTLSIsVerified(t *testing.T) {
+func TestServerTLSIsVerified(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
 	for name, url := range map[string]string{

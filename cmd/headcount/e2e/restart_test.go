@@ -23,7 +23,7 @@ var ends = map[string]func(t *testing.T, s *server){
 // A process that is started again over its data directory shows at once who was there,
 // and whoever does not come back is gone after the presence timeout: nobody sees the
 // counts begin at zero. The timeout is long, so that no restart takes as long. The grace is shorter than an orderly end, in which nobody can come back.
-func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
+func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func written(dir string) time.Time {
 
 // A process that forgets who was there marks its counts, from the first client that comes
 // back until the others had time for it.
-func TestWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
+func TestClockWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--update-interval=10ms")
 	there := s.ws(t)

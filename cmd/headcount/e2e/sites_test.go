@@ -57,7 +57,7 @@ func (s sitesAnswer) names() (all []string) {
 
 // Two sites on one server have the same pages, users and counters, and never see each other.
 // What happens on the shop happens through a, and what happens on the blog through b.
-func TestTwoSites(t *testing.T) {
+func TestServerTwoSites(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T) (a, b *server){
 		"one process": func(t *testing.T) (a, b *server) {
@@ -297,7 +297,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 }
 
 // A server without --site has one, whose name is default.
-func TestTheDefaultSite(t *testing.T) {
+func TestServerTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	page := fresh(t)
@@ -314,7 +314,7 @@ func TestTheDefaultSite(t *testing.T) {
 }
 
 // The data of a server without sites are those of the site default, if it has others later.
-func TestSitesBesideTheDefaultSite(t *testing.T) {
+func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--id-secret=a secret for tests"}

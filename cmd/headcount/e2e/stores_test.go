@@ -54,10 +54,10 @@ func newStores(t *testing.T, which string) stores {
 	return s
 }
 
-// TestCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
+// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
 // It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is not given
 // the first store it cannot know of them, and the same command carries them.
-func TestCountersOverAChangeOfStores(t *testing.T) {
+func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
 	for _, cell := range [][3]string{
@@ -174,9 +174,9 @@ func allKinds(t *testing.T, s *server) string {
 	return text.String()
 }
 
-// TestDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
+// TestServerDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
 // leaves it as it is.
-func TestDamagedFiles(t *testing.T) {
+func TestServerDamagedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--counters=" + ruleFile(t)}

@@ -9,12 +9,12 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
+// TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
 //
-//	go test ./cmd/headcount/faults -run TestFaultsAgain -v -count 1 -timeout 60m -rounds 40
+//	go test ./cmd/headcount/faults -run TestClockFaultsAgain -v -count 1 -timeout 60m -rounds 40
 //
 // prints how long each of twenty rounds took.
-func TestFaultsAgain(t *testing.T) {
+func TestClockFaultsAgain(t *testing.T) {
 	testkit.Long(t)
 	stopped := func(which func(*topology) *member) func(*testing.T, *topology, *redistest.Server) {
 		return func(_ *testing.T, top *topology, _ *redistest.Server) {

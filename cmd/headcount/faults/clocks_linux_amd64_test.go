@@ -40,10 +40,10 @@ func TestClocksThatAreWrong(t *testing.T) {
 	})
 }
 
-// TestHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as
+// TestClockHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as
 // long with either of them, and a hold that is ended just after its partition changed hands is
 // over when the call is answered.
-func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
+func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	const users = 40

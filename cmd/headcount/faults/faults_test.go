@@ -27,7 +27,7 @@ func killed(name string, m *member) fault {
 }
 
 // The one fault of -short. The others run on larger clusters.
-func TestAPresenceNodeDies(t *testing.T) {
+func TestClockAPresenceNodeDies(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	quick := []string{"--presence-timeout=3s", "--heartbeat-interval=1s"} // the others have the defaults
@@ -40,7 +40,7 @@ func TestAPresenceNodeDies(t *testing.T) {
 	top.suffer(t, killed("kill -9 of one of two presence nodes", top.nodes[0]))
 }
 
-func TestCrashes(t *testing.T) {
+func TestClockCrashes(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	top := newTopology(t, redistest.Start(t).URL(), nil)
@@ -49,7 +49,7 @@ func TestCrashes(t *testing.T) {
 	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
 }
 
-func TestRedisLosesEverything(t *testing.T) {
+func TestClockRedisLosesEverything(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -69,7 +69,7 @@ func TestRedisLosesEverything(t *testing.T) {
 
 // The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
 // also with a presence timeout much shorter than the default.
-func TestAWholeProcessDies(t *testing.T) {
+func TestClockAWholeProcessDies(t *testing.T) {
 	testkit.Long(t)
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAWholeProcessDies(t *testing.T) {
 	}
 }
 
-func TestFrozenNode(t *testing.T) {
+func TestClockFrozenNode(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -105,7 +105,7 @@ func TestFrozenNode(t *testing.T) {
 	})
 }
 
-func TestRedisAway(t *testing.T) {
+func TestClockRedisAway(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes")
@@ -183,7 +183,7 @@ func master(t *testing.T, s *redistest.Server) {
 	}
 }
 
-func TestRedisCluster(t *testing.T) {
+func TestClockRedisCluster(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
@@ -202,7 +202,7 @@ func TestRedisCluster(t *testing.T) {
 	top.suffer(t, killed("Redis Cluster: kill -9 of a presence node", top.nodes[2]))
 }
 
-func TestSentinel(t *testing.T) {
+func TestClockSentinel(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartSentinel(t)
@@ -218,7 +218,7 @@ func TestSentinel(t *testing.T) {
 	top.suffer(t, killed("Sentinel: kill -9 of a gateway", top.gateways[1]))
 }
 
-func TestBadNetwork(t *testing.T) {
+func TestClockBadNetwork(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)

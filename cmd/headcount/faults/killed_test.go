@@ -9,10 +9,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
+// TestClockAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
 // lease has ended has its partitions back, and no other process had them. Who left another
 // process meanwhile is gone in time.
-func TestAKilledProcessKeepsItsPartitions(t *testing.T) {
+func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	const users = 40

@@ -19,9 +19,9 @@ var (
 	lossMetrics  = regexp.MustCompile(`(?m)^headcount_store_losses_total(?:\{lost="(\w+)"\})? (\d+)$`)
 )
 
-// TestWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
+// TestClockWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
 // gone, and by the metric that the alert reads.
-func TestWhatRedisLost(t *testing.T) {
+func TestClockWhatRedisLost(t *testing.T) {
 	t.Parallel()
 	const nothing, writes, everything = "", "writes", "everything"
 	for name, tc := range map[string]struct {
@@ -139,7 +139,7 @@ func TestWhatRedisLost(t *testing.T) {
 }
 
 // One master of a Cluster comes back with all it had, and then with nothing.
-func TestWhatAMasterOfAClusterLost(t *testing.T) {
+func TestClockWhatAMasterOfAClusterLost(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)

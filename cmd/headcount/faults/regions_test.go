@@ -290,7 +290,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 
 // This is the partition test, and the other faults of data centres, one after the other
 // in the same world, whose clocks are ten minutes apart.
-func TestRegions(t *testing.T) {
+func TestClockRegions(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -405,7 +405,7 @@ func TestRegions(t *testing.T) {
 	})
 }
 
-func TestRegionsOnBadLinks(t *testing.T) {
+func TestClockRegionsOnBadLinks(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	w := newWorld(t, 200*time.Millisecond)
@@ -433,7 +433,7 @@ func TestRegionsOnBadLinks(t *testing.T) {
 	w.converge(t, mergedWithin+2*time.Second) // the promise is about links; these lose what is needed for healing, too
 }
 
-func TestARegionThatIsDownForGood(t *testing.T) {
+func TestClockARegionThatIsDownForGood(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	const stale = 4 * time.Second
@@ -488,7 +488,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 }
 
 // The log says once which peer is set wrongly, and everything else goes on.
-func TestPeersThatAreRefused(t *testing.T) {
+func TestClockPeersThatAreRefused(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	var servers []*redistest.Server

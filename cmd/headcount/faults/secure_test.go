@@ -12,7 +12,7 @@ import (
 // the user of deploy/redis.acl, two speak only TLS, and the third is behind Sentinel.
 // All regions show one total, also after one Redis came back empty and, in another
 // region, a replica took over.
-func TestRegionsOverTLSAndSentinel(t *testing.T) {
+func TestClockRegionsOverTLSAndSentinel(t *testing.T) {
 	testkit.Long(t)
 	t.Parallel()
 	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
