@@ -60,7 +60,7 @@ type name struct{ pkg, name string }
 type use struct {
 	name
 	bubbled bool // in an argument of a function that calls it in a bubble
-	method  bool // in a method or a function in a variable, which is called wherever the value is
+	method  bool // in a method or a variable, which is called wherever the value is
 }
 
 // A program is what the test files of all packages declare, and the packages that exist for tests.
@@ -171,7 +171,7 @@ func (p *program) readSpec(pkg string, imports map[string]string, spec ast.Spec)
 	case *ast.ValueSpec:
 		for _, n := range spec.Names {
 			for _, value := range spec.Values {
-				ast.Walk(reader{program: p, of: name{pkg, n.Name}, imports: imports}, value)
+				ast.Walk(reader{program: p, of: name{pkg, n.Name}, imports: imports, method: true}, value)
 			}
 		}
 	}
@@ -407,6 +407,7 @@ func TestWrongKindsAreFound(t *testing.T) {
 		"through functions":            {`func TestX(t *testing.T) { f() }; func f() { g() }; func g() { time.Sleep(1) }`, "p.f, p.g, time.Sleep"},
 		"through a value":              {`func TestX(t *testing.T) { use(f) }; func use(func()) {}; func f() { net.Dial("", "") }`, "p.f, net.Dial"},
 		"through a table":              {`func TestX(t *testing.T) { _ = all }; var all = map[string]func(){"f": f}; func f() { time.Tick(1) }`, "p.all, p.f, time.Tick"},
+		"a table beside a bubble":      {`func TestX(t *testing.T) { for _, g := range all { synctest.Test(t, func(t *testing.T) { g() }) } }; var all = []func(){f}; func f() { time.Sleep(1) }`, ""},
 		"through a method":             {`func TestX(t *testing.T) { use(&T{}) }; func use(any) {}; type T struct{}; func (*T) f() { <-time.After(1) }`, "p.T, time.After"},
 		"through a part":               {`func TestX(t *testing.T) { _ = S{} }; type S struct{ t *T }; type T struct{}; func (*T) f() { time.Sleep(1) }`, "p.S, p.T, time.Sleep"},
 		"through a package":            {`func TestX(t *testing.T) { presencetest.Run() }`, "presence/presencetest.Run, presence/presencetest.wait, time.Sleep"},

@@ -11,8 +11,8 @@ import (
 	"headcount/counter/countertest"
 )
 
-func TestServerContract(t *testing.T) {
-	countertest.Run(t, countertest.Full, func(testing.TB) countertest.Instance { return countertest.Instance{Store: New(Config{})} })
+func TestContract(t *testing.T) {
+	countertest.RunInBubble(t, func(testing.TB) countertest.Instance { return countertest.Instance{Store: New(Config{})} })
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

@@ -74,7 +74,24 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestServerContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
+func TestServerContract(t *testing.T) {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "SQL makes the changes",
+		"64 bits are kept to the last":               "SQL adds up",
+		"many members and changes at once":           "sizes of statements",
+		"steps of time add up":                       "rows of their own, and SQL that adds them up",
+		"marks of what gained most":                  "SQL sorts",
+		"ledger in pages":                            "rows of their own",
+		"aggregates":                                 "SQL adds up, by patterns of its own",
+		"sets are listed":                            "SQL sorts by a collation",
+		"a watcher hears what it follows":            "notifications of PostgreSQL",
+		"64 clients fight for the last 10":           "locks of rows",
+		"changes at the same time add up":            "locks of rows",
+		"a store that is away":                       "errors of connections",
+		"limits end as the model's":                  "SQL keeps the windows",
+		"64 clients fight for 100":                   "locks of rows",
+	}, instance)
+}
 
 var (
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}

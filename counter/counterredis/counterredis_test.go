@@ -107,7 +107,7 @@ func TestServerAnotherFormatIsRefused(t *testing.T) {
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
 func TestServerContract(t *testing.T) {
 	server := redistest.StartSecure(t, redistest.Durable...)
-	countertest.Run(t, countertest.Full, func(t testing.TB) countertest.Instance {
+	countertest.Run(t, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		return instance(t, server.URL(), "", []*redistest.Server{server}, 4)
 	})
@@ -116,7 +116,10 @@ func TestServerContract(t *testing.T) {
 // The store is that of a region with others, which shares what it changes.
 func TestServerContractOnCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
-	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "keys of one counter are in one slot, those of a batch in many",
+		"changes at the same time add up":            "batches over several masters, some of which are killed",
+	}, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
 		return instance(t, cluster.URL(), "us", cluster.Masters, 12)
 	})

@@ -13,12 +13,12 @@ import (
 
 var forContract = presencemem.Config{Region: "local", PageStats: time.Hour, LastSeen: time.Hour}
 
-func TestServerContract(t *testing.T) {
-	presencetest.Run(t, presencetest.Full, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })
+func TestContract(t *testing.T) {
+	presencetest.RunInBubble(t, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })
 }
 
-func TestServerContractOnDisk(t *testing.T) {
-	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
+func TestContractOnDisk(t *testing.T) {
+	presencetest.RunInBubble(t, func(t testing.TB) presencetest.Store {
 		s, err := presencemem.Open(t.TempDir(), forContract)
 		if err != nil {
 			t.Fatal(err)
@@ -32,8 +32,10 @@ func TestServerContractOnDisk(t *testing.T) {
 	})
 }
 
-func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
-	presencetest.SlowWatcher(t, presencemem.New(presencemem.Config{Backlog: 50}))
+func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		presencetest.SlowWatcher(t, presencemem.New(presencemem.Config{Backlog: 50}))
+	})
 }
 
 func write(t *testing.T, s *presencemem.Store, c presence.Claim, seq uint64, page string, users int64) presence.Count {

@@ -11,7 +11,6 @@ import (
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/presenceredis"
-	"headcount/presence/presencetest"
 )
 
 // secure is a Redis behind TLS that must not refuse the documented user anything.
@@ -27,17 +26,6 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 		for _, denied := range s.Denied(t) {
 			t.Errorf("deploy/redis.acl does not permit: %s", denied)
 		}
-	})
-}
-
-// Everything that the store does works over TLS for the user that deploy/redis.acl
-// documents, and Redis has refused that user nothing.
-func TestServerContractOverTLSAsTheDocumentedUser(t *testing.T) {
-	t.Parallel()
-	server := secure(t)
-	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
-		server.Flush(t)
-		return open(t, server.URL(), forContract)
 	})
 }
 
