@@ -326,7 +326,6 @@ func (r *regional) use(ctx context.Context) {
 // No other alert may fire, and all of these end when the cause has ended. Time is scaled, see faster:
 // TestServerAlertsFireAndEnd has the true ones.
 func TestClockAlertsOfRealFaults(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	var all []*regional

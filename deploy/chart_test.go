@@ -287,7 +287,6 @@ func environment(deployment any) map[string]string {
 
 // The program takes the settings that each process of each set has.
 func TestServerChartSettings(t *testing.T) {
-	testkit.Long(t)
 	for set, values := range chartSets(t) {
 		objects, err := render(t, values)
 		if err != nil {

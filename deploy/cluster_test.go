@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,13 +23,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-var binary string // the path of the program; empty with -short
+var binary string // the path of the program
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if testing.Short() { // the tests that are left look at files
-		os.Exit(m.Run())
-	}
 	os.Exit(testkit.RunWithProgram(m, "4", &binary))
 }
 
@@ -194,7 +189,6 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 }
 
 func TestServerCluster(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel() // all of these wait, mostly
 	s := start(t)
 	s.until(t, "ready")
@@ -233,7 +227,6 @@ func TestServerCluster(t *testing.T) {
 }
 
 func TestServerClusterThatCannotStart(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string

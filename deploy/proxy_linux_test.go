@@ -187,7 +187,6 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 // WebSockets, event streams without delay, the addresses of clients, and encoded names
 // below a path.
 func TestServerProxies(t *testing.T) {
-	testkit.Long(t)
 	g := startGateways(t)
 	eachProxy(t, g.addrs, func(_ *testing.T, name string, p *proxied, browser bool) {
 		p.check(name)
@@ -199,7 +198,6 @@ func TestServerProxies(t *testing.T) {
 
 // Without the second gateway the files are for one process.
 func TestServerProxiesBeforeOneProcess(t *testing.T) {
-	testkit.Long(t)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
 	}))
@@ -214,7 +212,6 @@ func TestServerProxiesBeforeOneProcess(t *testing.T) {
 
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
 func TestServerProxiesGoToAnother(t *testing.T) {
-	testkit.Long(t)
 	answering := func(status int) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 		t.Cleanup(s.Close)
@@ -234,7 +231,6 @@ func TestServerProxiesGoToAnother(t *testing.T) {
 
 // A POST that a gateway has taken and not answered goes to no other one: it could count twice.
 func TestServerProxiesRepeatNoPost(t *testing.T) {
-	testkit.Long(t)
 	var mu sync.Mutex
 	posts := map[string]int{} // by path
 	var addrs []string

@@ -16,7 +16,6 @@ import (
 // This is what README.md shows: three regions, one total, and a link that is cut and
 // healed.
 func TestServerRegions(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	all := ports(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}

@@ -20,7 +20,7 @@ import (
 // and is closed at its twentieth error.
 func TestServerFloods(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for name, frame := range map[string]string{
 			"messages":        masked(websocket.Text, heartbeatMsg),
@@ -75,7 +75,7 @@ func TestServerFloods(t *testing.T) {
 // are answered in the end.
 func TestServerLongListsAreReadSlowly(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		const most, lists = 100, 40
 		pages := strings.Repeat(`"a page that is listed again and again",`, most)
 		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
@@ -126,7 +126,7 @@ func TestServerPongToOurPingIsFree(t *testing.T) {
 // data of other clients.
 func TestServerEventStreamThatTalks(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
 		r.response(200)
 		sent, end := 0, time.Now().Add(500*time.Millisecond)

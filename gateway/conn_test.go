@@ -153,12 +153,8 @@ func bothWays(t *testing.T, tune func(*Config), test func(*testing.T, *served)) 
 	t.Run("a goroutine each", func(t *testing.T) { test(t, serveGateway(t, false, tune)) })
 }
 
-// bothWaysLong is bothWays that goes one way with -short.
-func bothWaysLong(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
-	if !testing.Short() {
-		bothWays(t, tune, test)
-		return
-	}
+// polled runs a test with the poller alone: it asks nothing that a goroutine per connection does otherwise.
+func polled(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
 	test(t, serveGateway(t, true, tune))
 }
 
@@ -357,10 +353,7 @@ func TestServerFramesInPieces(t *testing.T) {
 	}
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
-		step := 1
-		if testing.Short() {
-			step = 7
-		}
+		const step = 3
 		for cut := 0; cut <= len(sent); cut += step {
 			r := s.socket("")
 			wg.Go(func() {
@@ -530,10 +523,7 @@ func (s *served) visitWithoutSocket(page string) {
 // TestClockEndsOfConnections has connections end in every way, many at a time.
 func TestClockEndsOfConnections(t *testing.T) {
 	t.Parallel()
-	rounds := 20
-	if testing.Short() {
-		rounds = 3
-	}
+	const rounds = 6
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for i := range rounds {
@@ -553,7 +543,7 @@ func TestClockEndsOfConnections(t *testing.T) {
 // them, or only begins a frame, is closed as silent.
 func TestServerPongThenNothing(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, func(cfg *Config) {
+	polled(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
@@ -587,7 +577,7 @@ func TestServerPongThenNothing(t *testing.T) {
 // TestServerCloseWhileServing closes connections at all times from the gateway's side.
 func TestServerCloseWhileServing(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		var all []*raw
 		for range 50 {
@@ -618,7 +608,7 @@ func TestServerCloseWhileServing(t *testing.T) {
 // The gateway stops reading from that client, then closes it. Other clients notice
 // nothing.
 func TestClockClientThatTakesNothing(t *testing.T) {
-	bothWaysLong(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
 		gone := make(chan struct{})
@@ -670,7 +660,7 @@ func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
-			bothWaysLong(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
+			bothWays(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
 				r := s.socket("")
 				s.narrow(r, 64<<10)
 				const fillers = 10
@@ -710,7 +700,7 @@ func TestServerASlowClientLives(t *testing.T) {
 // close frame. A client that does not is closed after a moment.
 func TestClockDrainWaitsForTheClose(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
 		s.settles(2)
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
@@ -780,7 +770,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 // TestServerTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
 // come that lacks the visitor, but one after the time for which a gateway waits.
 func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
 			r := s.socket("")
 			began := time.Now()
@@ -809,7 +799,7 @@ func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
 // A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
 // subscription left.
 func TestClockALeaveReleasesTheTotal(t *testing.T) {
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		for range 5 {
 			r := s.socket("")
 			watch := testkit.NewStopwatch(t)

@@ -31,7 +31,6 @@ import (
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
-	"headcount/internal/testkit"
 )
 
 // check runs `headcount check` and returns its lines that say what is wrong.
@@ -359,7 +358,6 @@ func TestServerChainsOfCertificates(t *testing.T) {
 // The check tries every command that the documented user of Redis may send.
 func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	redis := redistest.Start(t)
 	acl, err := os.ReadFile(redistest.ACL())
 	if err != nil {

@@ -230,7 +230,6 @@ var boundedLabels = []string{
 
 func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

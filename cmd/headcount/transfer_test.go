@@ -185,7 +185,6 @@ func TestExportAndImportOfSites(t *testing.T) {
 
 // Killed in the midst, an import that is made again has everything.
 func TestClockImportIsKilled(t *testing.T) {
-	testkit.Long(t)
 	dir, server := t.TempDir(), pgtest.Start(t)
 	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -244,7 +243,6 @@ func TestClockImportIsKilled(t *testing.T) {
 
 // From a file into Redis, alone and in front of PostgreSQL, and back out of both.
 func TestServerExportsOfRedis(t *testing.T) {
-	testkit.Long(t)
 	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	from := filepath.Join(dir, "from")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -309,11 +307,7 @@ func TestServerImportOfARegion(t *testing.T) {
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"counters":3,"deleted":0}
 `
-	places := map[string]place{"a file": {DataDir: t.TempDir()}}
-	if !testing.Short() {
-		places["PostgreSQL"] = place{Postgres: pgtest.Start(t).Database(t)}
-	}
-	for name, to := range places {
+	for name, to := range map[string]place{"a file": {DataDir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
 		flag, value := "--data-dir", to.DataDir
 		if to.Postgres != "" {
 			flag, value = "--postgres", to.Postgres

@@ -28,7 +28,6 @@ import (
 // that can be installed, and right checksums. The program is that of the other tests: to
 // build it as releases are would compile everything anew.
 func TestServerRelease(t *testing.T) {
-	testkit.Long(t)
 	t.Chdir("../..")
 	out := t.TempDir()
 	build := func(_, _, _, path string) error {

@@ -136,10 +136,7 @@ func TestServerSQLIdempotencyKeys(t *testing.T) {
 func TestServerSQLAndApplyAreOne(t *testing.T) {
 	server := pgtest.Single(t)
 	rules := parseRules(t, stock)
-	changes := 10_000
-	if testing.Short() {
-		changes = 1000
-	}
+	const changes = 1000
 	for name, bySQL := range map[string]func(n int) bool{
 		"only one": func(int) bool { return true },
 		"in turns": func(int) bool { return rand.IntN(2) == 0 },

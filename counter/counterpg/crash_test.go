@@ -19,12 +19,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestServerKilledInALoop(t *testing.T) {
+func TestClockServerKilledInALoop(t *testing.T) {
 	const clients = 16
-	rounds := 6
-	if testing.Short() {
-		rounds = 1
-	}
+	const rounds = 3
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	stores := []*Store{open(t, url), open(t, url)}

@@ -20,7 +20,6 @@ import (
 // The replica is asynchronous: what was acknowledged and had not reached it is lost, an operation with all
 // its counters and its idempotency key. What had reached it stays, and nothing counts twice.
 func TestClockSentinelFailover(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const clients = 8
 	sentinel := redistest.StartSentinel(t)

@@ -217,10 +217,7 @@ func TestClockKillNineOfRedisLosesNothing(t *testing.T) {
 			}()
 		}()
 	}
-	rounds := 8
-	if testing.Short() {
-		rounds = 2
-	}
+	const rounds = 4
 	for range rounds {
 		before := made.Load()
 		testkit.Eventually(t, "changes are made", func() bool { return made.Load() >= before+20 })

@@ -699,10 +699,7 @@ func TestServerNothingOvertakesAMerge(t *testing.T) {
 // through, in an order that the seed says. (Invariant 1.)
 func TestServerAnyOrder(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
-	seeds := uint64(12)
-	if testing.Short() {
-		seeds = 3
-	}
+	seeds := uint64(4)
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))

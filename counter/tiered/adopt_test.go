@@ -42,10 +42,7 @@ func TestServerCountersOfARedisAreAdopted(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	url := pgtest.Single(t).Database(t)
 	before := alone(t, cluster.URL())
-	n := 1000
-	if testing.Short() {
-		n = 60
-	}
+	const n = 300
 	countertest.Fill(t, before, n)
 	want := everything(t, before)
 	idempotencyKeys := map[string]time.Time{}

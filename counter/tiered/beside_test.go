@@ -10,7 +10,6 @@ import (
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/testkit"
 )
 
 func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
@@ -25,7 +24,6 @@ func openBeside(t testing.TB, cfg tiered.Config) *tiered.Beside {
 }
 
 func TestServerCopiesBeside(t *testing.T) {
-	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		return openBeside(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})

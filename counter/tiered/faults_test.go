@@ -315,10 +315,7 @@ func TestClockRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
 	made := int64(0)
-	rounds := 4
-	if testing.Short() {
-		rounds = 1
-	}
+	const rounds = 2
 	for round := range rounds {
 		ctx, stop := context.WithCancel(t.Context())
 		var ids sync.Map

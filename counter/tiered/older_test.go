@@ -22,10 +22,7 @@ import (
 // after it. What is persisted never falls, in value or version; no version is given twice with different values; and a
 // subscriber, who takes greater versions alone, shows each counter's value after its next change.
 func TestClockOlderMemory(t *testing.T) {
-	rounds := 8
-	if testing.Short() {
-		rounds = 2
-	}
+	const rounds = 4
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 500 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}

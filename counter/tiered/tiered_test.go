@@ -155,7 +155,6 @@ func TestServerALargeSetIsLoadedOnce(t *testing.T) {
 }
 
 func TestServerCopies(t *testing.T) {
-	testkit.Long(t)
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		return open(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})

@@ -269,7 +269,6 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 
 // TestClockAServerOfAClusterHangs: the masters are found without it.
 func TestClockAServerOfAClusterHangs(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	conn, _ := open(t, cluster.URL()+"&addr="+cluster.Replicas[0].Addr)

@@ -61,9 +61,7 @@ func run(t *testing.T, c *Command) (Report, error) {
 func TestServerAnHonestServerPasses(t *testing.T) {
 	t.Parallel()
 	c := command((&proxy{}).start(t, serve(t)).URL)
-	if !testing.Short() {
-		c.Duration = 20 * time.Second // some vanish
-	}
+	c.Duration = 20 * time.Second // some vanish
 	r, err := run(t, c)
 	if err != nil || !r.OK || r.WrongCounts != 0 {
 		t.Fatalf("Run = %v, report %+v", err, r)
@@ -71,7 +69,7 @@ func TestServerAnHonestServerPasses(t *testing.T) {
 	if len(r.Checkpoints) < 3 || !r.SiteChecked || r.Counts == 0 || r.BytesReceived == 0 || r.Connects < 12 {
 		t.Errorf("report %+v", r)
 	}
-	if r.Churn == nil || r.Churn.Left == 0 || r.Churn.Came <= 12 || r.Churn.Moved == 0 || !testing.Short() && r.Churn.Vanished == 0 {
+	if r.Churn == nil || r.Churn.Left == 0 || r.Churn.Came <= 12 || r.Churn.Moved == 0 || r.Churn.Vanished == 0 {
 		t.Errorf("churn %+v", r.Churn)
 	}
 	if r.JoinToSeen.Samples == 0 || r.JoinToSeen.P50 <= 0 || r.JoinToSeen.Max < r.JoinToSeen.P50 {
@@ -100,7 +98,6 @@ func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 // What makes clients come back, or calls be made again, is no wrong count.
 func TestServerTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	every10th := func(status int) func(*proxy) {
 		return func(p *proxy) { p.refuses = status }
 	}
@@ -148,7 +145,6 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 
 func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
 	stop := time.AfterFunc(time.Second, func() {
@@ -221,7 +217,6 @@ func TestServerReplay(t *testing.T) {
 // site do not.
 func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	server := serve(t, "--presence-timeout=1m")
 	if _, _, err := client.NewAPI(client.Config{URL: server}).Hold(t.Context(), "/b"); err != nil {
 		t.Fatal(err)
@@ -244,9 +239,6 @@ func TestServerScenarios(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && name != "fanout" {
-				t.Skip("long: make test-all")
-			}
 			c := command(serve(t))
 			c.Scenario, c.Users, c.Duration, c.PID, c.KillFraction = name, 10, time.Second, []int{os.Getpid()}, 0
 			r, err := run(t, c)

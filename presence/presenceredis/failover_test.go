@@ -97,14 +97,12 @@ func failover(t *testing.T, url string, kill func()) {
 }
 
 func TestClockSentinelFailover(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), s.Master.Kill)
 }
 
 func TestClockClusterFailover(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
 	failover(t, c.URL(), c.Masters[1].Kill)

@@ -510,7 +510,6 @@ func (w *world) fill(pages int, users int64) {
 
 // What a link costs at rest does not depend on how many pages there are.
 func TestServerALinkAtRestCostsLittle(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const most = 10 << 10 // bytes a second
 	a, b := redistest.Start(t), redistest.Start(t)

@@ -103,11 +103,7 @@ func TestServerUpgrade(t *testing.T) {
 // What is not ready says so, and never counts 0.
 func TestServerStartsReadyOrSaysSo(t *testing.T) {
 	t.Parallel()
-	rounds := 4
-	if testing.Short() {
-		rounds = 1
-	}
-	for range rounds {
+	for range 2 {
 		s, err := spawn()
 		if err != nil {
 			t.Fatal(err)

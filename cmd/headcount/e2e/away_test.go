@@ -78,7 +78,6 @@ func shows(key string, value int64, stale bool) func(frame) bool {
 // exact reads, and reads of what it has never seen, are 503; and what another server has is read as before.
 func TestClockKnownWhileAway(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		pg := pgtest.Start(t)

@@ -143,7 +143,7 @@ func TestServerIsThisUserHere(t *testing.T) {
 
 // A server says who is on a page, as often as it likes: users who are here by that and by
 // a connection count once, and who is said to be gone is gone.
-func TestServersSayWhoIsHere(t *testing.T) {
+func TestClockServersSayWhoIsHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--jwt-secret="+jwtSecret, "--presence-timeout=2s", "--heartbeat-interval=500ms")
 	page := func(user, page string) string { return s.url + "/-/users/" + user + "/pages/" + page }

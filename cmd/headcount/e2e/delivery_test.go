@@ -66,7 +66,6 @@ func TestClockConflation(t *testing.T) {
 // A client that sends requests and never reads an answer is closed, too.
 func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	s := start(t, "--leave-grace=0s")
 	c := s.rawDial(t)
 	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {

@@ -34,7 +34,6 @@ func (s *server) changeWith(page, by, key string) (status int, body string) {
 // its first try was answered or not.
 func TestClockKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const rounds, workers = 20, 16
 	dir := t.TempDir()
 	page := fresh(t)
@@ -116,7 +115,6 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 // why. With room again everything works as before.
 func TestServerDiskFull(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	dir := t.TempDir()
 	page := fresh(t)
 	s := startWithKey(t, "--data-dir="+dir)

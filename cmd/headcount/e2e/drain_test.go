@@ -109,7 +109,6 @@ func clog(w *rawSocket) {
 // No client can keep a server from ending in time, and with status 0.
 func TestClockDrainEndsInTime(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	for name, hang := range map[string]func(*testing.T, *server){
 		"nobody": func(*testing.T, *server) {},
 		"a WebSocket that does not answer the close": func(t *testing.T, s *server) {

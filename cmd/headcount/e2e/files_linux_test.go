@@ -16,7 +16,6 @@ import (
 // When no file is free, the log says so once, and /readyz says so too.
 func TestServerNoFiles(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	s := start(t)
 	admin := &http.Client{Timeout: testkit.Timeout} // its connection is kept
 	readyz := func() string {

@@ -215,14 +215,12 @@ func TestClockPostgresIsAway(t *testing.T) {
 	p.Exec(t, admin, "alter role visitor password 'wrong'")
 	back()
 
-	if !testing.Short() {
-		p.Pause()
-		away(hung, "deadline exceeded")
-		p.Resume()
-		back()
-		p.Kill()
-		away(hung, "connection refused")
-	}
+	p.Pause()
+	away(hung, "deadline exceeded")
+	p.Resume()
+	back()
+	p.Kill()
+	away(hung, "connection refused")
 	started := p.StartUp(t)
 	early := begin("a server that starts up", database)
 	for _, s := range all {

@@ -347,7 +347,6 @@ func TestClockHoldsTakenByPut(t *testing.T) {
 // When a process stood still for longer than the presence timeout, it loses no user.
 func TestClockSuspendedServer(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const timeout = 5 * time.Second
 	const users = 40
 	s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=400ms", "--leave-grace=300ms", "--ping-interval=500ms", "--pong-timeout="+timeout.String(), "--update-interval=10ms")

@@ -88,12 +88,6 @@ func TestServerSetups(t *testing.T) {
 			}
 			simulate(t, []*server{a, b}, "--users=20", "--duration=4s")
 			simulate(t, []*server{a, b}, "--scenario=counters", "--users=8", "--pages=2", "--duration=2s")
-			if !testing.Short() {
-				simulate(t, []*server{a, b}, "--users=400", "--duration=20s")
-				for _, scenario := range []string{"storm", "slow"} {
-					simulate(t, []*server{a, b}, "--scenario="+scenario, "--users=1000", "--duration=6s")
-				}
-			}
 			smokePages(t, a, b, hooks)
 			smokeUnread(t, a, b)
 			smokeUsers(t, a, b)
@@ -278,7 +272,6 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 // known is shown as stale. Afterwards everything is as before.
 func TestClockStoresAreAway(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	type store interface {
 		Kill()
 		Restart(t testing.TB)

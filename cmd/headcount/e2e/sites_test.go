@@ -65,7 +65,6 @@ func TestServerTwoSites(t *testing.T) {
 			return s, s
 		},
 		"two processes over Redis": func(t *testing.T) (a, b *server) {
-			testkit.Long(t)
 			redis := redistest.Start(t).URL()
 			flags := append([]string{"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms"}, twoSites...)
 			all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))

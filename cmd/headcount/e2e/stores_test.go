@@ -75,9 +75,6 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 		from, to, outcome := cell[0], cell[1], cell[2]
 		t.Run(from+" then "+to, func(t *testing.T) {
 			t.Parallel()
-			if outcome == carried || from == to {
-				testkit.Long(t)
-			}
 			is, rules := newStores(t, from+to), "--counters="+ruleFile(t)
 			s := startWithKey(t, is.server(from, rules)...)
 			writeAllKinds(t, s)
@@ -86,7 +83,7 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 				read = values
 			}
 			want := read(t, s)
-			if from == both && outcome != keeps && !testing.Short() { // an end waits only two seconds until all is persisted, and an export a minute
+			if from == both && outcome != keeps { // an end waits only two seconds until all is persisted, and an export a minute
 				headcount(t, nil, nil, append([]string{"export"}, is.flags(from)...)...)
 			}
 			if problem := s.end(); problem != "" {
@@ -95,9 +92,6 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 			if outcome != keeps {
 				if outcome == refuses {
 					endsWith(t, "headcount export --", is.server(to)...)
-				}
-				if testing.Short() {
-					return
 				}
 				into := newStores(t, to)
 				var exported bytes.Buffer

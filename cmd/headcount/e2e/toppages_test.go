@@ -163,7 +163,6 @@ func TestClockTopPagesOfSites(t *testing.T) {
 
 // The list is the same at all gateways, and has the users of all of them.
 func TestClockTopPagesOfACluster(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	flags := []string{"--presence-timeout=1m", "--public-top=a", "--public-top=b", "--api-key=" + apiKey}
@@ -183,9 +182,6 @@ func TestClockTopPagesOfACluster(t *testing.T) {
 // broken connection.
 func TestClockAQuietListHasComments(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it takes 25 s")
-	}
 	s := start(t, "--ping-interval=10m")
 	count := s.sse(t, "/p/counter/events")
 	top := s.topPages(t, "")

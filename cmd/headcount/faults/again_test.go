@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"headcount/internal/redistest"
-	"headcount/internal/testkit"
 )
 
 // TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
@@ -15,7 +14,6 @@ import (
 //
 // prints how long each of twenty rounds took.
 func TestClockFaultsAgain(t *testing.T) {
-	testkit.Long(t)
 	stopped := func(which func(*topology) *member) func(*testing.T, *topology, *redistest.Server) {
 		return func(_ *testing.T, top *topology, _ *redistest.Server) {
 			m := which(top)

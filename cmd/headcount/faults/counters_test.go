@@ -71,7 +71,6 @@ func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
 // and stores are killed with kill -9 again and again. Whenever the clients rest, every
 // counter is what was acknowledged.
 func TestClockCountersLast(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	for name, deploy := range map[string]func(t *testing.T, l *lasting){
 		"data directory": func(t *testing.T, l *lasting) {

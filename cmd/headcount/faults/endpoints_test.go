@@ -49,7 +49,6 @@ func crowdAt(t *testing.T, m *member) {
 // TestClockEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
 // whether or not it also had the dispatcher, and also when all processes ended.
 func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member

@@ -41,7 +41,6 @@ func TestClockAPresenceNodeDies(t *testing.T) {
 }
 
 func TestClockCrashes(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	top := newTopology(t, redistest.Start(t).URL(), nil)
 	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
@@ -50,7 +49,6 @@ func TestClockCrashes(t *testing.T) {
 }
 
 func TestClockRedisLosesEverything(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -70,7 +68,6 @@ func TestClockRedisLosesEverything(t *testing.T) {
 // The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
 // also with a presence timeout much shorter than the default.
 func TestClockAWholeProcessDies(t *testing.T) {
-	testkit.Long(t)
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
 			t.Parallel()
@@ -81,7 +78,6 @@ func TestClockAWholeProcessDies(t *testing.T) {
 }
 
 func TestClockFrozenNode(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -106,7 +102,6 @@ func TestClockFrozenNode(t *testing.T) {
 }
 
 func TestClockRedisAway(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes")
 	top := newTopology(t, redis.URL(), nil)
@@ -184,7 +179,6 @@ func master(t *testing.T, s *redistest.Server) {
 }
 
 func TestClockRedisCluster(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
 	top := newTopology(t, redis.URL(), nil)
@@ -203,7 +197,6 @@ func TestClockRedisCluster(t *testing.T) {
 }
 
 func TestClockSentinel(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.StartSentinel(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -219,7 +212,6 @@ func TestClockSentinel(t *testing.T) {
 }
 
 func TestClockBadNetwork(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var proxies []*proxy

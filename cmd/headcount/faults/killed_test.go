@@ -13,7 +13,6 @@ import (
 // lease has ended has its partitions back, and no other process had them. Who left another
 // process meanwhile is gone in time.
 func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()

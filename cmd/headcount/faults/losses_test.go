@@ -72,7 +72,6 @@ func TestClockWhatRedisLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if tc.long {
-				testkit.Long(t)
 			}
 			var args []string
 			if tc.durable {
@@ -140,7 +139,6 @@ func TestClockWhatRedisLost(t *testing.T) {
 
 // One master of a Cluster comes back with all it had, and then with nothing.
 func TestClockWhatAMasterOfAClusterLost(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)

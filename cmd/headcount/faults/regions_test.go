@@ -291,7 +291,6 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 // This is the partition test, and the other faults of data centres, one after the other
 // in the same world, whose clocks are ten minutes apart.
 func TestClockRegions(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	w := newWorld(t, 0)
 	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
@@ -406,7 +405,6 @@ func TestClockRegions(t *testing.T) {
 }
 
 func TestClockRegionsOnBadLinks(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	w := newWorld(t, 200*time.Millisecond)
 	for _, l := range w.links {
@@ -434,7 +432,6 @@ func TestClockRegionsOnBadLinks(t *testing.T) {
 }
 
 func TestClockARegionThatIsDownForGood(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const stale = 4 * time.Second
 	w := newWorld(t, 0, "--region-stale-after="+stale.String())
@@ -489,7 +486,6 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 
 // The log says once which peer is set wrongly, and everything else goes on.
 func TestClockPeersThatAreRefused(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	var servers []*redistest.Server
 	for range 4 {

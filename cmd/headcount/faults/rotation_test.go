@@ -94,7 +94,6 @@ func (p *person) ask(t *testing.T, at *member, method, path string, out any) {
 // person who is at all gateways all the time counts once all the time, and keeps their
 // follows. A process with other secrets is refused at every step.
 func TestClockSecretsRotateOverARunningCluster(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member

@@ -13,7 +13,6 @@ import (
 // All regions show one total, also after one Redis came back empty and, in another
 // region, a replica took over.
 func TestClockRegionsOverTLSAndSentinel(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
 	urls := map[string]string{"us": a.URL(), "eu": b.URL(), "ap": s.URL()}

@@ -141,7 +141,6 @@ func TestClockAnotherFormatIsRefused(t *testing.T) {
 // when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
 // when it takes part until it has left. No line of the logs has a member twice.
 func TestClockWhoMayJoin(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const secret = "--cluster-secret=right one"
 	redis := redistest.Start(t)
@@ -222,7 +221,6 @@ func TestClockWhoMayJoin(t *testing.T) {
 // program's own time: not how long a busy machine takes to start processes, nor how long they
 // wait for a core.
 func TestClockAClusterStartsFromNothing(t *testing.T) {
-	testkit.Long(t)
 	redis := redistest.Start(t)
 	watch := testkit.NewStopwatch(t)
 	gateway, all := trio(t, redis.URL())
@@ -258,7 +256,6 @@ func TestClockAClusterStartsFromNothing(t *testing.T) {
 }
 
 func TestClockRedisThatDoesNotAnswerAtStart(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Kill()

@@ -249,7 +249,6 @@ func ways(t *testing.T) []way {
 // turn becomes this one, and goes back, while people come and go and counters are changed. In
 // every mixture all counts are exact, and nobody who stays was ever missing.
 func TestClockUpgradeOneByOne(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	top := &topology{members: three(t, redistest.Start(t).URL(), "--hot-rate="+hotRate)}
 	top.gateways = top.members
@@ -281,7 +280,6 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 // before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
 // the fact.
 func TestClockUpgradeAtOnce(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
 		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
@@ -332,7 +330,6 @@ func TestClockUpgradeAtOnce(t *testing.T) {
 // TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
 // guide. Between, each role is restarted with this release, where ghosts stay for no longer.
 func TestClockUpgradeByRole(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := layout(redis.URL(), nil, booksFlags...)
@@ -360,7 +357,6 @@ func TestClockUpgradeByRole(t *testing.T) {
 // one total. (The previous release shares no counters.) People move to the other region
 // meanwhile, and count in both until they have left the first.
 func TestClockUpgradeOfRegions(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
 	top := &topology{members: []*member{
@@ -388,7 +384,6 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 // TestClockUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
 // the previous one, and to this one again.
 func TestClockUpgradeOfOneProcess(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) string{
 		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
