@@ -79,7 +79,7 @@ test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(INSIDE)))
 	$(call part,servers and browsers,$(with) $(call beside,$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,$(call browsers,test:server)))
-	$(call part,clocks,$(with) $(call gotest,$(CLOCK) -p 1,$$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')) && $(call browsers,test:clock))
+	$(call part,clocks,$(with) $(call gotest,$(CLOCK) -p 1 -parallel 4,$$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')) && $(call browsers,test:clock))
 	$(call part,upgrade,$(MAKE) -s upgrade)
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)

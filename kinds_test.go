@@ -76,8 +76,7 @@ type program struct {
 func forTests(file string) bool {
 	dir := path.Dir(file)
 
-	return strings.HasSuffix(file, "_test.go") ||
-		strings.HasSuffix(file, ".go") && (strings.HasSuffix(dir, "test") || strings.HasSuffix(dir, "testkit"))
+	return strings.HasSuffix(file, "_test.go") || strings.HasSuffix(dir, "test") || strings.HasSuffix(dir, "testkit")
 }
 
 // newProgram reads parsed files, by their paths within the module.
@@ -200,17 +199,32 @@ func (r reader) Visit(n ast.Node) ast.Visitor {
 		}
 
 	case *ast.KeyValueExpr:
-		if _, ok := n.Key.(*ast.Ident); ok { // a field
-			ast.Walk(r, n.Value)
-			return nil
+		if _, ok := n.Key.(*ast.Ident); !ok { // which is a field
+			ast.Walk(r, n.Key)
 		}
+		r.readValue(n.Value)
+		return nil
+
+	case *ast.CompositeLit:
+		if n.Type != nil {
+			ast.Walk(r, n.Type)
+		}
+		for _, element := range n.Elts {
+			r.readValue(element)
+		}
+		return nil
 
 	case *ast.Field:
 		ast.Walk(r, n.Type)
 		return nil
 
 	case *ast.AssignStmt:
-		r.readAssignment(n)
+		for _, value := range n.Rhs {
+			r.readValue(value)
+		}
+		for _, to := range n.Lhs {
+			ast.Walk(r, to)
+		}
 		return nil
 
 	case *ast.SelectorExpr:
@@ -246,19 +260,13 @@ func (r reader) readBubble(called name, args []ast.Expr) {
 	}
 }
 
-// readAssignment treats a function in a variable as a method: it may be called in a bubble that begins later.
-func (r reader) readAssignment(n *ast.AssignStmt) {
-	for _, value := range n.Rhs {
-		inside := r
-		if _, ok := value.(*ast.FuncLit); ok {
-			inside.method = true
-		}
-		ast.Walk(inside, value)
+// readValue treats a function in a variable or a table as a method: it may be called in a bubble that begins later.
+func (r reader) readValue(value ast.Expr) {
+	if _, ok := value.(*ast.FuncLit); ok {
+		r.method = true
 	}
 
-	for _, to := range n.Lhs {
-		ast.Walk(r, to)
-	}
+	ast.Walk(r, value)
 }
 
 func (r reader) note(n name) {
@@ -352,17 +360,19 @@ func (p *program) wrongKinds() (wrong []string) {
 	return wrong
 }
 
-// TestNamesSayTheKind reads the tests of all packages.
-func TestNamesSayTheKind(t *testing.T) {
+// sources parses the files of the module that are asked for. Their paths begin in its directory.
+func sources(t *testing.T, wanted func(file string) bool) map[string]*ast.File {
+	t.Helper()
+
 	files := map[string]*ast.File{}
 	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (d.Name() == "node_modules" || d.Name() == ".git") {
+		if d.IsDir() && slices.Contains([]string{"node_modules", "testdata", ".git"}, d.Name()) {
 			return fs.SkipDir
 		}
-		if file = filepath.ToSlash(file); forTests(file) {
+		if file = filepath.ToSlash(file); strings.HasSuffix(file, ".go") && wanted(file) {
 			files[file], err = parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 		}
 		return err
@@ -371,7 +381,12 @@ func TestNamesSayTheKind(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := newProgram(files)
+	return files
+}
+
+// TestNamesSayTheKind reads the tests of all packages.
+func TestNamesSayTheKind(t *testing.T) {
+	p := newProgram(sources(t, forTests))
 	if len(p.tests) < 500 {
 		t.Errorf("%d tests are found: is this test looking at the module?", len(p.tests))
 	}

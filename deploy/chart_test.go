@@ -146,7 +146,7 @@ func chartSets(t *testing.T) map[string]string {
 }
 
 // The chart renders what it should for each set of values in helm/ci.
-func TestServerChart(t *testing.T) {
+func TestChart(t *testing.T) {
 	for set, values := range chartSets(t) {
 		t.Run(set, func(t *testing.T) {
 			objects, err := render(t, values)

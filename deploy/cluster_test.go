@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(testkit.RunWithProgram(m, "4", &binary))
 }
 
-// ports returns different ports, free for TCP and UDP.
-func ports(n int) []string {
+// freePorts returns different ports, free for TCP and UDP.
+func freePorts(n int) []string {
 	var free []string
 	for range n {
 		free = append(free, strconv.Itoa(servertest.FreePort()))
@@ -51,7 +51,7 @@ type script struct {
 // start runs cluster.sh on free ports.
 func start(t *testing.T, args ...string) *script {
 	t.Helper()
-	all := ports(17)
+	all := freePorts(17)
 	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
 	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+binary, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),

@@ -17,7 +17,7 @@ import (
 // healed.
 func TestServerRegions(t *testing.T) {
 	t.Parallel()
-	all := ports(12)
+	all := freePorts(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
 		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m", // holds last longer than the test

@@ -64,7 +64,7 @@ func TestClockSoak(t *testing.T) {
 				var group sync.WaitGroup
 				for range 32 {
 					group.Go(func() {
-						for range 8 {
+						for range 64 {
 							i := int(here.Add(1))
 							if page := fmt.Sprint("p", i%40); i%8 == 0 {
 								visitors.visitWithoutSocket(page)

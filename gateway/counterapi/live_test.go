@@ -303,7 +303,7 @@ func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
 
 // A read and an update from the store may overtake each other. Nobody is shown an older
 // version, or the end of a counter that was made again.
-func TestServerReadsAndUpdatesOvertakeEachOther(t *testing.T) {
+func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 	for name, tc := range map[string]struct {
 		play func(l *Live, s *scripted)
 		want []string

@@ -134,11 +134,6 @@ func TestServerMergeEqualsThePureType(t *testing.T) {
 	t.Run("pages of this region, too", func(t *testing.T) { differential(t, server.URL(), flush, true) })
 }
 
-func TestServerMergeEqualsThePureTypeOnCluster(t *testing.T) {
-	cluster := redistest.ThreeMasters(t)
-	differential(t, cluster.URL(), func() { cluster.Flush(t) }, true)
-}
-
 // world is a region with its Redis, and one owner of all its partitions.
 type world struct {
 	*presenceredis.Store

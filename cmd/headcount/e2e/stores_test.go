@@ -61,7 +61,6 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
 	for _, cell := range [][3]string{
-		{aFile, aFile, keeps}, {aDatabase, aDatabase, keeps}, {aRedis, aRedis, keeps}, {both, both, keeps},
 		{aDatabase, both, keeps}, {aRedis, both, keeps},
 		{both, aDatabase, refuses}, {both, aRedis, refuses},
 		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
