@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 changed() {
 	git diff --unified=0 --diff-filter=AMR "$SINCE" -- '*_test.go' | awk '
 		/^\+\+\+ / { file = substr($2, 3) }
-		/^@@ / { split(substr($3, 2), at, ","); print file, at[1], at[1] + (at[2] == "" ? 1 : at[2]) - 1 }' |
+		/^@@ / { split(substr($3, 2), at, ","); print file, at[1], at[1] + (at[2] > 1 ? at[2] - 1 : 0) }' |
 		while read -r file first last; do
 			awk -v first="$first" -v last="$last" -v file="$file" '
 				/^func / { test = match($2, /^Test[A-Z]/) ? substr($2, 1, index($2, "(") - 1) : "" }
@@ -16,7 +16,7 @@ changed() {
 				FNR >= first && FNR <= last { if (test) some[test]; else if (/[^ \t]/ && !/^import|^\t"|^\)/) outside = 1 }
 				/^}/ { test = "" }
 				END {
-					sub(/\/[^\/]*$/, "", file)
+					if (!sub(/\/[^\/]*$/, "", file)) file = "."
 					if (outside) for (name in all) print file, name
 					else for (name in some) print file, name
 				}' "$file"
