@@ -39,7 +39,11 @@ func forContract(c *presenceredis.Config) {
 // user nothing.
 func TestServerContract(t *testing.T) {
 	server := secure(t)
-	presencetest.Run(t, func(t testing.TB) presencetest.Store { return open(t, server.URL(), forContract) })
+	presencetest.Run(t, func(t testing.TB) presencetest.Store {
+		server.Flush(t)
+
+		return open(t, server.URL(), forContract)
+	})
 }
 
 func TestServerContractOnCluster(t *testing.T) {
