@@ -26,9 +26,10 @@ var inRealTime = regexp.MustCompile(`^Test(Server|Clock)`)
 
 // outside has the names by which a test leaves its own process, by import path. "*" stands for every name of a package.
 var outside = map[string]string{
-	"os/exec":                        "*",
-	"os":                             "StartProcess FindProcess",
-	"net":                            "Listen ListenTCP ListenUDP ListenPacket ListenUnix ListenConfig Dial DialTCP DialUDP DialTimeout Dialer",
+	"os/exec": "*",
+	"os":      "StartProcess FindProcess",
+	"net": "Listen ListenTCP ListenUDP ListenPacket ListenUnix ListenConfig " +
+		"Dial DialTCP DialUDP DialTimeout Dialer",
 	"net/http":                       "Get Head Post PostForm DefaultClient DefaultTransport ListenAndServe",
 	"net/http/httptest":              "NewServer NewTLSServer NewUnstartedServer",
 	"crypto/tls":                     "Dial DialWithDialer Dialer Listen",
@@ -402,37 +403,63 @@ func TestWrongKindsAreFound(t *testing.T) {
 			"headcount/internal/redistest"; "headcount/presence/presencetest")
 		`
 	support := map[string]string{
-		"internal/redistest/redistest.go":       `package redistest; func Start() {}`,
-		"presence/presencetest/presencetest.go": `package presencetest; import "time"; func Run() { wait() }; func wait() { time.Sleep(1) }; func Count() {}`,
+		"internal/redistest/redistest.go": `package redistest; func Start() {}`,
+		"presence/presencetest/presencetest.go": `package presencetest; import "time"
+			func Run() { wait() }
+			func wait() { time.Sleep(1) }
+			func Count() {}`,
 	}
 
 	for title, tc := range map[string]struct {
 		source string
 		want   string // nothing for a name that is right
 	}{
-		"pure":                         {`func TestX(t *testing.T) { f() }; func f() { g() }; func g() { f() }`, ""},
-		"a socket":                     {`func TestX(t *testing.T) { net.Listen("tcp", "") }`, "net.Listen"},
-		"a pipe":                       {`func TestX(t *testing.T) { net.Pipe() }`, ""},
-		"a server of HTTP":             {`func TestX(t *testing.T) { httptest.NewServer(nil) }`, "net/http/httptest.NewServer"},
-		"a recorder of HTTP":           {`func TestX(t *testing.T) { httptest.NewRecorder() }`, ""},
-		"a process":                    {`func TestX(t *testing.T) { exec.Command("x") }`, "os/exec.Command"},
-		"Redis":                        {`func TestX(t *testing.T) { redistest.Start() }`, "internal/redistest.Start"},
-		"sleep":                        {`func TestX(t *testing.T) { time.Sleep(1) }`, "time.Sleep"},
-		"a time":                       {`func TestX(t *testing.T) { time.Now() }`, ""},
-		"through functions":            {`func TestX(t *testing.T) { f() }; func f() { g() }; func g() { time.Sleep(1) }`, "p.f, p.g, time.Sleep"},
-		"through a value":              {`func TestX(t *testing.T) { use(f) }; func use(func()) {}; func f() { net.Dial("", "") }`, "p.f, net.Dial"},
-		"through a table":              {`func TestX(t *testing.T) { _ = all }; var all = map[string]func(){"f": f}; func f() { time.Tick(1) }`, "p.all, p.f, time.Tick"},
-		"a table beside a bubble":      {`func TestX(t *testing.T) { for _, g := range all { synctest.Test(t, func(t *testing.T) { g() }) } }; var all = []func(){f}; func f() { time.Sleep(1) }`, ""},
-		"through a method":             {`func TestX(t *testing.T) { use(&T{}) }; func use(any) {}; type T struct{}; func (*T) f() { <-time.After(1) }`, "p.T, time.After"},
-		"through a part":               {`func TestX(t *testing.T) { _ = S{} }; type S struct{ t *T }; type T struct{}; func (*T) f() { time.Sleep(1) }`, "p.S, p.T, time.Sleep"},
-		"through a package":            {`func TestX(t *testing.T) { presencetest.Run() }`, "presence/presencetest.Run, presence/presencetest.wait, time.Sleep"},
-		"another name of a package":    {`func TestX(t *testing.T) { presencetest.Count() }`, ""},
-		"sleep in a bubble":            {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { f() }) }; func f() { time.Sleep(1) }`, ""},
-		"sleep beside a bubble":        {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { f() }); f() }; func f() { time.Sleep(1) }`, "p.f, time.Sleep"},
-		"a socket in a bubble":         {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { net.Dial("", "") }) }`, "net.Dial"},
-		"a bubble of the package":      {`func TestX(t *testing.T) { with(t, func() { time.Sleep(1) }) }; func with(t *testing.T, fn func()) { synctest.Test(t, func(*testing.T) { fn() }) }`, ""},
-		"a value beside a bubble":      {`func TestX(t *testing.T) { v := &T{}; synctest.Test(t, func(t *testing.T) { v.f() }) }; type T struct{}; func (*T) f() { time.Sleep(1) }`, ""},
-		"a function beside a bubble":   {`func TestX(t *testing.T) { f := func() { time.Sleep(1) }; synctest.Test(t, func(t *testing.T) { f() }) }`, ""},
+		"pure": {`func TestX(t *testing.T) { f() }
+			func f() { g() }
+			func g() { f() }`, ""},
+		"a socket":           {`func TestX(t *testing.T) { net.Listen("tcp", "") }`, "net.Listen"},
+		"a pipe":             {`func TestX(t *testing.T) { net.Pipe() }`, ""},
+		"a server of HTTP":   {`func TestX(t *testing.T) { httptest.NewServer(nil) }`, "net/http/httptest.NewServer"},
+		"a recorder of HTTP": {`func TestX(t *testing.T) { httptest.NewRecorder() }`, ""},
+		"a process":          {`func TestX(t *testing.T) { exec.Command("x") }`, "os/exec.Command"},
+		"Redis":              {`func TestX(t *testing.T) { redistest.Start() }`, "internal/redistest.Start"},
+		"sleep":              {`func TestX(t *testing.T) { time.Sleep(1) }`, "time.Sleep"},
+		"a time":             {`func TestX(t *testing.T) { time.Now() }`, ""},
+		"through functions": {`func TestX(t *testing.T) { f() }
+			func f() { g() }
+			func g() { time.Sleep(1) }`, "p.f, p.g, time.Sleep"},
+		"through a value": {`func TestX(t *testing.T) { use(f) }
+			func use(func()) {}
+			func f() { net.Dial("", "") }`, "p.f, net.Dial"},
+		"through a table": {`func TestX(t *testing.T) { _ = all }
+			var all = map[string]func(){"f": f}
+			func f() { time.Tick(1) }`, "p.all, p.f, time.Tick"},
+		"a table beside a bubble": {`func TestX(t *testing.T) { for _, g := range all { synctest.Test(t, func(*testing.T) { g() }) } }
+			var all = []func(){f}
+			func f() { time.Sleep(1) }`, ""},
+		"through a method": {`func TestX(t *testing.T) { use(&T{}) }
+			func use(any) {}
+			type T struct{}
+			func (*T) f() { <-time.After(1) }`, "p.T, time.After"},
+		"through a part": {`func TestX(t *testing.T) { _ = S{} }
+			type S struct{ t *T }
+			type T struct{}
+			func (*T) f() { time.Sleep(1) }`, "p.S, p.T, time.Sleep"},
+		"through a package":         {`func TestX(t *testing.T) { presencetest.Run() }`, "presencetest.Run, presence/presencetest.wait, time.Sleep"},
+		"another name of a package": {`func TestX(t *testing.T) { presencetest.Count() }`, ""},
+		"sleep in a bubble": {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { f() }) }
+			func f() { time.Sleep(1) }`, ""},
+		"sleep beside a bubble": {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { f() }); f() }
+			func f() { time.Sleep(1) }`, "p.f, time.Sleep"},
+		"a socket in a bubble": {`func TestX(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { net.Dial("", "") }) }`, "net.Dial"},
+		"a bubble of the package": {`func TestX(t *testing.T) { with(t, func() { time.Sleep(1) }) }
+			func with(t *testing.T, fn func()) { synctest.Test(t, func(*testing.T) { fn() }) }`, ""},
+		"a value beside a bubble": {`func TestX(t *testing.T) { v := &T{}; synctest.Test(t, func(t *testing.T) { v.f() }) }
+			type T struct{}
+			func (*T) f() { time.Sleep(1) }`, ""},
+		"a function beside a bubble": {`func TestX(t *testing.T) { f := func() { time.Sleep(1) }
+			synctest.Test(t, func(t *testing.T) { f() }) }`, ""},
 		"a function without a bubble":  {`func TestX(t *testing.T) { f := func() { time.Sleep(1) }; f() }`, "time.Sleep"},
 		"a server that listens":        {`func TestServerX(t *testing.T) { net.Listen("tcp", "") }`, ""},
 		"a clock that is read":         {`func TestClockX(t *testing.T) { time.Sleep(1) }`, ""},
