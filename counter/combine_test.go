@@ -301,6 +301,7 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 // TestContractCombined runs the contract through a Combiner: callers cannot tell that
 // changes are combined.
 func TestContractCombined(t *testing.T) {
+	countertest.FewHistories(t)
 	for name, cfg := range map[string]counter.CombinerConfig{
 		"instant":  {Instant: true},
 		"one lane": {},

@@ -121,11 +121,7 @@ type Parts map[string]string
 
 // RunParts tests parts of the contract, the model with fewer histories.
 func RunParts(t *testing.T, some Parts, open Factory) {
-	checks := flag.Lookup("rapid.checks")
-	if all := checks.Value.String(); all != strconv.Itoa(FewChecks) {
-		setFlag(t, checks, strconv.Itoa(FewChecks))
-		t.Cleanup(func() { setFlag(t, checks, all) })
-	}
+	FewHistories(t)
 
 	ran := 0
 	for _, p := range parts {
@@ -143,6 +139,17 @@ func RunParts(t *testing.T, some Parts, open Factory) {
 // FewChecks is the number of random histories of the model for set-ups of a store that another set-up tests in full.
 // A package with several such set-ups sets rapid.checks to it before its tests.
 const FewChecks = 20
+
+// FewHistories sets rapid.checks to FewChecks until the test ends.
+func FewHistories(t testing.TB) {
+	t.Helper()
+
+	checks := flag.Lookup("rapid.checks")
+	if all := checks.Value.String(); all != strconv.Itoa(FewChecks) {
+		setFlag(t, checks, strconv.Itoa(FewChecks))
+		t.Cleanup(func() { setFlag(t, checks, all) })
+	}
+}
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
 	t.Helper()

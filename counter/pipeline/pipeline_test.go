@@ -62,12 +62,14 @@ func opened(t testing.TB, cfg Config) asStore {
 
 // The whole way of a change keeps the contract of a store, with all that stands in front of one.
 func TestContractInMemory(t *testing.T) {
+	countertest.FewHistories(t)
 	countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
 		return countertest.Instance{Store: opened(t, Config{})}
 	})
 }
 
 func TestContractInAFile(t *testing.T) {
+	countertest.FewHistories(t)
 	countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
 		cfg := Config{DataDir: t.TempDir()}
 		s := opened(t, cfg)
