@@ -1,6 +1,7 @@
 # What CI runs is what these targets run: .ci/run calls `make test`, then `make test-all`.
 
 SHELL   := bash
+.SHELLFLAGS := -o pipefail -c
 GO      ?= go
 ARGS    ?=# make run ARGS='--listen :9000'
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
@@ -12,22 +13,38 @@ PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all rest test-busy mutants upgrade fuzz bench hostile release image chart clean
+.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile release image chart clean
 
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
+# A test says in its name what it is: TestServer... has a real server, TestClock... holds a promise in seconds or kills a
+# process, every other one is pure. kinds_test.go holds these names.
+PURE   = -skip '^Test(Server|Clock)'
+SERVER = -run '^TestServer'
+CLOCK  = -run '^TestClock'
+
+# Where the product runs as another process, so that the race detector sees nothing of it.
+OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/servertest .
+INSIDE  = $$($(GO) list ./... headcount/client | grep -vxF "$$($(GO) list $(OUTSIDE))")
+
+# In these one Redis keeps the whole contract of a store.
+CONTRACTS = ./counter/counterredis ./presence/presenceredis
+CONTRACT  = ^TestServerContract$$
+
 # Without what debuggers need, which takes a seventh of the compiling. The rest has it, to share its cache with go test.
 RACE = -race -gcflags=all=-dwarf=false
 
-# $(call with,-race) COMMAND builds the program, here with the race detector, and tells the tests of the command where it is.
-with = $(GO) build $(if $(1),$(RACE)) -o bin/headcount-test$(1) ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test$(1)' &&
+# $(with) COMMAND builds the program and tells the tests of the command where it is.
+with = $(GO) build -o bin/headcount-test ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test' &&
 
 # $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: browsers mostly wait.
 beside = { log=$$(mktemp); { $(2); } >"$$log" 2>&1 & { $(1); }; a=$$?; wait $$!; b=$$?; cat "$$log"; rm -f "$$log"; [ $$a$$b = 00 ]; }
 
-# Four packages at a time, because tests wait more than they compute.
-GOTEST = $(GO) test -p 4 -count=1 -vet=off -timeout 20m
+# $(call gotest,FLAGS,PACKAGES) runs four packages at a time, because tests wait more than they compute, and $(call
+# browsers,SCRIPT) runs a script of web/package.json. Both say how many tests ran in real time.
+gotest   = $(GO) test -v -p 4 -count=1 -vet=off -timeout 20m $(1) $(2) 2>&1 | awk -f internal/testkit/ran.awk
+browsers = npm --prefix web run -s $(1) 2>&1 | awk -f internal/testkit/ran.awk
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
@@ -47,33 +64,40 @@ setup:
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "run gofmt -w on: $$unformatted" >&2; exit 1; }
 	$(GO) vet -tags upgrade,nomsgpack ./... headcount/client
-	@helpers=$$($(LONG_FUNCTIONS) | grep -vE '^func (Test|(\([^)]*\) )?[a-zA-Z]*Long\()'); [ -z "$$helpers" ] || { echo "-short shortens these helpers: call them ...Long, so that test-all finds the tests: $$helpers" >&2; exit 1; }
 
 # A few minutes on two cores. On a machine that has Go alone, setup installs the rest.
 test:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,lint,$(MAKE) -s lint)
-	$(call part,go test and web test,$(call with) $(call beside,$(GOTEST) -short ./... headcount/client,npm --prefix web test))
+	$(call part,pure tests,$(with) $(call gotest,$(PURE),./... headcount/client) && npm --prefix web run -s test:pure)
+	$(call part,the front door and contracts,$(with) $(call beside,$(call gotest,-run '$(CONTRACT)',$(CONTRACTS)) && $(call gotest,$(SERVER),./cmd/headcount/e2e),$(call browsers,test:smoke)))
 
-# The test functions that -short leaves out or shortens, and helpers that do, whose names end with Long.
-LONG = testing\.Short|Long\(|(counter|presence)test\.Run
-LONG_FUNCTIONS = git ls-files '*_test.go' | xargs awk '/^func /{f=$$0} /$(LONG)/{print f}' | sort -u
-
-# The rest: the race detector in every test and process, then in full what -short leaves out or shortens (all set-ups, kill
-# loops; the longest package first), then all browser tests beside what else there is.
+# What is left: the race detector where goroutines of the product are in the test's own process, the other servers and
+# browsers without it, and at the end the promises in seconds, one package after the other. With -short a test has fewer
+# random histories; make test had all of them.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,go test -race,$(call with,-race) $(GOTEST) $(RACE) -short ./... headcount/client)
-	$(call part,go test in full,$(call with) $(GOTEST) -run "^($$($(LONG_FUNCTIONS) | sed -nE 's/^func (Test[A-Za-z0-9_]*).*/\1/p' | sort -u | paste -sd '|' -))$$" ./counter/tiered $$(git grep -lE '$(LONG)' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
-	$(call part,the rest and web test:all,$(call beside,$(MAKE) -s rest,$(call with,-race) npm --prefix web run test:all))
+	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(INSIDE)))
+	$(call part,servers and browsers,$(with) $(call beside,$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,$(call browsers,test:server)))
+	$(call part,clocks,$(with) $(call gotest,$(CLOCK) -p 1 -parallel 4,$$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')) && $(call browsers,test:clock))
+	$(call part,upgrade,$(MAKE) -s upgrade)
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
-	$(call part,portable,$(GOTEST) -short $(PORTABLE) ./internal/machine ./gateway ./gateway/socket ./gateway/httppolicy)
-	$(call part,upgrade,$(MAKE) -s upgrade)
+	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy) && $(call gotest,$(PORTABLE),./gateway/socket))
 
-# test beside two busy loops on each core.
+# busy COMMAND runs a command beside two busy loops on each core.
+busy = trap 'kill $$(jobs -p)' EXIT; for i in $$(seq $$((2 * $$(getconf _NPROCESSORS_ONLN)))); do (while :; do :; done) & done;
+
+# test beside busy loops.
 test-busy:
-	@trap 'kill $$(jobs -p)' EXIT; for i in $$(seq $$((2 * $$(getconf _NPROCESSORS_ONLN)))); do (while :; do :; done) & done; $(MAKE) test
+	@$(busy) $(MAKE) test
+
+# What changed since a commit, or the tests of named packages, N times beside busy loops, and how often each test failed:
+# make flaky N=20 SINCE=v1.2.3, make flaky PKG=./unread TESTS=Sum. A new or changed TestClock passes it twenty times.
+N     = 20
+SINCE = HEAD~1
+flaky:
+	@$(busy) $(with) N=$(N) SINCE='$(SINCE)' PKG='$(PKG)' TESTS='$(TESTS)' bash internal/testkit/flaky.sh
 
 # Deliberate faults in the most delicate places; a test finds each of them.
 mutants:
@@ -82,10 +106,11 @@ mutants:
 # PREVIOUS is a release that may run beside this one: a cluster of it becomes one of this release and goes back, process by
 # process, under load.
 PREVIOUS = 817d6cf
+UPGRADE  = -tags upgrade,nomsgpack -timeout 30m -parallel 8 -run '^TestClockUpgrade'
 upgrade:
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; git archive $(PREVIOUS) | tar -x -C "$$dir" && \
 	(cd "$$dir" && $(GO) build -o previous ./cmd/headcount) && export HEADCOUNT_PREVIOUS="$$dir/previous" && \
-	$(call with) $(GO) test -tags upgrade,nomsgpack -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
+	$(with) $(call gotest,$(UPGRADE) $(ARGS),./cmd/headcount/faults)
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata. To minimize an input takes up to a minute by
 # default, in which no other is tried.

@@ -1,12 +1,10 @@
 package headcount_test
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os/exec"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -184,32 +182,30 @@ func unusedPermits(graph map[string][]string) []string {
 	return unused
 }
 
+// importGraph has the direct imports of every package, by import path, on every system, without those of its tests.
+func importGraph(t *testing.T) map[string][]string {
+	graph := map[string][]string{}
+	for file, parsed := range sources(t, func(file string) bool { return !strings.HasSuffix(file, "_test.go") }) {
+		pkg := path.Join(module, path.Dir(file))
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			graph[pkg] = append(graph[pkg], imported)
+		}
+	}
+
+	return graph
+}
+
 // TestImportsPointOneWay reads what the packages import, without their tests,
 // which may join what they like.
 func TestImportsPointOneWay(t *testing.T) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...")
-	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	graph := map[string][]string{}
-	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p struct {
-			ImportPath string
-			Imports    []string
-		}
-		if err := dec.Decode(&p); err == io.EOF {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		graph[p.ImportPath] = p.Imports
-	}
+	graph := importGraph(t)
 	for _, must := range []string{"presence", "gateway", "cmd/headcount"} {
 		if len(graph[module+"/"+must]) == 0 {
-			t.Errorf("go list knows no %s: is this test looking at the module?", must)
+			t.Errorf("there is no package %s: is this test looking at the module?", must)
 		}
 	}
 	for _, line := range append(wrongImports(graph), unusedPermits(graph)...) {

@@ -139,7 +139,7 @@ func isCount(page string, n int64) func(Update) bool {
 	return func(u Update) bool { c, ok := u.(Count); return ok && c.Page == page && c.Count == n }
 }
 
-func TestAClientComesBackAndAsksForEverything(t *testing.T) {
+func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 	const join, subscribe, counters = `{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["*"]}`, `{"type":"subscribe","counters":["likes:1"]}`
 	s := newScript(t,
 		func(s *stage) {
@@ -192,7 +192,7 @@ func TestAClientComesBackAndAsksForEverything(t *testing.T) {
 
 // A page that the server refuses takes nothing with it, on this connection and the next one, and what came too fast is
 // asked for once more.
-func TestARefusedPageIsGivenUp(t *testing.T) {
+func TestServerARefusedPageIsGivenUp(t *testing.T) {
 	const pricing, join = `{"type":"subscribe","pages":["pricing"]}`, `{"type":"join","page":"p"}`
 	s := newScript(t,
 		func(s *stage) {
@@ -232,7 +232,7 @@ func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
 	}
 }
 
-func TestOnlyTheNewestOfEachTopicWaits(t *testing.T) {
+func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 	s := newScript(t, func(s *stage) {
 		s.hear(`{"type":"join","page":"p"}`)
 		for i := range 1000 {
@@ -259,7 +259,7 @@ func TestOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 
 // A server that is about to end asks for a reconnect: the old connection stays until the
 // new one works.
-func TestAReconnectFrameIsObeyed(t *testing.T) {
+func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 	second := make(chan bool)
 	s := newScript(t,
 		func(s *stage) {
@@ -287,7 +287,7 @@ func TestAReconnectFrameIsObeyed(t *testing.T) {
 	})
 }
 
-func TestALoopOfRedirectsEnds(t *testing.T) {
+func TestServerALoopOfRedirectsEnds(t *testing.T) {
 	requests := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if requests++; requests > 20 {
@@ -302,7 +302,7 @@ func TestALoopOfRedirectsEnds(t *testing.T) {
 	}
 }
 
-func TestNoOtherHostGetsTheKey(t *testing.T) {
+func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 	var got []http.Header
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got = append(got, r.Header)
@@ -328,7 +328,7 @@ func TestNoOtherHostGetsTheKey(t *testing.T) {
 }
 
 // The script never answers a heartbeat.
-func TestSilenceEndsAConnection(t *testing.T) {
+func TestServerSilenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)
 	maxSilence = 50 * time.Millisecond
 	second := make(chan struct{}) // which may end before it can say anything
@@ -397,7 +397,7 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 
 var errSeen = errors.New("seen")
 
-func TestCalls(t *testing.T) {
+func TestServerCalls(t *testing.T) {
 	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
 	for _, tc := range []struct {
 		answer string
@@ -485,7 +485,7 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreErrors(t *testing.T) {
+func TestServerRefusalsAreErrors(t *testing.T) {
 	api, _ := calls(t, http.StatusConflict, "", `{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)
 	_, err := api.Decrement(t.Context(), "stock:1", 5)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 409 || e.Key != "stock:1" || e.Value != 2 || e.Temporary() || e.Error() != "status 409: Conflict: the floor" {

@@ -301,18 +301,16 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 // TestContractCombined runs the contract through a Combiner: callers cannot tell that
 // changes are combined.
 func TestContractCombined(t *testing.T) {
-	for name, tc := range map[string]struct {
-		short countertest.Extent
-		cfg   counter.CombinerConfig
-	}{
-		"instant":  {countertest.Core, counter.CombinerConfig{Instant: true}},
-		"one lane": {countertest.Core, counter.CombinerConfig{}},
-		"lanes":    {countertest.Brief, counter.CombinerConfig{Queues: 8, Batch: 16}},
+	countertest.FewHistories(t)
+	for name, cfg := range map[string]counter.CombinerConfig{
+		"instant":  {Instant: true},
+		"one lane": {},
+		"lanes":    {Queues: 8, Batch: 16},
 	} {
 		t.Run(name, func(t *testing.T) {
-			countertest.Run(t, tc.short, func(t testing.TB) countertest.Instance {
+			countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
 				s := countermem.New(countermem.Config{})
-				c := counter.NewCombiner(s, tc.cfg)
+				c := counter.NewCombiner(s, cfg)
 				t.Cleanup(c.Close)
 				return countertest.Instance{Store: combined{s, c}}
 			})

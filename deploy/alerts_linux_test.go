@@ -152,9 +152,9 @@ func run(value string, n int) string {
 	return fmt.Sprintf("%sx%d", value, n-1)
 }
 
-// TestAlertsFireAndEnd has Prometheus' own tool evaluate the rules over the scrapes of hours. Each trouble is in jobs of its
+// TestServerAlertsFireAndEnd has Prometheus' own tool evaluate the rules over the scrapes of hours. Each trouble is in jobs of its
 // own.
-func TestAlertsFireAndEnd(t *testing.T) {
+func TestServerAlertsFireAndEnd(t *testing.T) {
 	t.Parallel()
 	type object = map[string]any
 	const after = 65 * time.Minute // the longest window is over by then
@@ -233,7 +233,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 	}
 }
 
-// faster is by how much the time of TestAlertsOfRealFaults is shorter than that of operators: what Prometheus takes
+// faster is by how much the time of TestClockAlertsOfRealFaults is shorter than that of operators: what Prometheus takes
 // from alerts.yaml and what lasts in the script of faults. Times that the program has of its own stay as they are, so a
 // larger factor would mostly test these.
 const faster = 10
@@ -312,7 +312,7 @@ func (r *regional) use(ctx context.Context) {
 	}
 }
 
-// TestAlertsOfRealFaults has a real Prometheus watch real processes, which suffer all of these at once, each in a job of
+// TestClockAlertsOfRealFaults has a real Prometheus watch real processes, which suffer all of these at once, each in a job of
 // its own:
 //
 //	brief    Redis is away for 6 s: no alert
@@ -324,9 +324,8 @@ func (r *regional) use(ctx context.Context) {
 //	full     the disk of --data-dir is full: HeadcountStoreAway
 //
 // No other alert may fire, and all of these end when the cause has ended. Time is scaled, see faster:
-// TestAlertsFireAndEnd has the true ones.
-func TestAlertsOfRealFaults(t *testing.T) {
-	testkit.Long(t)
+// TestServerAlertsFireAndEnd has the true ones.
+func TestClockAlertsOfRealFaults(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var all []*regional

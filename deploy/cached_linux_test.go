@@ -23,8 +23,7 @@ import (
 
 // Behind nginx as README.md sets it up, many readers of a page cost the gateway two requests a second at most, and see
 // a change soon. Sites with hosts of their own do not get each other's counts.
-func TestReadsBehindACache(t *testing.T) {
-	testkit.Long(t)
+func TestServerReadsBehindACache(t *testing.T) {
 	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
 	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1",
 		"--site=default=http://a.test", "--site=b=http://b.test")

@@ -286,8 +286,7 @@ func environment(deployment any) map[string]string {
 }
 
 // The program takes the settings that each process of each set has.
-func TestChartSettings(t *testing.T) {
-	testkit.Long(t)
+func TestServerChartSettings(t *testing.T) {
 	for set, values := range chartSets(t) {
 		objects, err := render(t, values)
 		if err != nil {

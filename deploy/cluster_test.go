@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,18 +23,14 @@ import (
 	"headcount/internal/testkit"
 )
 
-var binary string // the path of the program; empty with -short
+var binary string // the path of the program
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if testing.Short() { // the tests that are left look at files
-		os.Exit(m.Run())
-	}
 	os.Exit(testkit.RunWithProgram(m, "4", &binary))
 }
 
-// ports returns different ports, free for TCP and UDP.
-func ports(n int) []string {
+// freePorts returns different ports, free for TCP and UDP.
+func freePorts(n int) []string {
 	var free []string
 	for range n {
 		free = append(free, strconv.Itoa(servertest.FreePort()))
@@ -56,7 +51,7 @@ type script struct {
 // start runs cluster.sh on free ports.
 func start(t *testing.T, args ...string) *script {
 	t.Helper()
-	all := ports(17)
+	all := freePorts(17)
 	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
 	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+binary, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),
@@ -193,8 +188,7 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 	return *counter.Count
 }
 
-func TestCluster(t *testing.T) {
-	testkit.Long(t)
+func TestServerCluster(t *testing.T) {
 	t.Parallel() // all of these wait, mostly
 	s := start(t)
 	s.until(t, "ready")
@@ -232,8 +226,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-func TestClusterThatCannotStart(t *testing.T) {
-	testkit.Long(t)
+func TestServerClusterThatCannotStart(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string

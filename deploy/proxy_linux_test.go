@@ -186,8 +186,7 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 // The configurations of proxy/ do what they say, before two gateways: TLS, balancing,
 // WebSockets, event streams without delay, the addresses of clients, and encoded names
 // below a path.
-func TestProxies(t *testing.T) {
-	testkit.Long(t)
+func TestServerProxies(t *testing.T) {
 	g := startGateways(t)
 	eachProxy(t, g.addrs, func(_ *testing.T, name string, p *proxied, browser bool) {
 		p.check(name)
@@ -198,8 +197,7 @@ func TestProxies(t *testing.T) {
 }
 
 // Without the second gateway the files are for one process.
-func TestProxiesBeforeOneProcess(t *testing.T) {
-	testkit.Long(t)
+func TestServerProxiesBeforeOneProcess(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
 	}))
@@ -213,8 +211,7 @@ func TestProxiesBeforeOneProcess(t *testing.T) {
 }
 
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
-func TestProxiesGoToAnother(t *testing.T) {
-	testkit.Long(t)
+func TestServerProxiesGoToAnother(t *testing.T) {
 	answering := func(status int) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 		t.Cleanup(s.Close)
@@ -233,8 +230,7 @@ func TestProxiesGoToAnother(t *testing.T) {
 }
 
 // A POST that a gateway has taken and not answered goes to no other one: it could count twice.
-func TestProxiesRepeatNoPost(t *testing.T) {
-	testkit.Long(t)
+func TestServerProxiesRepeatNoPost(t *testing.T) {
 	var mu sync.Mutex
 	posts := map[string]int{} // by path
 	var addrs []string
@@ -267,7 +263,7 @@ func TestProxiesRepeatNoPost(t *testing.T) {
 
 // nginx takes the configuration of compose.yaml. The distributions' nginx does not know `resolve` yet, and the
 // gateways' names are those of containers.
-func TestProxyOfCompose(t *testing.T) {
+func TestServerProxyOfCompose(t *testing.T) {
 	dir := t.TempDir()
 	here := strings.NewReplacer(" resolve ", " ", "gateway-1:8080", "127.0.0.1:1", "gateway-2:8080", "127.0.0.1:2", "/var/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "listen 80;", "listen "+servertest.FreeAddr()+";")
 	conf := filepath.Join(dir, "nginx.conf")

@@ -15,10 +15,9 @@ import (
 
 // This is what README.md shows: three regions, one total, and a link that is cut and
 // healed.
-func TestRegions(t *testing.T) {
-	testkit.Long(t)
+func TestServerRegions(t *testing.T) {
 	t.Parallel()
-	all := ports(12)
+	all := freePorts(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
 		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m", // holds last longer than the test

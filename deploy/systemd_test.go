@@ -70,7 +70,7 @@ func TestUnit(t *testing.T) {
 }
 
 // The scripts of the packages call systemctl as dpkg and rpm expect it, and succeed when systemctl fails.
-func TestPackageScripts(t *testing.T) {
+func TestServerPackageScripts(t *testing.T) {
 	const restart, stop = "daemon-reload\ntry-restart headcount.service\n", "disable --now headcount.service\n"
 	dir := t.TempDir()
 	calls := filepath.Join(dir, "calls")

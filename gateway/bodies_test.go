@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestBodiesToTheByte pins answers that clients may compare as text.
-func TestBodiesToTheByte(t *testing.T) {
+// TestServerBodiesToTheByte pins answers that clients may compare as text.
+func TestServerBodiesToTheByte(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
 	open := func(method, path, body string) *http.Response {
 		t.Helper()

@@ -18,9 +18,9 @@ import (
 
 // A client that floods the gateway, with whatever messages, gets errors, is read slowly,
 // and is closed at its twentieth error.
-func TestFloods(t *testing.T) {
+func TestServerFloods(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for name, frame := range map[string]string{
 			"messages":        masked(websocket.Text, heartbeatMsg),
@@ -73,9 +73,9 @@ func TestFloods(t *testing.T) {
 
 // A client that repeats long lists is read more slowly. It gets no error, and all its messages
 // are answered in the end.
-func TestLongListsAreReadSlowly(t *testing.T) {
+func TestServerLongListsAreReadSlowly(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		const most, lists = 100, 40
 		pages := strings.Repeat(`"a page that is listed again and again",`, most)
 		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
@@ -101,7 +101,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 }
 
 // The answer to a ping of the gateway is free, even when the client has used up its rate.
-func TestPongToOurPingIsFree(t *testing.T) {
+func TestServerPongToOurPingIsFree(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r := s.socket("")
 	var c *conn
@@ -124,9 +124,9 @@ func TestPongToOurPingIsFree(t *testing.T) {
 
 // The data that the client of an event stream sends is ignored. It is read no faster than the
 // data of other clients.
-func TestEventStreamThatTalks(t *testing.T) {
+func TestServerEventStreamThatTalks(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
 		r.response(200)
 		sent, end := 0, time.Now().Add(500*time.Millisecond)
@@ -157,7 +157,7 @@ func onPages(kind string, from, to int) []byte {
 }
 
 // The limit on new pages of an address does not begin anew with each of its connections.
-func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
+func TestServerNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate, gatewayPageBurst)
 	*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
@@ -189,7 +189,7 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 
 // A client that subscribes to new pages without end gets errors, and its other pages
 // stay as they are. Pages that the gateway already has cost nothing.
-func TestNewPagesAreLimited(t *testing.T) {
+func TestServerNewPagesAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r, other := s.socket(""), s.socket("")
 	other.write(onPages("subscribe", 300, 350))

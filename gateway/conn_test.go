@@ -153,12 +153,8 @@ func bothWays(t *testing.T, tune func(*Config), test func(*testing.T, *served)) 
 	t.Run("a goroutine each", func(t *testing.T) { test(t, serveGateway(t, false, tune)) })
 }
 
-// bothWaysLong is bothWays that goes one way with -short.
-func bothWaysLong(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
-	if !testing.Short() {
-		bothWays(t, tune, test)
-		return
-	}
+// polled runs a test with the poller alone: it asks nothing that a goroutine per connection does otherwise.
+func polled(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
 	test(t, serveGateway(t, true, tune))
 }
 
@@ -321,8 +317,8 @@ const (
 	heartbeatMsg = `{"type":"heartbeat"}`
 )
 
-// TestFramesInPieces sends the same bytes cut at every place, and one by one.
-func TestFramesInPieces(t *testing.T) {
+// TestServerFramesInPieces sends the same bytes cut at every place, and one by one.
+func TestServerFramesInPieces(t *testing.T) {
 	t.Parallel()
 	sent := masked(websocket.Text, `{"type":"subscribe","pages":["p"]}`) +
 		masked(websocket.Pong, "") +
@@ -357,10 +353,7 @@ func TestFramesInPieces(t *testing.T) {
 	}
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
-		step := 1
-		if testing.Short() {
-			step = 7
-		}
+		const step = 3
 		for cut := 0; cut <= len(sent); cut += step {
 			r := s.socket("")
 			wg.Go(func() {
@@ -527,13 +520,10 @@ func (s *served) visitWithoutSocket(page string) {
 	_ = call.Close()
 }
 
-// TestEndsOfConnections has connections end in every way, many at a time.
-func TestEndsOfConnections(t *testing.T) {
+// TestClockEndsOfConnections has connections end in every way, many at a time.
+func TestClockEndsOfConnections(t *testing.T) {
 	t.Parallel()
-	rounds := 20
-	if testing.Short() {
-		rounds = 3
-	}
+	const rounds = 6
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for i := range rounds {
@@ -549,11 +539,11 @@ func TestEndsOfConnections(t *testing.T) {
 	})
 }
 
-// TestPongThenNothing: a connection that answers pings stays. One that does not answer
+// TestServerPongThenNothing: a connection that answers pings stays. One that does not answer
 // them, or only begins a frame, is closed as silent.
-func TestPongThenNothing(t *testing.T) {
+func TestServerPongThenNothing(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, func(cfg *Config) {
+	polled(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
@@ -584,10 +574,10 @@ func TestPongThenNothing(t *testing.T) {
 	})
 }
 
-// TestCloseWhileServing closes connections at all times from the gateway's side.
-func TestCloseWhileServing(t *testing.T) {
+// TestServerCloseWhileServing closes connections at all times from the gateway's side.
+func TestServerCloseWhileServing(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		var all []*raw
 		for range 50 {
@@ -614,11 +604,11 @@ func TestCloseWhileServing(t *testing.T) {
 	})
 }
 
-// TestClientThatTakesNothing floods the gateway with requests and never reads an answer.
+// TestClockClientThatTakesNothing floods the gateway with requests and never reads an answer.
 // The gateway stops reading from that client, then closes it. Other clients notice
 // nothing.
-func TestClientThatTakesNothing(t *testing.T) {
-	bothWaysLong(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+func TestClockClientThatTakesNothing(t *testing.T) {
+	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
 		gone := make(chan struct{})
@@ -666,11 +656,11 @@ func (s *served) narrow(r *raw, bytes int) {
 
 // A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
 // none of its frames was read. It loses neither updates nor answers to its messages.
-func TestASlowClientLives(t *testing.T) {
+func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
-			bothWaysLong(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
+			bothWays(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
 				r := s.socket("")
 				s.narrow(r, 64<<10)
 				const fillers = 10
@@ -706,11 +696,11 @@ func TestASlowClientLives(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsForTheClose: a client that closes its side in time is certain to get the
+// TestClockDrainWaitsForTheClose: a client that closes its side in time is certain to get the
 // close frame. A client that does not is closed after a moment.
-func TestDrainWaitsForTheClose(t *testing.T) {
+func TestClockDrainWaitsForTheClose(t *testing.T) {
 	t.Parallel()
-	bothWaysLong(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
 		s.settles(2)
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
@@ -751,8 +741,8 @@ func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64
 	return -1
 }
 
-// TestCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
-func TestCausesOfLeaves(t *testing.T) {
+// TestServerCausesOfLeaves: who sent the first close frame decides the cause, whoever ends the connection.
+func TestServerCausesOfLeaves(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
@@ -777,10 +767,10 @@ func TestCausesOfLeaves(t *testing.T) {
 	}
 }
 
-// TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
+// TestServerTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
 // come that lacks the visitor, but one after the time for which a gateway waits.
-func TestTheFirstTotalHasTheVisitor(t *testing.T) {
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
 			r := s.socket("")
 			began := time.Now()
@@ -808,8 +798,8 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 
 // A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
 // subscription left.
-func TestALeaveReleasesTheTotal(t *testing.T) {
-	bothWaysLong(t, nil, func(t *testing.T, s *served) {
+func TestClockALeaveReleasesTheTotal(t *testing.T) {
+	polled(t, nil, func(t *testing.T, s *served) {
 		for range 5 {
 			r := s.socket("")
 			watch := testkit.NewStopwatch(t)

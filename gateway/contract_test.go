@@ -102,7 +102,7 @@ func documentedCalls(t *testing.T) (calls []string) {
 }
 
 // The documents for programs and the one for people have every route, and no other.
-func TestDocumentsHaveEveryRoute(t *testing.T) {
+func TestServerDocumentsHaveEveryRoute(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
 	var routes []string
 	param := regexp.MustCompile(`:(\w+)`)
@@ -142,7 +142,7 @@ func TestDocumentsHaveEveryRoute(t *testing.T) {
 }
 
 // Real answers are as openapi.json says: each call once as it should be, and the refusals.
-func TestAnswersAreAsDocumented(t *testing.T) {
+func TestServerAnswersAreAsDocumented(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
 	get := func(path string) []byte {
 		resp, err := http.Get("http://" + s.addr + path)
@@ -336,11 +336,11 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			good[c.call] = true
 		}
 	}
-	good["GET /app/{app}"] = true // TestPusher
+	good["GET /app/{app}"] = true // TestServerPusher
 	for _, stream := range []string{
 		"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",
 	} {
-		good["GET "+stream] = true // TestFramesAreAsDocumented
+		good["GET "+stream] = true // TestServerFramesAreAsDocumented
 	}
 	for _, call := range documentedCalls(t) {
 		if !good[call] {
@@ -400,7 +400,7 @@ func parse(t *testing.T, text []byte) any {
 }
 
 // Real frames and events are as asyncapi.json says.
-func TestFramesAreAsDocumented(t *testing.T) {
+func TestServerFramesAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, everything(t))
 	doc := parse(t, openapi.AsyncAPI)

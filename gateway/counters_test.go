@@ -128,7 +128,7 @@ func (s *served) call(method, path, body string, lines ...string) string {
 	return string(text)
 }
 
-func TestCountersAreLive(t *testing.T) {
+func TestServerCountersAreLive(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	a, b := s.looker(), s.looker()
 	a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
@@ -202,7 +202,7 @@ func TestCountersAreLive(t *testing.T) {
 }
 
 // The badge of a counter: its value and a label, for whoever may read it.
-func TestBadgeOfACounter(t *testing.T) {
+func TestServerBadgeOfACounter(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	s.call("POST", "/views:1/decrement", `{"delta":1234}`)
 	get := func(path string) (status int, body string) {
@@ -233,7 +233,7 @@ func TestBadgeOfACounter(t *testing.T) {
 	}
 }
 
-func TestCountersThatMayNotBeSeen(t *testing.T) {
+func TestServerCountersThatMayNotBeSeen(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	c := s.looker()
 	var many []string
@@ -309,7 +309,7 @@ func event(t *testing.T, r *bufio.Reader) (id, data string) {
 	}
 }
 
-func TestEventsOfACounter(t *testing.T) {
+func TestServerEventsOfACounter(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
 	stream := func(lines ...string) (*raw, *bufio.Reader) {
 		r := s.open("/api/v1/counters/likes:1/events", "", lines...)
@@ -373,7 +373,7 @@ func (d *distant) Read(ctx context.Context, keys []string, member string, lag ti
 
 // While the store is away, the counters that are shown are stale. Afterwards they are
 // right again, also for clients that came meanwhile.
-func TestCountersWhileTheStoreIsAway(t *testing.T) {
+func TestServerCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	s := serveGateway(t, true, func(cfg *Config) {
 		store.Store = countersOf(cfg)

@@ -11,7 +11,7 @@ type scarce struct{ atomic.Bool }
 func (s *scarce) High() bool { return s.Load() }
 
 // While memory is short no new client is accepted, and connected clients stay.
-func TestMemoryIsShort(t *testing.T) {
+func TestServerMemoryIsShort(t *testing.T) {
 	memory := &scarce{}
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Memory = memory })
 	first := s.socket("")

@@ -14,7 +14,7 @@ import (
 
 // Behind a proxy that replaces the Host every origin is foreign: the answer and the log
 // say so.
-func TestRefusedOriginNamesTheHost(t *testing.T) {
+func TestServerRefusedOriginNamesTheHost(t *testing.T) {
 	log := &servertest.Log{}
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Log = zerolog.New(log) })
 	for range 3 {
@@ -32,7 +32,7 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 }
 
 // Every event stream is refused to pages of other origins, and answers GET alone.
-func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
+func TestServerStreamsOfOtherOriginsAndMethods(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, everything(t))
 	for _, path := range []string{
@@ -66,7 +66,7 @@ func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 
 // The connection ends after a request whose end others may see elsewhere. The server
 // asks for no body that it would refuse.
-func TestBodies(t *testing.T) {
+func TestServerBodies(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)
 	const action = `{"action":"decrement"}`
@@ -88,7 +88,7 @@ func TestBodies(t *testing.T) {
 }
 
 // What the HTTP server itself refuses is answered with its own problem.
-func TestRefusalsOfTheHTTPServer(t *testing.T) {
+func TestServerRefusalsOfTheHTTPServer(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)
 	for request, want := range map[string]string{

@@ -13,9 +13,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestSilentConnectionsHaveNoGoroutine: neither silent connections nor those in the
+// TestServerSilentConnectionsHaveNoGoroutine: neither silent connections nor those in the
 // middle of a frame have one.
-func TestSilentConnectionsHaveNoGoroutine(t *testing.T) {
+func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	const n = 100
 	socket := func() *raw {
@@ -38,7 +38,7 @@ func TestSilentConnectionsHaveNoGoroutine(t *testing.T) {
 
 // A client that does not answer pings is gone like any other, and hears why if it hears at all. A write that waits would not end before the
 // connection does.
-func TestPusherThatIsSilent(t *testing.T) {
+func TestServerPusherThatIsSilent(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)

@@ -76,7 +76,7 @@ func (r *raw) awaitsCount(channel string, want int) {
 	}
 }
 
-func TestPusher(t *testing.T) {
+func TestServerPusher(t *testing.T) {
 	t.Parallel()
 	var reg *prometheus.Registry
 	bothWays(t, func(cfg *Config) {
@@ -122,7 +122,7 @@ func TestPusher(t *testing.T) {
 }
 
 // A visitor has the same identity, in the same cookie, whatever protocol a tab speaks.
-func TestPusherCountsPeople(t *testing.T) {
+func TestServerPusherCountsPeople(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, forPusher)
 	r := s.app("key?protocol=7")
@@ -149,7 +149,7 @@ func TestPusherCountsPeople(t *testing.T) {
 	crawler.awaitsCount("q", 1)
 }
 
-func TestPusherFaults(t *testing.T) {
+func TestServerPusherFaults(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	s := serveGateway(t, true, func(cfg *Config) {
@@ -201,7 +201,7 @@ func TestPusherFaults(t *testing.T) {
 }
 
 // A connection has as many channels as it may have pages, and what is new to the gateway is charged as elsewhere.
-func TestPusherChannelsAreBounded(t *testing.T) {
+func TestServerPusherChannelsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, forPusher)
 	r := s.pusher("")
@@ -224,7 +224,7 @@ func TestPusherChannelsAreBounded(t *testing.T) {
 }
 
 // What refuses any other upgrade refuses that of a client of Pusher, which reads why from a close frame.
-func TestPusherRefusals(t *testing.T) {
+func TestServerPusherRefusals(t *testing.T) {
 	t.Parallel()
 	memory, reg := &scarce{}, prometheus.NewRegistry()
 	proxies, err := identity.NewProxies([]string{"127.0.0.1"})
@@ -286,7 +286,7 @@ func TestPusherRefusals(t *testing.T) {
 }
 
 // With tokens, a client needs one: it opens private pages, and its end is the connection's.
-func TestPusherWithTokens(t *testing.T) {
+func TestServerPusherWithTokens(t *testing.T) {
 	t.Parallel()
 	const secret = "a secret for tests"
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
@@ -319,7 +319,7 @@ func TestPusherWithTokens(t *testing.T) {
 
 // A gateway that drains closes the connections of Pusher's clients one after the other: they connect again at once, and
 // are refused here.
-func TestPusherWhileDraining(t *testing.T) {
+func TestServerPusherWhileDraining(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)

@@ -16,7 +16,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-var soak = flag.Int("soak", 4_000, "connections that come and go in TestSoak")
+var soak = flag.Int("soak", 4_000, "connections that come and go in TestClockSoak")
 
 // rest waits until all connections are gone, and returns the heap in use.
 func (s *served) rest() uint64 {
@@ -44,9 +44,8 @@ func (s *served) rest() uint64 {
 }
 
 // Connections that come and go, in every way there is, leave nothing behind: no
-// goroutine, no descriptor, no memory. `go test -run TestSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
-func TestSoak(t *testing.T) {
-	testkit.Long(t)
+// goroutine, no descriptor, no memory. `go test -run TestClockSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
+func TestClockSoak(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	all := ends(t, testkit.Timeout) // how soon they end is another test's question
 	delete(all, "long ping")        // that client waits for a second
@@ -65,7 +64,7 @@ func TestSoak(t *testing.T) {
 				var group sync.WaitGroup
 				for range 32 {
 					group.Go(func() {
-						for range 8 {
+						for range 64 {
 							i := int(here.Add(1))
 							if page := fmt.Sprint("p", i%40); i%8 == 0 {
 								visitors.visitWithoutSocket(page)

@@ -98,7 +98,7 @@ func (e *events) expect(count int) {
 // Over TLS calls and event streams use HTTP/2 where the client knows it, many on one
 // connection; WebSockets and event streams use HTTP/1.1 where it does not. All see the
 // same counts, and each stream ends as it should.
-func TestTLS(t *testing.T) {
+func TestServerTLS(t *testing.T) {
 	s, client := serveTLS(t, nil)
 	modern, old := client(false), client(true)
 	streams := []*events{s.events(modern, "p", 2), s.events(modern, "p", 2), s.events(old, "p", 1)}
@@ -165,7 +165,7 @@ func TestTLS(t *testing.T) {
 
 // A client that takes nothing costs no memory without bound, over HTTP/2 either: its
 // stream ends at --write-timeout.
-func TestSlowClientOverHTTP2(t *testing.T) {
+func TestServerSlowClientOverHTTP2(t *testing.T) {
 	s, client := serveTLS(t, func(c *Config) { c.WriteTimeout = 100 * time.Millisecond })
 	s.events(client(false), "p", 2)
 	s.settles(1)
@@ -173,9 +173,9 @@ func TestSlowClientOverHTTP2(t *testing.T) {
 	s.settles(0)
 }
 
-// TestSilentTLSHasNoGoroutine: TLS costs a silent connection no goroutine, where there is
+// TestServerSilentTLSHasNoGoroutine: TLS costs a silent connection no goroutine, where there is
 // a poller.
-func TestSilentTLSHasNoGoroutine(t *testing.T) {
+func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 	if p, err := socket.NewPoller(); err != nil {
 		t.Fatal(err)
 	} else if p == nil {
@@ -201,7 +201,7 @@ func TestSilentTLSHasNoGoroutine(t *testing.T) {
 
 // A client that begins many calls on one connection and takes no answer has to go when others
 // need its place.
-func TestCallsThatAreNotTakenOverHTTP2(t *testing.T) {
+func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 	const most = 20
 	s, client := serveTLS(t, func(c *Config) { c.MaxConnections = most })
 	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})

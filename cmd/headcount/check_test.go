@@ -31,7 +31,6 @@ import (
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
-	"headcount/internal/testkit"
 )
 
 // check runs `headcount check` and returns its lines that say what is wrong.
@@ -81,7 +80,7 @@ func buffering(t *testing.T, to string) string {
 }
 
 // Each fault is found, and named once, and nothing else is.
-func TestCheckFindsFaults(t *testing.T) {
+func TestServerCheckFindsFaults(t *testing.T) {
 	t.Parallel()
 	redis, late := redistest.Start(t, "--maxmemory", "1gb"), redistest.StartAt(t, -time.Hour)
 	postgres := pgtest.Start(t)
@@ -274,7 +273,7 @@ func TestCheckFindsFaults(t *testing.T) {
 }
 
 // One fault does not hide another.
-func TestCheckFindsSeveralFaults(t *testing.T) {
+func TestServerCheckFindsSeveralFaults(t *testing.T) {
 	t.Parallel()
 	server := run(t)
 	public := proxy(t, server.public, func(r *httputil.ProxyRequest) {
@@ -293,7 +292,7 @@ func TestCheckFindsSeveralFaults(t *testing.T) {
 }
 
 // Processes that run answer over UDP too, to who has their secret.
-func TestCheckReachesProcesses(t *testing.T) {
+func TestServerCheckReachesProcesses(t *testing.T) {
 	t.Parallel()
 	redis, cluster := redistest.Start(t), servertest.FreeAddr()
 	const secret = "--cluster-secret=a secret that is long"
@@ -321,7 +320,7 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 }
 
 // What visitors would say of a chain of certificates.
-func TestChainsOfCertificates(t *testing.T) {
+func TestServerChainsOfCertificates(t *testing.T) {
 	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
@@ -357,9 +356,8 @@ func TestChainsOfCertificates(t *testing.T) {
 }
 
 // The check tries every command that the documented user of Redis may send.
-func TestCheckTriesWhatIsDocumented(t *testing.T) {
+func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	redis := redistest.Start(t)
 	acl, err := os.ReadFile(redistest.ACL())
 	if err != nil {

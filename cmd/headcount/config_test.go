@@ -645,7 +645,7 @@ func TestSettingsThatDeployNames(t *testing.T) {
 
 // The variable with the sites of a server, which other commands find where the server runs, too,
 // chooses none of them.
-func TestTheVariableOfSitesIsForTheServer(t *testing.T) {
+func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 	asked := make(chan string, 1)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Header.Get("Headcount-Site")

@@ -15,7 +15,7 @@ import (
 
 // One address begins handshakes and goes on with none, and begins a new one for each that is
 // closed. Newcomers from elsewhere do not wait.
-func TestHalfOpenHandshakes(t *testing.T) {
+func TestClockHalfOpenHandshakes(t *testing.T) {
 	c, err := servertest.NewLoopbackCertificate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -45,8 +45,8 @@ func environ(env map[string]string) (all []string) {
 	return all
 }
 
-// status runs a command to its end.
-func status(t *testing.T, env []string, name string, args ...string) (code int, stdout, stderr string) {
+// runProcess runs a command to its end.
+func runProcess(t *testing.T, env []string, name string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func TestExitStatus(t *testing.T) {
 
 // The server itself comes up, says once that it serves and once that its key is weak, and ends with
 // status 0.
-func TestServeUntilSignal(t *testing.T) {
+func TestClockServeUntilSignal(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	bin, argv, env := helperCommand("serves", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--api-key=weak", "--api-key=weaker")
@@ -152,7 +152,7 @@ func TestServeUntilSignal(t *testing.T) {
 	}
 }
 
-func TestHealthcheck(t *testing.T) {
+func TestServerHealthcheck(t *testing.T) {
 	code := http.StatusOK
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/healthz" {
@@ -178,8 +178,8 @@ func TestHealthcheck(t *testing.T) {
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
 
-// TestHelperProcess is the program, when another test runs this binary as such.
-func TestHelperProcess(t *testing.T) {
+// TestServerHelperProcess is the program, when another test runs this binary as such.
+func TestServerHelperProcess(t *testing.T) {
 	name, ok := os.LookupEnv(helperVariable)
 	if !ok {
 		return
@@ -219,16 +219,16 @@ var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
 }
 
 func helperCommand(serve string, args ...string) (name string, argv, env []string) {
-	return os.Args[0], append([]string{"-test.run=^TestHelperProcess$", "--"}, args...), testkit.Environ(helperVariable + "=" + serve)
+	return os.Args[0], append([]string{"-test.run=^TestServerHelperProcess$", "--"}, args...), testkit.Environ(helperVariable + "=" + serve)
 }
 
 func helper(t *testing.T, serve string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	name, argv, env := helperCommand(serve, args...)
-	return status(t, env, name, argv...)
+	return runProcess(t, env, name, argv...)
 }
 
-func TestServeFails(t *testing.T) {
+func TestServerServeFails(t *testing.T) {
 	code, _, stderr := helper(t, "fails")
 	if code != 1 || !strings.Contains(stderr, `"level":"error"`) || !strings.Contains(stderr, "the roof is on fire") {
 		t.Errorf("exit status %d, stderr %q", code, stderr)
@@ -239,7 +239,7 @@ func TestServeFails(t *testing.T) {
 	}
 }
 
-func TestLog(t *testing.T) {
+func TestServerLog(t *testing.T) {
 	for format, want := range map[string]string{"": `"message":"shown"`, "json": `"message":"shown"`, "console": "INF shown region=local"} {
 		args := []string{"--jwt-secret", "hunter2"}
 		if format != "" {
@@ -258,7 +258,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-func TestSignals(t *testing.T) {
+func TestClockSignals(t *testing.T) {
 	for name, tc := range map[string]struct {
 		serve   string
 		signals []os.Signal

@@ -228,9 +228,8 @@ var boundedLabels = []string{
 	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route", "status", "store", "type",
 }
 
-func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
+func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -123,7 +123,7 @@ func (s *server) values(t *testing.T) string {
 
 // PostgreSQL is added to servers that had Redis alone: their counters are carried over. From then
 // on nobody changes them who does not know of PostgreSQL, or of Redis.
-func TestPostgresIsAdded(t *testing.T) {
+func TestServerPostgresIsAdded(t *testing.T) {
 	redis, postgres := redistest.Start(t).URL(), pgtest.Start(t).Database(t)
 	both := []string{"--redis", redis, "--postgres", postgres}
 	export := func(want string, args ...string) {
@@ -191,7 +191,7 @@ func TestPostgresIsAdded(t *testing.T) {
 
 // An import into Redis with PostgreSQL behind it is refused while servers run. Afterwards imported counters are shown, also
 // those that Redis had, those that are not in the file lose nothing, and both go on.
-func TestImportIntoTwoTiers(t *testing.T) {
+func TestServerImportIntoTwoTiers(t *testing.T) {
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	both := []string{"--redis", redis, "--postgres", postgres}
 	s := startServer(t, both...).ready(t)

@@ -86,7 +86,7 @@ func serial(t *testing.T, addr string, a *authority) int64 {
 }
 
 // A certificate that is replaced is taken; one that does not fit its key is not.
-func TestCertificateFiles(t *testing.T) {
+func TestServerCertificateFiles(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "counter.example.com", nil)
 	dir := t.TempDir()
@@ -142,7 +142,7 @@ func redirects(t *testing.T, addr string) {
 }
 
 // Over port 80 visitors are sent to https, and the authority gets its proof.
-func TestRedirect(t *testing.T) {
+func TestServerRedirect(t *testing.T) {
 	t.Parallel()
 	plain := servertest.FreeAddr()
 	a := newAuthority(t, "counter.example.com", nil)
@@ -176,7 +176,7 @@ func TestLoadOfCertificate(t *testing.T) {
 }
 
 // A certificate comes from the authority, once, and is kept for the next process.
-func TestDomain(t *testing.T) {
+func TestServerDomain(t *testing.T) {
 	t.Parallel()
 	var addr string
 	a := newAuthority(t, "counter.example.com", func() string { return addr })
@@ -213,7 +213,7 @@ func TestDomain(t *testing.T) {
 }
 
 // Operators are told of a certificate that should have been renewed, until it is.
-func TestCertificateThatNobodyRenewed(t *testing.T) {
+func TestServerCertificateThatNobodyRenewed(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	files := func(left time.Duration) []string {
@@ -271,7 +271,7 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 }
 
 // A client that takes not a byte is closed after --write-timeout, over HTTP/2 too.
-func TestClientThatTakesNothingOverHTTP2(t *testing.T) {
+func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	c := dialShared(t, "--write-timeout=200ms")
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil { // each answer may be as long as it likes, and all of them together
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestClientThatTakesNothingOverHTTP2(t *testing.T) {
 
 // Of what a client sends over HTTP/2 and nobody reads, the server keeps little. A connection has so
 // many calls at once.
-func TestBodiesOverHTTP2(t *testing.T) {
+func TestServerBodiesOverHTTP2(t *testing.T) {
 	c := dialShared(t)
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil { // settings, and a ping
 		t.Fatal(err)
@@ -333,7 +333,7 @@ func TestBodiesOverHTTP2(t *testing.T) {
 
 // Those who wait for a certificate that the authority does not give hold up no visitors of another domain, and
 // none of their own that need the kind of certificate that there is.
-func TestVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
+func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	t.Parallel()
 	var addr string
 	a := newAuthority(t, "counter.example.com", func() string { return addr })

@@ -63,7 +63,7 @@ func (c *collector) await(t *testing.T, what string, fits func(collected) bool) 
 }
 
 // A request is traced with what it asks of Redis. Traces tell nobody who was where.
-func TestTraces(t *testing.T) {
+func TestServerTraces(t *testing.T) {
 	t.Parallel()
 	c := &collector{}
 	sink := httptest.NewServer(c)
@@ -116,7 +116,7 @@ func TestTraces(t *testing.T) {
 }
 
 // A refused request has an id, in the answer and in the log, also when nothing is traced.
-func TestRequestIDs(t *testing.T) {
+func TestServerRequestIDs(t *testing.T) {
 	r := run(t)
 	resp, err := http.Get("http://" + r.public + "/nowhere")
 	if err != nil {

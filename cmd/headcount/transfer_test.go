@@ -26,7 +26,7 @@ import (
 	"headcount/presence"
 )
 
-var transferred = flag.Int("transferred", 600, "counters that TestExportAndImport transfers, beside sets and others")
+var transferred = flag.Int("transferred", 600, "counters that TestServerExportAndImport transfers, beside sets and others")
 
 // lines are those of an export without its head, which has the time.
 func lines(t *testing.T, path string) string {
@@ -40,8 +40,8 @@ func lines(t *testing.T, path string) string {
 }
 
 // From the data directory into PostgreSQL and back nothing is lost and nothing is added.
-// Of a million counters: go test ./cmd/headcount -run TestExportAndImport -transferred 1000000 -v -timeout 1h
-func TestExportAndImport(t *testing.T) {
+// Of a million counters: go test ./cmd/headcount -run TestServerExportAndImport -transferred 1000000 -v -timeout 1h
+func TestServerExportAndImport(t *testing.T) {
 	dir, server := t.TempDir(), pgtest.Start(t)
 	postgres, from, back := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "back")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -184,8 +184,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 }
 
 // Killed in the midst, an import that is made again has everything.
-func TestImportIsKilled(t *testing.T) {
-	testkit.Long(t)
+func TestClockImportIsKilled(t *testing.T) {
 	dir, server := t.TempDir(), pgtest.Start(t)
 	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -243,8 +242,7 @@ func TestImportIsKilled(t *testing.T) {
 }
 
 // From a file into Redis, alone and in front of PostgreSQL, and back out of both.
-func TestExportsOfRedis(t *testing.T) {
-	testkit.Long(t)
+func TestServerExportsOfRedis(t *testing.T) {
 	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	from := filepath.Join(dir, "from")
 	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
@@ -302,18 +300,14 @@ func TestExportsOfRedis(t *testing.T) {
 }
 
 // A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that come along.
-func TestImportOfARegion(t *testing.T) {
+func TestServerImportOfARegion(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"likes:1","kind":"members","value":3,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"key":"likes:2","kind":"members","value":3,"updated":1,"version":"5-4","members":["a"],"elsewhere":"0 0 eu/1/3/2/0/0"}
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"counters":3,"deleted":0}
 `
-	places := map[string]place{"a file": {DataDir: t.TempDir()}}
-	if !testing.Short() {
-		places["PostgreSQL"] = place{Postgres: pgtest.Start(t).Database(t)}
-	}
-	for name, to := range places {
+	for name, to := range map[string]place{"a file": {DataDir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
 		flag, value := "--data-dir", to.DataDir
 		if to.Postgres != "" {
 			flag, value = "--postgres", to.Postgres

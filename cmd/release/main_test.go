@@ -27,8 +27,7 @@ import (
 // A release has a program that runs, what belongs beside it, a list of its modules, packages
 // that can be installed, and right checksums. The program is that of the other tests: to
 // build it as releases are would compile everything anew.
-func TestRelease(t *testing.T) {
-	testkit.Long(t)
+func TestServerRelease(t *testing.T) {
 	t.Chdir("../..")
 	out := t.TempDir()
 	build := func(_, _, _, path string) error {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -97,8 +98,10 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
+func TestContract(t *testing.T) { countertest.RunInBubble(t, instance) }
 
 func TestCopies(t *testing.T) {
-	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, t.TempDir(), Config{}) })
+	synctest.Test(t, func(t *testing.T) {
+		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, t.TempDir(), Config{}) })
+	})
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestContract(t *testing.T) {
-	countertest.Run(t, countertest.Full, func(testing.TB) countertest.Instance { return countertest.Instance{Store: New(Config{})} })
+	countertest.RunInBubble(t, func(testing.TB) countertest.Instance { return countertest.Instance{Store: New(Config{})} })
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

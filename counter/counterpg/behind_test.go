@@ -9,8 +9,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestNoRowFallsBack: what a Redis with an older memory has of a counter is not persisted.
-func TestNoRowFallsBack(t *testing.T) {
+// TestServerNoRowFallsBack: what a Redis with an older memory has of a counter is not persisted.
+func TestServerNoRowFallsBack(t *testing.T) {
 	s := open(t, pgtest.Single(t).Database(t), func(c *Config) { c.Behind = true })
 	for _, tc := range []struct{ value, want int64 }{{12, 12}, {6, 12}, {13, 13}} { // also its number of changes
 		state := counter.State{Kind: counter.Sum, Value: tc.value, Updated: 1, Version: counter.Version{Incarnation: 7, Sequence: uint64(tc.value)}}
@@ -24,9 +24,9 @@ func TestNoRowFallsBack(t *testing.T) {
 	}
 }
 
-// TestAGenerationThatWaitsForACheckpointKnowsWhatItWrote: whoever begins a generation while a checkpoint is being written learns of its
+// TestServerAGenerationThatWaitsForACheckpointKnowsWhatItWrote: whoever begins a generation while a checkpoint is being written learns of its
 // idempotency keys. Without that the operations of the checkpoint would count again when they are repeated.
-func TestAGenerationThatWaitsForACheckpointKnowsWhatItWrote(t *testing.T) {
+func TestServerAGenerationThatWaitsForACheckpointKnowsWhatItWrote(t *testing.T) {
 	database := pgtest.Single(t).Database(t)
 	s := open(t, database, func(c *Config) { c.Behind = true })
 	var front Front

@@ -109,7 +109,7 @@ func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
 	return op
 }
 
-func TestSQLIdempotencyKeys(t *testing.T) {
+func TestServerSQLIdempotencyKeys(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s := open(t, url)
 	serve(t, s, parseRules(t, stock))
@@ -132,14 +132,11 @@ func TestSQLIdempotencyKeys(t *testing.T) {
 	}
 }
 
-// TestSQLAndApplyAreOne makes the same random changes by both, one database each, and then mixes them in one.
-func TestSQLAndApplyAreOne(t *testing.T) {
+// TestServerSQLAndApplyAreOne makes the same random changes by both, one database each, and then mixes them in one.
+func TestServerSQLAndApplyAreOne(t *testing.T) {
 	server := pgtest.Single(t)
 	rules := parseRules(t, stock)
-	changes := 10_000
-	if testing.Short() {
-		changes = 1000
-	}
+	const changes = 1000
 	for name, bySQL := range map[string]func(n int) bool{
 		"only one": func(int) bool { return true },
 		"in turns": func(int) bool { return rand.IntN(2) == 0 },
@@ -256,7 +253,7 @@ func entries(t testing.TB, s *Store, key string) string {
 	}
 }
 
-func TestSQLRefuses(t *testing.T) {
+func TestServerSQLRefuses(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url)
@@ -312,8 +309,8 @@ func TestSQLRefuses(t *testing.T) {
 	}
 }
 
-// TestSQLKeys: the function accepts the characters that CheckKey accepts. The ends of all ranges are tried.
-func TestSQLKeys(t *testing.T) {
+// TestServerSQLKeys: the function accepts the characters that CheckKey accepts. The ends of all ranges are tried.
+func TestServerSQLKeys(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url)
@@ -337,9 +334,9 @@ func TestSQLKeys(t *testing.T) {
 	}
 }
 
-// TestSQLTransaction: a change is the caller's until its commit, and a repetition under one key changes nothing, whether
+// TestServerSQLTransaction: a change is the caller's until its commit, and a repetition under one key changes nothing, whether
 // it comes by SQL or by Apply.
-func TestSQLTransaction(t *testing.T) {
+func TestServerSQLTransaction(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url)
@@ -405,8 +402,8 @@ func TestSQLTransaction(t *testing.T) {
 	})
 }
 
-// TestSQLRights: a member of headcount_app may call the function and nothing else of Headcount.
-func TestSQLRights(t *testing.T) {
+// TestServerSQLRights: a member of headcount_app may call the function and nothing else of Headcount.
+func TestServerSQLRights(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
@@ -450,8 +447,8 @@ func TestSQLRights(t *testing.T) {
 	}
 }
 
-// TestSQLCannotBeMisled: what the caller has in its search path, its temporary schema and its settings changes nothing.
-func TestSQLCannotBeMisled(t *testing.T) {
+// TestServerSQLCannotBeMisled: what the caller has in its search path, its temporary schema and its settings changes nothing.
+func TestServerSQLCannotBeMisled(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
@@ -495,8 +492,8 @@ func TestSQLCannotBeMisled(t *testing.T) {
 	}
 }
 
-// TestSQLCollations: arguments may be columns of any collation.
-func TestSQLCollations(t *testing.T) {
+// TestServerSQLCollations: arguments may be columns of any collation.
+func TestServerSQLCollations(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
@@ -512,8 +509,8 @@ func TestSQLCollations(t *testing.T) {
 	}
 }
 
-// TestSQLAndApplyAtOnce: no change is lost, no bound is passed, and nobody waits for ever.
-func TestSQLAndApplyAtOnce(t *testing.T) {
+// TestServerSQLAndApplyAtOnce: no change is lost, no bound is passed, and nobody waits for ever.
+func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	rules := parseRules(t, stock)
@@ -606,8 +603,8 @@ func TestSQLAndApplyAtOnce(t *testing.T) {
 	}
 }
 
-// TestSQLIsHeard: a watcher of any process hears of a commit within a second, and of a rollback nothing. One process passes it on.
-func TestSQLIsHeard(t *testing.T) {
+// TestClockSQLIsHeard: a watcher of any process hears of a commit within a second, and of a rollback nothing. One process passes it on.
+func TestClockSQLIsHeard(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	rules := parseRules(t, stock)
@@ -657,8 +654,8 @@ func TestSQLIsHeard(t *testing.T) {
 	}
 }
 
-// TestSQLOutlivesTheServer: what was changed while no server ran is passed on by the next one, whose rules hold from then on.
-func TestSQLOutlivesTheServer(t *testing.T) {
+// TestServerSQLOutlivesTheServer: what was changed while no server ran is passed on by the next one, whose rules hold from then on.
+func TestServerSQLOutlivesTheServer(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	first := open(t, url)
@@ -689,9 +686,9 @@ func TestSQLOutlivesTheServer(t *testing.T) {
 	}
 }
 
-// TestTablesStayTogether: the schema headcount comes first in the search path of a user of that name, as it is the tests'.
+// TestServerTablesStayTogether: the schema headcount comes first in the search path of a user of that name, as it is the tests'.
 // Tables that are made later are made beside the others all the same.
-func TestTablesStayTogether(t *testing.T) {
+func TestServerTablesStayTogether(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	first := open(t, url)
@@ -721,9 +718,9 @@ func TestTablesStayTogether(t *testing.T) {
 	}
 }
 
-// TestSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an administrator can
+// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an administrator can
 // do, and does all else. Afterwards a start makes the function.
-func TestSQLWithoutRights(t *testing.T) {
+func TestServerSQLWithoutRights(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	server.Exec(t, url, "create role managed login; create schema managed authorization managed; create schema two authorization managed")
@@ -791,8 +788,8 @@ func TestSQLWithoutRights(t *testing.T) {
 	}
 }
 
-// TestSQLHoldsACounter: an application that keeps its transaction open holds up its counter alone.
-func TestSQLHoldsACounter(t *testing.T) {
+// TestServerSQLHoldsACounter: an application that keeps its transaction open holds up its counter alone.
+func TestServerSQLHoldsACounter(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	rules := parseRules(t, stock)
@@ -842,8 +839,8 @@ func TestSQLHoldsACounter(t *testing.T) {
 	}
 }
 
-// TestSQLThroughAPooler: the application may use any pooler, as the function needs nothing of a session.
-func TestSQLThroughAPooler(t *testing.T) {
+// TestServerSQLThroughAPooler: the application may use any pooler, as the function needs nothing of a session.
+func TestServerSQLThroughAPooler(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))

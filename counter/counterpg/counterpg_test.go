@@ -74,7 +74,24 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { countertest.Run(t, countertest.Brief, instance) }
+func TestServerContract(t *testing.T) {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "SQL makes the changes",
+		"64 bits are kept to the last":               "SQL adds up",
+		"many members and changes at once":           "sizes of statements",
+		"steps of time add up":                       "rows of their own, and SQL that adds them up",
+		"marks of what gained most":                  "SQL sorts",
+		"ledger in pages":                            "rows of their own",
+		"aggregates":                                 "SQL adds up, by patterns of its own",
+		"sets are listed":                            "SQL sorts by a collation",
+		"a watcher hears what it follows":            "notifications of PostgreSQL",
+		"64 clients fight for the last 10":           "locks of rows",
+		"changes at the same time add up":            "locks of rows",
+		"a store that is away":                       "errors of connections",
+		"limits end as the model's":                  "SQL keeps the windows",
+		"64 clients fight for 100":                   "locks of rows",
+	}, instance)
+}
 
 var (
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
@@ -143,7 +160,7 @@ func TestBadSettings(t *testing.T) {
 	}
 }
 
-func TestDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
+func TestServerDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
 	server := pgtest.Single(t)
 	newer := server.Database(t)
 	if err := open(t, newer).Close(); err != nil {
@@ -160,7 +177,7 @@ func TestDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
 	}
 }
 
-func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
+func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	var wg sync.WaitGroup
@@ -188,7 +205,7 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	}
 }
 
-func TestCopies(t *testing.T) {
+func TestServerCopies(t *testing.T) {
 	server := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, server.Database(t)) })
 }

@@ -19,12 +19,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestServerKilledInALoop(t *testing.T) {
+func TestClockServerKilledInALoop(t *testing.T) {
 	const clients = 16
-	rounds := 6
-	if testing.Short() {
-		rounds = 1
-	}
+	const rounds = 3
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	stores := []*Store{open(t, url), open(t, url)}
@@ -67,9 +64,9 @@ func TestServerKilledInALoop(t *testing.T) {
 	t.Logf("%d operations, %d refused", made.Load(), refused.Load())
 }
 
-// TestIDsAfterAFailover: an asynchronous replica that takes the place of its server may give out a block of ids again,
+// TestClockIDsAfterAFailover: an asynchronous replica that takes the place of its server may give out a block of ids again,
 // with which a process has made no set that was replicated.
-func TestIDsAfterAFailover(t *testing.T) {
+func TestClockIDsAfterAFailover(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	a := open(t, url)
@@ -92,7 +89,7 @@ func TestIDsAfterAFailover(t *testing.T) {
 	}
 }
 
-func TestStartsWithoutServer(t *testing.T) {
+func TestClockStartsWithoutServer(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	server.Kill()
@@ -121,9 +118,9 @@ func hears(t *testing.T, s, another *Store) {
 	})
 }
 
-// TestSilentServer: a server hangs. Calls fail, then fail at once, and work again when
+// TestClockSilentServer: a server hangs. Calls fail, then fail at once, and work again when
 // the server goes on.
-func TestSilentServer(t *testing.T) {
+func TestClockSilentServer(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Start(t)
 	state := &states{}
@@ -158,9 +155,9 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestALongCallIsNoProbe: while a checkpoint is written after an outage, other calls are let
+// TestClockALongCallIsNoProbe: while a checkpoint is written after an outage, other calls are let
 // through.
-func TestALongCallIsNoProbe(t *testing.T) {
+func TestClockALongCallIsNoProbe(t *testing.T) {
 	server := pgtest.Single(t)
 	s := open(t, server.Database(t), func(c *Config) { c.Behind = true })
 	exactly := func() error {
@@ -200,8 +197,8 @@ func TestALongCallIsNoProbe(t *testing.T) {
 	}
 }
 
-// TestRefusals: these servers answer and refuse to work.
-func TestRefusals(t *testing.T) {
+// TestServerRefusals: these servers answer and refuse to work.
+func TestServerRefusals(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Start(t)
 	url := server.Database(t)
@@ -251,9 +248,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestStuckWriter: a process stops while it holds locks. Others go on when the server
+// TestServerStuckWriter: a process stops while it holds locks. Others go on when the server
 // has released the locks, which it does after 5 s, and here sooner.
-func TestStuckWriter(t *testing.T) {
+func TestServerStuckWriter(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s, stuck := open(t, url), open(t, url)
 	apply(t, s, with("", add("e:1", 1)))

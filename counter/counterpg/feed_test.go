@@ -32,9 +32,9 @@ func untilReread(t testing.TB, e *countertest.Ear, v counter.Version) {
 	})
 }
 
-// TestMembersOfPeersAreNamed: two processes edit one set. A watcher of either hears who
+// TestServerMembersOfPeersAreNamed: two processes edit one set. A watcher of either hears who
 // joined and left, and rereads nothing.
-func TestMembersOfPeersAreNamed(t *testing.T) {
+func TestServerMembersOfPeersAreNamed(t *testing.T) {
 	t.Parallel()
 	// A server of its own: others have theirs fall silent, and a feed that reconnects knows no names.
 	url := pgtest.Start(t).Database(t)
@@ -99,8 +99,8 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 	}
 }
 
-// TestWatchHealsAfterAnOutage: a watcher learns of changes that no notification told of.
-func TestWatchHealsAfterAnOutage(t *testing.T) {
+// TestServerWatchHealsAfterAnOutage: a watcher learns of changes that no notification told of.
+func TestServerWatchHealsAfterAnOutage(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
@@ -122,9 +122,9 @@ func TestWatchHealsAfterAnOutage(t *testing.T) {
 	untilVersion(t, e, v)
 }
 
-// TestMovesThatNobodyToldAreFound: a process is killed between its commit and its notification, and another one tells of
+// TestServerMovesThatNobodyToldAreFound: a process is killed between its commit and its notification, and another one tells of
 // a later change of the same set before a poll sees what is missing.
-func TestMovesThatNobodyToldAreFound(t *testing.T) {
+func TestServerMovesThatNobodyToldAreFound(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
@@ -137,8 +137,8 @@ func TestMovesThatNobodyToldAreFound(t *testing.T) {
 	untilReread(t, e, v)
 }
 
-// TestNotificationsOfAnOlderRelease: they name changes, and members only in these. All members are looked at again.
-func TestNotificationsOfAnOlderRelease(t *testing.T) {
+// TestServerNotificationsOfAnOlderRelease: they name changes, and members only in these. All members are looked at again.
+func TestServerNotificationsOfAnOlderRelease(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s, peer := open(t, url, func(c *Config) { c.PollEvery = time.Hour }), open(t, url)

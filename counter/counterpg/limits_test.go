@@ -10,7 +10,7 @@ import (
 )
 
 // States that have ended leave the table, and one that was used since it was looked at stays.
-func TestEndedLimitsAreSweptAway(t *testing.T) {
+func TestServerEndedLimitsAreSweptAway(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url) // it does not sweep in time

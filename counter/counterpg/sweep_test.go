@@ -18,7 +18,7 @@ func until(t testing.TB, url, sql string, want int) {
 
 func often(c *Config) { c.SweepEvery = 20 * time.Millisecond }
 
-func TestIdempotencyKeysAreForgottenAfterADay(t *testing.T) {
+func TestServerIdempotencyKeysAreForgottenAfterADay(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url) // it does not sweep in time
@@ -43,7 +43,7 @@ func TestIdempotencyKeysAreForgottenAfterADay(t *testing.T) {
 	}
 }
 
-func TestWhatWasResetOrDeletedIsSweptAway(t *testing.T) {
+func TestServerWhatWasResetOrDeletedIsSweptAway(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, often)
@@ -68,7 +68,7 @@ func TestWhatWasResetOrDeletedIsSweptAway(t *testing.T) {
 	}
 }
 
-func TestEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
+func TestServerEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, often)
@@ -102,9 +102,9 @@ func TestEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
 	until(t, url, entries+"'e:2'", 3)
 }
 
-// TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that
+// TestServerHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that
 // nobody touches any more.
-func TestHistoryIsForgotten(t *testing.T) {
+func TestServerHistoryIsForgotten(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, often)

@@ -64,7 +64,7 @@ func instance(t testing.TB, url, region string, servers []*redistest.Server, eve
 
 // Counters of another format are neither read nor changed, also when Redis comes to have
 // them later, and whoever fills that Redis is told. When the format fits again, so does the store.
-func TestAnotherFormatIsRefused(t *testing.T) {
+func TestServerAnotherFormatIsRefused(t *testing.T) {
 	server := redistest.Single(t)
 	add := []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &counter.Rule{Kind: counter.Sum}, Verb: counter.Add, Delta: 1}}}}
 	refused := func(s *counterredis.Store) {
@@ -105,24 +105,27 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 }
 
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
-func TestContractOnOneServer(t *testing.T) {
+func TestServerContract(t *testing.T) {
 	server := redistest.StartSecure(t, redistest.Durable...)
-	countertest.Run(t, countertest.Full, func(t testing.TB) countertest.Instance {
+	countertest.Run(t, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		return instance(t, server.URL(), "", []*redistest.Server{server}, 4)
 	})
 }
 
 // The store is that of a region with others, which shares what it changes.
-func TestContractOnCluster(t *testing.T) {
+func TestServerContractOnCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
-	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "keys of one counter are in one slot, those of a batch in many",
+		"changes at the same time add up":            "batches over several masters, some of which are killed",
+	}, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
 		return instance(t, cluster.URL(), "us", cluster.Masters, 12)
 	})
 }
 
-func TestCopies(t *testing.T) {
+func TestServerCopies(t *testing.T) {
 	t.Parallel()
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		s := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, redistest.Start(t).URL()), Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
@@ -131,9 +134,9 @@ func TestCopies(t *testing.T) {
 	})
 }
 
-// TestARestoredCounterIsSentToOtherRegions: the log of its bucket lacks it, and what other regions sent may be replaced. So
+// TestServerARestoredCounterIsSentToOtherRegions: the log of its bucket lacks it, and what other regions sent may be replaced. So
 // both are sent whole, also if another counter of the import has changed meanwhile.
-func TestARestoredCounterIsSentToOtherRegions(t *testing.T) {
+func TestServerARestoredCounterIsSentToOtherRegions(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	s := open(t, cluster.URL(), "us")
 	restored := counter.Copy{Key: "views:restored", State: counter.State{Kind: counter.Sum, Value: 9, Updated: 1, Version: counter.Version{Incarnation: 5, Sequence: 3}}}

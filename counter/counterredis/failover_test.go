@@ -16,11 +16,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestSentinelFailover: while clients change counters, their master dies and the replica takes its place.
+// TestClockSentinelFailover: while clients change counters, their master dies and the replica takes its place.
 // The replica is asynchronous: what was acknowledged and had not reached it is lost, an operation with all
 // its counters and its idempotency key. What had reached it stays, and nothing counts twice.
-func TestSentinelFailover(t *testing.T) {
-	testkit.Long(t)
+func TestClockSentinelFailover(t *testing.T) {
 	t.Parallel()
 	const clients = 8
 	sentinel := redistest.StartSentinel(t)

@@ -53,9 +53,9 @@ func values(t testing.TB, s *Store, keys []string) (out []int64) {
 	return out
 }
 
-// TestABatchOfExactCountersIsWholeOnACluster: all of them, and their idempotency key, are in one slot, so that one
+// TestServerABatchOfExactCountersIsWholeOnACluster: all of them, and their idempotency key, are in one slot, so that one
 // script makes them. (Invariant 1.)
-func TestABatchOfExactCountersIsWholeOnACluster(t *testing.T) {
+func TestServerABatchOfExactCountersIsWholeOnACluster(t *testing.T) {
 	s := begin(t, redistest.ThreeMasters(t).URL())
 	op := counter.Op{IdempotencyKey: counter.NewIdempotencyKey("*", "", "batch")}
 	keys := []string{"k:a", "k:b", "k:c", "k:d", "k:e", "k:f"}
@@ -101,9 +101,9 @@ func (h halfway) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// TestABatchThatWasMadeInPartIsMadeWhole: a process that dies within a batch of counters in several buckets leaves some of
+// TestServerABatchThatWasMadeInPartIsMadeWhole: a process that dies within a batch of counters in several buckets leaves some of
 // them unmade. Its repetition makes these, and no other once more.
-func TestABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
+func TestServerABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
 	s := begin(t, redistest.ThreeMasters(t).URL())
 	keys := []string{"v:a", "v:b", "v:c", "v:d", "v:e"}
 	for parts := range 5 {
@@ -135,8 +135,8 @@ func TestABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
 	}
 }
 
-// TestACounterWhoseRuleHadAnotherKind: it is in the bucket of the rule of before, and its change is refused.
-func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
+// TestServerACounterWhoseRuleHadAnotherKind: it is in the bucket of the rule of before, and its change is refused.
+func TestServerACounterWhoseRuleHadAnotherKind(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "cluster": redistest.ThreeMasters(t).URL()} {
 		s := begin(t, url)
 		for key, was := range map[string]*counter.Rule{"v:1": stock, "v:2": stock, "k:1": views, "k:2": views} {
@@ -159,8 +159,8 @@ func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
 	}
 }
 
-// TestACopyGoesWhereItsKindIs: an import may have been given other rules than the server, or none.
-func TestACopyGoesWhereItsKindIs(t *testing.T) {
+// TestServerACopyGoesWhereItsKindIs: an import may have been given other rules than the server, or none.
+func TestServerACopyGoesWhereItsKindIs(t *testing.T) {
 	server := redistest.Start(t)
 	by := New(Config{Conn: redistest.Dial(t, server.URL()), Rules: rulesFor(t, counter.Sum)})
 	defer by.Close()
@@ -184,10 +184,10 @@ func rulesFor(t testing.TB, kind counter.Kind) *counter.Rules {
 	return rules
 }
 
-// TestKillNineOfRedisLosesNothing: the value is what was acknowledged, plus what landed
+// TestClockKillNineOfRedisLosesNothing: the value is what was acknowledged, plus what landed
 // unanswered. Repeating an operation shows whether it landed: then it is a replay.
 // (Invariant 1.)
-func TestKillNineOfRedisLosesNothing(t *testing.T) {
+func TestClockKillNineOfRedisLosesNothing(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	s := begin(t, server.URL())
 	var made, repeated atomic.Int64
@@ -217,10 +217,7 @@ func TestKillNineOfRedisLosesNothing(t *testing.T) {
 			}()
 		}()
 	}
-	rounds := 8
-	if testing.Short() {
-		rounds = 2
-	}
+	const rounds = 4
 	for range rounds {
 		before := made.Load()
 		testkit.Eventually(t, "changes are made", func() bool { return made.Load() >= before+20 })
@@ -243,9 +240,9 @@ func TestKillNineOfRedisLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAMemberIsSmall: of a million members each takes at most 24 bytes. This test has
+// TestServerAMemberIsSmall: of a million members each takes at most 24 bytes. This test has
 // fewer; BenchmarkMembers has the million.
-func TestAMemberIsSmall(t *testing.T) {
+func TestServerAMemberIsSmall(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	if got := fill(t, s, server, 30_000); got > 24 {
@@ -333,9 +330,9 @@ func commands(b testing.TB, server *redistest.Server) string {
 	return calls
 }
 
-// TestRegistersAreRedisOwn: Redis and package hyperloglog add to the same bytes and count the same,
+// TestServerRegistersAreRedisOwn: Redis and package hyperloglog add to the same bytes and count the same,
 // sparse and dense.
-func TestRegistersAreRedisOwn(t *testing.T) {
+func TestServerRegistersAreRedisOwn(t *testing.T) {
 	server := redistest.Single(t)
 	client := redis.NewClient(mustURL(t, server.URL()))
 	t.Cleanup(func() { client.Close() })
@@ -380,8 +377,8 @@ func mustURL(t testing.TB, url string) *redis.Options {
 	return o
 }
 
-// TestAFewUniquesAreSmall: a counter of few members costs no 12 KB.
-func TestAFewUniquesAreSmall(t *testing.T) {
+// TestServerAFewUniquesAreSmall: a counter of few members costs no 12 KB.
+func TestServerAFewUniquesAreSmall(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	visitors := &counter.Rule{Match: "*", Kind: counter.Unique}
@@ -399,9 +396,9 @@ func TestAFewUniquesAreSmall(t *testing.T) {
 	}
 }
 
-// TestStepsOfUniquesAreForgotten: whom a unique saw in a step expires; what is over leaves the list of
+// TestServerStepsOfUniquesAreForgotten: whom a unique saw in a step expires; what is over leaves the list of
 // steps when the next one begins, and all of it goes with the counter.
-func TestStepsOfUniquesAreForgotten(t *testing.T) {
+func TestServerStepsOfUniquesAreForgotten(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	rule := &counter.Rule{Match: "*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}}}
@@ -439,9 +436,9 @@ func TestStepsOfUniquesAreForgotten(t *testing.T) {
 	}
 }
 
-// TestHistoryIsForgotten: what was gained goes when it is kept long enough, with all of it when nobody
+// TestServerHistoryIsForgotten: what was gained goes when it is kept long enough, with all of it when nobody
 // touches the counter any more, and with the counter.
-func TestHistoryIsForgotten(t *testing.T) {
+func TestServerHistoryIsForgotten(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	rule := &counter.Rule{Match: "*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}

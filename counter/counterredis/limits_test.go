@@ -73,7 +73,7 @@ func judged(ctx context.Context, t rapid.TB, c *redis.Client, sha string, calls 
 }
 
 // The script says what package limit says, whatever the clock does.
-func TestTheScriptJudgesAsGo(t *testing.T) {
+func TestServerTheScriptJudgesAsGo(t *testing.T) {
 	c, sha := loaded(t)
 	ctx, names := t.Context(), time.Now().UnixNano()
 	rapid.Check(t, func(t *rapid.T) {
@@ -105,7 +105,7 @@ func TestTheScriptJudgesAsGo(t *testing.T) {
 }
 
 // A long log is judged alike, and what is too old leaves Redis.
-func TestALongLog(t *testing.T) {
+func TestServerALongLog(t *testing.T) {
 	c, sha := loaded(t)
 	name := limit.Name{Key: fmt.Sprint("long ", time.Now().UnixNano()), Algorithm: limit.Log, Window: 5000}
 	var s limit.State
@@ -132,7 +132,7 @@ func TestALongLog(t *testing.T) {
 }
 
 // A key ends when its state does.
-func TestKeysOfLimitsEnd(t *testing.T) {
+func TestServerKeysOfLimitsEnd(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	c := server.Client()

@@ -1,5 +1,5 @@
-// Package countertest has the contract of a store of counters, as tests. Every store runs all of it; with -short only a
-// store in memory and one on a single Redis do.
+// Package countertest has the contract of a store of counters, as tests. The store in memory and the one on a single
+// Redis keep all of it, other set-ups the parts in which they can differ.
 package countertest
 
 import (
@@ -10,6 +10,7 @@ import (
 	"math"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"headcount/counter"
@@ -63,76 +64,92 @@ var Rules = func() *counter.Rules {
 
 func number(n int64) *int64 { return &n }
 
-// Extent is how much of the contract a set-up of a store runs with -short. Without -short it runs everything.
-type Extent int
-
-const (
-	// Core is for another set-up of a store that is tested elsewhere: the model, crashes, and many clients.
-	Core Extent = iota
-	// Brief is for a store with code of its own.
-	Brief
-	// Full is for the store in memory, and for the one on a single Redis server.
-	Full
-)
-
 // part is one test of the contract.
 type part struct {
 	name string
-	in   Extent // the smallest one that runs it
 	test func(*testing.T, Instance)
 }
 
 // parts has all tests. The model covers operations one after another; the others cover what the model does not see:
 // bounds of numbers and sizes, concurrent clients, crashes, and updates.
 var parts = []part{
-	{"any history ends with the model's counters", Core, model},
-	{"64 bits are kept to the last", Brief, wide},
-	{"many members and changes at once", Brief, large},
-	{"a unique with many members", Full, manyUniques},
-	{"steps of time add up", Brief, histories},
-	{"marks of what gained most", Brief, tops},
-	{"more values than are kept", Full, manyValues},
-	{"ledger in pages", Brief, ledgerPages},
-	{"a merged change", Full, merged},
-	{"aggregates", Brief, aggregates},
-	{"sets are listed", Full, listed},
-	{"a watcher hears what it follows", Brief, watch},
-	{"a watcher hears members", Full, watchMembers},
-	{"a watcher hears a delete once", Full, watchDelete},
-	{"a slow watcher hears the newest", Full, watchSlow},
-	{"64 clients fight for the last 10", Brief, fight},
-	{"changes at the same time add up", Core, concurrent},
-	{"what no caller may ask for", Full, badOps},
-	{"a store that is away", Brief, away},
-	{"a closed store is unavailable, and says so", Full, closed},
-	{"limits end as the model's", Brief, limitModel},
-	{"limits come back", Full, limitReturns},
-	{"64 clients fight for 100", Brief, limitFight},
-	{"limits of a store that is away", Full, limitAway},
+	{"any history ends with the model's counters", model},
+	{"64 bits are kept to the last", wide},
+	{"many members and changes at once", large},
+	{"a unique with many members", manyUniques},
+	{"steps of time add up", histories},
+	{"marks of what gained most", tops},
+	{"more values than are kept", manyValues},
+	{"ledger in pages", ledgerPages},
+	{"a merged change", merged},
+	{"aggregates", aggregates},
+	{"sets are listed", listed},
+	{"a watcher hears what it follows", watch},
+	{"a watcher hears members", watchMembers},
+	{"a watcher hears a delete once", watchDelete},
+	{"a slow watcher hears the newest", watchSlow},
+	{"64 clients fight for the last 10", fight},
+	{"changes at the same time add up", concurrent},
+	{"what no caller may ask for", badOps},
+	{"a store that is away", away},
+	{"a closed store is unavailable, and says so", closed},
+	{"limits end as the model's", limitModel},
+	{"limits come back", limitReturns},
+	{"64 clients fight for 100", limitFight},
+	{"limits of a store that is away", limitAway},
 }
 
-// Run tests the contract; with -short, that extent of it.
-func Run(t *testing.T, short Extent, open Factory) {
-	extent := Full
-	if testing.Short() {
-		extent = short
-	}
-	checks := flag.Lookup("rapid.checks")
-	if all := checks.Value.String(); short < Full && all != strconv.Itoa(FewChecks) {
-		setFlag(t, checks, strconv.Itoa(FewChecks))
-		t.Cleanup(func() { setFlag(t, checks, all) })
-	}
+// Run tests the whole contract, for a store on a server that no other set-up tests in full.
+func Run(t *testing.T, open Factory) {
 	for _, p := range parts {
-		if p.in <= extent {
+		t.Run(p.name, func(t *testing.T) { p.test(t, open(t)) })
+	}
+}
+
+// RunInBubble tests the whole contract by the clock of synctest, for a store within the process.
+func RunInBubble(t *testing.T, open Factory) {
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { p.test(t, open(t)) })
+		})
+	}
+}
+
+// Parts has parts of the contract by name, and why a set-up of a store can differ there from those that keep the whole
+// contract.
+type Parts map[string]string
+
+// RunParts tests parts of the contract, the model with fewer histories.
+func RunParts(t *testing.T, some Parts, open Factory) {
+	FewHistories(t)
+
+	ran := 0
+	for _, p := range parts {
+		if some[p.name] != "" {
+			ran++
 			t.Run(p.name, func(t *testing.T) { p.test(t, open(t)) })
 		}
+	}
+
+	if ran != len(some) {
+		t.Errorf("%d parts of %v are parts of the contract", ran, some)
 	}
 }
 
 // FewChecks is the number of random histories of the model for set-ups of a store that another set-up tests in full.
-// With -short rapid runs a fifth of them. A package with several such set-ups sets rapid.checks to it before its
-// tests.
+// A package with several such set-ups sets rapid.checks to it before its tests.
 const FewChecks = 20
+
+// FewHistories sets rapid.checks to FewChecks until the test ends.
+func FewHistories(t testing.TB) {
+	t.Helper()
+
+	checks := flag.Lookup("rapid.checks")
+	if all := checks.Value.String(); all != strconv.Itoa(FewChecks) {
+		setFlag(t, checks, strconv.Itoa(FewChecks))
+		t.Cleanup(func() { setFlag(t, checks, all) })
+	}
+}
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
 	t.Helper()

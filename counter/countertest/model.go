@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"headcount/counter"
+	"headcount/internal/testkit"
 )
 
 // truth is the contract in its plainest form. It shares nothing with a store, and its
@@ -204,7 +205,7 @@ func model(t *testing.T, i Instance) {
 	fits := func(key string, rule *counter.Rule) bool {
 		return strings.HasPrefix(key, "exact") == (rule.Kind == counter.Exact)
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		space := fmt.Sprintf(" of run %d ", runs.Add(1))
 		pair := rapid.SampledFrom(alike).Draw(rt, "names")
 		keys := []string{"any" + space} // Rules says which of the others are exact

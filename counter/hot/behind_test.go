@@ -65,8 +65,8 @@ func spread(t testing.TB, s *Store, key string) {
 	}
 }
 
-// TestAnOrderlyEndGathers what was added to shards, so PostgreSQL has it when Redis is empty at the next start.
-func TestAnOrderlyEndGathers(t *testing.T) {
+// TestServerAnOrderlyEndGathers what was added to shards, so PostgreSQL has it when Redis is empty at the next start.
+func TestServerAnOrderlyEndGathers(t *testing.T) {
 	server, postgres := redistest.Start(t, "--save", ""), pgtest.Single(t).Database(t)
 	s, _ := behind(t, server.URL(), postgres)
 	key := "k"
@@ -79,9 +79,9 @@ func TestAnOrderlyEndGathers(t *testing.T) {
 	exactly(t, s, key, 120)
 }
 
-// TestRedisLosesItsMemory while a sum is sharded. What was gathered and persisted comes back; what shards have that are still there
+// TestServerRedisLosesItsMemory while a sum is sharded. What was gathered and persisted comes back; what shards have that are still there
 // is counted once, also when they had more than what was persisted.
-func TestRedisLosesItsMemory(t *testing.T) {
+func TestServerRedisLosesItsMemory(t *testing.T) {
 	postgres := pgtest.Single(t)
 	for name, shards := range map[string]bool{"all of it": false, "but the shards": true} {
 		t.Run(name, func(t *testing.T) {

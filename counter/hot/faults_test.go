@@ -27,9 +27,9 @@ func (p process) ticks(t testing.TB) {
 	}
 }
 
-// TestShardsAreLost: a server that comes back without shards, or with older ones, takes no more additions to them, and what it
+// TestServerShardsAreLost: a server that comes back without shards, or with older ones, takes no more additions to them, and what it
 // has kept still counts.
-func TestShardsAreLost(t *testing.T) {
+func TestServerShardsAreLost(t *testing.T) {
 	server := redistest.Start(t, "--save", "")
 	for name, is := range map[string]struct {
 		text string // of a shard, behind its epoch; empty: it is gone
@@ -90,8 +90,8 @@ func TestShardsAreLost(t *testing.T) {
 	}
 }
 
-// TestAnOpeningIsLate: a call that opens shards and comes after they were closed opens none of them.
-func TestAnOpeningIsLate(t *testing.T) {
+// TestServerAnOpeningIsLate: a call that opens shards and comes after they were closed opens none of them.
+func TestServerAnOpeningIsLate(t *testing.T) {
 	p := begin(t, redistest.ThreeMasters(t).URL())
 	key := t.Name()
 	made(t, p, add(key, 1))
@@ -116,9 +116,9 @@ func TestAnOpeningIsLate(t *testing.T) {
 	}
 }
 
-// TestAGatheringIsLate: of what was read before another gathering, before the sum was merged, and before it was sharded
+// TestServerAGatheringIsLate: of what was read before another gathering, before the sum was merged, and before it was sharded
 // again, nothing changes its record.
-func TestAGatheringIsLate(t *testing.T) {
+func TestServerAGatheringIsLate(t *testing.T) {
 	p := begin(t, redistest.ThreeMasters(t).URL())
 	key := t.Name()
 	made(t, p, add(key, 1))
@@ -158,8 +158,8 @@ func TestAGatheringIsLate(t *testing.T) {
 	exactly(t, p, key, 46)
 }
 
-// TestTheRecordIsLost, and comes back as it was in an earlier epoch: reads go on, and what shards have kept is counted again.
-func TestTheRecordIsLost(t *testing.T) {
+// TestServerTheRecordIsLost, and comes back as it was in an earlier epoch: reads go on, and what shards have kept is counted again.
+func TestServerTheRecordIsLost(t *testing.T) {
 	server := redistest.Start(t)
 	p, other := begin(t, server.URL()), begin(t, server.URL())
 	record := fmt.Sprintf("hc:{n%d}:c", counterredis.BucketOf("k"))
@@ -184,8 +184,8 @@ func TestTheRecordIsLost(t *testing.T) {
 	exactly(t, other, "k", 11)
 }
 
-// TestPhasesOfFormerReleases are as if the sum were sharded.
-func TestPhasesOfFormerReleases(t *testing.T) {
+// TestServerPhasesOfFormerReleases are as if the sum were sharded.
+func TestServerPhasesOfFormerReleases(t *testing.T) {
 	server := redistest.Start(t)
 	for _, phase := range []string{"o", "c"} {
 		p, other := begin(t, server.URL()), begin(t, server.URL())
@@ -226,9 +226,9 @@ func TestPhasesOfFormerReleases(t *testing.T) {
 	}
 }
 
-// TestDeletedElsewhere while the sum is sharded here. What its shards take before everybody here knows counts in its next life; when
+// TestServerDeletedElsewhere while the sum is sharded here. What its shards take before everybody here knows counts in its next life; when
 // that is nothing, nobody has touched it.
-func TestDeletedElsewhere(t *testing.T) {
+func TestServerDeletedElsewhere(t *testing.T) {
 	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
 		for _, more := range []int64{0, 10} {
 			t.Run(fmt.Sprint(name, " ", more), func(t *testing.T) {
@@ -289,8 +289,8 @@ func inRegion(t testing.TB, url string) process {
 	return p
 }
 
-// TestOneOfManyGathers: a process gathers what it has added, unless another one has gathered; and an owner what is left.
-func TestOneOfManyGathers(t *testing.T) {
+// TestServerOneOfManyGathers: a process gathers what it has added, unless another one has gathered; and an owner what is left.
+func TestServerOneOfManyGathers(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	a, b, owner := begin(t, url), begin(t, url), begin(t, url)
 	key := t.Name()
@@ -320,8 +320,8 @@ func TestOneOfManyGathers(t *testing.T) {
 	record(6)
 }
 
-// TestASumThatIsNotBusy stays sharded, and is changed by its record.
-func TestASumThatIsNotBusy(t *testing.T) {
+// TestServerASumThatIsNotBusy stays sharded, and is changed by its record.
+func TestServerASumThatIsNotBusy(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())
 	key := t.Name()
 	made(t, p, add(key, 1))

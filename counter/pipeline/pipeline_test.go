@@ -60,42 +60,51 @@ func opened(t testing.TB, cfg Config) asStore {
 	return asStore{c.store, c}
 }
 
-// TestContract: the whole way of a change keeps the contract of a store, with all that stands in front of one.
-func TestContract(t *testing.T) {
-	t.Run("memory", func(t *testing.T) {
-		countertest.Run(t, countertest.Brief, func(t testing.TB) countertest.Instance {
-			return countertest.Instance{Store: opened(t, Config{})}
-		})
+// The whole way of a change keeps the contract of a store, with all that stands in front of one.
+func TestContractInMemory(t *testing.T) {
+	countertest.FewHistories(t)
+	countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
+		return countertest.Instance{Store: opened(t, Config{})}
 	})
-	t.Run("file", func(t *testing.T) {
-		countertest.Run(t, countertest.Brief, func(t testing.TB) countertest.Instance {
-			cfg := Config{DataDir: t.TempDir()}
-			s := opened(t, cfg)
-			return countertest.Instance{Store: s, Crash: func(t testing.TB) counter.Store {
-				if err := s.Close(); err != nil {
-					t.Error(err)
-				}
-				s = opened(t, cfg)
-				return s
-			}}
-		})
+}
+
+func TestContractInAFile(t *testing.T) {
+	countertest.FewHistories(t)
+	countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
+		cfg := Config{DataDir: t.TempDir()}
+		s := opened(t, cfg)
+
+		return countertest.Instance{Store: s, Crash: func(t testing.TB) counter.Store {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			s = opened(t, cfg)
+
+			return s
+		}}
 	})
-	t.Run("Redis", func(t *testing.T) {
-		server := redistest.Start(t, redistest.Durable...)
-		countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
-			server.Flush(t)
-			cfg := Config{Redis: redistest.Dial(t, server.URL())}
-			s := opened(t, cfg)
-			return countertest.Instance{Store: s, Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
-				server.Restart(t)
-				if err := s.Close(); err != nil {
-					t.Error(err)
-				}
-				s = opened(t, cfg)
-				countertest.AwaitServed(t, s)
-				return s
-			}}
-		})
+}
+
+func TestServerContractOverRedis(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "stores and what stands in front of them are put together",
+		"changes at the same time add up":            "changes of several callers are combined",
+	}, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		cfg := Config{Redis: redistest.Dial(t, server.URL())}
+		s := opened(t, cfg)
+
+		return countertest.Instance{Store: s, Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
+			server.Restart(t)
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			s = opened(t, cfg)
+			countertest.AwaitServed(t, s)
+
+			return s
+		}}
 	})
 }
 
@@ -184,8 +193,8 @@ func TestAMarkFails(t *testing.T) {
 	}
 }
 
-// TestStates: the counters say whether their server can be reached, and that this has changed.
-func TestStates(t *testing.T) {
+// TestClockStates: the counters say whether their server can be reached, and that this has changed.
+func TestClockStates(t *testing.T) {
 	server := redistest.Start(t)
 	c := opened(t, Config{Redis: redistest.Dial(t, server.URL())}).counters
 	changes := make(chan struct{}, 100)

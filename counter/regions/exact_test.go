@@ -60,7 +60,7 @@ func (r *region) has(t testing.TB, key string, want int64) counter.Counter {
 	return c
 }
 
-func TestRegionsShareExactCounters(t *testing.T) {
+func TestClockRegionsShareExactCounters(t *testing.T) {
 	t.Parallel()
 	us, eu, postgres, database := sharing(t)
 	both := []*region{us, eu}

@@ -69,7 +69,7 @@ func drop(rule *counter.Rule) counter.Change {
 }
 
 // The total has room, but a region's own part has not.
-func TestAnOwnPartHasABound(t *testing.T) {
+func TestServerAnOwnPartHasABound(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	us, eu := list[0], list[1]
@@ -102,7 +102,7 @@ func TestAnOwnPartHasABound(t *testing.T) {
 }
 
 // The parts from elsewhere have more than 64 bits together, as long as they have a base each, but the total has not.
-func TestATotalFitsWherePartsDoNot(t *testing.T) {
+func TestServerATotalFitsWherePartsDoNot(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	us, eu := list[0], list[1]
@@ -122,7 +122,7 @@ func TestATotalFitsWherePartsDoNot(t *testing.T) {
 }
 
 // A region whose clock is ahead hears of a counter, which is then ended by one that does not know of that life.
-func TestALifeOfHearingEnds(t *testing.T) {
+func TestServerALifeOfHearingEnds(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	us, eu := list[0], list[1]
@@ -174,7 +174,7 @@ func TestALifeOfHearingEnds(t *testing.T) {
 }
 
 // What a process without regions changes is told, if late; and what it deletes leaves no parts.
-func TestAProcessWithoutRegions(t *testing.T) {
+func TestServerAProcessWithoutRegions(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	us, eu := list[0], list[1]
@@ -213,7 +213,7 @@ func TestAProcessWithoutRegions(t *testing.T) {
 }
 
 // A copy of a region's Redis has what came from elsewhere, so that is not counted twice.
-func TestACopyOfARegion(t *testing.T) {
+func TestServerACopyOfARegion(t *testing.T) {
 	t.Parallel()
 	for _, rule := range []*counter.Rule{views, likes} {
 		t.Run(rule.Kind.String(), func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestACopyOfARegion(t *testing.T) {
 }
 
 // An older memory went on until its sequence was what the others know, with another value.
-func TestTwoValuesOfOneSequence(t *testing.T) {
+func TestServerTwoValuesOfOneSequence(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	us, eu := list[0], list[1]
@@ -296,7 +296,7 @@ func TestTwoValuesOfOneSequence(t *testing.T) {
 }
 
 // A process with another --region is told so, and tells nothing.
-func TestARegionKeepsItsName(t *testing.T) {
+func TestServerARegionKeepsItsName(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	renamed := open(t, "usa", us.server.URL())
@@ -311,7 +311,7 @@ func TestARegionKeepsItsName(t *testing.T) {
 }
 
 // What was deleted long ago is forgotten 30 days after that, not after it was heard.
-func TestAnOldDeletion(t *testing.T) {
+func TestServerAnOldDeletion(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	hear := func(ago time.Duration) string {
@@ -330,7 +330,7 @@ func TestAnOldDeletion(t *testing.T) {
 	}
 }
 
-func TestAPartThatFindsNoRoomIsOdd(t *testing.T) {
+func TestServerAPartThatFindsNoRoomIsOdd(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	parts := ""
@@ -344,7 +344,7 @@ func TestAPartThatFindsNoRoomIsOdd(t *testing.T) {
 	wants(t, us, 100)
 }
 
-func TestPositionsThatCannotBeRead(t *testing.T) {
+func TestServerPositionsThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	us.server.Do(t, "SET", "hc:{n9}:s", "no hash")
@@ -354,7 +354,7 @@ func TestPositionsThatCannotBeRead(t *testing.T) {
 }
 
 // The log says once that a link fails, and once that it does not any more.
-func TestALinkThatFailsSaysSoOnce(t *testing.T) {
+func TestServerALinkThatFailsSaysSoOnce(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
 	remote := counterredis.New(counterredis.Config{Conn: redistest.Dial(t, list[1].server.URL()), Log: zerolog.Nop()})
@@ -389,7 +389,7 @@ func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 }
 
 // A region whose log was further on than it says now has lost memory, whatever its counters say.
-func TestPlacesThatFallTellOfLostMemory(t *testing.T) {
+func TestServerPlacesThatFallTellOfLostMemory(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	for i, tc := range []struct {

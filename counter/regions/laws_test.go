@@ -45,7 +45,7 @@ func share(t *rapid.T, name string, kind counter.Kind) Share {
 	return s
 }
 
-func TestTheLawsOfMerging(t *testing.T) {
+func TestServerTheLawsOfMerging(t *testing.T) {
 	for _, kind := range []counter.Kind{counter.Sum, counter.Members, counter.Unique} {
 		t.Run(kind.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
@@ -71,7 +71,7 @@ func TestTheLawsOfMerging(t *testing.T) {
 
 // Three regions change a sum, reset it, lose their memory, and hear what others told at some time, also late and
 // twice. When all have heard all, they agree; and without a loss each change counts but those that a reset knew of.
-func TestRegionsAgree(t *testing.T) {
+func TestServerRegionsAgree(t *testing.T) {
 	for _, kind := range []counter.Kind{counter.Sum, counter.Members} {
 		t.Run(kind.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {

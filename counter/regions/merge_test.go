@@ -103,9 +103,9 @@ func tell(t testing.TB, to *counterredis.Store, from, self string, bucket int, m
 	return told[0]
 }
 
-// TestRedisMergesAsTheArithmeticDoes makes random changes in three regions and carries what they tell at random, late,
+// TestServerRedisMergesAsTheArithmeticDoes makes random changes in three regions and carries what they tell at random, late,
 // twice and out of order; also when a region loses its memory. What Redis has is what the model says.
-func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
+func TestServerRedisMergesAsTheArithmeticDoes(t *testing.T) {
 	var replicas []*replica
 	for _, name := range []string{"us", "eu", "ap"} {
 		server := redistest.Start(t)

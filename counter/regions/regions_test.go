@@ -235,7 +235,7 @@ func (w *watcher) value(key string) int64 {
 }
 
 // The faults of links and regions, one after the other in one world.
-func TestRegionsHaveOneTotal(t *testing.T) {
+func TestClockRegionsHaveOneTotal(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, false)
 	all := []*region{us, eu, ap}
@@ -421,7 +421,7 @@ func other(all []*region, name string) *region {
 }
 
 // Links that lose batches and answers, and repeat what they carried long ago, change no total.
-func TestBadLinks(t *testing.T) {
+func TestServerBadLinks(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, true)
 	all := []*region{us, eu, ap}
@@ -453,7 +453,7 @@ func TestBadLinks(t *testing.T) {
 }
 
 // A bucket of many pages reaches an empty peer over a link that loses batches and answers and repeats what it carried.
-func TestAWholeBucketOnABadLink(t *testing.T) {
+func TestServerAWholeBucketOnABadLink(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, true)
 	want := map[string]int64{}
@@ -478,7 +478,7 @@ func TestAWholeBucketOnABadLink(t *testing.T) {
 }
 
 // Steps of time and dimensions are each region's own, and added up when they are read.
-func TestHistoriesAreAddedUp(t *testing.T) {
+func TestServerHistoriesAreAddedUp(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, false)
 	all := []*region{us, eu, ap}
@@ -544,7 +544,7 @@ func TestHistoriesAreAddedUp(t *testing.T) {
 }
 
 // A server that comes back with an older memory counts what the others know of it, and all agree.
-func TestAnOlderMemory(t *testing.T) {
+func TestClockAnOlderMemory(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, false)
 	all := []*region{us, eu, ap}
@@ -564,7 +564,7 @@ func TestAnOlderMemory(t *testing.T) {
 }
 
 // A peer that is another region than the settings say is told nothing.
-func TestAPeerOfAnotherName(t *testing.T) {
+func TestServerAPeerOfAnotherName(t *testing.T) {
 	t.Parallel()
 	us, wrong := redistest.Start(t), redistest.Start(t)
 	there := open(t, "ap", wrong.URL())

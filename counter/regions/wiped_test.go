@@ -11,7 +11,7 @@ import (
 
 // Regions agree after one of them has lost all, also when one of the others had not heard its last changes, and while
 // a third goes on.
-func TestRegionsAgreeAfterAWipe(t *testing.T) {
+func TestServerRegionsAgreeAfterAWipe(t *testing.T) {
 	t.Parallel()
 	us, eu, ap := world(t, false)
 	all := []*region{us, eu, ap}

@@ -38,14 +38,11 @@ func everything(t testing.TB, s counter.Dumper) map[string]counter.Copy {
 }
 
 // A Redis that had no PostgreSQL gets one: all its counters are carried there, and go on.
-func TestCountersOfARedisAreAdopted(t *testing.T) {
+func TestServerCountersOfARedisAreAdopted(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	url := pgtest.Single(t).Database(t)
 	before := alone(t, cluster.URL())
-	n := 1000
-	if testing.Short() {
-		n = 60
-	}
+	const n = 300
 	countertest.Fill(t, before, n)
 	want := everything(t, before)
 	idempotencyKeys := map[string]time.Time{}
@@ -151,7 +148,7 @@ func TestCountersOfARedisAreAdopted(t *testing.T) {
 
 // Nothing is carried over, and nothing removed, while processes without PostgreSQL may run,
 // or when PostgreSQL has another counter of the same key.
-func TestAdoptionIsRefused(t *testing.T) {
+func TestServerAdoptionIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		prepare func(t *testing.T, redis *redistest.Server, postgres string)
 		says    string

@@ -98,9 +98,9 @@ func gained(t testing.TB, s counter.Reader, key string, step time.Duration) (tot
 	return total + seen.Count()
 }
 
-// TestWhatLeavesRedisComesBack: counters that are cold, and those of a Redis that lost its memory, come
+// TestClockWhatLeavesRedisComesBack: counters that are cold, and those of a Redis that lost its memory, come
 // back from PostgreSQL with everything that is kept of them, and go on where they were.
-func TestWhatLeavesRedisComesBack(t *testing.T) {
+func TestClockWhatLeavesRedisComesBack(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
 	w := &twins{store: open(t, cfg), truth: countermem.New(countermem.Config{}), keys: []string{"v:1", "v:2", "v:gone", "l:1", "l:many", "u:1", "u:many", "k:1", "v:none"}}
@@ -190,9 +190,9 @@ func TestWhatLeavesRedisComesBack(t *testing.T) {
 	}
 }
 
-// TestPersistedOfOneMoment: what PostgreSQL has of a counter is of one moment, while it is changed, reset and
+// TestServerPersistedOfOneMoment: what PostgreSQL has of a counter is of one moment, while it is changed, reset and
 // deleted: its value, its registers, the gains of all steps, and what was counted under a dimension.
-func TestPersistedOfOneMoment(t *testing.T) {
+func TestServerPersistedOfOneMoment(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
@@ -264,8 +264,8 @@ func TestPersistedOfOneMoment(t *testing.T) {
 	<-ended
 }
 
-// TestAnOrderlyEndPersistsAll: after a server was stopped PostgreSQL has everything, however long the persist interval is.
-func TestAnOrderlyEndPersistsAll(t *testing.T) {
+// TestClockAnOrderlyEndPersistsAll: after a server was stopped PostgreSQL has everything, however long the persist interval is.
+func TestClockAnOrderlyEndPersistsAll(t *testing.T) {
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour}
 	s := open(t, cfg)
 	apply(t, s, op("", view("v:1", "shop")))

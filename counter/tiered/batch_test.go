@@ -54,7 +54,7 @@ func valuesAre(t testing.TB, s counter.Reader, op *counter.Op, want ...int64) {
 }
 
 // A batch is remembered by PostgreSQL, so it is a replay when one Redis server becomes a Cluster, or the other way round.
-func TestABatchIsRememberedByPostgres(t *testing.T) {
+func TestServerABatchIsRememberedByPostgres(t *testing.T) {
 	one := func() string { return redistest.Start(t).URL() }
 	cluster := func() string { return redistest.StartCluster(t, 3, 0).URL() }
 	for name, servers := range map[string][2]func() string{"from one server to a cluster": {one, cluster}, "from a cluster to one server": {cluster, one}} {
@@ -85,7 +85,7 @@ func TestABatchIsRememberedByPostgres(t *testing.T) {
 
 // When a master of a Cluster has lost a batch that was not persisted, its repetition makes it again, although another
 // master remembered it.
-func TestABatchThatRedisLostIsMadeAgain(t *testing.T) {
+func TestServerABatchThatRedisLostIsMadeAgain(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0)
 	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, cluster.URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	countertest.AwaitServed(t, s)
@@ -115,7 +115,7 @@ func TestABatchThatRedisLostIsMadeAgain(t *testing.T) {
 }
 
 // A batch that is refused for one of its counters changes none of them, on a Cluster, too.
-func TestABatchWithACounterOfAnotherKindChangesNothing(t *testing.T) {
+func TestServerABatchWithACounterOfAnotherKindChangesNothing(t *testing.T) {
 	now, err := counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"sum"}]}`))
 	if err != nil {
 		t.Fatal(err)

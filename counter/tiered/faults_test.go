@@ -90,8 +90,8 @@ func row(t testing.TB, url, key string) int64 {
 	return pgtest.Query[int64](t, url, "select coalesce((select value from headcount_counters where key = $1), -1)", key)
 }
 
-// TestPostgresAway: sums that Redis has go on, others and exact counters do not, and the lag grows.
-func TestPostgresAway(t *testing.T) {
+// TestClockPostgresAway: sums that Redis has go on, others and exact counters do not, and the lag grows.
+func TestClockPostgresAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	registry := prometheus.NewRegistry()
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
@@ -143,9 +143,9 @@ func TestPostgresAway(t *testing.T) {
 	}
 }
 
-// TestALateAcknowledgementOfAnotherGeneration ends no checkpoint of this one, although they are numbered anew in each generation: what was set
+// TestServerALateAcknowledgementOfAnotherGeneration ends no checkpoint of this one, although they are numbered anew in each generation: what was set
 // aside would never be persisted.
-func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
+func TestServerALateAcknowledgementOfAnotherGeneration(t *testing.T) {
 	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	redis := s.Redis()
 	apply(t, s, op("", add(views, "v:1", 7)))
@@ -177,10 +177,10 @@ func TestALateAcknowledgementOfAnotherGeneration(t *testing.T) {
 	}
 }
 
-// TestPendingBound: the number of changes that wait for PostgreSQL is bounded in each
+// TestClockPendingBound: the number of changes that wait for PostgreSQL is bounded in each
 // bucket. At the bound, changes of that bucket fail and others go on. Everything that
 // was acknowledged is persisted later.
-func TestPendingBound(t *testing.T) {
+func TestClockPendingBound(t *testing.T) {
 	const bound = 1 << 18
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
@@ -225,8 +225,8 @@ func TestPendingBound(t *testing.T) {
 	}
 }
 
-// TestPersistedWhileRedisIsFull: a Redis that takes no more writes still gives what it has, and so becomes emptier.
-func TestPersistedWhileRedisIsFull(t *testing.T) {
+// TestClockPersistedWhileRedisIsFull: a Redis that takes no more writes still gives what it has, and so becomes emptier.
+func TestClockPersistedWhileRedisIsFull(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
@@ -247,8 +247,8 @@ func TestPersistedWhileRedisIsFull(t *testing.T) {
 	testkit.Eventually(t, "changes are made again", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
 }
 
-// TestRedisAway: reads that may lag answer what PostgreSQL has.
-func TestRedisAway(t *testing.T) {
+// TestClockRedisAway: reads that may lag answer what PostgreSQL has.
+func TestClockRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
@@ -307,18 +307,15 @@ func whole(t testing.TB, s counter.Reader) (sums, exact int64) {
 	return got[0].Value, got[2].Value
 }
 
-// TestRedisEmptiedWhileChangesGoOn: every operation is whole, nothing that was persisted
+// TestClockRedisEmptiedWhileChangesGoOn: every operation is whole, nothing that was persisted
 // is lost, nothing counts twice, and every operation that an idempotency key remembers was
 // made.
-func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
+func TestClockRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
 	made := int64(0)
-	rounds := 4
-	if testing.Short() {
-		rounds = 1
-	}
+	const rounds = 2
 	for round := range rounds {
 		ctx, stop := context.WithCancel(t.Context())
 		var ids sync.Map
@@ -376,8 +373,8 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	t.Logf("%d operations", 2*made)
 }
 
-// TestDimensionsWhilePostgresIsAway: they are counted, and told apart, and come to PostgreSQL later.
-func TestDimensionsWhilePostgresIsAway(t *testing.T) {
+// TestClockDimensionsWhilePostgresIsAway: they are counted, and told apart, and come to PostgreSQL later.
+func TestClockDimensionsWhilePostgresIsAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
@@ -405,9 +402,9 @@ func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 	}
 }
 
-// TestRedisEmptiedWhileItIsPersisted: a checkpoint that Redis forgets on its way takes nothing away from
+// TestServerRedisEmptiedWhileItIsPersisted: a checkpoint that Redis forgets on its way takes nothing away from
 // PostgreSQL. A lock holds it up in the midst of a bucket, which Redis tells of in one piece.
-func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
+func TestServerRedisEmptiedWhileItIsPersisted(t *testing.T) {
 	redis, pg := redistest.Start(t, "--hash-max-listpack-entries", "10000"), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
@@ -460,10 +457,10 @@ func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 	}
 }
 
-// TestAGenerationThatPostgresDoesNotHave: PostgreSQL may fail, or the process die, after a generation has begun in
+// TestServerAGenerationThatPostgresDoesNotHave: PostgreSQL may fail, or the process die, after a generation has begun in
 // Redis and before PostgreSQL has its number. The next generation empties Redis then, so no change may be
 // acknowledged before.
-func TestAGenerationThatPostgresDoesNotHave(t *testing.T) {
+func TestServerAGenerationThatPostgresDoesNotHave(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)

@@ -18,14 +18,11 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestOlderMemory: Redis comes back, again and again, with a memory that lacks what was changed last, before a checkpoint or
+// TestClockOlderMemory: Redis comes back, again and again, with a memory that lacks what was changed last, before a checkpoint or
 // after it. What is persisted never falls, in value or version; no version is given twice with different values; and a
 // subscriber, who takes greater versions alone, shows each counter's value after its next change.
-func TestOlderMemory(t *testing.T) {
-	rounds := 8
-	if testing.Short() {
-		rounds = 2
-	}
+func TestClockOlderMemory(t *testing.T) {
+	const rounds = 4
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 500 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
@@ -153,9 +150,9 @@ func TestOlderMemory(t *testing.T) {
 	}
 }
 
-// TestOlderMemoryOfAPersistedCheckpoint: Redis comes back with its memory of the moment when a checkpoint had just
+// TestClockOlderMemoryOfAPersistedCheckpoint: Redis comes back with its memory of the moment when a checkpoint had just
 // begun, which PostgreSQL has. Nothing of that checkpoint is persisted again.
-func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
+func TestClockOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	store := open(t, tiered.Config{
 		Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: time.Hour,
@@ -188,9 +185,9 @@ func TestOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	w.same(t, "after further changes")
 }
 
-// TestPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data,
+// TestServerPostgresWithOlderData: a checkpoint that Redis has dropped is not in a PostgreSQL that comes back with older data,
 // after a failover to an asynchronous replica. Later ones are persisted.
-func TestPostgresWithOlderData(t *testing.T) {
+func TestServerPostgresWithOlderData(t *testing.T) {
 	pg := pgtest.Single(t)
 	redis := redistest.Dial(t, redistest.Start(t).URL())
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis, Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}

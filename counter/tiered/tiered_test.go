@@ -87,29 +87,35 @@ func instance(t testing.TB, begin func(testing.TB) counter.Store, redis []*redis
 	}
 }
 
-func TestContractOnOneServer(t *testing.T) {
+func TestServerContractOnOneServer(t *testing.T) {
 	t.Parallel()
 	server, pg := redistest.StartSecure(t, redistest.Durable...), pgtest.Start(t)
-	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "counters are loaded and persisted on the way",
+		"changes at the same time add up":            "counters are persisted meanwhile, and both servers are killed",
+	}, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		cfg := tiered.Config{Redis: redistest.Dial(t, server.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, func(t testing.TB) counter.Store { return open(t, cfg) }, []*redistest.Server{server}, pg, 6)
 	})
 }
 
-func TestContractOnCluster(t *testing.T) {
+func TestServerContractOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, pg := redistest.StartCluster(t, 3, 0, redistest.Durable...), pgtest.Start(t)
-	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "checkpoints have counters of several slots",
+		"changes at the same time add up":            "batches over several masters, some of which are killed",
+	}, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
 		cfg := tiered.Config{Redis: redistest.Dial(t, cluster.URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, func(t testing.TB) counter.Store { return open(t, cfg) }, cluster.Masters, pg, 12)
 	})
 }
 
-// TestALargeSetIsLoadedOnce: many visitors ask for a large set that is not in Redis. It comes there once, and not within a
+// TestServerALargeSetIsLoadedOnce: many visitors ask for a large set that is not in Redis. It comes there once, and not within a
 // call, which may not wait for as long as that lasts.
-func TestALargeSetIsLoadedOnce(t *testing.T) {
+func TestServerALargeSetIsLoadedOnce(t *testing.T) {
 	server := redistest.Start(t)
 	pg := pgtest.Single(t)
 	url := pg.Database(t)
@@ -148,8 +154,7 @@ func TestALargeSetIsLoadedOnce(t *testing.T) {
 	}
 }
 
-func TestCopies(t *testing.T) {
-	testkit.Long(t)
+func TestServerCopies(t *testing.T) {
 	pg := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		return open(t, tiered.Config{Redis: redistest.Dial(t, redistest.Start(t).URL()), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})

@@ -198,29 +198,31 @@ func countOf(key string, n int64, sequence uint64) presence.Update {
 
 // All pages of one connection that changed go out in one write.
 func TestManyPagesInOneWrite(t *testing.T) {
-	s := loneShard(10 * time.Millisecond)
-	w := s.watcher(t)
-	defer w.close()
-	var pages []string
-	for i := range 30 {
-		pages = append(pages, "page "+strconv.Itoa(i))
-	}
-	w.watch(0, pages...)
-	for round := range uint64(3) {
-		changed := pages[:30-10*round]
-		for _, page := range changed {
-			s.update(countOf(page, 7, round+1))
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+		var pages []string
+		for i := range 30 {
+			pages = append(pages, "page "+strconv.Itoa(i))
 		}
-		time.Sleep(30 * time.Millisecond) // longer than any interval here
-		s.deliver()
-		writes := w.take(t)
-		if len(writes) != 1 {
-			t.Fatalf("round %d: %d writes, want one", round, len(writes))
+		w.watch(0, pages...)
+		for round := range uint64(3) {
+			changed := pages[:30-10*round]
+			for _, page := range changed {
+				s.update(countOf(page, 7, round+1))
+			}
+			time.Sleep(30 * time.Millisecond) // longer than any interval here
+			s.deliver()
+			writes := w.take(t)
+			if len(writes) != 1 {
+				t.Fatalf("round %d: %d writes, want one", round, len(writes))
+			}
+			if got := counts(t, writes...); len(got) != len(changed) {
+				t.Fatalf("round %d: %d counts, want %d", round, len(got), len(changed))
+			}
 		}
-		if got := counts(t, writes...); len(got) != len(changed) {
-			t.Fatalf("round %d: %d counts, want %d", round, len(got), len(changed))
-		}
-	}
+	})
 }
 
 func TestPrecision(t *testing.T) {
@@ -294,21 +296,23 @@ func TestPrecision(t *testing.T) {
 // A join keeps the precision of a subscription, and its first count comes even
 // when its number is known already.
 func TestPrecisionOfJoined(t *testing.T) {
-	s := loneShard(10 * time.Millisecond)
-	w := s.watcher(t)
-	defer w.close()
-	w.watch(1, "p")
-	s.update(countOf("p", 11, 1))
-	s.deliver()
-	w.Hold(topicOf("p"))
-	s.update(countOf("p", 12, 2))
-	w.Ready(topicOf("p"))
-	time.Sleep(20 * time.Millisecond)
-	s.deliver()
-	got := counts(t, w.take(t)...)
-	if len(got) != 2 || got[0].Count != 10 || got[1].Count != 10 || got[1].Version != "1-2" {
-		t.Fatalf("got %v, want 10 twice", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(1, "p")
+		s.update(countOf("p", 11, 1))
+		s.deliver()
+		w.Hold(topicOf("p"))
+		s.update(countOf("p", 12, 2))
+		w.Ready(topicOf("p"))
+		time.Sleep(20 * time.Millisecond)
+		s.deliver()
+		got := counts(t, w.take(t)...)
+		if len(got) != 2 || got[0].Count != 10 || got[1].Count != 10 || got[1].Version != "1-2" {
+			t.Fatalf("got %v, want 10 twice", got)
+		}
+	})
 }
 
 // Whatever changes, and whenever, subscribers of all precisions have the newest
@@ -365,66 +369,70 @@ func TestPrecisionProperties(t *testing.T) {
 
 // A new form takes effect with the next update, or at once when it is asked for.
 func TestReform(t *testing.T) {
-	s := loneShard(10 * time.Millisecond)
-	w := s.watcher(t)
-	defer w.close()
-	s.update(countOf("p", 123, 1))
-	w.watch(0, "p")
-	s.update(countOf("p", 123, 1))
-	take := func(want ...int64) {
-		t.Helper()
-		time.Sleep(20 * time.Millisecond)
-		s.deliver()
-		got := counts(t, w.take(t)...)
-		if len(got) != len(want) || len(want) == 1 && got[0].Count != want[0] {
-			t.Errorf("got %v, want %v", got, want)
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+		s.update(countOf("p", 123, 1))
+		w.watch(0, "p")
+		s.update(countOf("p", 123, 1))
+		take := func(want ...int64) {
+			t.Helper()
+			time.Sleep(20 * time.Millisecond)
+			s.deliver()
+			got := counts(t, w.take(t)...)
+			if len(got) != len(want) || len(want) == 1 && got[0].Count != want[0] {
+				t.Errorf("got %v, want %v", got, want)
+			}
 		}
-	}
-	take(123)
-	w.Reform(topicOf("p"), 1, false)
-	take()
-	s.update(countOf("p", 456, 2))
-	take(500)
-	w.Reform(topicOf("p"), 0, true)
-	take(456)
-	w.Reform(topicOf("p"), 0, true) // it has that form
-	w.Reform(topicOf("q"), 1, true) // it has no such topic
-	take()
+		take(123)
+		w.Reform(topicOf("p"), 1, false)
+		take()
+		s.update(countOf("p", 456, 2))
+		take(500)
+		w.Reform(topicOf("p"), 0, true)
+		take(456)
+		w.Reform(topicOf("p"), 0, true) // it has that form
+		w.Reform(topicOf("q"), 1, true) // it has no such topic
+		take()
+	})
 }
 
 // A count is encoded once for all subscribers of one form, and a delivery
 // allocates nothing.
 func TestDeliveriesAllocateNothing(t *testing.T) {
-	s := loneShard(time.Millisecond)
-	const each = 50
-	var watchers []watcher
-	for range each {
-		for kind := range 3 {
-			w := s.watcher(t)
-			defer w.close()
-			w.watch([]Form{0, 1, events}[kind], "p")
-			watchers = append(watchers, w)
-		}
-	}
-	buf := make([]byte, 4096)
-	sequence, delivered := uint64(0), 0
-	allocs := testing.AllocsPerRun(20, func() {
-		sequence++
-		s.update(countOf("p", int64(sequence%9+1), sequence))
-		time.Sleep(3 * time.Millisecond)
-		s.deliver()
-		for _, w := range watchers {
-			if n, err := syscall.Read(w.fd, buf); err == nil && bytes.Contains(buf[:n], []byte(`"count":`)) {
-				delivered++
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(time.Millisecond)
+		const each = 50
+		var watchers []watcher
+		for range each {
+			for kind := range 3 {
+				w := s.watcher(t)
+				defer w.close()
+				w.watch([]Form{0, 1, events}[kind], "p")
+				watchers = append(watchers, w)
 			}
 		}
+		buf := make([]byte, 4096)
+		sequence, delivered := uint64(0), 0
+		allocs := testing.AllocsPerRun(20, func() {
+			sequence++
+			s.update(countOf("p", int64(sequence%9+1), sequence))
+			time.Sleep(3 * time.Millisecond)
+			s.deliver()
+			for _, w := range watchers {
+				if n, err := syscall.Read(w.fd, buf); err == nil && bytes.Contains(buf[:n], []byte(`"count":`)) {
+					delivered++
+				}
+			}
+		})
+		if delivered < 20*3*each {
+			t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
+		}
+		if allocs > each/2 { // those of encoding three forms of the count
+			t.Errorf("%.0f allocations for %d deliveries", allocs, 3*each)
+		}
 	})
-	if delivered < 20*3*each {
-		t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
-	}
-	if allocs > each/2 { // those of encoding three forms of the count
-		t.Errorf("%.0f allocations for %d deliveries", allocs, 3*each)
-	}
 }
 
 // A sweep does the same as if it looked at every connection each time.

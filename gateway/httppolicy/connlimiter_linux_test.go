@@ -12,7 +12,7 @@ import (
 )
 
 // A client that waits for the server to read what it sent is not closed.
-func TestConnLimiterOurOwnSlowness(t *testing.T) {
+func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

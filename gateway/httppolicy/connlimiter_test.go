@@ -96,7 +96,7 @@ const wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // A client that sends its request is served, however many do not. Those make room, the
 // oldest first, and never more than is needed.
-func TestConnLimiterHalfHandshakes(t *testing.T) {
+func TestClockConnLimiterHalfHandshakes(t *testing.T) {
 	const limit = 8
 	s := newLimitedServer(t, limit)
 	var slow []net.Conn
@@ -135,7 +135,7 @@ func TestConnLimiterHalfHandshakes(t *testing.T) {
 }
 
 // Long connections take no place, and no client is closed while there is room.
-func TestConnLimiterLetsLongConnectionsThrough(t *testing.T) {
+func TestServerConnLimiterLetsLongConnectionsThrough(t *testing.T) {
 	const limit = 4
 	s := newLimitedServer(t, limit)
 	for range 10 * limit {
@@ -151,7 +151,7 @@ func TestConnLimiterLetsLongConnectionsThrough(t *testing.T) {
 
 // A connection that is kept for the next request is closed before one whose last step
 // was later.
-func TestConnLimiterStepsCount(t *testing.T) {
+func TestServerConnLimiterStepsCount(t *testing.T) {
 	s := newLimitedServer(t, 2)
 	first := s.says(wholeRequest)
 	if err := s.answered(first); err != nil {
@@ -181,7 +181,7 @@ func TestConnLimiterStepsCount(t *testing.T) {
 }
 
 // While all clients are new, the next one waits. Closing the ConnLimiter ends that.
-func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
+func TestServerConnLimiterClosesWhileOneWaits(t *testing.T) {
 	s := newLimitedServer(t, 1)
 	s.says("GET / HTTP/1.1\r\n")
 	testkit.Eventually(t, "a short connection", func() bool { return s.short() == 1 })
@@ -196,7 +196,7 @@ func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
 // A client that has sent something does not wait for clients that have sent nothing,
 // however many come: their places become free first, also before those of clients that
 // have sent a part.
-func TestConnLimiterSilentConnections(t *testing.T) {
+func TestClockConnLimiterSilentConnections(t *testing.T) {
 	const limit = 100
 	s := newLimitedServer(t, limit)
 	half := s.says("GET / HTTP/1.1\r\n")
@@ -246,7 +246,7 @@ func TestConnLimiterSilentConnections(t *testing.T) {
 
 // A connection with a long request, of which HTTP/2 has several, is not a short one until the
 // last of them is over.
-func TestLongRequestOnSharedConnection(t *testing.T) {
+func TestServerLongRequestOnSharedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	c := conns[0]
 	short := func(want int) {
@@ -276,7 +276,7 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 }
 
 // A request that comes to say that it lasts when its connection is closed already leaves nothing.
-func TestLongRequestOfAClosedConnection(t *testing.T) {
+func TestServerLongRequestOfAClosedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	ctx := cl.Context(t.Context(), conns[0])
 	cl.State(conns[0], http.StateActive)
@@ -319,7 +319,7 @@ func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
 
 // Of connections that carry several calls the one with the most makes room, and no one has to
 // go for its only call.
-func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
+func TestServerConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	cl, conns, clients := acceptAll(t, 4, 3)
 	calls := func(want int) {
 		t.Helper()

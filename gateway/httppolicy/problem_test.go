@@ -59,7 +59,7 @@ func TestWriteProblem(t *testing.T) {
 	}
 }
 
-func TestProblemOfHeadHasNoBody(t *testing.T) {
+func TestServerProblemOfHeadHasNoBody(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		Problem(w, http.StatusNotFound, "There is nothing here.")
 	}))

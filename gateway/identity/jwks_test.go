@@ -11,18 +11,19 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/golang-jwt/jwt/v5"
 
-	"headcount/internal/testkit"
 	"headcount/presence"
 )
 
@@ -46,25 +47,41 @@ func orPanic[T any](v T, err error) T {
 	return v
 }
 
-// keyServer serves a JWK set that tests change.
+// keyServer serves a JWK set that tests change, without a network.
 type keyServer struct {
-	*httptest.Server
 	hits   atomic.Int32
 	mu     sync.Mutex
 	answer http.HandlerFunc
 }
 
-func newKeyServer(t testing.TB) *keyServer {
-	s := &keyServer{}
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.hits.Add(1)
-		s.mu.Lock()
-		answer := s.answer
-		s.mu.Unlock()
-		answer(w, r)
-	}))
-	t.Cleanup(s.Close)
-	return s
+const keysURL = "http://keys.test"
+
+// newIDs returns identities that get their keys here.
+func (s *keyServer) newIDs(t testing.TB, cfg Config) *Identities {
+	t.Helper()
+	cfg.JWKSURL = keysURL + cfg.JWKSURL
+	ids := newTestIDs(t, cfg)
+	ids.keys.client.Transport = s
+
+	return ids
+}
+
+// RoundTrip is http.RoundTripper.
+func (s *keyServer) RoundTrip(r *http.Request) (resp *http.Response, err error) {
+	s.hits.Add(1)
+	s.mu.Lock()
+	answer := s.answer
+	s.mu.Unlock()
+
+	defer func() {
+		if recover() == http.ErrAbortHandler {
+			err = io.ErrUnexpectedEOF
+		}
+	}()
+	w := httptest.NewRecorder()
+	answer(w, r)
+
+	return w.Result(), r.Context().Err()
 }
 
 func (s *keyServer) serve(answer http.HandlerFunc) {
@@ -104,10 +121,10 @@ func judgeToken(ids *Identities, token string) error {
 }
 
 func TestKeysGoWithTheirAlgorithm(t *testing.T) {
-	s := newKeyServer(t)
+	s := &keyServer{}
 	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()), testJWK("e384", ec384Key().Public()))
-	only := newTestIDs(t, Config{JWKSURL: s.URL})
-	both := newTestIDs(t, Config{JWKSURL: s.URL, JWTSecret: []byte("s3cret")})
+	only := s.newIDs(t, Config{})
+	both := s.newIDs(t, Config{JWTSecret: []byte("s3cret")})
 
 	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: orPanic(x509.MarshalPKIXPublicKey(rsaKey().Public()))})
 	for name, tc := range map[string]struct {
@@ -144,10 +161,10 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 
 func TestKeysRotate(t *testing.T) {
 	var clock keyClock
-	s := newKeyServer(t)
+	s := &keyServer{}
 	a, b, c := newEdKey(), newEdKey(), newEdKey()
 	s.serveKeys(testJWK("a", a.Public()))
-	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
+	ids := s.newIDs(t, Config{Now: clock.Now})
 	if s.hits.Load() != 0 {
 		t.Fatal("keys were fetched before they were needed")
 	}
@@ -182,27 +199,32 @@ func TestKeysRotate(t *testing.T) {
 }
 
 func TestRevokedKeysEnd(t *testing.T) {
-	var clock keyClock
-	s := newKeyServer(t)
-	a := newEdKey()
-	s.serveKeys(testJWK("a", a.Public()))
-	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
-	token := signWith(jwt.SigningMethodEdDSA, "a", a)
-	if err := judgeToken(ids, token); err != nil {
-		t.Fatal(err)
-	}
-	s.serveKeys()
-	clock.advance(keysFresh + time.Second)
-	// The old set serves until the new one is there.
-	testkit.Eventually(t, "the end of the revoked key", func() bool { return judgeToken(ids, token) != nil })
+	synctest.Test(t, func(t *testing.T) {
+		var clock keyClock
+		s := &keyServer{}
+		a := newEdKey()
+		s.serveKeys(testJWK("a", a.Public()))
+		ids := s.newIDs(t, Config{Now: clock.Now})
+		token := signWith(jwt.SigningMethodEdDSA, "a", a)
+		if err := judgeToken(ids, token); err != nil {
+			t.Fatal(err)
+		}
+		s.serveKeys()
+		clock.advance(keysFresh + time.Second)
+		_ = judgeToken(ids, token) // the old set serves until the new one is there
+		synctest.Wait()
+		if judgeToken(ids, token) == nil {
+			t.Error("a revoked key is still good")
+		}
+	})
 }
 
 func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	var clock keyClock
-	s := newKeyServer(t)
+	s := &keyServer{}
 	a := newEdKey()
 	s.serveKeys(testJWK("a", a.Public()))
-	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
+	ids := s.newIDs(t, Config{Now: clock.Now})
 	for _, kid := range []string{"x", ""} { // made up, or missing
 		forged := signWith(jwt.SigningMethodEdDSA, kid, newEdKey())
 		for range 50 {
@@ -226,10 +248,10 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 
 func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 	var clock keyClock
-	s := newKeyServer(t)
+	s := &keyServer{}
 	a, b := newEdKey(), newEdKey()
 	var told atomic.Pointer[error]
-	ids := newTestIDs(t, Config{JWKSURL: s.URL + "/?secret=hush", Now: clock.Now, KeysError: func(err error) { told.Store(&err) }})
+	ids := s.newIDs(t, Config{JWKSURL: "/?secret=hush", Now: clock.Now, KeysError: func(err error) { told.Store(&err) }})
 	token := signWith(jwt.SigningMethodEdDSA, "a", a)
 
 	s.serveError(http.StatusBadGateway)
@@ -277,36 +299,38 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 }
 
 func TestSlowKeysHoldNobodyUp(t *testing.T) {
-	s := newKeyServer(t)
-	came, gone := make(chan struct{}), make(chan struct{})
-	s.serve(func(_ http.ResponseWriter, r *http.Request) {
-		close(came)
-		<-r.Context().Done()
-		close(gone)
-	})
-	ids := newTestIDs(t, Config{JWKSURL: s.URL})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	r := getRequest("/", "Authorization", "Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			if _, err := ids.Identify(r, presence.DefaultSite, false); !errors.Is(err, ErrKeysAway) {
-				t.Errorf("Identify = %v", err)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		s := &keyServer{}
+		came, gone := make(chan struct{}), make(chan struct{})
+		s.serve(func(_ http.ResponseWriter, r *http.Request) {
+			close(came)
+			<-r.Context().Done()
+			close(gone)
 		})
-	}
-	wg.Wait()
-	<-came      // on a busy machine after all of them have given up
-	ids.Close() // ends the fetch, and waits for it
-	<-gone
-	if n := s.hits.Load(); n != 1 {
-		t.Fatalf("%d fetches at once", n)
-	}
-	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) || s.hits.Load() != 1 {
-		t.Fatalf("after Close: %v", err)
-	}
-	ids.Close()
+		ids := s.newIDs(t, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		r := getRequest("/", "Authorization", "Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				if _, err := ids.Identify(r, presence.DefaultSite, false); !errors.Is(err, ErrKeysAway) {
+					t.Errorf("Identify = %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		<-came      // on a busy machine after all of them have given up
+		ids.Close() // ends the fetch, and waits for it
+		<-gone
+		if n := s.hits.Load(); n != 1 {
+			t.Fatalf("%d fetches at once", n)
+		}
+		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) || s.hits.Load() != 1 {
+			t.Fatalf("after Close: %v", err)
+		}
+		ids.Close()
+	})
 }
 
 func TestParseKeysTakesWhatIsUsable(t *testing.T) {

@@ -75,7 +75,7 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 }
 
 // Records that come in pieces, and several at once, are read to the end.
-func TestReadsThroughTLS(t *testing.T) {
+func TestServerReadsThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	text := strings.Repeat("0123456789", 100)
 	for part := range strings.SplitSeq(text, "5") {
@@ -95,7 +95,7 @@ func TestReadsThroughTLS(t *testing.T) {
 
 // What the client does not take is kept as it was sealed, and arrives in order. Then TLS
 // says that this was the end.
-func TestWritesThroughTLS(t *testing.T) {
+func TestServerWritesThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	writeMuch(t, r, client)
 	_ = r.wire.Close()
@@ -105,7 +105,7 @@ func TestWritesThroughTLS(t *testing.T) {
 }
 
 // A client that sends what is no record is closed.
-func TestNoRecord(t *testing.T) {
+func TestServerNoRecord(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	if _, err := client.NetConn().(bytewise).Conn.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestNoRecord(t *testing.T) {
 }
 
 // A client that takes nothing is closed after the timeout.
-func TestClientThatTakesNothingThroughTLS(t *testing.T) {
+func TestServerClientThatTakesNothingThroughTLS(t *testing.T) {
 	r, _ := newTLS(t, 50*time.Millisecond)
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestClientThatTakesNothingThroughTLS(t *testing.T) {
 
 // A client that takes nothing is not read through TLS either: what TLS would answer by itself
 // would have to be kept. It is read when it has taken what waited.
-func TestBusyTLSIsNotRead(t *testing.T) {
+func TestServerBusyTLSIsNotRead(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
 	if r.wire.fd == noDescriptor {
 		return // a goroutine reads, and writes wait

@@ -72,7 +72,7 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 }
 
 // Everything that comes is read, to the end.
-func TestReadsToTheEnd(t *testing.T) {
+func TestServerReadsToTheEnd(t *testing.T) {
 	r, client := newReader(t, time.Minute)
 	text := strings.Repeat("0123456789", 1000)
 	if _, err := io.WriteString(client, text); err != nil {
@@ -120,7 +120,7 @@ func writeMuch(t *testing.T, r *reader, client io.Reader) {
 
 // Bytes that a client does not take are kept and arrive in order. Try writes nothing to
 // a busy wire, and nothing follows End.
-func TestWritesToSlowClient(t *testing.T) {
+func TestServerWritesToSlowClient(t *testing.T) {
 	r, client := newReader(t, time.Minute)
 	writeMuch(t, r, client)
 	if r.wire.Busy() {
@@ -129,7 +129,7 @@ func TestWritesToSlowClient(t *testing.T) {
 }
 
 // A client that takes nothing is closed after the timeout.
-func TestClientThatTakesNothing(t *testing.T) {
+func TestServerClientThatTakesNothing(t *testing.T) {
 	r, _ := newReader(t, 50*time.Millisecond)
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
 		t.Fatal(err)

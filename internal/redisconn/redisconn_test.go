@@ -82,8 +82,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestOneOutageIsToldOnce: the log has one line about it, and each store is told.
-func TestOneOutageIsToldOnce(t *testing.T) {
+// TestClockOneOutageIsToldOnce: the log has one line about it, and each store is told.
+func TestClockOneOutageIsToldOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	conn, log := open(t, server.URL())
@@ -112,8 +112,8 @@ func TestOneOutageIsToldOnce(t *testing.T) {
 
 func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
 
-// TestWhatOneStoreRefusesIsServedToOthers: neither what Accept says nor a reply that cannot be read is an outage.
-func TestWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
+// TestServerWhatOneStoreRefusesIsServedToOthers: neither what Accept says nor a reply that cannot be read is an outage.
+func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	t.Parallel()
 	conn, log := open(t, redistest.Single(t).URL())
 	refuses, serves := &state{}, &state{}
@@ -156,8 +156,8 @@ func TestWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	}
 }
 
-// TestADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of others.
-func TestADenialIsOfOneStore(t *testing.T) {
+// TestServerADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of others.
+func TestServerADenialIsOfOneStore(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*", "~hc:{n*").Err(); err != nil {
@@ -182,8 +182,8 @@ func TestADenialIsOfOneStore(t *testing.T) {
 	}
 }
 
-// TestBounded: any number of calls of one store leaves connections to the others.
-func TestBounded(t *testing.T) {
+// TestServerBounded: any number of calls of one store leaves connections to the others.
+func TestServerBounded(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL()+"?pool_size=4")
 	many := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, Bounded: true})
@@ -223,8 +223,8 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// TestClosed: a store that is closed does nothing any more, and the others go on.
-func TestClosed(t *testing.T) {
+// TestServerClosed: a store that is closed does nothing any more, and the others go on.
+func TestServerClosed(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL())
 	closed, other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable}), conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
@@ -241,8 +241,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForNoSilentServer: a process that ends has a few seconds.
-func TestCloseWaitsForNoSilentServer(t *testing.T) {
+// TestClockCloseWaitsForNoSilentServer: a process that ends has a few seconds.
+func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	conn, err := redisconn.Open(redisconn.Config{URL: server.URL(), Log: zerolog.Nop()})
@@ -267,9 +267,8 @@ func TestCloseWaitsForNoSilentServer(t *testing.T) {
 	}
 }
 
-// TestAServerOfAClusterHangs: the masters are found without it.
-func TestAServerOfAClusterHangs(t *testing.T) {
-	testkit.Long(t)
+// TestClockAServerOfAClusterHangs: the masters are found without it.
+func TestClockAServerOfAClusterHangs(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	conn, _ := open(t, cluster.URL()+"&addr="+cluster.Replicas[0].Addr)

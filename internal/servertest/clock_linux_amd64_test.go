@@ -14,7 +14,7 @@ import (
 
 // The wall clock of a program is wrong by as much as is asked, its monotonic clock is
 // not. The program is this test.
-func TestAClockIsWrong(t *testing.T) {
+func TestServerAClockIsWrong(t *testing.T) {
 	const asked = "HEADCOUNT_TEST_CLOCK"
 	if os.Getenv(asked) != "" {
 		begun := time.Now()
@@ -24,7 +24,7 @@ func TestAClockIsWrong(t *testing.T) {
 	}
 	for _, offset := range []time.Duration{2 * time.Second, -2 * time.Second, 1000 * time.Hour} {
 		var out bytes.Buffer
-		cmd := exec.Command(os.Args[0], "-test.run", "^TestAClockIsWrong$")
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestServerAClockIsWrong$")
 		cmd.Env, cmd.Stdout = append(os.Environ(), asked+"=1"), &out
 		p := Process{Clock: offset}
 		begun := time.Now()

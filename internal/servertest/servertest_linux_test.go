@@ -14,7 +14,7 @@ import (
 )
 
 // A signal also reaches what the process has started.
-func TestKillEndsChildren(t *testing.T) {
+func TestServerKillEndsChildren(t *testing.T) {
 	p := sleeper(t)
 	var pids []int
 	if err := Await(p, testkit.Timeout, func(context.Context) error {
@@ -41,13 +41,13 @@ func TestKillEndsChildren(t *testing.T) {
 
 // A port of one process is not given by another, also while nothing listens there. The
 // other process is this test.
-func TestAPortIsOfOneProcess(t *testing.T) {
+func TestServerAPortIsOfOneProcess(t *testing.T) {
 	const asked = "HEADCOUNT_TEST_PORT"
 	if port, err := strconv.Atoi(os.Getenv(asked)); err == nil {
 		os.Stdout.WriteString("claimed " + strconv.FormatBool(claim(port) != nil) + "\n")
 		return
 	}
-	cmd := exec.Command(os.Args[0], "-test.run", "^TestAPortIsOfOneProcess$")
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestServerAPortIsOfOneProcess$")
 	cmd.Env = append(os.Environ(), asked+"="+strconv.Itoa(FreePort()))
 	runtime.GC() // a claim is kept
 	out, err := cmd.CombinedOutput()

@@ -12,7 +12,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestPortsAreFreeAndGivenOnce(t *testing.T) {
+func TestServerPortsAreFreeAndGivenOnce(t *testing.T) {
 	given := map[int]bool{}
 	for range 100 {
 		port := FreePort(10000)
@@ -30,8 +30,8 @@ func TestPortsAreFreeAndGivenOnce(t *testing.T) {
 	}
 }
 
-// TestAFreePortStaysFree while other tests of this process start servers.
-func TestAFreePortStaysFree(t *testing.T) {
+// TestServerAFreePortStaysFree while other tests of this process start servers.
+func TestServerAFreePortStaysFree(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var starters sync.WaitGroup
 	for range 3 {
@@ -64,7 +64,7 @@ func sleeper(t *testing.T) *Process {
 	return p
 }
 
-func TestProcess(t *testing.T) {
+func TestServerProcess(t *testing.T) {
 	var p Process
 	if p.Runs() {
 		t.Error("it runs before its start")
@@ -91,7 +91,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestEnd(t *testing.T) {
+func TestServerEnd(t *testing.T) {
 	for _, tc := range []struct {
 		trap   string
 		within time.Duration
@@ -125,7 +125,7 @@ func (h heard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestAwait(t *testing.T) {
+func TestServerAwait(t *testing.T) {
 	p := sleeper(t)
 	asked := 0
 	not := errors.New("not yet")

@@ -23,13 +23,10 @@ type lie struct {
 // seeds keeps the keys of runs on one server apart.
 var seeds atomic.Uint64
 
-// findOutLong runs c against the server behind a proxy that tells the lie, longer each time until the
+// findOut runs c against the server behind a proxy that tells the lie, longer each time until the
 // proxy had chances enough. Then the lie must be found.
-func (l lie) findOutLong(t *testing.T, server string, c *Command) {
+func (l lie) findOut(t *testing.T, server string, c *Command) {
 	t.Helper()
-	if testing.Short() && !l.short {
-		t.Skip("long: make test-all")
-	}
 	p := &proxy{}
 	l.tells(p)
 	p.start(t, server)
@@ -113,14 +110,11 @@ var presenceLies = map[string]lie{
 	})},
 }
 
-func TestEveryLieAboutPresenceIsFoundOut(t *testing.T) {
+func TestServerEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, l := range presenceLies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && !l.short {
-				t.Skip("long: make test-all")
-			}
 			c := command()
 			c.Duration, c.Pages, c.KillFraction, c.Churn = time.Second, 2, 0, 2
 			var flags []string
@@ -133,7 +127,7 @@ func TestEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 			case "ghosts":
 				c.KillFraction = 1 // nobody says that they leave
 			}
-			l.findOutLong(t, serve(t, flags...), c)
+			l.findOut(t, serve(t, flags...), c)
 		})
 	}
 }
@@ -260,20 +254,20 @@ var counterLies = map[string]lie{
 	"breaks":             {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) { p.lied++; a.status = http.StatusInternalServerError })},
 }
 
-func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
+func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	server := serve(t)
 	t.Run("all", func(t *testing.T) { // they end before the server does
 		for name, l := range counterLies {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				l.findOutLong(t, server, lastingCommand())
+				l.findOut(t, server, lastingCommand())
 			})
 		}
 	})
 }
 
 // The ids of a server that forgets them end a run, which says what to do.
-func TestIdsThatAreForgottenEndTheRun(t *testing.T) {
+func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 	t.Parallel()
 	p := (&proxy{}).start(t, serve(t))
 	c := lastingCommand()

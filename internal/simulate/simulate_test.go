@@ -58,12 +58,10 @@ func run(t *testing.T, c *Command) (Report, error) {
 	return r, err
 }
 
-func TestAnHonestServerPasses(t *testing.T) {
+func TestServerAnHonestServerPasses(t *testing.T) {
 	t.Parallel()
 	c := command((&proxy{}).start(t, serve(t)).URL)
-	if !testing.Short() {
-		c.Duration = 20 * time.Second // some vanish
-	}
+	c.Duration = 20 * time.Second // some vanish
 	r, err := run(t, c)
 	if err != nil || !r.OK || r.WrongCounts != 0 {
 		t.Fatalf("Run = %v, report %+v", err, r)
@@ -71,7 +69,7 @@ func TestAnHonestServerPasses(t *testing.T) {
 	if len(r.Checkpoints) < 3 || !r.SiteChecked || r.Counts == 0 || r.BytesReceived == 0 || r.Connects < 12 {
 		t.Errorf("report %+v", r)
 	}
-	if r.Churn == nil || r.Churn.Left == 0 || r.Churn.Came <= 12 || r.Churn.Moved == 0 || !testing.Short() && r.Churn.Vanished == 0 {
+	if r.Churn == nil || r.Churn.Left == 0 || r.Churn.Came <= 12 || r.Churn.Moved == 0 || r.Churn.Vanished == 0 {
 		t.Errorf("churn %+v", r.Churn)
 	}
 	if r.JoinToSeen.Samples == 0 || r.JoinToSeen.P50 <= 0 || r.JoinToSeen.Max < r.JoinToSeen.P50 {
@@ -79,7 +77,7 @@ func TestAnHonestServerPasses(t *testing.T) {
 	}
 }
 
-func TestAnHonestServerOfCountersPasses(t *testing.T) {
+func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	t.Parallel()
 	c := lastingCommand(serve(t))
 	c.Duration = roundTime + 2*time.Second
@@ -98,9 +96,8 @@ func TestAnHonestServerOfCountersPasses(t *testing.T) {
 }
 
 // What makes clients come back, or calls be made again, is no wrong count.
-func TestTroubleIsNoWrongCount(t *testing.T) {
+func TestServerTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	every10th := func(status int) func(*proxy) {
 		return func(p *proxy) { p.refuses = status }
 	}
@@ -146,9 +143,8 @@ func TestTroubleIsNoWrongCount(t *testing.T) {
 	}
 }
 
-func TestSeveralGatewaysAndOneDies(t *testing.T) {
+func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
 	stop := time.AfterFunc(time.Second, func() {
@@ -162,7 +158,7 @@ func TestSeveralGatewaysAndOneDies(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
+func TestServerTokens(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t, "--jwt-secret="+jwtSecret))
 	c.JWTSecret, c.Duration = jwtSecret, time.Second
@@ -200,7 +196,7 @@ func writeLog(t *testing.T) string {
 	return path
 }
 
-func TestReplay(t *testing.T) {
+func TestServerReplay(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
@@ -219,9 +215,8 @@ func TestReplay(t *testing.T) {
 
 // Other visitors of the pages of a log would make every count look wrong; others elsewhere on the
 // site do not.
-func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
+func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	server := serve(t, "--presence-timeout=1m")
 	if _, _, err := client.NewAPI(client.Config{URL: server}).Hold(t.Context(), "/b"); err != nil {
 		t.Fatal(err)
@@ -236,7 +231,7 @@ func TestReplayWantsPagesWithoutVisitors(t *testing.T) {
 	}
 }
 
-func TestScenarios(t *testing.T) {
+func TestServerScenarios(t *testing.T) {
 	t.Parallel()
 	for name := range scenarios {
 		if name == "mixed" || name == "counters" { // have tests of their own
@@ -244,9 +239,6 @@ func TestScenarios(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && name != "fanout" {
-				t.Skip("long: make test-all")
-			}
 			c := command(serve(t))
 			c.Scenario, c.Users, c.Duration, c.PID, c.KillFraction = name, 10, time.Second, []int{os.Getpid()}, 0
 			r, err := run(t, c)
@@ -258,7 +250,7 @@ func TestScenarios(t *testing.T) {
 }
 
 // A person gets the figures of a scenario as lines.
-func TestScenarioForPeople(t *testing.T) {
+func TestServerScenarioForPeople(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Scenario, c.Duration, c.KillFraction = "idle", 100*time.Millisecond, 0
@@ -269,7 +261,7 @@ func TestScenarioForPeople(t *testing.T) {
 }
 
 // The run says so at once when there is no server, and waits for one that is not ready.
-func TestNobodyAnswers(t *testing.T) {
+func TestServerNobodyAnswers(t *testing.T) {
 	t.Parallel()
 	c := command("http://" + servertest.FreeAddr())
 	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) || r.Seconds > readyLimit.Seconds() {
@@ -366,7 +358,7 @@ type writes func(text string)
 
 func (w writes) Write(p []byte) (int, error) { w(string(p)); return len(p), nil }
 
-func TestInterrupted(t *testing.T) {
+func TestClockInterrupted(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Duration = time.Hour

@@ -141,7 +141,7 @@ func TestScheduleIsWellFormed(t *testing.T) {
 }
 
 // The truth equals a list of open tabs, whatever happens.
-func TestTruthIsTheTabsThatAreOpen(t *testing.T) {
+func TestServerTruthIsTheTabsThatAreOpen(t *testing.T) {
 	type tab struct {
 		user *user
 		page string
@@ -272,7 +272,7 @@ func TestReportReadsWell(t *testing.T) {
 }
 
 // What may be seen since some moment is the truth of any moment since.
-func TestDistanceFromTheTruth(t *testing.T) {
+func TestServerDistanceFromTheTruth(t *testing.T) {
 	tr := newTruth()
 	a, b, c := newUser("a"), newUser("b"), newUser("c")
 	start := time.Now()

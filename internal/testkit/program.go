@@ -12,19 +12,14 @@ import (
 )
 
 // Program returns the path of the program for tests that run it as a process: the one
-// that the environment's HEADCOUNT_BIN names, else one that it builds into dir. The
-// program has the race detector exactly when the test has it, so that a test run
-// compiles every package once.
+// that the environment's HEADCOUNT_BIN names, else one that it builds into dir, without
+// the race detector: tests of another process do not look for races.
 func Program(dir string) (string, error) {
 	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
 		return bin, nil
 	}
 	bin := filepath.Join(dir, "headcount")
-	args := []string{"build", "-o", bin}
-	if Race {
-		args = append(args, "-race")
-	}
-	if out, err := exec.Command("go", append(args, "headcount/cmd/headcount")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "headcount/cmd/headcount").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return bin, nil

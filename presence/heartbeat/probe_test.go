@@ -13,7 +13,7 @@ import (
 )
 
 // A process answers who knows a secret of the cluster, over real sockets.
-func TestProbe(t *testing.T) {
+func TestServerProbe(t *testing.T) {
 	listen := func() *net.UDPConn {
 		conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		if err != nil {

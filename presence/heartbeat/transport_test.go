@@ -405,9 +405,9 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 	})
 }
 
-// TestNewRefusesWhatCannotWork: above all it refuses to send unsigned datagrams where
+// TestServerNewRefusesWhatCannotWork: above all it refuses to send unsigned datagrams where
 // others can listen.
-func TestNewRefusesWhatCannotWork(t *testing.T) {
+func TestServerNewRefusesWhatCannotWork(t *testing.T) {
 	udp, err := net.ListenPacket("udp4", "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
@@ -450,7 +450,7 @@ func loopback(t testing.TB) net.PacketConn {
 	return c
 }
 
-func TestOverUDP(t *testing.T) {
+func TestServerOverUDP(t *testing.T) {
 	for name, secrets := range map[string][][]byte{"signed": secret, "not signed": nil} {
 		t.Run(name, func(t *testing.T) {
 			a, b := loopback(t), loopback(t)
@@ -482,7 +482,7 @@ func TestOverUDP(t *testing.T) {
 	}
 }
 
-func TestNamesAreResolved(t *testing.T) {
+func TestServerNamesAreResolved(t *testing.T) {
 	a, b := loopback(t), loopback(t)
 	_, port, _ := net.SplitHostPort(b.LocalAddr().String())
 	var got atomic.Bool

@@ -19,7 +19,7 @@ func TestGhostsEndInTime(t *testing.T) {
 		for name, back := range map[string]time.Duration{"dead": time.Hour, "back after 4s": 4 * time.Second} {
 			t.Run(fmt.Sprint(timeout, " ", name), func(t *testing.T) {
 				worst := time.Duration(0)
-				for moment := range momentsLong(12) {
+				for moment := range moments(12) {
 					synctest.Test(t, func(t *testing.T) {
 						worst = max(worst, ghosts(t, timeout, time.Duration(moment)*161*time.Millisecond, back))
 					})

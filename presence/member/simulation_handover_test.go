@@ -14,7 +14,7 @@ import (
 // knows the grace hands over. Some gateways know the next owner earlier than that owner itself
 // does, so no node receives the return for a while. Still no count may fall.
 func TestALateReturnDuringAHandover(t *testing.T) {
-	for moment := range momentsLong(20) {
+	for moment := range moments(20) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()

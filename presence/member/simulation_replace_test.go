@@ -15,7 +15,7 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	const limit = simGrace + 3*time.Second
 	worst := time.Duration(0)
 	for _, pause := range []time.Duration{0, time.Second, 2 * time.Second} {
-		for moment := range momentsLong(6) {
+		for moment := range moments(6) {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(false, pause, time.Duration(moment)*renewEvery/6)
 				if worst = max(worst, took); took > limit {
@@ -120,7 +120,7 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 // TestEverybodySoonKnowsWhoLeaves: a process that leaves changes its lease at once, and a process
 // that receives a datagram of a process with another table reads the leases at once.
 func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
-	for moment := range momentsLong(6) {
+	for moment := range moments(6) {
 		synctest.Test(t, func(t *testing.T) {
 			s := wholesOf(1)
 			defer s.end()

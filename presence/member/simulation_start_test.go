@@ -83,7 +83,7 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 // gateway's users. No count falls: the other owners know the gateway, and their
 // partitions are not complete before it is back.
 func TestANodeMayNotKnowAGateway(t *testing.T) {
-	for moment := range momentsLong(12) {
+	for moment := range moments(12) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
@@ -126,7 +126,7 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 // TestAFormerLeaseEndsNoProcess: soon after a process has begun anew, Redis fails over to a
 // replica that lacks its lease, and still has the one of the run before. The process goes on.
 func TestAFormerLeaseEndsNoProcess(t *testing.T) {
-	for moment := range momentsLong(9) {
+	for moment := range moments(9) {
 		synctest.Test(t, func(t *testing.T) {
 			s := clusterOf(3)
 			defer s.end()

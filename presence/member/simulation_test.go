@@ -122,9 +122,9 @@ func simulateSeed(t *testing.T, seed uint64) {
 	})
 }
 
-// momentsLong yields the numbers below n, or with -short every third: the moments of an interval at which
+// moments yields the numbers below n, or with -short every third: the moments of an interval at which
 // something may happen.
-func momentsLong(n int) iter.Seq[int] {
+func moments(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		step := 1
 		if testing.Short() {

@@ -1033,7 +1033,7 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestClockStandsStillWithTheProcess(t *testing.T) {
+func TestTimeStandsStillWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clock{}
 		c.last.Store(&clockReading{real: time.Now()})

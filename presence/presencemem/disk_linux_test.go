@@ -69,7 +69,7 @@ type testingT interface {
 
 // What cannot be written is refused at once, and nothing of it is kept, even when it is
 // sent again, until the file can be written.
-func TestDiskFails(t *testing.T) {
+func TestClockDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	u := unread.User{1}

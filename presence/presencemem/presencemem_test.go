@@ -14,11 +14,11 @@ import (
 var forContract = presencemem.Config{Region: "local", PageStats: time.Hour, LastSeen: time.Hour}
 
 func TestContract(t *testing.T) {
-	presencetest.Run(t, presencetest.Full, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })
+	presencetest.RunInBubble(t, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })
 }
 
 func TestContractOnDisk(t *testing.T) {
-	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
+	presencetest.RunInBubble(t, func(t testing.TB) presencetest.Store {
 		s, err := presencemem.Open(t.TempDir(), forContract)
 		if err != nil {
 			t.Fatal(err)
@@ -33,7 +33,9 @@ func TestContractOnDisk(t *testing.T) {
 }
 
 func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
-	presencetest.SlowWatcher(t, presencemem.New(presencemem.Config{Backlog: 50}))
+	synctest.Test(t, func(t *testing.T) {
+		presencetest.SlowWatcher(t, presencemem.New(presencemem.Config{Backlog: 50}))
+	})
 }
 
 func write(t *testing.T, s *presencemem.Store, c presence.Claim, seq uint64, page string, users int64) presence.Count {

@@ -136,7 +136,7 @@ func (c *cluster) versions() map[string]presence.Count {
 	return before
 }
 
-func TestEmptiedRedisIsFilledAgain(t *testing.T) {
+func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 	for name, servers := range map[string]func() (string, []*redistest.Server){
 		"one server": func() (string, []*redistest.Server) {
 			s := redistest.Single(t)
@@ -195,7 +195,7 @@ func TestEmptiedRedisIsFilledAgain(t *testing.T) {
 	}
 }
 
-func TestRegressedRedisIsRebuilt(t *testing.T) {
+func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
@@ -234,7 +234,7 @@ func TestRegressedRedisIsRebuilt(t *testing.T) {
 }
 
 // Processes may be sent to another server, and back to the one of before, which has older data then.
-func TestAServerThatComesBackIsAnotherGeneration(t *testing.T) {
+func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
@@ -250,7 +250,7 @@ func TestAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 
 // Until all owners have claimed again, owners that have not must not write into the
 // counts that are being rebuilt.
-func TestAnOldGenerationWritesNothing(t *testing.T) {
+func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
@@ -276,7 +276,7 @@ func TestAnOldGenerationWritesNothing(t *testing.T) {
 }
 
 // A process that claims again after a loss leaves alone what another one has claimed since.
-func TestANewerOwnerIsNotClaimedOver(t *testing.T) {
+func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 	server := redistest.Single(t)
 	c, other := start(t, open(t, server.URL())), open(t, server.URL())
 	newer, err := other.Claim(t.Context(), "other", []int{2}, false)
@@ -301,7 +301,7 @@ func TestANewerOwnerIsNotClaimedOver(t *testing.T) {
 	}
 }
 
-func TestUnknownScriptsAreLoaded(t *testing.T) {
+func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		url    string
 		server []*redistest.Server
@@ -335,7 +335,7 @@ func TestUnknownScriptsAreLoaded(t *testing.T) {
 	}
 }
 
-func TestADeadSubscriptionIsMadeAnew(t *testing.T) {
+func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 	for name, tc := range map[string]struct {
 		url     string
 		servers []*redistest.Server
@@ -397,7 +397,7 @@ type states chan bool
 
 func (s states) StoreState(up bool) { s <- up }
 
-func TestRedisComesAndGoes(t *testing.T) {
+func TestClockRedisComesAndGoes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
@@ -450,7 +450,7 @@ func TestRedisComesAndGoes(t *testing.T) {
 	c.right(nil)
 }
 
-func TestForeignDataIsNamed(t *testing.T) {
+func TestServerForeignDataIsNamed(t *testing.T) {
 	server := redistest.Single(t)
 	var log bytes.Buffer
 	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
@@ -489,7 +489,7 @@ func TestForeignDataIsNamed(t *testing.T) {
 }
 
 // What was begun and not finished, the next owner has to finish.
-func TestUnwrittenPagesAreLoaded(t *testing.T) {
+func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
 	c.set(1, "a", 1)
@@ -546,7 +546,7 @@ func TestUnwrittenPagesAreLoaded(t *testing.T) {
 	}
 }
 
-func TestEmptyPagesAreForgotten(t *testing.T) {
+func TestServerEmptyPagesAreForgotten(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.RememberFor = time.Second }))
 	first := c.set(1, "p", 2)
@@ -563,7 +563,7 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 	}
 }
 
-func TestHoldsInThePastAreNone(t *testing.T) {
+func TestServerHoldsInThePastAreNone(t *testing.T) {
 	c := start(t, open(t, redistest.Single(t).URL()))
 	m := presence.Member{User: 1, Page: "p", Hold: time.Now().Add(-time.Second)}
 	if o := c.s.Write(t.Context(), []presence.Change{{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}}}); o[0].Err != nil {
@@ -577,7 +577,7 @@ func TestHoldsInThePastAreNone(t *testing.T) {
 
 // Version 6.2 is the oldest that is supported. Every command that we send must exist
 // there.
-func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
+func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())
@@ -614,7 +614,7 @@ func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
 }
 
 // The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions growing.
-func TestVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
+func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
 	ahead := uint64(time.Now().Add(time.Hour).UnixMilli())

@@ -12,10 +12,10 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// TestARedisThatRefusesIsAway: a server that answers and does not carry out
+// TestServerARedisThatRefusesIsAway: a server that answers and does not carry out
 // writes is away until it does, whatever its reason, though reads still work.
 // (Invariants 1 and 6: nothing is shown as right that cannot be kept right.)
-func TestARedisThatRefusesIsAway(t *testing.T) {
+func TestServerARedisThatRefusesIsAway(t *testing.T) {
 	t.Parallel()
 	type command []any
 	for name, tc := range map[string]struct{ refuse, serve []command }{

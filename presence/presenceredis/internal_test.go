@@ -22,7 +22,7 @@ import (
 
 // A log gives the pairs of its pages numbers one after the other, so the last ones are far ahead of the clock. When such a
 // page is forgotten and comes back at once, its pair is above that: otherwise other regions would refuse it.
-func TestAForgottenPairComesBackAbove(t *testing.T) {
+func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
@@ -75,7 +75,7 @@ func TestAForgottenPairComesBackAbove(t *testing.T) {
 }
 
 // A log that begins while the pages for an earlier one are listed lacks those pages.
-func TestALogThatBeganMeanwhileLacksPages(t *testing.T) {
+func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, Peers: []string{"eu"}})
 	own(t, s, false, 1, map[string]int64{"p": 1})
 	relog := func(pages []string, complete string) string {
@@ -120,7 +120,7 @@ func TestALogThatBeganMeanwhileLacksPages(t *testing.T) {
 
 // Any run of any script of a change may be repeated and may come late. So the test cuts
 // a history of changes into its runs. After each run it repeats some earlier ones.
-func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
+func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	round := 0
@@ -223,7 +223,7 @@ func pageIn(bucket int, name string) string {
 }
 
 // The parts of one change that were not applied are never skipped over.
-func TestAMissingPartIsNoticed(t *testing.T) {
+func TestServerAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -268,7 +268,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 
 // A part that cannot be written leaves the partition incomplete, although its next part
 // and other changes can be.
-func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
+func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
@@ -298,7 +298,7 @@ func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
 // A node is suspended between its two steps and wakes up after another node has claimed
 // the partition. It writes no count, on any page, also when it wrote there before and
 // found itself the owner.
-func TestAZombieWritesNoCount(t *testing.T) {
+func TestServerAZombieWritesNoCount(t *testing.T) {
 	for _, wrote := range []bool{false, true} {
 		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
 			s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
@@ -343,7 +343,7 @@ func TestAZombieWritesNoCount(t *testing.T) {
 
 // A process claims, and claims again; its first claim arrives late and takes nothing
 // back. The same claim twice gives the same epoch.
-func TestALateClaimDoesNothing(t *testing.T) {
+func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
 		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
@@ -420,7 +420,7 @@ func lost(times int) func(presence.Publication) bool {
 
 // A connection that is silent, because the server hangs or the network drops everything,
 // is given up and made anew.
-func TestASilentSubscriptionIsNoticed(t *testing.T) {
+func TestClockASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -443,7 +443,7 @@ func TestASilentSubscriptionIsNoticed(t *testing.T) {
 }
 
 // Before version 7 a Cluster has no sharded channels.
-func TestAnOldClusterHearsClassicChannels(t *testing.T) {
+func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.ThreeMasters(t).URL())})
 	c, err := s.conn.Known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {

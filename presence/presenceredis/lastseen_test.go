@@ -11,7 +11,7 @@ import (
 
 // A partition remembers its share of the departures, those who departed first are forgotten, and all of them expire.
 // Without the setting nothing is written, and what was remembered before is not shown.
-func TestLastSeenIsBounded(t *testing.T) {
+func TestServerLastSeenIsBounded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Single(t)
 	const partition, most = 5, 3

@@ -55,7 +55,7 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 
 // Whatever comes and goes, all members are found, by this owner and by the next one, in
 // as many hashes as suit them.
-func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
+func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	cfg := Config{Conn: redistest.Dial(t, server.URL())}
@@ -125,7 +125,7 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 
 // A crash between any two runs leaves all members to the next owner. So does a crash
 // within the runs that change the number of hashes.
-func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
+func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
@@ -209,7 +209,7 @@ func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64)
 
 // Pages that became empty while Redis was away are never written again. They expire all
 // the same; pages with users do not.
-func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
+func TestClockPagesThatEmptiedUnseenExpire(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -233,7 +233,7 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 }
 
 // A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
-func TestPagesWrittenAtZeroExpire(t *testing.T) {
+func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
 	write := func(seq uint64, n int64) {
@@ -261,7 +261,7 @@ func TestPagesWrittenAtZeroExpire(t *testing.T) {
 
 // The number of pages with nobody on them is bounded. Those that have been empty longest
 // are forgotten, and come back under a higher version.
-func TestEmptyPagesAreBounded(t *testing.T) {
+func TestServerEmptyPagesAreBounded(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
 	write := func(seq uint64, page string, n int64) presence.Count {
@@ -301,7 +301,7 @@ func TestEmptyPagesAreBounded(t *testing.T) {
 
 // A page whose key another program has taken is not empty, but is not forgotten either. It must
 // not be found again and again.
-func TestAForeignValueIsNoEmptyPage(t *testing.T) {
+func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 10})
 	claims := own(t, s, false, 1, nil)
 	c, err := s.conn.Known(t.Context())

@@ -17,7 +17,7 @@ import (
 // A minute that is over is written by the process that changes the count next, and
 // arrivals by every process for itself. Each process answers for all of them, also after
 // they have ended.
-func TestMinutesOfSeveralProcesses(t *testing.T) {
+func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	cfg := Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
@@ -111,7 +111,7 @@ func remembers(t testing.TB, s *Store) minutes.Answer {
 }
 
 // What another region reports changes the total, so a minute may end with it.
-func TestMinutesOfAnotherRegion(t *testing.T) {
+func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
@@ -161,7 +161,7 @@ func TestMinutesOfAnotherRegion(t *testing.T) {
 }
 
 // Redis was restarted, and its nodes write all counts again: what it still has of the minutes stays.
-func TestMinutesAreKeptOverARestart(t *testing.T) {
+func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
@@ -206,7 +206,7 @@ func TestMinutesAreKeptOverARestart(t *testing.T) {
 
 // While the minutes of one page cannot be written, those of others are not written again and
 // again: a string keeps a number of entries, so they would push out what is older.
-func TestAMinuteIsWrittenOnce(t *testing.T) {
+func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour})
 	c, err := s.conn.Known(t.Context())
 	if err != nil {

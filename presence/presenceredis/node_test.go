@@ -18,7 +18,7 @@ import (
 // A real node runs over a real Redis, which is emptied and restarted meanwhile. The
 // counts are right again within ten seconds, without anyone's help. Holds last for three presence timeouts, which
 // are longer than a busy machine takes for all of it.
-func TestANodeHealsRedis(t *testing.T) {
+func TestClockANodeHealsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())

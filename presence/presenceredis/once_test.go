@@ -14,12 +14,9 @@ import (
 
 // A change of a page counts once although the connection is cut before its answer. Each
 // change is on a page of its own. Package presenceredis of counter tests what else is sent.
-func TestAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
+func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 	t.Parallel()
-	cuts := 300
-	if testing.Short() {
-		cuts = 30
-	}
+	const cuts = 100
 	url, left := redistest.StartCluster(t, 3, 0).Cut(t, cuts)
 	s := open(t, url)
 	var mu sync.Mutex

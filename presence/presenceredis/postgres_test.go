@@ -11,7 +11,7 @@ import (
 
 // Gateways agree on where PostgreSQL is. It is added while no other gateway runs, and so is what this release keeps in
 // another way than an older one.
-func TestProcessesAgreeOnPostgres(t *testing.T) {
+func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
 	start := func(name, postgres string) (*presenceredis.Store, error) {
 		t.Helper()

@@ -35,14 +35,31 @@ func forContract(c *presenceredis.Config) {
 	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
 }
 
-func TestContractOnOneServer(t *testing.T) {
-	presencetest.Run(t, presencetest.Full, func(t testing.TB) presencetest.Store { return open(t, redistest.Single(t).URL(), forContract) })
+// Everything that the store does works over TLS for the user that deploy/redis.acl documents, and Redis has refused that
+// user nothing.
+func TestServerContract(t *testing.T) {
+	server := secure(t)
+	presencetest.Run(t, func(t testing.TB) presencetest.Store {
+		server.Flush(t)
+
+		return open(t, server.URL(), forContract)
+	})
 }
 
-func TestContractOnCluster(t *testing.T) {
-	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
+func TestServerContractOnCluster(t *testing.T) {
+	presencetest.RunParts(t, presencetest.Parts{
+		"many members and pages in one write are listed": "one write has keys of several slots",
+		"partitions written at once add up":              "partitions are on several masters",
+		"any history of owners equals the model":         "partitions are on several masters",
+		"all see who has a lease":                        "leases are in one slot, facts in another",
+		"a watcher hears only its buckets":               "sharded channels, on several connections",
+		"a watcher hears changes and follows":            "sharded channels, on several connections",
+		"any history ends with the model's unread":       "users and pages are in different slots",
+		"records are saved":                              "records are in the slots of their users",
+		"a departure is remembered":                      "departures are in the slots of their users",
+	}, func(t testing.TB) presencetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
 }
 
-func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
 	presencetest.SlowWatcher(t, open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 }))
 }

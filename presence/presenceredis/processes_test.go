@@ -28,7 +28,7 @@ func renew(t testing.TB, s *presenceredis.Store, p presence.Process) ([]presence
 	}
 }
 
-func TestDifferentSettingsAreRefused(t *testing.T) {
+func TestServerDifferentSettingsAreRefused(t *testing.T) {
 	url := redistest.Single(t).URL()
 	p := presence.Process{Name: "a", Incarnation: 1}
 	if _, err := renew(t, open(t, url, quick), p); err != nil {
@@ -53,9 +53,9 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 	}
 }
 
-// TestAnotherFormatIsRefused: the format may be older than numbered formats, or a later
+// TestServerAnotherFormatIsRefused: the format may be older than numbered formats, or a later
 // one.
-func TestAnotherFormatIsRefused(t *testing.T) {
+func TestServerAnotherFormatIsRefused(t *testing.T) {
 	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "6": `is of format "6"`} {
 		server := redistest.Single(t)
 		p := presence.Process{Name: "a", Incarnation: 1}
@@ -77,7 +77,7 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 
 // Who does not know the number of the format of counters, or of webhooks, goes by, and neither
 // writes nor changes it. The first process that knows it writes it.
-func TestAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
+func TestServerAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
 	server := redistest.Single(t)
 	for fact, of := range map[string]struct {
 		set  func(f *presenceredis.Facts, n int)
@@ -104,7 +104,7 @@ func TestAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
 
 // A secret rotates: a process that knows both secrets may start. From then on the first
 // secret that it names is the one that others must know.
-func TestSecretsRotate(t *testing.T) {
+func TestServerSecretsRotate(t *testing.T) {
 	url := redistest.Single(t).URL()
 	for i, tc := range []struct {
 		secret string
@@ -122,7 +122,7 @@ func TestSecretsRotate(t *testing.T) {
 
 // In an emptied Redis the facts of the running processes win, even when a starting
 // process asks first.
-func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
+func TestServerRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	server := redistest.Single(t)
 	wait := func(c *presenceredis.Config) { c.FactsWait = 2 * time.Second }
 	old := open(t, server.URL(), quick)
@@ -146,7 +146,7 @@ func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 
 // The clock of Redis goes back, as after a failover to a server whose clock is behind. A process that has died keeps its
 // lease no longer than otherwise.
-func TestAClockThatGoesBack(t *testing.T) {
+func TestClockAClockThatGoesBack(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL(), quick)
 	if _, err := renew(t, s, presence.Process{Name: "a"}); err != nil {
@@ -167,7 +167,7 @@ func TestAClockThatGoesBack(t *testing.T) {
 // Only the facts are lost: their key was deleted, or a failover lost it. The running
 // processes write them again although their leases are there, and no process with other
 // settings gets in.
-func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
+func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	server := redistest.Single(t)
 	old := open(t, server.URL(), quick)
 	p := presence.Process{Name: "old"}
@@ -192,7 +192,7 @@ func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 
 // A later version may have a fact that this one does not know. The first process of that
 // version finds that the fact is not there yet.
-func TestFactsOfLaterVersions(t *testing.T) {
+func TestServerFactsOfLaterVersions(t *testing.T) {
 	server := redistest.Single(t)
 	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "a"}); err != nil {
 		t.Fatal(err)
@@ -220,7 +220,7 @@ func (k *hashKeys) SetHashKey(key []byte) { *k = append(*k, string(key)) }
 
 // The key of user hashes is made once. A process that knows one of the secrets has it,
 // through every step of a rotation and after a loss. Other processes are refused.
-func TestTheHashKeyOutlivesItsSecrets(t *testing.T) {
+func TestServerTheHashKeyOutlivesItsSecrets(t *testing.T) {
 	server := redistest.Single(t)
 	var keys hashKeys
 	gateway := func(name string, secrets ...string) (*presenceredis.Store, error) {

@@ -126,17 +126,12 @@ func read(t testing.TB, s *presenceredis.Store, page string) presence.Count {
 	return counts[0]
 }
 
-func TestMergeEqualsThePureType(t *testing.T) {
+func TestServerMergeEqualsThePureType(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	flush := func() { server.Flush(t) }
 	t.Run("pages of other regions", func(t *testing.T) { differential(t, server.URL(), flush, false) })
 	t.Run("pages of this region, too", func(t *testing.T) { differential(t, server.URL(), flush, true) })
-}
-
-func TestMergeEqualsThePureTypeOnCluster(t *testing.T) {
-	cluster := redistest.ThreeMasters(t)
-	differential(t, cluster.URL(), func() { cluster.Flush(t) }, true)
 }
 
 // world is a region with its Redis, and one owner of all its partitions.
@@ -291,7 +286,7 @@ func urls(servers map[string]*redistest.Server, but string) map[string]string {
 	return all
 }
 
-func TestRegionsShareCounts(t *testing.T) {
+func TestServerRegionsShareCounts(t *testing.T) {
 	t.Parallel()
 	servers, worlds := three(t)
 	test := t
@@ -509,8 +504,7 @@ func (w *world) fill(pages int, users int64) {
 }
 
 // What a link costs at rest does not depend on how many pages there are.
-func TestALinkAtRestCostsLittle(t *testing.T) {
-	testkit.Long(t)
+func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	t.Parallel()
 	const most = 10 << 10 // bytes a second
 	a, b := redistest.Start(t), redistest.Start(t)
@@ -534,7 +528,7 @@ func TestALinkAtRestCostsLittle(t *testing.T) {
 }
 
 // A user of Redis is switched off, and on again: an outage and its end.
-func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
+func TestServerAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	newWorld(t, server.URL(), "eu")
@@ -558,7 +552,7 @@ func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 }
 
 // A link whose peer was away tells it soon after it is back of what changed.
-func TestALinkIsBackWithinTwoSeconds(t *testing.T) {
+func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	t.Parallel()
 	servers, worlds := three(t)
 	worlds["us"].set("p", 1)
@@ -574,7 +568,7 @@ func TestALinkIsBackWithinTwoSeconds(t *testing.T) {
 
 // A region without peers gets one, loses it and gets it again. Totals include the peer's
 // users while it is a peer, and later no ghosts of what happened between.
-func TestPeersComeAndGo(t *testing.T) {
+func TestServerPeersComeAndGo(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)
 	us, eu := newWorld(t, a.URL(), "us"), newWorld(t, b.URL(), "eu", "us")

@@ -18,19 +18,19 @@ import (
 	"headcount/unread"
 )
 
-// TestEveryScriptMayRunTwice holds each script to what its head says: a run that
+// TestServerEveryScriptMayRunTwice holds each script to what its head says: a run that
 // is repeated at once changes nothing in Redis and publishes nothing. What moves
 // with the time (a lease, a greeting) is told apart.
 //
 // The invariants by script, and where else they are held:
 //
-//	claim, members, resize, counts, fence, load  single writer, and late runs: TestLateAndRepeatedRunsChangeNothing,
-//	                                     TestALateClaimDoesNothing, TestAZombieWritesNoCount, presencetest
-//	log, own, relog, peers, merge        regions converge, a pair never falls: TestMergeEqualsThePureType, TestRegionsShareCounts
+//	claim, members, resize, counts, fence, load  single writer, and late runs: TestServerLateAndRepeatedRunsChangeNothing,
+//	                                     TestServerALateClaimDoesNothing, TestServerAZombieWritesNoCount, presencetest
+//	log, own, relog, peers, merge        regions converge, a pair never falls: TestServerMergeEqualsThePureType, TestServerRegionsShareCounts
 //	read, values, detach                 an endpoint is told once; a change after the read is told to it: presencetest
 //	change, save                         once per key; no lost update: presencetest's unread contract
-//	renew, leave, hello                  one owner of a name; facts agree: presencetest, TestDifferentSettingsAreRefused
-func TestEveryScriptMayRunTwice(t *testing.T) {
+//	renew, leave, hello                  one owner of a name; facts agree: presencetest, TestServerDifferentSettingsAreRefused
+func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4, LastSeen: time.Hour})

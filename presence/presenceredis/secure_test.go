@@ -11,7 +11,6 @@ import (
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/presenceredis"
-	"headcount/presence/presencetest"
 )
 
 // secure is a Redis behind TLS that must not refuse the documented user anything.
@@ -30,20 +29,9 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// Everything that the store does works over TLS for the user that deploy/redis.acl
-// documents, and Redis has refused that user nothing.
-func TestContractOverTLSAsTheDocumentedUser(t *testing.T) {
-	t.Parallel()
-	server := secure(t)
-	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
-		server.Flush(t)
-		return open(t, server.URL(), forContract)
-	})
-}
-
 // Regions share counts when each reaches its own Redis and the other's over TLS as the documented
 // user, one of them a Cluster, whose clients use other commands.
-func TestRegionsOverTLSOnCluster(t *testing.T) {
+func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
 	for _, s := range cluster.Masters {
@@ -93,7 +81,7 @@ func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
 
 // A client of a rediss:// URL accepts no certificate for another host, and sends nothing
 // without TLS.
-func TestTLSIsVerified(t *testing.T) {
+func TestServerTLSIsVerified(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
 	for name, url := range map[string]string{

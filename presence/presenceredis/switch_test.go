@@ -14,7 +14,7 @@ import (
 
 // A former master that was not demoted keeps its connections, and receives nothing that
 // is published on the new master.
-func TestSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
+func TestServerSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), func() {
@@ -66,7 +66,7 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 }
 
 // A follower that cannot subscribe reads what it would hear.
-func TestAFollowerThatHearsNothingReads(t *testing.T) {
+func TestClockAFollowerThatHearsNothingReads(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
@@ -82,7 +82,7 @@ func TestAFollowerThatHearsNothingReads(t *testing.T) {
 }
 
 // A slot that moves takes its channel along.
-func TestSubscriptionsFollowASlotThatMoves(t *testing.T) {
+func TestClockSubscriptionsFollowASlotThatMoves(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartCluster(t, 2, 0)
 	c := start(t, open(t, servers.URL()))

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/unread"
 )
@@ -250,7 +251,7 @@ func unreadModel(t *testing.T, s Store) {
 	type place struct {
 		user, page int
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		b := unread.NewFollowService(s)
 		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
 		past := make([]*changed, len(pages))

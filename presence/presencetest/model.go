@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 )
 
@@ -55,7 +56,7 @@ func model(t *testing.T, s Store) {
 	// Pages are compared byte by byte, also at their ends.
 	names := []string{"é", "e\u0301", "E", "e", "{e}", "a:b", "a|b", "日本", "*x", "q|:{}\"", "\U0001F600"}
 	run := 0
-	rapid.Check(t, func(rt *rapid.T) {
+	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		run++
 		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}, joined: map[string]bool{}}
 		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:3] {

@@ -1,11 +1,14 @@
-// Package presencetest tests the contract of a store. Every store runs all its tests.
+// Package presencetest tests the contract of a store. The store in memory and the one on a single Redis keep all of it,
+// other set-ups the parts in which they can differ.
 package presencetest
 
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -31,38 +34,62 @@ type Store interface {
 // for an hour. The test's cleanup removes the store.
 type Factory func(t testing.TB) Store
 
-// Run tests the contract; with -short it tests only the given extent of it.
-func Run(t *testing.T, short Extent, open Factory) {
-	for name, test := range map[string]func(*testing.T, Store){
-		"a claim says how old the one before is":         claimed,
-		"a hold has its end":                             holds,
-		"load names the pages of an unfinished write":    loadedPages,
-		"many members and pages in one write are listed": large,
-		"topics that are not known are carried":          unknownTopics,
-		"endpoints come and go":                          endpoints,
-		"a watcher hears only its buckets":               watchBuckets,
-		"partitions written at once add up":              concurrent,
-		"the region has all of a count":                  parts,
-		"the running minute is remembered":               runningMinute,
-		"a departure is remembered":                      departed,
-		"many departures in one write":                   manyDeparted,
-		"an old departure is forgotten":                  departedLongAgo,
-		"a user is forgotten":                            forgotten,
-		"any history of owners equals the model":         model,
-	} {
-		if short.runs(name) {
-			t.Run(name, func(t *testing.T) {
-				s := open(t)
-				complete(t, s)
-				test(t, s)
-			})
-		}
+// Run tests the whole contract, for a store on a server that no other set-up tests in full.
+func Run(t *testing.T, open Factory) {
+	for _, name := range partNames() {
+		t.Run(name, func(t *testing.T) { run(t, name, open) })
 	}
+}
+
+// RunInBubble tests the whole contract by the clock of synctest, for a store within the process.
+func RunInBubble(t *testing.T, open Factory) {
+	for _, name := range partNames() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { run(t, name, open) })
+		})
+	}
+}
+
+// completed are the parts that begin with a store that has all partitions.
+var completed = map[string]func(*testing.T, Store){
+	"a claim says how old the one before is":         claimed,
+	"a hold has its end":                             holds,
+	"load names the pages of an unfinished write":    loadedPages,
+	"many members and pages in one write are listed": large,
+	"topics that are not known are carried":          unknownTopics,
+	"endpoints come and go":                          endpoints,
+	"a watcher hears only its buckets":               watchBuckets,
+	"partitions written at once add up":              concurrent,
+	"the region has all of a count":                  parts,
+	"the running minute is remembered":               runningMinute,
+	"a departure is remembered":                      departed,
+	"many departures in one write":                   manyDeparted,
+	"an old departure is forgotten":                  departedLongAgo,
+	"a user is forgotten":                            forgotten,
+	"any history of owners equals the model":         model,
+}
+
+// partNames returns the names of all parts, in order.
+func partNames() (names []string) {
+	for _, tests := range []map[string]func(*testing.T, Store){completed, incompletes, processes, unreads} {
+		names = slices.AppendSeq(names, maps.Keys(tests))
+	}
+	slices.Sort(names)
+
+	return names
+}
+
+func run(t *testing.T, name string, open Factory) {
+	s := open(t)
+	if test, ok := completed[name]; ok {
+		complete(t, s)
+		test(t, s)
+		return
+	}
+
 	for _, tests := range []map[string]func(*testing.T, Store){incompletes, processes, unreads} {
-		for name, test := range tests {
-			if short.runs(name) {
-				t.Run(name, func(t *testing.T) { test(t, open(t)) })
-			}
+		if test, ok := tests[name]; ok {
+			test(t, s)
 		}
 	}
 }

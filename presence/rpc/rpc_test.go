@@ -515,9 +515,9 @@ func TestOverConnections(t *testing.T) {
 	})
 }
 
-// TestOverTCP sends many requests at once; none of them is taken for a replay of
+// TestServerOverTCP sends many requests at once; none of them is taken for a replay of
 // another.
-func TestOverTCP(t *testing.T) {
+func TestServerOverTCP(t *testing.T) {
 	var mu sync.Mutex
 	got := 0
 	h := newHandler(t, rpc.Config{Keys: secret, Updates: onUpdates(func(_ string, updates []presence.Update) {

@@ -8,7 +8,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-func TestAdminEndpoints(t *testing.T) {
+func TestServerAdminEndpoints(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret)
 	const page, user = "a page of its own", "somebody"
@@ -54,7 +54,7 @@ func TestAdminEndpoints(t *testing.T) {
 }
 
 // A handshake is refused for what is wrong with it, and takes our subprotocol or none.
-func TestUpgrade(t *testing.T) {
+func TestServerUpgrade(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	const (
@@ -101,13 +101,9 @@ func TestUpgrade(t *testing.T) {
 }
 
 // What is not ready says so, and never counts 0.
-func TestStartsReadyOrSaysSo(t *testing.T) {
+func TestServerStartsReadyOrSaysSo(t *testing.T) {
 	t.Parallel()
-	rounds := 4
-	if testing.Short() {
-		rounds = 1
-	}
-	for range rounds {
+	for range 2 {
 		s, err := spawn()
 		if err != nil {
 			t.Fatal(err)

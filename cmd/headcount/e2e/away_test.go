@@ -74,11 +74,10 @@ func shows(key string, value int64, stale bool) func(frame) bool {
 	}
 }
 
-// TestKnownWhileAway kills a server of counters. What this process has seen is read as stale, in no older version;
+// TestClockKnownWhileAway kills a server of counters. What this process has seen is read as stale, in no older version;
 // exact reads, and reads of what it has never seen, are 503; and what another server has is read as before.
-func TestKnownWhileAway(t *testing.T) {
+func TestClockKnownWhileAway(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		pg := pgtest.Start(t)

@@ -112,7 +112,7 @@ func smokeUsers(t *testing.T, a, b *server) {
 }
 
 // Only servers are told who is here, and only of users whom they name.
-func TestIsThisUserHere(t *testing.T) {
+func TestServerIsThisUserHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	for path, status := range map[string]int{"/-/users": 400, "/-/users?user=": 400, "/-/users?user=%07": 400, "/-/users/events": 400, "/-/users/a%07": 400} {
@@ -143,7 +143,7 @@ func TestIsThisUserHere(t *testing.T) {
 
 // A server says who is on a page, as often as it likes: users who are here by that and by
 // a connection count once, and who is said to be gone is gone.
-func TestServersSayWhoIsHere(t *testing.T) {
+func TestClockServersSayWhoIsHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--jwt-secret="+jwtSecret, "--presence-timeout=2s", "--heartbeat-interval=500ms")
 	page := func(user, page string) string { return s.url + "/-/users/" + user + "/pages/" + page }
@@ -200,7 +200,7 @@ func TestServersSayWhoIsHere(t *testing.T) {
 
 // What is kept of a user is erased for the user, and for a server: follows, what is
 // unread, and memberships. Others keep theirs.
-func TestErasure(t *testing.T) {
+func TestServerErasure(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--data-dir="+t.TempDir())
 	value := func(key string) int {
@@ -259,7 +259,7 @@ func TestErasure(t *testing.T) {
 }
 
 // Who erases leaves only those sets that the rule lets members leave.
-func TestErasureStaysWithinTheRules(t *testing.T) {
+func TestServerErasureStaysWithinTheRules(t *testing.T) {
 	t.Parallel()
 	rules := t.TempDir() + "/rules.json"
 	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},{"match":"banned:*","kind":"members","public":["read"]}]}`), 0o600); err != nil {
@@ -286,7 +286,7 @@ func TestErasureStaysWithinTheRules(t *testing.T) {
 }
 
 // A user sees which pages changed and what was said of that, and reads them one by one.
-func TestNotifications(t *testing.T) {
+func TestServerNotifications(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	c := s.ws(t)

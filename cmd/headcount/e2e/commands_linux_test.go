@@ -19,7 +19,7 @@ import (
 
 // What top writes where there is no terminal has nothing that commands one. In a terminal it takes no more lines and columns
 // than there are. Ctrl-C ends it, and a simulation, without an error.
-func TestTopAndSimulate(t *testing.T) {
+func TestServerTopAndSimulate(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	var once bytes.Buffer

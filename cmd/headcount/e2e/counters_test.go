@@ -117,7 +117,7 @@ func (c *client) awaitCounter(key string, value int64, mine bool) frame {
 
 // A process waits for a PostgreSQL that does not answer yet, and refuses one of a newer
 // version with one line.
-func TestStartWithPostgres(t *testing.T) {
+func TestClockStartWithPostgres(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
 	database := p.Database(t)
@@ -165,7 +165,7 @@ func refused(t *testing.T, says string, flags ...string) {
 }
 
 // The rules of a file apply, to pages of other origins too.
-func TestRulesOfAFile(t *testing.T) {
+func TestServerRulesOfAFile(t *testing.T) {
 	t.Parallel()
 	rules := filepath.Join(t.TempDir(), "rules.json")
 	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"seats","kind":"exact","floor":-1,"ceiling":2,"public":["read","increment"],"stale":0}]}`), 0o600); err != nil {
@@ -191,7 +191,7 @@ func TestRulesOfAFile(t *testing.T) {
 
 // A stream of a top list begins with the list, and has another event when the list changes, at most one a second. Lists
 // that cannot be are refused before the stream begins.
-func TestTopEvents(t *testing.T) {
+func TestClockTopEvents(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	s.call(t, "POST", "views:a/increment", `{"delta":2}`)

@@ -36,7 +36,7 @@ func (s *server) board(t testing.TB, headers ...string) (b board) {
 	return b
 }
 
-func TestDashboard(t *testing.T) {
+func TestServerDashboard(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s", "--region=here")
 	one, two := s.ws(t), s.ws(t)
@@ -75,7 +75,7 @@ func TestDashboard(t *testing.T) {
 	s.get(t, "/-/dashboard.html").problem(t, 404)
 }
 
-func TestDashboardWithAPIKeys(t *testing.T) {
+func TestServerDashboardWithAPIKeys(t *testing.T) {
 	t.Parallel()
 	const first, second = "a first key for tests", "a second key for tests"
 	s := start(t, "--api-key="+first, "--api-key="+second)

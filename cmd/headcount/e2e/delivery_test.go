@@ -17,7 +17,7 @@ import (
 
 // Two counts of one page to one subscriber are at least the update interval
 // apart; the first change goes at once, and the newest always arrives.
-func TestConflation(t *testing.T) {
+func TestClockConflation(t *testing.T) {
 	t.Parallel()
 	const interval = time.Second
 	s := start(t, "--update-interval="+interval.String(), "--leave-grace=0s")
@@ -64,9 +64,8 @@ func TestConflation(t *testing.T) {
 }
 
 // A client that sends requests and never reads an answer is closed, too.
-func TestAnswersThatAreNeverRead(t *testing.T) {
+func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	s := start(t, "--leave-grace=0s")
 	c := s.rawDial(t)
 	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {
@@ -89,7 +88,7 @@ func TestAnswersThatAreNeverRead(t *testing.T) {
 }
 
 // A paused connection hears nothing of counts and counters, and all else; then the newest of what changed, once.
-func TestPause(t *testing.T) {
+func TestServerPause(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	c, others := s.ws(t), s.ws(t)

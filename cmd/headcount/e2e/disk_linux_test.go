@@ -32,9 +32,8 @@ func (s *server) changeWith(page, by, key string) (status int, body string) {
 // A process is killed again and again while it keeps changes and follows. Each change is
 // sent until it is acknowledged, and some are sent once more. Each counts once, whether
 // its first try was answered or not.
-func TestKilledAgainAndAgain(t *testing.T) {
+func TestClockKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const rounds, workers = 20, 16
 	dir := t.TempDir()
 	page := fresh(t)
@@ -114,9 +113,8 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 
 // The disk is full. What is refused does not count, not even in part, and /readyz says
 // why. With room again everything works as before.
-func TestDiskFull(t *testing.T) {
+func TestServerDiskFull(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	dir := t.TempDir()
 	page := fresh(t)
 	s := startWithKey(t, "--data-dir="+dir)

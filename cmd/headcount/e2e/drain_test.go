@@ -14,7 +14,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestDrain(t *testing.T) {
+func TestClockDrain(t *testing.T) {
 	t.Parallel()
 	const within = 20 * time.Second // clients are sent away in the first half of it
 	s := start(t, "--shutdown-timeout="+within.String(), "--leave-grace=300ms")
@@ -107,9 +107,8 @@ func clog(w *rawSocket) {
 }
 
 // No client can keep a server from ending in time, and with status 0.
-func TestDrainEndsInTime(t *testing.T) {
+func TestClockDrainEndsInTime(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	for name, hang := range map[string]func(*testing.T, *server){
 		"nobody": func(*testing.T, *server) {},
 		"a WebSocket that does not answer the close": func(t *testing.T, s *server) {

@@ -14,9 +14,8 @@ import (
 )
 
 // When no file is free, the log says so once, and /readyz says so too.
-func TestNoFiles(t *testing.T) {
+func TestServerNoFiles(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	s := start(t)
 	admin := &http.Client{Timeout: testkit.Timeout} // its connection is kept
 	readyz := func() string {

@@ -8,7 +8,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-func TestWelcome(t *testing.T) {
+func TestServerWelcome(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	c := s.ws(t) // checks that welcome comes first, then unread 0
@@ -38,7 +38,7 @@ type step struct {
 	want []string // "P 1" is a count, "bad_page" an error
 }
 
-func TestFrames(t *testing.T) {
+func TestServerFrames(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	const (
@@ -111,7 +111,7 @@ func TestFrames(t *testing.T) {
 }
 
 // A connection has 100 pages, each once, however it wants them; what would pass that changes nothing.
-func TestHundredPages(t *testing.T) {
+func TestServerHundredPages(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)
 	base := fresh(t)
@@ -153,7 +153,7 @@ func TestHundredPages(t *testing.T) {
 }
 
 // Good frames between do not make the server forget errors, of whatever kinds.
-func TestTwentiethErrorCloses(t *testing.T) {
+func TestServerTwentiethErrorCloses(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)
 	bad := []struct{ frame, code string }{{`{`, "bad_json"}, {`{"type":"x"}`, "bad_type"}, {`{"type":"join","page":""}`, "bad_page"}}

@@ -2,7 +2,7 @@
 // tests know the contract and nothing of the code. They share one server where they
 // can, and use pages of their own, so that they do not see each other.
 //
-// With -short, the tests of the shared server and TestSetups are one pass over every
+// With -short, the tests of the shared server and TestServerSetups are one pass over every
 // part of the contract and every kind of deployment. Without it, processes and stores
 // are killed and disks are full, too.
 package e2e

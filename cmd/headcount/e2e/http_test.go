@@ -12,7 +12,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-func TestCounter(t *testing.T) {
+func TestServerCounter(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	page := fresh(t)
@@ -66,7 +66,7 @@ func TestCounter(t *testing.T) {
 
 // A count has its version as ETag, and a client that has it gets no body. With --cache-reads proxies may answer what is
 // public, and nothing else.
-func TestCachedReads(t *testing.T) {
+func TestServerCachedReads(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--cache-reads=2s", "--api-key=k", "--leave-grace=0s", "--private=team/*")
 	c := s.ws(t)
@@ -111,7 +111,7 @@ func TestCachedReads(t *testing.T) {
 }
 
 // What clients accept is honoured in every answer: HTML for people, in which names stay text, and gzip.
-func TestRepresentations(t *testing.T) {
+func TestServerRepresentations(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	page := "<b>&'\" " + fresh(t)
@@ -138,7 +138,7 @@ func TestRepresentations(t *testing.T) {
 	s.get(t, "/-/counter", "Accept: text/html").problem(t, http.StatusBadRequest)
 }
 
-func TestCounters(t *testing.T) {
+func TestServerCounters(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
 	a, b := s.ws(t), s.ws(t)
@@ -175,7 +175,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-func TestPutBodies(t *testing.T) {
+func TestServerPutBodies(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	me := "Headcount-Id: " + s.ws(t).id
@@ -200,7 +200,7 @@ func TestPutBodies(t *testing.T) {
 	}
 }
 
-func TestStatuses(t *testing.T) {
+func TestServerStatuses(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	for want, calls := range map[int]string{
@@ -223,7 +223,7 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-func TestDemoPageAndClient(t *testing.T) {
+func TestServerDemoPageAndClient(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	for path, kind := range map[string]string{"/": "text/html", "/-/headcount.js": "text/javascript", "/-/headcount.d.ts": "text/plain"} {
@@ -238,7 +238,7 @@ func TestDemoPageAndClient(t *testing.T) {
 }
 
 // Without an identity a caller may make 10 requests a second, and 100 at once.
-func TestPutWithoutIdentityIsLimited(t *testing.T) {
+func TestClockPutWithoutIdentityIsLimited(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s", "--presence-timeout=2m", "--trusted-proxies=127.0.0.0/8")
 	put := func(headers ...string) answer { return s.put(t, "/p/counter", increment, headers...) }
@@ -280,7 +280,7 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	put().counter(t)
 }
 
-func TestEventStream(t *testing.T) {
+func TestClockEventStream(t *testing.T) {
 	t.Parallel()
 	const ping = 300 * time.Millisecond
 	s := start(t, "--ping-interval="+ping.String(), "--leave-grace=0s", "--update-interval=10ms")

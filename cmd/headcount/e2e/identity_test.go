@@ -40,7 +40,7 @@ func checkCookie(t testing.TB, c *http.Cookie, secure bool) {
 
 // The same identity holds on every transport, by whichever way that transport has, and its
 // cookie is secure where the proxy says that the connection is.
-func TestIdentities(t *testing.T) {
+func TestServerIdentities(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s", "--presence-timeout=1m", "--trusted-proxies=127.0.0.1") // alone: an id that it does not know may be one from before a restart
 	ways := map[string]func(query string, headers ...string) http.Header{
@@ -111,7 +111,7 @@ func hs256(t testing.TB, claims jwt.MapClaims) string {
 }
 
 // A server that wants tokens wants them wherever somebody is counted, and refuses bad ones everywhere.
-func TestTokens(t *testing.T) {
+func TestServerTokens(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s", "--allow-origins=https://site.example")
 	good := hs256(t, jwt.MapClaims{"sub": "alice", "in": 600})
@@ -171,7 +171,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-func TestTokenOfAnOpenConnectionExpires(t *testing.T) {
+func TestClockTokenOfAnOpenConnectionExpires(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s", "--update-interval=10ms")
 	for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} { // these never end, though clocks overflow
@@ -202,7 +202,7 @@ func TestTokenOfAnOpenConnectionExpires(t *testing.T) {
 
 // A private page is for servers and for tokens that open it, in every call and frame; others learn nothing of it but
 // that it is private. Its users count on the site.
-func TestPrivatePages(t *testing.T) {
+func TestServerPrivatePages(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--private=team/*", "--private=board", "--jwt-secret="+jwtSecret)
 	ann := hs256(t, jwt.MapClaims{"sub": "ann", "pages": []string{"team/a*", "board"}})

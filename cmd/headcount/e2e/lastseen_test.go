@@ -29,7 +29,7 @@ func (s *server) awaitSeen(t *testing.T, user string) time.Time {
 
 // A data directory has when users were last here, also of those whom a killed process had, and of no one once the
 // setting is 0.
-func TestLastSeenOverARestart(t *testing.T) {
+func TestServerLastSeenOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestLastSeenOverARestart(t *testing.T) {
 }
 
 // In a cluster the users of a killed process were last here when presence timed out, and what it knew is still known.
-func TestLastSeenInACluster(t *testing.T) {
+func TestClockLastSeenInACluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	flags := []string{

@@ -8,7 +8,7 @@ import (
 
 // Every way in asks for the origin, of the scheme that a trusted proxy names. What origins
 // match, and the headers of each status, are tested in gateway/identity and gateway/httppolicy.
-func TestOrigins(t *testing.T) {
+func TestServerOrigins(t *testing.T) {
 	t.Parallel()
 	plain := start(t, "--leave-grace=0s")
 	some := start(t, "--leave-grace=0s", "--allow-origins=https://site.example,http://*.wild.example:8000", "--allow-origins=https://*.deep.example", "--trusted-proxies=127.0.0.1")

@@ -8,7 +8,7 @@ import (
 )
 
 // Every way in applies the rules of page ids. The rules themselves are tested in package presence.
-func TestPageIDs(t *testing.T) {
+func TestServerPageIDs(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
 	for _, page := range []string{strings.Repeat("😀", 128), " a  b ", "a%2Fb", "-/ws", "می\u200Cخواهم", "ABC", "caf\u00e9", "cafe\u0301"} {
@@ -46,7 +46,7 @@ func TestPageIDs(t *testing.T) {
 }
 
 // This is how ids travel in paths and queries.
-func TestPercentEncoding(t *testing.T) {
+func TestServerPercentEncoding(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
 	c := s.ws(t)

@@ -17,9 +17,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other is refused,
+// TestServerPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other is refused,
 // by the server and by the check, in the same words.
-func TestPgBouncer(t *testing.T) {
+func TestServerPgBouncer(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
 	// run is a command that must end.
@@ -82,9 +82,9 @@ func TestPgBouncer(t *testing.T) {
 	}
 }
 
-// TestChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it within a
+// TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it within a
 // second, a webhook is told once, and an idempotency key is the same for SQL and for HTTP.
-func TestChangeInSQL(t *testing.T) {
+func TestClockChangeInSQL(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
 	for name, processes := range map[string]func(flags ...string) []*server{
@@ -148,8 +148,8 @@ func TestChangeInSQL(t *testing.T) {
 	}
 }
 
-// TestPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when it is over.
-func TestPostgresIsAway(t *testing.T) {
+// TestClockPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when it is over.
+func TestClockPostgresIsAway(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
 	database, another, admin := p.Database(t), p.Database(t), p.URL("postgres")
@@ -215,14 +215,12 @@ func TestPostgresIsAway(t *testing.T) {
 	p.Exec(t, admin, "alter role visitor password 'wrong'")
 	back()
 
-	if !testing.Short() {
-		p.Pause()
-		away(hung, "deadline exceeded")
-		p.Resume()
-		back()
-		p.Kill()
-		away(hung, "connection refused")
-	}
+	p.Pause()
+	away(hung, "deadline exceeded")
+	p.Resume()
+	back()
+	p.Kill()
+	away(hung, "connection refused")
 	started := p.StartUp(t)
 	early := begin("a server that starts up", database)
 	for _, s := range all {

@@ -16,7 +16,7 @@ import (
 
 const increment, decrement = `{"action":"increment"}`, `{"action":"decrement"}`
 
-func TestOneUserInThreeTabs(t *testing.T) {
+func TestServerOneUserInThreeTabs(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	page := fresh(t)
@@ -68,7 +68,7 @@ func (st *stream) joined() {
 
 // Without WebSockets a user is on a page while an event stream of any tab joins it, and no
 // longer than the leave grace after the last one.
-func TestJoinByEventStream(t *testing.T) {
+func TestClockJoinByEventStream(t *testing.T) {
 	t.Parallel()
 	const grace = 4 * time.Second // for a busy machine, too, to reload within it
 	s := start(t, "--leave-grace="+grace.String(), "--update-interval=10ms")
@@ -115,7 +115,7 @@ func TestJoinByEventStream(t *testing.T) {
 	}
 }
 
-func TestExplicitLeaveIsAtOnce(t *testing.T) {
+func TestServerExplicitLeaveIsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=4m", "--presence-timeout=5m", "--update-interval=10ms")
 	watcher, a := s.ws(t), s.ws(t)
@@ -132,7 +132,7 @@ func TestExplicitLeaveIsAtOnce(t *testing.T) {
 }
 
 // After a tab is closed its user stays for the grace, and no longer.
-func TestClosedTab(t *testing.T) {
+func TestClockClosedTab(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	for name, end := range map[string]func(*client){
@@ -174,7 +174,7 @@ func TestClosedTab(t *testing.T) {
 }
 
 // A client that vanishes without a word is gone within ping + pong + grace + 2 s.
-func TestVanishedClient(t *testing.T) {
+func TestClockVanishedClient(t *testing.T) {
 	t.Parallel()
 	const ping, pong, grace = 500 * time.Millisecond, 4 * time.Second, 400 * time.Millisecond
 	s := start(t, "--ping-interval="+ping.String(), "--pong-timeout="+pong.String(), "--leave-grace="+grace.String(), "--update-interval=10ms")
@@ -213,7 +213,7 @@ func TestVanishedClient(t *testing.T) {
 }
 
 // Other clients see neither a reload nor a second tab that comes and goes.
-func TestReloadIsNotSeen(t *testing.T) {
+func TestClockReloadIsNotSeen(t *testing.T) {
 	t.Parallel()
 	const grace = 4 * time.Second // for a busy machine, too, to come back within half of it
 	s := start(t, "--leave-grace="+grace.String(), "--update-interval=10ms")
@@ -256,7 +256,7 @@ func TestReloadIsNotSeen(t *testing.T) {
 	}
 }
 
-func TestHoldsTakenByPut(t *testing.T) {
+func TestClockHoldsTakenByPut(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--presence-timeout=1m", "--leave-grace=100ms", "--update-interval=10ms")
 	id := func() string { return "Headcount-Id: " + s.ws(t).id }
@@ -345,9 +345,8 @@ func TestHoldsTakenByPut(t *testing.T) {
 }
 
 // When a process stood still for longer than the presence timeout, it loses no user.
-func TestSuspendedServer(t *testing.T) {
+func TestClockSuspendedServer(t *testing.T) {
 	t.Parallel()
-	testkit.Long(t)
 	const timeout = 5 * time.Second
 	const users = 40
 	s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=400ms", "--leave-grace=300ms", "--ping-interval=500ms", "--pong-timeout="+timeout.String(), "--update-interval=10ms")
@@ -377,7 +376,7 @@ func TestSuspendedServer(t *testing.T) {
 }
 
 // One address cannot take every place. Clients of a trusted proxy count under their own addresses.
-func TestMaxConnections(t *testing.T) {
+func TestServerMaxConnections(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--max-connections=3", "--max-connections-per-address=2", "--leave-grace=0s", "--trusted-proxies=127.0.0.1")
 	const of1, of2, of3 = "X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-For: 192.0.2.3"
@@ -407,7 +406,7 @@ func TestMaxConnections(t *testing.T) {
 
 // One user may be on 10,000 pages at a gateway, and holds nobody up with that: the next page is refused, another user's
 // join is answered at once, and all pages end with their connections.
-func TestAUserWithThousandsOfPages(t *testing.T) {
+func TestClockAUserWithThousandsOfPages(t *testing.T) {
 	t.Parallel()
 	const connections, each = 100, 100
 	// This process answers the pings of a hundred connections; beside the whole suite that takes longer than 5 s at times.
@@ -445,7 +444,7 @@ func TestAUserWithThousandsOfPages(t *testing.T) {
 }
 
 // A crawler is served like everybody and is not counted, neither as a visitor nor as a voter, unless --count-bots says so.
-func TestCrawlers(t *testing.T) {
+func TestServerCrawlers(t *testing.T) {
 	t.Parallel()
 	const agent = "User-Agent: Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"
 	for counted, s := range map[int]*server{0: startWithKey(t), 1: startWithKey(t, "--count-bots")} {

@@ -12,7 +12,7 @@ import (
 )
 
 // A request that is refused says what is wrong with it; the log says the same at the level debug, and a metric counts the reason.
-func TestRefusedRequests(t *testing.T) {
+func TestServerRefusedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--log-level=debug", "--api-key="+apiKey, "--jwt-secret="+jwtSecret, "--max-connections=1")
 	most, least := root+"sum:most", root+"sum:more"

@@ -12,7 +12,7 @@ import (
 )
 
 // Redis comes back with an older memory, and gives versions again that had other contents.
-func TestUnreadCountsAreRightAfterRedisWasRestored(t *testing.T) {
+func TestClockUnreadCountsAreRightAfterRedisWasRestored(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	s := startWithKey(t, overRedis(redis.URL())...)
@@ -54,7 +54,7 @@ func TestUnreadCountsAreRightAfterRedisWasRestored(t *testing.T) {
 	third.awaitUnread(1)
 }
 
-func TestCountsAreStaleUntilARestoredRedisIsRight(t *testing.T) {
+func TestClockCountsAreStaleUntilARestoredRedisIsRight(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	all := startAll(t, overRedis(redis.URL(), "--update-interval=10ms"), overRedis(redis.URL(), "--roles=gateway"))
@@ -99,7 +99,7 @@ func TestCountsAreStaleUntilARestoredRedisIsRight(t *testing.T) {
 	}
 }
 
-func TestPagesRememberOverARestartOfRedis(t *testing.T) {
+func TestClockPagesRememberOverARestartOfRedis(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, redistest.Durable...)
 	s := start(t, overRedis(redis.URL(), "--page-stats=1h", "--leave-grace=0s", "--update-interval=10ms")...)

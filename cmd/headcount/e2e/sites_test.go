@@ -57,7 +57,7 @@ func (s sitesAnswer) names() (all []string) {
 
 // Two sites on one server have the same pages, users and counters, and never see each other.
 // What happens on the shop happens through a, and what happens on the blog through b.
-func TestTwoSites(t *testing.T) {
+func TestServerTwoSites(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T) (a, b *server){
 		"one process": func(t *testing.T) (a, b *server) {
@@ -65,7 +65,6 @@ func TestTwoSites(t *testing.T) {
 			return s, s
 		},
 		"two processes over Redis": func(t *testing.T) (a, b *server) {
-			testkit.Long(t)
 			redis := redistest.Start(t).URL()
 			flags := append([]string{"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms"}, twoSites...)
 			all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
@@ -297,7 +296,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 }
 
 // A server without --site has one, whose name is default.
-func TestTheDefaultSite(t *testing.T) {
+func TestServerTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	page := fresh(t)
@@ -314,7 +313,7 @@ func TestTheDefaultSite(t *testing.T) {
 }
 
 // The data of a server without sites are those of the site default, if it has others later.
-func TestSitesBesideTheDefaultSite(t *testing.T) {
+func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--id-secret=a secret for tests"}

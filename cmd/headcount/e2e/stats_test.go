@@ -45,7 +45,7 @@ func (s stats) sum() (most, joins int) {
 	return most, joins
 }
 
-func TestPagesRemember(t *testing.T) {
+func TestServerPagesRemember(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := start(t, "--data-dir="+dir, "--leave-grace=300ms", "--update-interval=10ms", "--allow-origins=https://shop.example")

@@ -54,14 +54,13 @@ func newStores(t *testing.T, which string) stores {
 	return s
 }
 
-// TestCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
+// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
 // It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is not given
 // the first store it cannot know of them, and the same command carries them.
-func TestCountersOverAChangeOfStores(t *testing.T) {
+func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
 	for _, cell := range [][3]string{
-		{aFile, aFile, keeps}, {aDatabase, aDatabase, keeps}, {aRedis, aRedis, keeps}, {both, both, keeps},
 		{aDatabase, both, keeps}, {aRedis, both, keeps},
 		{both, aDatabase, refuses}, {both, aRedis, refuses},
 		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
@@ -75,9 +74,6 @@ func TestCountersOverAChangeOfStores(t *testing.T) {
 		from, to, outcome := cell[0], cell[1], cell[2]
 		t.Run(from+" then "+to, func(t *testing.T) {
 			t.Parallel()
-			if outcome == carried || from == to {
-				testkit.Long(t)
-			}
 			is, rules := newStores(t, from+to), "--counters="+ruleFile(t)
 			s := startWithKey(t, is.server(from, rules)...)
 			writeAllKinds(t, s)
@@ -86,7 +82,7 @@ func TestCountersOverAChangeOfStores(t *testing.T) {
 				read = values
 			}
 			want := read(t, s)
-			if from == both && outcome != keeps && !testing.Short() { // an end waits only two seconds until all is persisted, and an export a minute
+			if from == both && outcome != keeps { // an end waits only two seconds until all is persisted, and an export a minute
 				headcount(t, nil, nil, append([]string{"export"}, is.flags(from)...)...)
 			}
 			if problem := s.end(); problem != "" {
@@ -95,9 +91,6 @@ func TestCountersOverAChangeOfStores(t *testing.T) {
 			if outcome != keeps {
 				if outcome == refuses {
 					endsWith(t, "headcount export --", is.server(to)...)
-				}
-				if testing.Short() {
-					return
 				}
 				into := newStores(t, to)
 				var exported bytes.Buffer
@@ -174,9 +167,9 @@ func allKinds(t *testing.T, s *server) string {
 	return text.String()
 }
 
-// TestDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
+// TestServerDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
 // leaves it as it is.
-func TestDamagedFiles(t *testing.T) {
+func TestServerDamagedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--counters=" + ruleFile(t)}

@@ -85,7 +85,7 @@ func (s *server) holds(t testing.TB, page string, n int, headers ...string) {
 }
 
 // Servers see all pages, visitors those that --public-top opens, less the private ones.
-func TestTopPages(t *testing.T) {
+func TestClockTopPages(t *testing.T) {
 	t.Parallel()
 	const longHolds = "--presence-timeout=1m"
 	all := startAll(t,
@@ -140,7 +140,7 @@ func TestTopPages(t *testing.T) {
 }
 
 // A stream of the list is one of --max-connections.
-func TestTopPagesAreBounded(t *testing.T) {
+func TestClockTopPagesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--max-connections=2")
 	first, second := s.topPages(t, ""), s.topPages(t, "")
@@ -150,7 +150,7 @@ func TestTopPagesAreBounded(t *testing.T) {
 }
 
 // The list is that of one site.
-func TestTopPagesOfSites(t *testing.T) {
+func TestClockTopPagesOfSites(t *testing.T) {
 	t.Parallel()
 	s := start(t, append(twoSites, "--public-top=*")...)
 	s.holds(t, "p", 2, ofShop)
@@ -162,8 +162,7 @@ func TestTopPagesOfSites(t *testing.T) {
 }
 
 // The list is the same at all gateways, and has the users of all of them.
-func TestTopPagesOfACluster(t *testing.T) {
-	testkit.Long(t)
+func TestClockTopPagesOfACluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	flags := []string{"--presence-timeout=1m", "--public-top=a", "--public-top=b", "--api-key=" + apiKey}
@@ -181,11 +180,8 @@ func TestTopPagesOfACluster(t *testing.T) {
 
 // A list that does not change has comments often enough for <live-top>, which takes a minute of silence for a
 // broken connection.
-func TestAQuietListHasComments(t *testing.T) {
+func TestClockAQuietListHasComments(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("it takes 25 s")
-	}
 	s := start(t, "--ping-interval=10m")
 	count := s.sse(t, "/p/counter/events")
 	top := s.topPages(t, "")

@@ -86,7 +86,7 @@ func (c *client) awaitUnread(n int) frame {
 	return c.await(fmt.Sprintf("unread %d", n), func(f frame) bool { return f.Type == "unread" && *f.Count == n })
 }
 
-func TestUnread(t *testing.T) {
+func TestServerUnread(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	tab := s.ws(t)
@@ -125,7 +125,7 @@ func TestUnread(t *testing.T) {
 	stranger.silent() // others hear nothing of this
 }
 
-func TestUnreadOfOnePage(t *testing.T) {
+func TestServerUnreadOfOnePage(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	tab := s.ws(t)
@@ -166,7 +166,7 @@ func TestUnreadOfOnePage(t *testing.T) {
 
 // A browser that keeps no cookie of the server for pages of another site has the id of each
 // answer as a header, and no follow is kept for an id that the page does not send.
-func TestFollowFromAnotherSite(t *testing.T) {
+func TestServerFollowFromAnotherSite(t *testing.T) {
 	t.Parallel()
 	const origin = "https://shop.example"
 	s := startWithKey(t, "--allow-origins="+origin)
@@ -208,7 +208,7 @@ func TestFollowFromAnotherSite(t *testing.T) {
 	}
 }
 
-func TestUnreadByServers(t *testing.T) {
+func TestServerUnreadByServers(t *testing.T) {
 	t.Parallel()
 	const second = "X-API-Key: another one, just as long"
 	s := startWithKey(t, "--api-key=another one, just as long", "--jwt-secret="+jwtSecret)
@@ -258,7 +258,7 @@ func TestUnreadByServers(t *testing.T) {
 	}
 }
 
-func TestUnreadBadInput(t *testing.T) {
+func TestServerUnreadBadInput(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	me := s.ws(t).as()
@@ -318,7 +318,7 @@ func TestUnreadBadInput(t *testing.T) {
 }
 
 // A client without an identity gets one by following.
-func TestFollowerGetsAnIdentity(t *testing.T) {
+func TestServerFollowerGetsAnIdentity(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	a := s.put(t, "/-/me/follows/p", "")
@@ -336,7 +336,7 @@ func TestFollowerGetsAnIdentity(t *testing.T) {
 	s.put(t, "/-/me/follows/q", "", "Cookie: "+cookie).noContent(t)
 }
 
-func TestFollowsArePaged(t *testing.T) {
+func TestServerFollowsArePaged(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	me := s.ws(t)
@@ -386,7 +386,7 @@ func TestFollowsArePaged(t *testing.T) {
 	}
 }
 
-func TestUnreadSurvivesARestart(t *testing.T) {
+func TestServerUnreadSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() + "/new/data"
 	s := startWithKey(t, "--data-dir="+dir)

@@ -118,7 +118,7 @@ func (s *server) hold(t *testing.T, method, user, page string) {
 	do(t, method, s.url+"/-/users/"+user+"/pages/"+url.PathEscape(page), "", withKey).counter(t)
 }
 
-func TestWebhooks(t *testing.T) {
+func TestClockWebhooks(t *testing.T) {
 	t.Parallel()
 	r := newReceiver(t)
 	r.answers(http.StatusInternalServerError)
@@ -170,7 +170,7 @@ func TestWebhooks(t *testing.T) {
 
 // A user is online once, with whatever tabs and holds, and offline once, when the last of them has ended. A reload is
 // neither, nor is a restart of the server for those who come back.
-func TestWebhooksOfUsers(t *testing.T) {
+func TestServerWebhooksOfUsers(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -240,7 +240,7 @@ func (r *receiver) online() map[string]bool {
 }
 
 // Whoever was connected to a killed process, or whose partition it had, is reported as offline by those that live on.
-func TestWebhooksOfUsersInACluster(t *testing.T) {
+func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 	t.Parallel()
 	r := newReceiver(t)
 	redis := redistest.Start(t).URL()

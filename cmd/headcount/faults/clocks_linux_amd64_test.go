@@ -12,11 +12,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClocksThatAreWrong: processes whose clocks are 2 s ahead or behind, so 4 s apart, start
+// TestClockOfAProcessIsWrong: processes whose clocks are 2 s ahead or behind, so 4 s apart, start
 // while users are there, and others start beside them. No user who stays is missing from a
 // count.
-func TestClocksThatAreWrong(t *testing.T) {
-	testkit.Long(t)
+func TestClockOfAProcessIsWrong(t *testing.T) {
 	t.Parallel()
 	const wrong = 2 * time.Second
 	top := layout(redistest.Start(t).URL(), nil)
@@ -40,11 +39,10 @@ func TestClocksThatAreWrong(t *testing.T) {
 	})
 }
 
-// TestHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as
+// TestClockHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as
 // long with either of them, and a hold that is ended just after its partition changed hands is
 // over when the call is answered.
-func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
-	testkit.Long(t)
+func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()

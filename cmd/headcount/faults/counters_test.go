@@ -20,7 +20,7 @@ import (
 // rounds is how often each of the tests below kills something and looks whether all
 // counters are right. In make test it is a few times. To be sure:
 //
-//	go test ./cmd/headcount/faults -run TestCountersLast -count 1 -timeout 60m -rounds 50
+//	go test ./cmd/headcount/faults -run TestClockCountersLast -count 1 -timeout 60m -rounds 50
 var rounds = flag.Int("rounds", 2, "checkpoints of counters, each after a kill -9")
 
 // A lasting is a deployment whose counters last, and the faults that may hit it.
@@ -67,11 +67,10 @@ func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
 	}})
 }
 
-// TestCountersLast: while simulated clients change counters and watch them, processes
+// TestClockCountersLast: while simulated clients change counters and watch them, processes
 // and stores are killed with kill -9 again and again. Whenever the clients rest, every
 // counter is what was acknowledged.
-func TestCountersLast(t *testing.T) {
-	testkit.Long(t)
+func TestClockCountersLast(t *testing.T) {
 	t.Parallel()
 	for name, deploy := range map[string]func(t *testing.T, l *lasting){
 		"data directory": func(t *testing.T, l *lasting) {

@@ -46,10 +46,9 @@ func crowdAt(t *testing.T, m *member) {
 	})
 }
 
-// TestEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
+// TestClockEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
 // whether or not it also had the dispatcher, and also when all processes ended.
-func TestEndpointsEndWithTheirGateway(t *testing.T) {
-	testkit.Long(t)
+func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member

@@ -27,7 +27,7 @@ func killed(name string, m *member) fault {
 }
 
 // The one fault of -short. The others run on larger clusters.
-func TestAPresenceNodeDies(t *testing.T) {
+func TestClockAPresenceNodeDies(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	quick := []string{"--presence-timeout=3s", "--heartbeat-interval=1s"} // the others have the defaults
@@ -40,8 +40,7 @@ func TestAPresenceNodeDies(t *testing.T) {
 	top.suffer(t, killed("kill -9 of one of two presence nodes", top.nodes[0]))
 }
 
-func TestCrashes(t *testing.T) {
-	testkit.Long(t)
+func TestClockCrashes(t *testing.T) {
 	t.Parallel()
 	top := newTopology(t, redistest.Start(t).URL(), nil)
 	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
@@ -49,8 +48,7 @@ func TestCrashes(t *testing.T) {
 	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
 }
 
-func TestRedisLosesEverything(t *testing.T) {
-	testkit.Long(t)
+func TestClockRedisLosesEverything(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -69,8 +67,7 @@ func TestRedisLosesEverything(t *testing.T) {
 
 // The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
 // also with a presence timeout much shorter than the default.
-func TestAWholeProcessDies(t *testing.T) {
-	testkit.Long(t)
+func TestClockAWholeProcessDies(t *testing.T) {
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
 			t.Parallel()
@@ -80,8 +77,7 @@ func TestAWholeProcessDies(t *testing.T) {
 	}
 }
 
-func TestFrozenNode(t *testing.T) {
-	testkit.Long(t)
+func TestClockFrozenNode(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -105,8 +101,7 @@ func TestFrozenNode(t *testing.T) {
 	})
 }
 
-func TestRedisAway(t *testing.T) {
-	testkit.Long(t)
+func TestClockRedisAway(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes")
 	top := newTopology(t, redis.URL(), nil)
@@ -183,8 +178,7 @@ func master(t *testing.T, s *redistest.Server) {
 	}
 }
 
-func TestRedisCluster(t *testing.T) {
-	testkit.Long(t)
+func TestClockRedisCluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
 	top := newTopology(t, redis.URL(), nil)
@@ -202,8 +196,7 @@ func TestRedisCluster(t *testing.T) {
 	top.suffer(t, killed("Redis Cluster: kill -9 of a presence node", top.nodes[2]))
 }
 
-func TestSentinel(t *testing.T) {
-	testkit.Long(t)
+func TestClockSentinel(t *testing.T) {
 	t.Parallel()
 	redis := redistest.StartSentinel(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -218,8 +211,7 @@ func TestSentinel(t *testing.T) {
 	top.suffer(t, killed("Sentinel: kill -9 of a gateway", top.gateways[1]))
 }
 
-func TestBadNetwork(t *testing.T) {
-	testkit.Long(t)
+func TestClockBadNetwork(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	var proxies []*proxy

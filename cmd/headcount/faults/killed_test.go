@@ -9,11 +9,10 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
+// TestClockAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
 // lease has ended has its partitions back, and no other process had them. Who left another
 // process meanwhile is gone in time.
-func TestAKilledProcessKeepsItsPartitions(t *testing.T) {
-	testkit.Long(t)
+func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()

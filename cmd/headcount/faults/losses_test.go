@@ -19,9 +19,9 @@ var (
 	lossMetrics  = regexp.MustCompile(`(?m)^headcount_store_losses_total(?:\{lost="(\w+)"\})? (\d+)$`)
 )
 
-// TestWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
+// TestClockWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
 // gone, and by the metric that the alert reads.
-func TestWhatRedisLost(t *testing.T) {
+func TestClockWhatRedisLost(t *testing.T) {
 	t.Parallel()
 	const nothing, writes, everything = "", "writes", "everything"
 	for name, tc := range map[string]struct {
@@ -72,7 +72,6 @@ func TestWhatRedisLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if tc.long {
-				testkit.Long(t)
 			}
 			var args []string
 			if tc.durable {
@@ -139,8 +138,7 @@ func TestWhatRedisLost(t *testing.T) {
 }
 
 // One master of a Cluster comes back with all it had, and then with nothing.
-func TestWhatAMasterOfAClusterLost(t *testing.T) {
-	testkit.Long(t)
+func TestClockWhatAMasterOfAClusterLost(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)

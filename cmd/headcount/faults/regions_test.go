@@ -290,8 +290,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 
 // This is the partition test, and the other faults of data centres, one after the other
 // in the same world, whose clocks are ten minutes apart.
-func TestRegions(t *testing.T) {
-	testkit.Long(t)
+func TestClockRegions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
@@ -405,8 +404,7 @@ func TestRegions(t *testing.T) {
 	})
 }
 
-func TestRegionsOnBadLinks(t *testing.T) {
-	testkit.Long(t)
+func TestClockRegionsOnBadLinks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 200*time.Millisecond)
 	for _, l := range w.links {
@@ -433,8 +431,7 @@ func TestRegionsOnBadLinks(t *testing.T) {
 	w.converge(t, mergedWithin+2*time.Second) // the promise is about links; these lose what is needed for healing, too
 }
 
-func TestARegionThatIsDownForGood(t *testing.T) {
-	testkit.Long(t)
+func TestClockARegionThatIsDownForGood(t *testing.T) {
 	t.Parallel()
 	const stale = 4 * time.Second
 	w := newWorld(t, 0, "--region-stale-after="+stale.String())
@@ -488,8 +485,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 }
 
 // The log says once which peer is set wrongly, and everything else goes on.
-func TestPeersThatAreRefused(t *testing.T) {
-	testkit.Long(t)
+func TestClockPeersThatAreRefused(t *testing.T) {
 	t.Parallel()
 	var servers []*redistest.Server
 	for range 4 {

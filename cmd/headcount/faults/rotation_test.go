@@ -89,12 +89,11 @@ func (p *person) ask(t *testing.T, at *member, method, path string, out any) {
 	}
 }
 
-// TestSecretsRotateOverARunningCluster changes the cluster secret as documented, one
+// TestClockSecretsRotateOverARunningCluster changes the cluster secret as documented, one
 // process at a time: the new secret is added, put in front, and the old one removed. A
 // person who is at all gateways all the time counts once all the time, and keeps their
 // follows. A process with other secrets is refused at every step.
-func TestSecretsRotateOverARunningCluster(t *testing.T) {
-	testkit.Long(t)
+func TestClockSecretsRotateOverARunningCluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member

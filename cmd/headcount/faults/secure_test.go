@@ -12,8 +12,7 @@ import (
 // the user of deploy/redis.acl, two speak only TLS, and the third is behind Sentinel.
 // All regions show one total, also after one Redis came back empty and, in another
 // region, a replica took over.
-func TestRegionsOverTLSAndSentinel(t *testing.T) {
-	testkit.Long(t)
+func TestClockRegionsOverTLSAndSentinel(t *testing.T) {
 	t.Parallel()
 	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
 	urls := map[string]string{"us": a.URL(), "eu": b.URL(), "ap": s.URL()}

@@ -92,8 +92,8 @@ func refusal(t *testing.T, m *member, words ...string) {
 	}
 }
 
-// TestAnotherFormatIsRefused: a process that comes to data of another format ends at once, and leaves all of it as it was.
-func TestAnotherFormatIsRefused(t *testing.T) {
+// TestClockAnotherFormatIsRefused: a process that comes to data of another format ends at once, and leaves all of it as it was.
+func TestClockAnotherFormatIsRefused(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	m := newMember("process", allRoles, redis.URL(), nil)
@@ -137,11 +137,10 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a sentence, also
+// TestClockWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a sentence, also
 // when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
 // when it takes part until it has left. No line of the logs has a member twice.
-func TestWhoMayJoin(t *testing.T) {
-	testkit.Long(t)
+func TestClockWhoMayJoin(t *testing.T) {
 	t.Parallel()
 	const secret = "--cluster-secret=right one"
 	redis := redistest.Start(t)
@@ -217,12 +216,11 @@ func TestWhoMayJoin(t *testing.T) {
 	awaitReady(t, all...)
 }
 
-// TestAClusterStartsFromNothing: it is ready 3 s after the last process has begun, and
+// TestClockAClusterStartsFromNothing: it is ready 3 s after the last process has begun, and
 // without complaints, since there is nobody that it would have to wait for. What counts is the
 // program's own time: not how long a busy machine takes to start processes, nor how long they
 // wait for a core.
-func TestAClusterStartsFromNothing(t *testing.T) {
-	testkit.Long(t)
+func TestClockAClusterStartsFromNothing(t *testing.T) {
 	redis := redistest.Start(t)
 	watch := testkit.NewStopwatch(t)
 	gateway, all := trio(t, redis.URL())
@@ -257,8 +255,7 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 	counts(t, gateway)
 }
 
-func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
-	testkit.Long(t)
+func TestClockRedisThatDoesNotAnswerAtStart(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Kill()

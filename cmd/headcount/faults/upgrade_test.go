@@ -245,11 +245,10 @@ func ways(t *testing.T) []way {
 	return []way{{"upgrade", program, twice}, {"rollback", previous(t), twice}}
 }
 
-// TestUpgradeOneByOne: three processes with all roles run the previous release, and each in its
+// TestClockUpgradeOneByOne: three processes with all roles run the previous release, and each in its
 // turn becomes this one, and goes back, while people come and go and counters are changed. In
 // every mixture all counts are exact, and nobody who stays was ever missing.
-func TestUpgradeOneByOne(t *testing.T) {
-	testkit.Long(t)
+func TestClockUpgradeOneByOne(t *testing.T) {
 	t.Parallel()
 	top := &topology{members: three(t, redistest.Start(t).URL(), "--hot-rate="+hotRate)}
 	top.gateways = top.members
@@ -277,11 +276,10 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	return members
 }
 
-// TestUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
+// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
 // before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
 // the fact.
-func TestUpgradeAtOnce(t *testing.T) {
-	testkit.Long(t)
+func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
 		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
@@ -329,10 +327,9 @@ func TestUpgradeAtOnce(t *testing.T) {
 	}
 }
 
-// TestUpgradeByRole is the same over processes that have one role each, in the order of the
+// TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
 // guide. Between, each role is restarted with this release, where ghosts stay for no longer.
-func TestUpgradeByRole(t *testing.T) {
-	testkit.Long(t)
+func TestClockUpgradeByRole(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := layout(redis.URL(), nil, booksFlags...)
@@ -356,11 +353,10 @@ func TestUpgradeByRole(t *testing.T) {
 	}
 }
 
-// TestUpgradeOfRegions: one region after the other goes to this release and back, and both show
+// TestClockUpgradeOfRegions: one region after the other goes to this release and back, and both show
 // one total. (The previous release shares no counters.) People move to the other region
 // meanwhile, and count in both until they have left the first.
-func TestUpgradeOfRegions(t *testing.T) {
-	testkit.Long(t)
+func TestClockUpgradeOfRegions(t *testing.T) {
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
 	top := &topology{members: []*member{
@@ -385,10 +381,9 @@ func TestUpgradeOfRegions(t *testing.T) {
 	}
 }
 
-// TestUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
+// TestClockUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
 // the previous one, and to this one again.
-func TestUpgradeOfOneProcess(t *testing.T) {
-	testkit.Long(t)
+func TestClockUpgradeOfOneProcess(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) string{
 		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },

@@ -44,7 +44,7 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 	return s.URL
 }
 
-func TestOnce(t *testing.T) {
+func TestServerOnce(t *testing.T) {
 	var asked atomic.Int64
 	url := serve(t, &asked)
 	var out bytes.Buffer
@@ -124,7 +124,7 @@ func TestScreen(t *testing.T) {
 
 // The last answer stays while the server is away, with the reason; the program asks again and again, and ends with its
 // context.
-func TestWatch(t *testing.T) {
+func TestServerWatch(t *testing.T) {
 	var asked atomic.Int64
 	var away atomic.Bool
 	server := serve(t, &asked)

@@ -19,7 +19,7 @@ func open(t *testing.T, url string) *Store {
 	return s
 }
 
-func TestInRedis(t *testing.T) {
+func TestServerInRedis(t *testing.T) {
 	server := redistest.Single(t)
 	webhooktest.Run(t, func(t *testing.T) webhook.Store { return open(t, server.URL()) })
 	for _, key := range server.Client().Keys(t.Context(), "*").Val() {
@@ -29,12 +29,12 @@ func TestInRedis(t *testing.T) {
 	}
 }
 
-func TestOverACluster(t *testing.T) {
+func TestServerOverACluster(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	webhooktest.Run(t, func(t *testing.T) webhook.Store { return open(t, cluster.URL()) })
 }
 
-func TestRedisIsAway(t *testing.T) {
+func TestClockRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())
