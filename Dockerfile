@@ -15,12 +15,14 @@ RUN go mod download
 COPY . .
 ARG VERSION=
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nomsgpack -ldflags "-s -w -X main.version=${VERSION}" -o /headcount ./cmd/headcount
+RUN go run ./cmd/release -licenses /headcount >/THIRD-PARTY-LICENSES
 
 FROM scratch
 # For --jwks-url over https and --redis over TLS.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /headcount /headcount
 COPY LICENSE /LICENSE
+COPY --from=build /THIRD-PARTY-LICENSES /THIRD-PARTY-LICENSES
 USER 65532:65532
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["/headcount", "healthcheck"]

@@ -1,10 +1,12 @@
 package deploy_test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -18,6 +20,7 @@ import (
 	"text/template"
 
 	"github.com/goccy/go-yaml"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"headcount/internal/testkit"
 )
@@ -25,7 +28,13 @@ import (
 // Helm takes minutes to compile, so these tests render the chart themselves, with the few of
 // Helm's functions that it uses; make chart runs the real Helm.
 var helmFunctions = template.FuncMap{
-	"add":  func(a, b any) int { return number(a) + number(b) },
+	"add": func(a, b any) int { return number(a) + number(b) },
+	"default": func(otherwise, value any) any {
+		if value == nil || value == "" {
+			return otherwise
+		}
+		return value
+	},
 	"dict": dict,
 	"fail": func(message string) (string, error) { return "", errors.New(message) },
 	"has":  func(one any, list []any) bool { return slices.Contains(list, one) },
@@ -104,12 +113,21 @@ func chartValues(t *testing.T, set string) map[string]any {
 func render(t *testing.T, set string) (map[string]any, error) {
 	t.Helper()
 	values := chartValues(t, set)
-	all, err := template.New("").Funcs(helmFunctions).ParseGlob("helm/templates/*.yaml")
+	all := template.New("")
+	include := func(name string, data any) (string, error) {
+		var out strings.Builder
+		err := all.ExecuteTemplate(&out, name, data)
+		return out.String(), err
+	}
+	_, err := all.Funcs(helmFunctions).Funcs(template.FuncMap{"include": include}).ParseGlob("helm/templates/*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	objects := map[string]any{}
 	for _, one := range all.Templates() {
+		if !strings.HasSuffix(one.Name(), ".yaml") {
+			continue // of others
+		}
 		var out strings.Builder
 		data := map[string]any{"Values": values, "Release": map[string]any{"Name": "hc"}, "Files": chartFiles{}}
 		if err := one.Execute(&out, data); err != nil {
@@ -153,7 +171,7 @@ func TestChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			roles, kinds := []string{"all"}, map[string]int{"Service": 1, "NetworkPolicy": 2, "ConfigMap": 1}
+			roles, kinds := []string{"all"}, map[string]int{"Service": 1, "NetworkPolicy": 2, "ConfigMap": 1, "Job": 1}
 			if set == "roles" || set == "region" {
 				roles = []string{"gateway", "presence", "dispatcher"}
 			}
@@ -161,6 +179,8 @@ func TestChart(t *testing.T) {
 			switch set {
 			case "default":
 				kinds["PersistentVolumeClaim"] = 1
+			case "pods":
+				kinds["PersistentVolumeClaim"], kinds["ServiceAccount"] = 1, 1
 			case "region":
 				kinds["HorizontalPodAutoscaler"], kinds["Service"] = 1, 2
 				kinds["ServiceMonitor"], kinds["PrometheusRule"] = 1, 1
@@ -293,7 +313,7 @@ func TestServerChartSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, o := range objects {
-			if says(o, "kind") == "Deployment" {
+			if kind := says(o, "kind"); kind == "Deployment" || kind == "Job" {
 				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, o, objects["ConfigMap hc"]) })
 			}
 		}
@@ -426,5 +446,100 @@ func TestChartRefuses(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// Pods get what the operator says of them, and a Service its kind: beside what the chart needs, and not instead of it.
+func TestChartOfPods(t *testing.T) {
+	objects, err := render(t, chartSets(t)["pods"])
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	const labels = "spec template metadata labels "
+	deployment := objects["Deployment hc-all"]
+	must(t, "the pods", deployment, map[string]string{
+		labels + "team": "web", labels + "app.kubernetes.io/name": "headcount",
+		"spec template metadata annotations sidecar.istio.io/inject": "false",
+		"spec selector matchLabels team":                             "<nil>",
+		container + "volumeMounts 2 mountPath":                       "/etc/tls",
+		pod + "volumes 2 secret secretName":                          "tls",
+	})
+	if says(deployment, "spec template metadata annotations checksum/settings") == "<nil>" {
+		t.Error("the pods do not restart with their settings")
+	}
+
+	for _, o := range []any{deployment, objects["Job hc-check"]} {
+		must(t, says(o, "kind"), o, map[string]string{
+			pod + "nodeSelector": "map[kubernetes.io/arch:arm64]", pod + "tolerations 0 key": "dedicated",
+			pod + "priorityClassName": "high", pod + "serviceAccountName": "hc", pod + "automountServiceAccountToken": "false",
+		})
+		if at(o, pod+"affinity nodeAffinity") == nil {
+			t.Errorf("%s has no affinity", says(o, "kind"))
+		}
+		if env := environment(o); env["SSL_CERT_FILE"] != "/etc/tls/ca.pem" || env["HEADCOUNT_LISTEN"] != ":8080" {
+			t.Errorf("%s has the variables %v", says(o, "kind"), env)
+		}
+	}
+
+	must(t, "the service", objects["Service hc"], map[string]string{
+		"spec type": "LoadBalancer",
+		"metadata annotations service.beta.kubernetes.io/aws-load-balancer-type": "nlb",
+	})
+	must(t, "the account", objects["ServiceAccount hc"], map[string]string{
+		"metadata annotations eks.amazonaws.com/role-arn": "headcount", "automountServiceAccountToken": "false",
+	})
+}
+
+// Helm refuses values that the schema does not have, before it renders anything.
+func TestChartSchema(t *testing.T) {
+	schema, err := jsonschema.NewCompiler().Compile("helm/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	validate := func(set string) error {
+		text, err := json.Marshal(chartValues(t, set)) // as JSON, whose numbers are those of the schema
+		if err != nil {
+			t.Fatal(err)
+		}
+		values, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		return schema.Validate(values)
+	}
+
+	for name, set := range chartSets(t) {
+		if err := validate(set); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, set := range []string{
+		`replicas: 3`, `{all: {replica: 3}}`, `{gateway: {resources: {limit: {}}}}`, `{persistence: {class: fast}}`,
+		`{settings: {update-intervall: 1s}}`, `{settings: {origins: []}}`, `{service: {type: Loadbalancer}}`,
+		`{monitoring: {enabled: "yes"}}`, `{counters: {rule: []}}`, `{extraEnv: [{value: x}]}`, `{serviceAccount: {created: true}}`,
+		`{shutdownSeconds: 90s}`, `{roles: [gateways]}`,
+	} {
+		if validate(set) == nil {
+			t.Errorf("%s is accepted", set)
+		}
+	}
+}
+
+// The chart is whole where links are not followed, as in archives and on some systems.
+func TestChartHasNoLinks(t *testing.T) {
+	err := filepath.WalkDir("helm", func(path string, file fs.DirEntry, err error) error {
+		if err == nil && file.Type()&fs.ModeSymlink != 0 {
+			t.Errorf("%s is a link", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(file(t, "alerts.yaml"), file(t, "helm/alerts.yaml")) {
+		t.Error("the chart has other alerts: cp deploy/alerts.yaml deploy/helm/")
 	}
 }

@@ -24,16 +24,18 @@ const (
 var schemas = map[string]string{
 	"apps/v1 Deployment": "{" + object + ", spec: {replicas, selector: " + labels + ", strategy: {type, rollingUpdate: {maxUnavailable, maxSurge}}, " +
 		"template: {metadata: {labels, annotations}, spec: {automountServiceAccountToken, enableServiceLinks, imagePullSecrets: {name}, " +
-		"terminationGracePeriodSeconds, securityContext: {runAsNonRoot, runAsUser, runAsGroup, fsGroup, seccompProfile: {type}}, " +
+		"nodeSelector, tolerations, affinity, priorityClassName, serviceAccountName, terminationGracePeriodSeconds, securityContext: {runAsNonRoot, runAsUser, runAsGroup, fsGroup, seccompProfile: {type}}, " +
 		"topologySpreadConstraints: {maxSkew, topologyKey, whenUnsatisfiable, labelSelector: " + labels + "}, " +
-		"volumes: {name, configMap: {name}, persistentVolumeClaim: {claimName}}, " +
+		"volumes: {name, configMap: {name}, secret: {secretName}, persistentVolumeClaim: {claimName}}, " +
 		"containers: {name, image, args, volumeMounts: {name, mountPath, readOnly}, envFrom: {secretRef: {name}}, " +
 		"env: {name, value, valueFrom: {fieldRef: {fieldPath}}}, ports: {name, containerPort, protocol}, " +
 		"startupProbe: " + probe + ", livenessProbe: " + probe + ", readinessProbe: " + probe + ", " +
 		"lifecycle: {preStop: {sleep: {seconds}}}, resources: {requests, limits}, " +
 		"securityContext: {allowPrivilegeEscalation, readOnlyRootFilesystem, capabilities: {drop}}}}}}}",
 	"policy/v1 PodDisruptionBudget": "{" + object + ", spec: {maxUnavailable, selector: " + labels + "}}",
-	"v1 Service":                    "{" + object + ", spec: {clusterIP, selector, ports: {name, port, targetPort}}}",
+	"v1 Service":                    "{" + object + ", spec: {type, clusterIP, selector, ports: {name, port, targetPort}}}",
+	"v1 ServiceAccount":             "{" + object + ", automountServiceAccountToken}",
+	"batch/v1 Job":                  "{" + object + ", spec: {backoffLimit, template}}",
 	"v1 PersistentVolumeClaim":      "{" + object + ", spec: {accessModes, storageClassName, resources: {requests: {storage}}}}",
 	"v1 ConfigMap":                  "{" + object + ", data}",
 	"autoscaling/v2 HorizontalPodAutoscaler": "{" + object + ", spec: {scaleTargetRef: {apiVersion, kind, name}, minReplicas, maxReplicas, " +

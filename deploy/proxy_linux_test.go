@@ -210,6 +210,32 @@ func TestServerProxiesBeforeOneProcess(t *testing.T) {
 	})
 }
 
+// The gateway refuses large bodies itself, in JSON and with its own limit: a proxy's HTML would tell an application
+// nothing.
+func TestServerProxiesPassOnLargeBodies(t *testing.T) {
+	testkit.Long(t)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprint(w, n, " ", err)
+	}))
+	t.Cleanup(s.Close)
+
+	eachProxy(t, []string{s.Listener.Addr().String()}, func(t *testing.T, _ string, p *proxied, _ bool) {
+		const tooLarge = 256<<10 + 1
+		large := strings.NewReader(strings.Repeat(" ", tooLarge))
+		resp, err := p.visitor().Post(p.url("/live/api/v1/batch"), "application/json", large)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+
+		body, err := io.ReadAll(resp.Body)
+		if want := fmt.Sprint(tooLarge, " <nil>"); err != nil || string(body) != want {
+			t.Errorf("%s, %.40q, %v, want %q", resp.Status, body, err, want)
+		}
+	})
+}
+
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
 func TestServerProxiesGoToAnother(t *testing.T) {
 	answering := func(status int) string {
@@ -280,7 +306,8 @@ func TestServerProxyOfCompose(t *testing.T) {
 	// What it passes on is what the tests of proxy/nginx.conf see.
 	passes := func(name string) (lines []string) {
 		for line := range strings.Lines(string(file(t, name))) {
-			if line, _, _ = strings.Cut(strings.TrimSpace(line), ";"); strings.HasPrefix(line, "proxy_") {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), ";")
+			if strings.HasPrefix(line, "proxy_") || strings.HasPrefix(line, "client_") {
 				lines = append(lines, line)
 			}
 		}

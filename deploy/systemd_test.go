@@ -19,7 +19,7 @@ func TestUnit(t *testing.T) {
 		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
 		"Service": {
 			"ExecStart": `/\S+ serve --config \$\{CREDENTIALS_DIRECTORY\}/headcount\.json`, "LoadCredential": `headcount\.json:/\S+`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
-			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,
+			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "RestartPreventExitStatus": `\d+`, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,
 			"DynamicUser": yes, "AmbientCapabilities": `CAP_NET_BIND_SERVICE`, "CapabilityBoundingSet": `CAP_NET_BIND_SERVICE`, "NoNewPrivileges": yes,
 			"ProtectSystem": `yes|full|strict`, "ProtectHome": yes + `|read-only|tmpfs`, "ProtectProc": `default|invisible|noaccess|ptraceable`,
 			"PrivateTmp": yes, "PrivateDevices": yes, "ProtectKernelTunables": yes, "ProtectKernelModules": yes, "ProtectKernelLogs": yes, "ProtectControlGroups": yes, "ProtectClock": yes, "ProtectHostname": yes,
@@ -59,6 +59,9 @@ func TestUnit(t *testing.T) {
 	one := func(name string) string { return strings.Join(said[name], " and ") }
 	if one("Restart") != "always" || one("StartLimitIntervalSec") != "0" {
 		t.Errorf("it does not start again however often it ends: %q, %q", one("Restart"), one("StartLimitIntervalSec"))
+	}
+	if status := one("RestartPreventExitStatus"); status != "2" {
+		t.Errorf("settings that are refused, status 2, are tried again for ever: %q", status)
 	}
 	dir := says(parsed(t, file(t, "headcount.json")), "data-dir")
 	if one("ProtectSystem") != "strict" || dir != "/var/lib/"+one("StateDirectory") {

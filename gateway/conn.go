@@ -159,6 +159,16 @@ func (c *conn) move(after time.Duration) {
 	}
 }
 
+// sendAway closes the connection because the gateway ends.
+func (c *conn) sendAway() {
+	code := websocket.StatusServiceRestart
+	if c.pusher {
+		code = pusher.CodeOverCapacity // come back in a second: at once nobody may listen
+	}
+
+	_ = c.end(code, closeReason, nil) // an error means that the client is gone already
+}
+
 // site returns the site that all pages and counters of a WebSocket belong to.
 func (c *conn) site() presence.Site {
 	site, _ := presence.SplitName(c.name)

@@ -44,11 +44,14 @@ type served struct {
 	from func() net.Addr // of each client; nil: the system's choice
 }
 
-// lone is a cluster of one process.
+// lone is a cluster of one process, and of gateways that are not asked for anything.
 type lone struct {
 	*node.Node
-	store *presencemem.Store
+	store  *presencemem.Store
+	others []presence.Process
 }
+
+func (l lone) Members() []presence.Process { return l.others }
 
 func (l lone) SendBeat(b *heartbeat.Beat) { l.Deliver(b) }
 
@@ -88,7 +91,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{nd, store},
+		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store},
 		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countermem.New(countermem.Config{})), Log: zerolog.Nop()},
 		API: api.Config{
 			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{}, Regions: store, LastSeen: store,

@@ -139,5 +139,5 @@ func (c *conn) Mine(key string, is, again bool) {
 }
 
 func badCounter(key, why string) *fault {
-	return &fault{code: codeBadCounter, message: why, member: "counter", value: presence.Excerpt(presence.KeyOf(key))}
+	return &fault{code: codeBadCounter, message: why, member: "counter", value: presence.KeyOf(key)}
 }

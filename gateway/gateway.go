@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,6 @@ import (
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
-	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/unread"
@@ -38,6 +38,8 @@ const budgetPerCore = 60_000
 type Cluster interface {
 	Beats
 	api.Cluster
+	// Members returns the live processes, this one among them. Those that leave have no roles.
+	Members() []presence.Process
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -241,13 +243,21 @@ const moveRate = 1000
 // message to reconnect after a random time. Then Drain closes the remaining connections
 // with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
 // counted for the grace. Run must still be running.
+//
+// A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
+// without another gateway these clients stay until the end, and are then told to wait for a second.
 func (g *Gateway) Drain(ctx context.Context) {
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
-	g.each(func(c *conn) { c.move(rand.N(window)) })
+	alone := g.alone()
+	g.each(func(c *conn) {
+		if !c.pusher || !alone {
+			c.move(rand.N(window))
+		}
+	})
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
@@ -258,13 +268,20 @@ func (g *Gateway) Drain(ctx context.Context) {
 	case <-ctx.Done():
 	case <-time.After(window + window/10):
 	}
-	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
+	g.each((*conn).sendAway)
 	select {
 	case <-done:
 	case <-ctx.Done():
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
 	}
+}
+
+// alone reports whether no other gateway can serve the clients of this one.
+func (g *Gateway) alone() bool {
+	return !slices.ContainsFunc(g.cfg.Cluster.Members(), func(p presence.Process) bool {
+		return p.Name != g.cfg.Name && slices.Contains(p.Roles, presence.RoleGateway)
+	})
 }
 
 func (g *Gateway) each(do func(*conn)) {

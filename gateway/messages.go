@@ -38,6 +38,7 @@ const (
 	typeRead        = "read"
 	typePause       = "pause"
 	typeResume      = "resume"
+	typeSignin      = "signin" // of Pusher alone
 )
 
 // maxPrecision is the largest number of significant digits that a subscriber may
@@ -57,7 +58,7 @@ type fault struct {
 	code    string
 	message string
 	member  string // "page" or "counter", if one is at fault
-	value   string // of the member
+	value   string // of the member, whole: clients find the page or counter by it. A message is short enough
 }
 
 func (f *fault) Error() string { return f.code + ": " + f.message }
@@ -195,7 +196,7 @@ func because(err error) string {
 }
 
 func badPage(page string, err error) *fault {
-	return &fault{code: codeBadPage, message: err.Error(), member: "page", value: presence.Excerpt(page)}
+	return &fault{code: codeBadPage, message: err.Error(), member: "page", value: page}
 }
 
 // appendJSON appends the error frame's text.

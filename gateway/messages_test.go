@@ -59,6 +59,22 @@ func TestParseMessageFaults(t *testing.T) {
 	}
 }
 
+// A client finds the page or counter at fault by its whole name.
+func TestFaultsHaveWholeNames(t *testing.T) {
+	long := strings.Repeat("é", 164)
+	for _, text := range []string{
+		`{"type":"join","page":"` + long + `"}`,
+		`{"type":"subscribe","pages":["p","` + long + `"]}`,
+		`{"type":"subscribe","counters":["` + long + `"]}`,
+	} {
+		_, err := parseMessage([]byte(text))
+		var f *fault
+		if !errors.As(err, &f) || f.value != long {
+			t.Errorf("%.40s: %v", text, err)
+		}
+	}
+}
+
 func FuzzParseMessage(f *testing.F) {
 	for _, text := range []string{
 		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"subscribe","pages":["p"],"counters":["views:1","*"]}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
@@ -88,7 +104,7 @@ func FuzzParseMessage(f *testing.F) {
 			t.Fatalf("%q: %v is no fault", text, err)
 		}
 		out := f.appendJSON(nil)
-		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096 {
+		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096+6*len(text) { // a "<" becomes \u003c
 			t.Fatalf("%q: the error frame is %q", text, out)
 		}
 	})

@@ -80,6 +80,8 @@ func (c *conn) do(m message) error {
 			return c.send(websocket.Text, pusher.AppendPong(nil))
 		}
 		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
+	case typeSignin:
+		return c.send(websocket.Text, pusher.AppendNoSignin(nil))
 	case typePause, typeResume:
 		c.Pause(m.kind == typePause)
 	case typeRead:

@@ -116,12 +116,14 @@ func parseEvent(text []byte) (message, error) {
 	case pusher.Subscribe:
 		m.kind = typeJoin
 		if err := pusher.CheckChannel(e.Channel); err != nil {
-			return message{}, &fault{code: codeForbidden, message: err.Error(), member: "page", value: presence.Excerpt(e.Channel)}
+			return message{}, &fault{code: codeForbidden, message: err.Error(), member: "page", value: e.Channel}
 		}
 	case pusher.Unsubscribe:
 		m.kind = typeLeave
 	case pusher.Ping:
 		return message{kind: typeHeartbeat}, nil
+	case pusher.Signin:
+		return message{kind: typeSignin}, nil
 	default:
 		return message{}, nil // a pong
 	}

@@ -21,6 +21,7 @@ import (
 	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
+	"headcount/presence"
 )
 
 // forPusher is a Config with an app for Pusher's clients.
@@ -173,18 +174,21 @@ func TestServerPusherFaults(t *testing.T) {
 		"*":                          {pusher.CodeRejected, `"bad page: \"*\" is reserved`},
 		"":                           {pusher.CodeRejected, `"bad page: it is empty`},
 		"a\\u0000b":                  {pusher.CodeRejected, `"bad page`},
-		strings.Repeat("x", 129):     {pusher.CodeRejected, `"bad page: it is longer`},
+		strings.Repeat("x", 164):     {pusher.CodeRejected, `"bad page: it is longer`},
 		"half a surrogate: \\ud800 ": {pusher.CodeRejected, `"bad page`},
 	} {
 		refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code, tc.says)
-		r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel[:min(len(channel), 128)], `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
+		r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel, `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
 	}
-	for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:signin","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
+	for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:cache","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
 		refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
 	}
 	refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
 	if n := counted(t, reg, "headcount_client_errors_total", codeForbidden); n != 4 {
 		t.Errorf("%v faults %s", n, codeForbidden)
+	}
+	for range maxErrors { // which is no mistake of the library
+		refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`), pusher.CodeUnauthorized, `"nobody can sign in here`)
 	}
 	r.enters("news") // the connection is still good
 	r.awaitsCount("news", 1)
@@ -324,6 +328,9 @@ func TestServerPusherWhileDraining(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.ShutdownTimeout = 10 * time.Second
+		cluster := cfg.Cluster.(lone)
+		cluster.others = []presence.Process{{Name: "another", Roles: []string{presence.RoleGateway}}}
+		cfg.Cluster = cluster
 	})
 	r := s.pusher("")
 	r.enters("p")
@@ -358,6 +365,36 @@ func TestServerPusherWhileDraining(t *testing.T) {
 	}
 	if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
 		t.Errorf("all connections ended within %s, want about a second", within)
+	}
+	drained.Wait()
+}
+
+// The last gateway keeps them until it ends, and a second later another one may listen here: who comes earlier, and finds
+// nobody, waits for 15 s.
+func TestServerPusherStaysWithTheLastGateway(t *testing.T) {
+	t.Parallel()
+	s := serveGateway(t, true, func(cfg *Config) {
+		forPusher(cfg)
+		cfg.ShutdownTimeout = 10 * time.Second
+		cluster := cfg.Cluster.(lone)
+		cluster.others = []presence.Process{
+			{Name: cfg.Name, Roles: []string{presence.RoleGateway}},
+			{Name: "a node", Roles: []string{presence.RolePresence}},
+			{Name: "a gateway that leaves"},
+		}
+		cfg.Cluster = cluster
+	})
+
+	var clients []*raw
+	for range 5 {
+		clients = append(clients, s.pusher(""))
+	}
+
+	var drained sync.WaitGroup
+	drained.Go(func() { s.g.Drain(t.Context()) })
+	for _, r := range clients {
+		r.expectClose(pusher.CodeOverCapacity)
+		_ = r.Close()
 	}
 	drained.Wait()
 }

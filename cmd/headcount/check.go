@@ -24,6 +24,7 @@ import (
 
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
+	"headcount/gateway/counterapi"
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
@@ -104,14 +105,16 @@ func (c *checkCommand) adminAnswers(ctx context.Context) bool {
 }
 
 func (c *checkCommand) get(ctx context.Context, url string) (status int, body string, err error) {
-	return ask(ctx, c.Patience, http.MethodGet, url)
+	return ask(ctx, c.Patience, http.MethodGet, url, nil)
 }
 
 // ask sends a request on a new connection, without the proxy settings of the environment.
-func ask(ctx context.Context, timeout time.Duration, method, url string) (status int, body string, err error) {
+func ask(ctx context.Context, timeout time.Duration, method, url string, content []byte) (
+	status int, body string, err error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(content))
 	if err != nil {
 		return 0, "", err
 	}
@@ -479,7 +482,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	}
 	hostIsRight := true
 	if runs {
-		hostIsRight = c.checkHeaders(ctx, f, base)
+		hostIsRight = c.checkRequests(ctx, f, base)
 	} else {
 		f.wrongf(thing, "no server answers at --admin-listen, so the headers that the proxy sends cannot be checked; run the check on the server's machine.")
 	}
@@ -496,25 +499,16 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 // probeTries is how often a probe is repeated because another of several gateways answered.
 const probeTries = 20
 
-// checkHeaders compares a request as the server received it with the request that was sent. It
+// checkRequests compares requests as the server received them with those that were sent. It
 // reports whether the Host is right.
-func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base string) (host bool) {
+func (c *checkCommand) checkRequests(ctx context.Context, f *findings, base string) (host bool) {
 	const thing = "--public-url"
 	u, _ := url.Parse(base) // run has checked it
-	var seen probed
-	for range probeTries {
-		_, name, err := ask(ctx, c.Patience, http.MethodPost, c.admin()+"/probe")
-		if err != nil {
-			f.wrongf("--admin-listen", "it does not answer: %v.", err)
-			return true
-		}
-		status, body, err := c.get(ctx, base+probePath+name)
-		if err == nil && status == http.StatusOK && json.Unmarshal([]byte(body), &seen) == nil && seen.Host != "" {
-			break
-		}
-	}
-	if seen.Host == "" {
-		f.wrongf(thing, "no request reaches the server of --admin-listen; have the proxy pass requests to its --listen, and to every path.")
+	seen, err := c.probe(ctx, base, http.MethodGet, nil)
+	if err != nil {
+		const text = "no request reaches the server of --admin-listen (%v); " +
+			"have the proxy pass requests to its --listen, and to every path."
+		f.wrongf(thing, text, err)
 		return true
 	}
 	host = strings.EqualFold(seen.Host, u.Host)
@@ -527,7 +521,46 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
 		f.wrongf(thing, "the server does not know that clients use https, so its cookies are not Secure; have the proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies.")
 	}
+	c.checkBody(ctx, f, base)
 	return host
+}
+
+// probe sends a request to the server of --admin-listen through the proxy, and returns what arrived of it.
+func (c *checkCommand) probe(ctx context.Context, base, method string, content []byte) (seen probed, err error) {
+	status := 0
+
+	for range probeTries {
+		_, name, err := ask(ctx, c.Patience, http.MethodPost, c.admin()+"/probe", nil)
+		if err != nil {
+			return probed{}, err
+		}
+
+		var body string
+		status, body, err = ask(ctx, c.Patience, method, base+probePath+name, content)
+		if err != nil {
+			return probed{}, err
+		}
+
+		if json.Unmarshal([]byte(body), &seen) == nil && seen.Host != "" {
+			return seen, nil
+		}
+	}
+
+	return probed{}, fmt.Errorf("status %d", status)
+}
+
+// checkBody sends the largest body that the server reads. A proxy may have a smaller limit of its own.
+func (c *checkCommand) checkBody(ctx context.Context, f *findings, base string) {
+	seen, err := c.probe(ctx, base, http.MethodPost, make([]byte, counterapi.MaxBody))
+	if err == nil && seen.Body < counterapi.MaxBody {
+		err = fmt.Errorf("%d bytes arrive", seen.Body)
+	}
+
+	if err != nil {
+		const text = "the proxy does not pass on a body of 256 KiB, which a batch of changes may have (%v); " +
+			"have it pass on 1 MiB (in nginx: client_max_body_size 1m)."
+		f.wrongf("--public-url", text, err)
+	}
 }
 
 // checkSocket opens a WebSocket as a page of the origin would, or as a program without one.

@@ -79,6 +79,27 @@ func buffering(t *testing.T, to string) string {
 	return s.URL
 }
 
+// refusing is a proxy that refuses bodies over 64 KiB, as nginx does with client_max_body_size 64k.
+func refusing(t *testing.T, to string) string {
+	t.Helper()
+
+	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host = "http", to
+		r.Out.Host = r.In.Host
+	}}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength > 64<<10 {
+			http.Error(w, "<html>", http.StatusRequestEntityTooLarge)
+			return
+		}
+
+		next.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+
+	return s.URL
+}
+
 // Each fault is found, and named once, and nothing else is.
 func TestServerCheckFindsFaults(t *testing.T) {
 	t.Parallel()
@@ -224,6 +245,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			r.Out.Header.Del("Connection")
 		})), want: "upgrade to WebSockets"},
 		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=3s"), want: "holds event streams back"},
+		"large bodies are refused":    {args: behind(refusing(t, server.public)), want: "does not pass on a body of 256 KiB"},
 		"a proxy is not trusted":      {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.SetXForwarded() })), want: "give --trusted-proxies 127.0.0.1"},
 		"paths are decoded":           {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.Out.URL.RawPath = "" })), want: "decodes %2F"},
 		"the server does not run":     {args: append(stopped, "--public-url=http://"+server.public), want: "no server answers at --admin-listen"},
@@ -402,7 +424,7 @@ func TestProbes(t *testing.T) {
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
 	name := begin()
-	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true}` {
+	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
 		t.Errorf("%d %s", code, body)
 	}
 	if code, _ := get(name, "10.1.2.3"); code != 404 {

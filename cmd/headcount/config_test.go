@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -611,6 +612,27 @@ func serveFlags(t *testing.T) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// The schema of the chart has each setting that a file may have, so that Helm refuses all others.
+func TestSettingsOfTheChart(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/helm/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			Settings struct{ PropertyNames struct{ Enum []string } }
+		}
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+
+	want := slices.DeleteFunc(serveFlags(t), func(name string) bool { return name == "config" })
+	if got := schema.Properties.Settings.PropertyNames.Enum; !slices.Equal(got, want) {
+		t.Errorf("the schema has %q\nwant           %q", got, want)
+	}
 }
 
 // Every setting that a file of deploy/ names is one of the program.

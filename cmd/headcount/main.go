@@ -240,7 +240,7 @@ func healthcheck(ctx context.Context, admin string) error {
 	if _, _, err := setting.SplitAddress(admin); err != nil {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
-	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz")
+	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("healthz: status %d", status)
 	}

@@ -3,18 +3,21 @@ package main
 import (
 	"crypto/rand"
 	"encoding/json"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 )
 
 // probes let `headcount check` find out how a request of its own reaches this server: with which
 // Host and proxy headers. The admin address returns the name of a new probe. The first request for
-// that name at the public address is answered with the request's own headers; any other name is not
-// found.
+// that name at the public address is answered with the request's own headers and the length of its
+// body; any other name is not found.
 type probes struct {
 	proxies *identity.Proxies
 	path    string                       // prefix of all probes at the public address
@@ -26,6 +29,9 @@ const (
 	maxProbes = 64          // that may be open
 )
 
+// probeMethods are those of a probe without a body, and of one with it.
+var probeMethods = []string{http.MethodGet, http.MethodPost}
+
 // probed describes a request as the server received it.
 type probed struct {
 	Host         string `json:"host"`
@@ -33,6 +39,7 @@ type probed struct {
 	Peer         string `json:"peer"`          // address of the peer: the proxy, if there is one
 	Trusted      bool   `json:"trusted"`       // --trusted-proxies names the peer
 	Secure       bool   `json:"secure"`        // the server knows that the client used TLS
+	Body         int64  `json:"body"`          // bytes of the body
 }
 
 func newProbes(cfg Config) *probes {
@@ -51,7 +58,7 @@ func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
 func (p *probes) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, is := strings.CutPrefix(r.URL.Path, p.path)
-		if !is || r.Method != http.MethodGet || !p.open.Remove(name) { // a probe is answered once
+		if !is || !slices.Contains(probeMethods, r.Method) || !p.open.Remove(name) { // a probe is answered once
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -60,6 +67,10 @@ func (p *probes) before(next http.Handler) http.Handler {
 			Host: r.Host, ForwardedFor: r.Header.Get("X-Forwarded-For") != "", Peer: peer.String(),
 			Trusted: trusted, Secure: p.proxies.Secure(r),
 		}
+
+		// A body that breaks off is one that the proxy has cut, and its length says so.
+		seen.Body, _ = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, counterapi.MaxBody))
+
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		_ = json.NewEncoder(w).Encode(seen)

@@ -3,15 +3,19 @@
 // packages, and the checksums of all. The same source and version give the same bytes.
 //
 //	go run ./cmd/release -version v1.2.3
+//
+// An image needs the licenses of the modules alone, in the program that it has:
+//
+//	go run ./cmd/release -licenses bin/headcount >THIRD-PARTY-LICENSES
 package main
 
 import (
 	"archive/tar"
-	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -20,7 +24,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -36,7 +40,15 @@ func main() {
 	version := flag.String("version", "", "the version, such as v1.2.3")
 	systems := flag.String("systems", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64", "what to build for")
 	out := flag.String("out", "dist", "the directory for the archives")
+	program := flag.String("licenses", "", "print the licenses of the modules in this program of the machine's system, and do nothing else")
 	flag.Parse()
+	if *program != "" {
+		if err := printLicenses(os.Stdout, *program); err != nil {
+			fmt.Fprintln(os.Stderr, "release:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := release(*version, strings.Split(*systems, ","), *out, compile); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
@@ -101,15 +113,24 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if err := build(version, goos, arch, program); err != nil {
 		return nil, fmt.Errorf("go build: %w", err)
 	}
-	name := fmt.Sprintf("headcount_%s_%s_%s", version, goos, arch)
-	if err := archive(filepath.Join(out, name+".tar.gz"), name, program); err != nil {
-		return nil, err
-	}
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.MarshalIndent(bom(version, info), "", "  ")
+	modules, err := licensesOf(info, goos, arch)
+	if err != nil {
+		return nil, err
+	}
+	licenses := filepath.Join(scratch, licensesFile)
+	if err := os.WriteFile(licenses, notices(modules), 0o644); err != nil {
+		return nil, err
+	}
+
+	name := fmt.Sprintf("headcount_%s_%s_%s", version, goos, arch)
+	if err := archive(filepath.Join(out, name+".tar.gz"), name, program, licenses); err != nil {
+		return nil, err
+	}
+	text, err := json.MarshalIndent(bom(version, modules), "", "  ")
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +141,17 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if goos != "linux" {
 		return made, nil
 	}
+
+	date, err := committed()
+	if err != nil {
+		return nil, err
+	}
+	if err := forDebian(version, date, scratch); err != nil {
+		return nil, err
+	}
+
 	for _, kind := range []string{"deb", "rpm"} {
-		if err := nfpm(version, arch, program, kind, filepath.Join(out, name+"."+kind)); err != nil {
+		if err := nfpm(version, arch, date, scratch, kind, filepath.Join(out, name+"."+kind)); err != nil {
 			return nil, fmt.Errorf("nfpm %s: %w", kind, err)
 		}
 		made = append(made, name+"."+kind)
@@ -129,18 +159,70 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	return made, nil
 }
 
-// nfpm makes a package of the kind, as deploy/nfpm.yaml says. It runs as a program of a pinned
+// committed returns the time of the last commit: that of the files in packages, whoever builds them.
+func committed() (time.Time, error) {
+	out, err := exec.Command("git", "log", "-1", "--format=%ct").Output()
+	if err != nil {
+		return time.Time{}, fmt.Errorf("git log: %w", err)
+	}
+
+	seconds, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
+
+	return time.Unix(seconds, 0).UTC(), err
+}
+
+// forDebian puts into a folder what only packages have, as Debian wants it.
+func forDebian(version string, date time.Time, folder string) error {
+	const changelog = `headcount (%s) stable; urgency=medium
+
+  * The changes are in /usr/share/doc/headcount/CHANGELOG.md.
+
+ -- Headcount maintainers <maintainers@headcount.invalid>  %s
+`
+	number := strings.Replace(strings.TrimPrefix(version, "v"), "-", "~", 1)
+	text := fmt.Appendf(nil, changelog, number, date.Format(time.RFC1123Z))
+	if err := compress(filepath.Join(folder, "changelog.gz"), text); err != nil {
+		return err
+	}
+
+	manual, err := os.ReadFile("deploy/headcount.8")
+	if err != nil {
+		return err
+	}
+
+	return compress(filepath.Join(folder, "headcount.8.gz"), manual)
+}
+
+func compress(path string, text []byte) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+
+	packed, err := gzip.NewWriterLevel(f, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	if _, err := packed.Write(text); err != nil {
+		return err
+	}
+
+	return errors.Join(packed.Close(), f.Close())
+}
+
+// nfpm makes a package of the kind, as deploy/nfpm.yaml says, of the files in the folder built. It runs as a program of a pinned
 // version, because as a library it would add dozens of modules to go.mod.
-func nfpm(version, arch, program, kind, path string) error {
+func nfpm(version, arch string, date time.Time, built, kind, path string) error {
 	cmd := exec.Command("go", "run", "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2",
 		"package", "--config", "deploy/nfpm.yaml", "--packager", kind, "--target", path)
-	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCH="+arch, "PROGRAM="+program, "SOURCE_DATE_EPOCH=0")
+	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCH="+arch, "BUILT="+built, fmt.Sprint("SOURCE_DATE_EPOCH=", date.Unix()))
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }
 
-// archive writes the program, and what lies beside it, into a folder of the archive.
-func archive(path, folder, program string) (err error) {
+// archive writes the program, the licenses, and what lies beside them, into a folder of the archive.
+func archive(path, folder, program, licenses string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -151,6 +233,9 @@ func archive(path, folder, program string) (err error) {
 	}
 	t := tar.NewWriter(packed)
 	if err := add(t, program, folder+"/headcount", 0o755); err != nil {
+		return err
+	}
+	if err := add(t, licenses, folder+"/"+licensesFile, 0o644); err != nil {
 		return err
 	}
 	for _, root := range beside {
@@ -190,10 +275,27 @@ func add(t *tar.Writer, file, name string, mode int64) error {
 
 // component is one of CycloneDX.
 type component struct {
-	Type    string `json:"type"`
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	PURL    string `json:"purl"`
+	Type     string    `json:"type"`
+	Name     string    `json:"name"`
+	Version  string    `json:"version"`
+	Licenses []license `json:"licenses"`
+	PURL     string    `json:"purl"`
+}
+
+// license is one of CycloneDX.
+type license struct {
+	License struct {
+		ID string `json:"id"` // of SPDX
+	} `json:"license"`
+}
+
+func licensesBy(ids ...string) []license {
+	all := make([]license, len(ids))
+	for i, id := range ids {
+		all[i].License.ID = id
+	}
+
+	return all
 }
 
 // document is an SBOM in CycloneDX 1.5.
@@ -208,16 +310,12 @@ type document struct {
 }
 
 // bom lists what the linker put into the program, as the program itself says.
-func bom(version string, info *debug.BuildInfo) document {
+func bom(version string, modules []licensed) document {
 	d := document{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
-	d.Metadata.Component = component{"application", "headcount", version, "pkg:golang/headcount@" + version}
-	d.Components = []component{{"library", "stdlib", info.GoVersion, "pkg:golang/std@" + strings.TrimPrefix(info.GoVersion, "go")}}
-	for _, m := range info.Deps {
-		if m.Replace != nil && m.Replace.Version == "" {
-			continue // of this repository
-		}
-		m = cmp.Or(m.Replace, m)
-		d.Components = append(d.Components, component{"library", m.Path, m.Version, "pkg:golang/" + m.Path + "@" + m.Version})
+	d.Metadata.Component = component{"application", "headcount", version, licensesBy("MIT"), "pkg:golang/headcount@" + version}
+	for _, m := range modules {
+		d.Components = append(d.Components, component{"library", m.path, m.version, licensesBy(m.ids...), m.purl()})
 	}
+
 	return d
 }

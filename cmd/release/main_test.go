@@ -115,8 +115,8 @@ func TestServerRelease(t *testing.T) {
 			t.Errorf("the archive has %s", file)
 		}
 	}
-	if files["LICENSE"] == 0 {
-		t.Error("the archive lacks the license")
+	if files["LICENSE"] == 0 || files[licensesFile] == 0 {
+		t.Error("the archive lacks the license, or those of the modules")
 	}
 	said, err := exec.Command(filepath.Join(out, "headcount"), "version").Output()
 	if err != nil || !strings.HasPrefix(string(said), "headcount ") {
@@ -134,8 +134,8 @@ func TestServerRelease(t *testing.T) {
 	found := false
 	for _, c := range d.Components {
 		found = found || c.Name == "github.com/redis/go-redis/v9" && strings.HasPrefix(c.PURL, "pkg:golang/github.com/redis/go-redis/v9@v9.")
-		if c.Version == "" {
-			t.Errorf("%s has no version", c.Name)
+		if c.Version == "" || len(c.Licenses) == 0 {
+			t.Errorf("%s has no version or no license", c.Name)
 		}
 	}
 	if !found || d.Format != "CycloneDX" {
@@ -185,6 +185,11 @@ func testDeb(t *testing.T, deb string) {
 		if info, err := os.Stat(in(file)); err != nil || info.Mode() != want {
 			t.Fatalf("%s: %v, want mode %o", file, cmp.Or(err, fmt.Errorf("%v", info)), want)
 		}
+	}
+
+	doc := func(file string) string { return string(read(t, in("usr/share/doc/headcount/"+file))) }
+	if !strings.Contains(doc(licensesFile), "Mozilla Public License, version 2.0") || !strings.HasPrefix(doc("CHANGELOG.md"), "# Changelog") {
+		t.Error("the package lacks licenses or changes")
 	}
 
 	settings := map[string]string{}

@@ -83,6 +83,10 @@ func parseMembers(c *gin.Context, body []byte, want string, names ...string) (ma
 		badRequest(c, "The body cannot be used: "+err.Error()+".")
 		return nil, false
 	}
+	if len(body) == 0 {
+		badRequest(c, "The body is missing. "+want+".")
+		return nil, false
+	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil || members == nil {
 		detail := want + "."

@@ -3,6 +3,7 @@ package api
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -85,6 +86,9 @@ func RefuseMethod(c *gin.Context) {
 	httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 }
 
+// ofOperators are paths that people look for at the address of visitors.
+var ofOperators = []string{"/healthz", "/readyz", "/metrics", "/debug/pprof/"}
+
 // NotFound answers a request for a path that is no route.
 func NotFound(c *gin.Context) {
 	switch path := c.Request.URL.EscapedPath(); {
@@ -92,6 +96,8 @@ func NotFound(c *gin.Context) {
 		badRequest(c, presence.CheckPage("").Error())
 	case strings.HasPrefix(path, counterapi.Root+"//"):
 		badRequest(c, "A counter has a key of 1 to 128 characters; this path has none.")
+	case slices.Contains(ofOperators, path):
+		httppolicy.Problem(c.Writer, http.StatusNotFound, "This path is at the address of --admin-listen, not at that of visitors.")
 	default:
 		httppolicy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 )
 
@@ -46,5 +47,18 @@ func TestOpenAPIBelow(t *testing.T) {
 		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
 			t.Errorf("below %q: %+v, %v", base, document, err)
 		}
+	}
+}
+
+// Who looks for something in the wrong place, or sends nothing, is told so.
+func TestRefusalsSayWhere(t *testing.T) {
+	h, _ := serve(t, nil, Config{})
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		if body := call(t, h, http.StatusNotFound, "GET", path).Body.String(); !strings.Contains(body, "--admin-listen") {
+			t.Errorf("%s: %s", path, body)
+		}
+	}
+	if body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String(); !strings.Contains(body, "The body is missing") {
+		t.Errorf("no body: %s", body)
 	}
 }

@@ -540,7 +540,7 @@ func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value 
 // answered.
 func TestProblems(t *testing.T) {
 	s := serve(t, nil)
-	long, many := strings.Repeat("k", 129), strings.Repeat(" ", maxBody+1)
+	long, many := strings.Repeat("k", 129), strings.Repeat(" ", MaxBody+1)
 	var thousand, hundred []string
 	for i := range 1001 {
 		thousand = append(thousand, fmt.Sprintf(`{"key":"views:%d"}`, i))

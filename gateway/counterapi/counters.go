@@ -71,9 +71,10 @@ const (
 	// Root is the path of all counters.
 	Root = "/api/v1/counters"
 
+	MaxBody = 256 << 10 // bytes of a request
+
 	me = "me" // the member that is the caller
 
-	maxBody       = 256 << 10        // bytes of a request
 	smallBody     = 4 << 10          // bytes of a request; enough for every public call
 	largeBodies   = 64               // larger bodies of callers without API key that are read at a time
 	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
@@ -272,7 +273,7 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 		return nil, false
 	}
 	const tooLong = "A body has at most 262144 bytes; send the rest in another call."
-	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
+	if c.Request.ContentLength > MaxBody { // a client that waits for 100 Continue gets this before it sends the body
 		httppolicy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	}
@@ -291,7 +292,7 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 
 var errLargeBodies = errors.New("too many large bodies")
 
-// readBody reads a body of at most maxBody. A client may send it slowly, and it takes memory
+// readBody reads a body of at most MaxBody. A client may send it slowly, and it takes memory
 // meanwhile, so only largeBodies of callers without API key may be large at a time.
 func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	n, r := c.Request.ContentLength, c.Request.Body
@@ -299,7 +300,7 @@ func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 		return nil, nil
 	}
 	if n < 0 {
-		r = http.MaxBytesReader(c.Writer, r, maxBody)
+		r = http.MaxBytesReader(c.Writer, r, MaxBody)
 	}
 	if server || n >= 0 && n <= smallBody {
 		return readAll(nil, r, n)

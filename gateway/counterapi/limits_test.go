@@ -81,7 +81,7 @@ func TestLimits(t *testing.T) {
 func TestProblemsOfLimits(t *testing.T) {
 	s := serve(t, nil)
 	const good, path = `{"limit":100,"window":"1m"}`, "POST " + limitsRoot + "/k"
-	long, many := strings.Repeat("k", 129), strings.Repeat(" ", maxBody+1)
+	long, many := strings.Repeat("k", 129), strings.Repeat(" ", MaxBody+1)
 	for _, tc := range []struct {
 		call, body string
 		lines      []string

@@ -46,6 +46,7 @@ const (
 	Unsubscribe = "pusher:unsubscribe"
 	Ping        = "pusher:ping"
 	Pong        = "pusher:pong"
+	Signin      = "pusher:signin"
 )
 
 // Event is an event of a client.
@@ -76,10 +77,12 @@ func ParseEvent(text []byte) (Event, error) {
 	return Event{*e.Event, *data.Channel}, nil
 }
 
+var known = []string{Subscribe, Unsubscribe, Ping, Pong, Signin}
+
 // CheckEvent returns why a client may not send an event of that name, or nil.
 func CheckEvent(name string) error {
 	switch {
-	case name == Subscribe || name == Unsubscribe || name == Ping || name == Pong:
+	case slices.Contains(known, name):
 		return nil
 	case strings.HasPrefix(name, "client-"):
 		return errors.New("events of clients are not passed on: this server only counts")
@@ -143,6 +146,13 @@ func AppendCount(b []byte, channel string, count int64) []byte {
 
 // AppendPong appends the answer to a Ping.
 func AppendPong(b []byte) []byte { return append(b, `{"event":"pusher:pong","data":"{}"}`...) }
+
+// AppendNoSignin appends the answer to a Signin. Libraries send one each time that they connect, if the page has called
+// signin: it is no mistake of theirs.
+func AppendNoSignin(b []byte) []byte {
+	const text = "nobody can sign in here: this server only counts, and knows visitors by a cookie or a token"
+	return AppendError(b, CodeUnauthorized, text)
+}
 
 // AppendError appends an error, which libraries give to the listeners of the connection.
 func AppendError(b []byte, code int, message string) []byte {

@@ -42,7 +42,8 @@ func TestWhatIsRefused(t *testing.T) {
 		want string // nothing for what is not refused
 	}{
 		{CheckEvent("client-typing"), "not passed on"},
-		{CheckEvent("pusher:signin"), `"pusher:signin" has no meaning`},
+		{CheckEvent("pusher:cache"), `"pusher:cache" has no meaning`},
+		{CheckEvent(Signin), ""},
 		{CheckEvent(Ping), ""},
 		{CheckChannel("presence-room"), "who is there"},
 		{CheckChannel("private-encrypted-room"), "authorization"},
@@ -66,6 +67,7 @@ func TestEventsAreRead(t *testing.T) {
 		string(AppendEstablished(nil, "1.2", time.Millisecond)):                     `pusher:connection_established {"activity_timeout":1,"socket_id":"1.2"}`,
 		string(AppendSucceeded(nil, page)):                                          `pusher_internal:subscription_succeeded` + page + ` {}`,
 		string(AppendCount(nil, page, 12)):                                          `pusher_internal:subscription_count` + page + ` {"subscription_count":12}`,
+		string(AppendNoSignin(nil)):                                                 `pusher:error {"code":4009,"message":"nobody can sign in here: this server only counts, and knows visitors by a cookie or a token"}`,
 		string(AppendPong(nil)):                                                     `pusher:pong {}`,
 		string(AppendError(nil, CodeUnknownKey, "a \"b\"\x00")):                     `pusher:error {"code":4001,"message":"a \"b\"\u0000"}`,
 		string(AppendSubscriptionError(nil, "\x00", CodeUnauthorized, "not there")): "pusher:subscription_error\x00 " + `{"error":"not there","status":4009,"type":"SubscriptionError"}`,
