@@ -213,7 +213,6 @@ func TestServerProxiesBeforeOneProcess(t *testing.T) {
 // The gateway refuses large bodies itself, in JSON and with its own limit: a proxy's HTML would tell an application
 // nothing.
 func TestServerProxiesPassOnLargeBodies(t *testing.T) {
-	testkit.Long(t)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, n, " ", err)
