@@ -95,8 +95,8 @@ func (a *API) assets(e *gin.Engine) {
 			file.serve(c, http.StatusOK)
 		}
 	}
-	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+a.cfg.BasePath+`/"`), 1)
-	for name, body := range map[string][]byte{"openapi.json": calls, "asyncapi.json": openapi.AsyncAPI} {
+	documents := map[string][]byte{"openapi.json": openapi.OpenAPI(a.cfg.BasePath), "asyncapi.json": openapi.AsyncAPI(a.cfg.BasePath)}
+	for name, body := range documents {
 		httppolicy.Get(e, "/-/"+name, public(newAsset(name, body)))
 	}
 	for _, f := range entries {
