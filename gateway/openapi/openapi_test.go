@@ -59,7 +59,9 @@ func TestNamesAreUnique(t *testing.T) {
 	var frames struct {
 		Info       struct{ License struct{ Name string } }
 		Servers    map[string]struct{ Host, Pathname string }
-		Components struct{ Messages map[string]struct{ Name string } }
+		Components struct {
+			Messages map[string]struct{ Name string }
+		}
 	}
 	read(t, AsyncAPI("/live"), &frames)
 	for name, message := range frames.Components.Messages {
