@@ -69,8 +69,9 @@ func (a *asset) encoded(r *http.Request) (body []byte, encoding string) {
 	return a.body, ""
 }
 
-// forever reports whether the request names the very content: /-/live.js?1a2b3c4d. headcount.js names its parts like this. The
-// hash is in the query rather than in the path, so that a page which was loaded before an upgrade still gets the part.
+// forever reports whether the request names the very content: /-/live.js?1a2b3c4d. headcount.js names its parts like
+// this. The hash is in the query rather than in the path, so that a page which was loaded before an upgrade still gets
+// the part.
 func (a *asset) forever(r *http.Request) bool { return r.URL.RawQuery == a.hash[:8] }
 
 // kindOf returns the media type of a file. To many systems .ts is a video.

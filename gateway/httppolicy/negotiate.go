@@ -86,8 +86,8 @@ func wantsGzip(acceptEncoding string) bool {
 	return is.gzip > 0 && is.gzip >= is.identity
 }
 
-// wantsBrotli reports whether an Accept-Encoding header names brotli, and prefers nothing to it. An asterisk is no name: some
-// clients that send one know gzip alone.
+// wantsBrotli reports whether an Accept-Encoding header names brotli, and prefers nothing to it. An asterisk is no name:
+// some clients that send one know gzip alone.
 func wantsBrotli(acceptEncoding string) bool {
 	is := readEncodings(acceptEncoding)
 	return is.brotli > 0 && is.brotli >= is.gzip && is.brotli >= is.identity

@@ -30,8 +30,8 @@ func (c clientConn) Read(p []byte) (int, error) {
 
 const contentLength = "content-length"
 
-// note looks for a Content-Length until there was one. The name has its first letter only once, so that a match that breaks
-// off begins anew at the latest byte at best.
+// note looks for a Content-Length until there was one. The name has its first letter only once, so that a match that
+// breaks off begins anew at the latest byte at best.
 func (r *received) note(p []byte) {
 	if len(p) > 0 && !r.any.Load() {
 		r.any.Store(true)
@@ -55,8 +55,8 @@ func (r *received) note(p []byte) {
 	}
 }
 
-// MayHideLength reports whether the request may have had a Content-Length beside its Transfer-Encoding. The HTTP server removes
-// it, so that only the bytes of the connection tell. Those of TLS do not.
+// MayHideLength reports whether the request may have had a Content-Length beside its Transfer-Encoding. The HTTP server
+// removes it, so that only the bytes of the connection tell. Those of TLS do not.
 func MayHideLength(r *http.Request) bool {
 	v, ok := r.Context().Value(visitKey{}).(visit)
 	if !ok || r.TLS != nil {
