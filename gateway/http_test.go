@@ -85,6 +85,11 @@ func TestServerBodies(t *testing.T) {
 	} {
 		r.expectEnd()
 	}
+
+	// Of a body in chunks alone there is one end, and the next request comes behind it.
+	r := put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
+	r.write([]byte("GET /p/counter HTTP/1.1\r\nHost: h\r\n\r\n"))
+	r.response(200)
 }
 
 // What the HTTP server itself refuses is answered with its own problem.

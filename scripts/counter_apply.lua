@@ -43,7 +43,7 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local nowText = string.format('%.0f', now)
 
 -- One state for each key, however many changes name it: later changes see what earlier ones did.
-local ops, buckets, states, order, at = {}, {}, {}, {}, 10
+local ops, buckets, states, order = {}, {}, {}, {}
 do
   for i = 1, tonumber(ARGV[10]) do
     local k = tonumber(ARGV[9 + 2 * i])
@@ -58,8 +58,8 @@ do
     if region then b.remotes, b.log, b.gone = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3] end
     buckets[i] = b
   end
-  at = 11 + 2 * #buckets
 end
+local at = 11 + 2 * #buckets
 
 -- list parses a list: its length, then its elements.
 local function list()

@@ -158,7 +158,7 @@ if ARGV[11] == '1' and to == cursor and not done then
       end
     end)
     redis.call('HSET', KEYS[1], 'peers', z)
-    peers, waits, out = readPeers(z, tonumber(time[1]))
+    waits, out = select(2, readPeers(z, tonumber(time[1])))
   end
 end
 redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(cursor) .. ' ' .. whole(high) .. ' ' .. (done and 1 or 0))

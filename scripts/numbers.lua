@@ -63,7 +63,8 @@ local function setCount(p, n)
     layOut(wide, dense)
   end
   local is = width == 1 and char(n) or packBytes(numberForms[width], n)
-  local first, after, more = nil, stop, 0
+  local first
+  local after, more = stop, 0
   if dense then
     first = origin + p * width
   else

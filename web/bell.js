@@ -2,7 +2,18 @@
 // The larger half of <unread-bell>: a button with a bell, the number on it. The other
 // half is in live.js; headcount.js loads both when a page has a bell.
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
+import { dress } from './live.js';
+
+const STYLE = `
+  button { all: unset; position: relative; display: inline-flex; align-items: center; justify-content: center; min-width: 24px; min-height: 24px; cursor: pointer; }
+  button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
+  svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
+  [part~=count] {
+    position: absolute; top: -.6em; left: 1.1em; min-width: 1.6em; padding: .05em .4em; box-sizing: border-box; border-radius: 1em;
+    background: var(--headcount-badge, #c8102e); color: var(--headcount-badge-ink, #fff); font: 600 .65em/1.5 system-ui, sans-serif; text-align: center;
+    outline: 1px solid transparent; /* an edge in forced colours */
+  }
+`;
 
 /**
  * Puts the number of an <unread-bell> on a button; a click opens the list, unless the page
@@ -33,19 +44,7 @@ export default function bell(parts) {
 
 /** Draws the button around the number. */
 function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number) {
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync(`
-      button { all: unset; position: relative; display: inline-flex; cursor: pointer; }
-      button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
-      svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
-      [part~=count] {
-        position: absolute; top: -.6em; left: 1.1em; min-width: 1.6em; padding: .05em .4em; box-sizing: border-box; border-radius: 1em;
-        background: var(--headcount-badge, #c8102e); color: var(--headcount-badge-ink, #fff); font: 600 .65em/1.5 system-ui, sans-serif; text-align: center;
-      }
-    `);
-  }
-  root.adoptedStyleSheets.push(sheet);
+  dress(root, STYLE);
 
   const draw = (/** @type {string} */ name, /** @type {Record<string, string>} */ attributes) => {
     const made = document.createElementNS('http://www.w3.org/2000/svg', name);

@@ -4,18 +4,36 @@
 //
 //   npm run build
 //   npm pack        builds the package first
+import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
+/** The parts that other files load. Each comes after those that it loads itself. */
+const PARTS = ['live.js', 'list.js', 'bell.js', 'more.js'];
 export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js', 'live-top.js'];
 const TYPES = ['headcount.d.ts', 'react.d.ts', 'live-top.d.ts'];
 
 const source = (name) => readFile(new URL(name, import.meta.url), 'utf8');
 
+/**
+ * Returns a source whose imports of parts name their content: browsers keep such a file for good.
+ * rescue.js has a new name at each attempt.
+ */
+async function naming(name) {
+  let text = await source(name);
+  const loads = PARTS.slice(0, PARTS.includes(name) ? PARTS.indexOf(name) : undefined);
+  for (const part of loads) {
+    if (!text.includes(`./${part}`)) continue;
+    const hash = createHash('sha256').update(await served(part)).digest('hex').slice(0, 8);
+    text = text.replace(new RegExp(`(from '|import\\(['\`])\\./${part}`, 'g'), `$1./${part}?${hash}`);
+  }
+  return text;
+}
+
 /** Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to their file. */
 export async function served(name) {
   if (!SCRIPTS.includes(name)) return source(name);
   const { minify } = await import('terser');
-  const { code } = await minify(await source(name), {
+  const { code } = await minify(await naming(name), {
     module: true,
     ecma: 2022,
     compress: { passes: 3, unsafe: true, unsafe_arrows: true, pure_getters: true, keep_fargs: false, reduce_funcs: false, inline: 1 },

@@ -2,9 +2,9 @@
 // Headcount in the browser: who is here, live.
 //
 //   <script type="module" src="https://headcount.example.com/-/headcount.js"></script>
-//   <live-count one="# person is reading this" other="# people are reading this"></live-count>
+//   <live-count singular="# person is reading this" other="# people are reading this"></live-count>
 //   <unread-bell></unread-bell>
-//   <live-counter key="views:42"></live-counter> views <like-button key="likes:42"></like-button>
+//   <live-counter counter="views:42"></live-counter> views <like-button counter="likes:42"></like-button>
 //
 // or, by hand:
 //
@@ -1056,76 +1056,127 @@ function address() {
 /** @type {new () => HTMLElement} */
 const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
 
+/** What all elements share: attributes that are properties as well, and changes that are gathered. */
+export class Shell extends Element {
+  /** @type {number | undefined} */ #value;
+  /** @type {AbortController | undefined} */ #end;
+  #due = false;
+
+  /** The number shown, or undefined. */
+  get count() {
+    return this.#value;
+  }
+
+  connectedCallback() {
+    // What a library has set before this file was loaded hides the properties.
+    for (const [name, value] of Object.entries(this)) {
+      if (!properties.has(name)) continue;
+      delete (/** @type {any} */ (this)[name]);
+      /** @type {any} */ (this)[name] = value;
+    }
+    this.#changed();
+  }
+
+  disconnectedCallback() {
+    this.#changed();
+  }
+
+  attributeChangedCallback(/** @type {string} */ _, /** @type {string | null} */ before, /** @type {string | null} */ now) {
+    if (before !== now) this.#changed();
+  }
+
+  /** All changes of a turn of the event loop are one: to another page without a leave in between. */
+  #changed() {
+    this.#value = undefined;
+    if (this.#due) return;
+    this.#due = true;
+    queueMicrotask(() => {
+      this.#due = false;
+      const before = this.#end;
+      this.#end = this.isConnected ? new AbortController() : undefined;
+      if (this.#end) this.begin(this.#end.signal, (value) => (this.#value = value));
+      before?.abort();
+    });
+  }
+
+  /**
+   * Shows what the attributes say, until the signal.
+   * @param {AbortSignal} signal
+   * @param {(value: number | undefined) => void} keep takes the number shown
+   */
+  begin(signal, keep) {}
+}
+
+/** @type {Set<string>} */ const properties = new Set(); // of all elements
+
+/**
+ * Defines an element, with a property for each attribute: under its own name, and in
+ * camel case. Libraries set properties where there are some.
+ * @param {string} tag
+ * @param {any} element
+ * @param {string[]} attributes
+ */
+export function define(tag, element, attributes) {
+  for (const name of attributes) {
+    const only = name === 'count-hidden'; // true unless it says false; the other flags are false unless they are there
+    const flag = only || name === 'watch' || name === 'increment';
+    for (const property of [name, name.replace(/-(.)/, (_, letter) => letter.toUpperCase())]) {
+      properties.add(property);
+      Object.defineProperty(element.prototype, property, {
+        configurable: true,
+        get() {
+          const text = this.getAttribute(name);
+          return flag ? (only || text !== null) && !/^false$/i.test(text) : (text ?? '');
+        },
+        set(value) {
+          if (value == null || (value === false && !only)) this.removeAttribute(name);
+          else this.setAttribute(name, value === true ? '' : value);
+        },
+      });
+    }
+  }
+  if (globalThis.customElements && !customElements.get(tag)) customElements.define(tag, element);
+}
+
+// Another value of one of these draws the element anew; those of SAID are read when they are needed.
+const DRAWN = 'page watch server storage count-hidden key counter increment format min zero one singular two few many other'.split(' ');
+const SAID = 'label announce refused all none failed'.split(' ');
+
 /**
  * An element that shows a live number. What it shows is in other files.
  * @param {() => Promise<{default: (parts: import('./live.js').Parts) => void}>} load its own part
  */
 const late = (load) =>
-  class extends Element {
-    static observedAttributes = ['page', 'watch', 'server', 'storage', 'count-hidden']; // live.js observes those that only change what is shown
+  class extends Shell {
+    static observedAttributes = DRAWN;
 
-    /** @type {number | undefined} */ _value;
-    /** @type {AbortController | undefined} */ _end;
-    _due = false;
-
-    /** The number shown, or undefined. */
-    get count() {
-      return this._value;
-    }
-
-    connectedCallback() {
-      this._changed();
-    }
-
-    disconnectedCallback() {
-      this._changed();
-    }
-
-    attributeChangedCallback() {
-      this._changed();
-    }
-
-    /** All changes of a turn of the event loop are one: to another page without a leave in between. */
-    _changed() {
-      this._value = undefined;
-      if (this._due) return;
-      this._due = true;
-      queueMicrotask(() => {
-        this._due = false;
-        const before = this._end;
-        this._end = this.isConnected ? this._begin() : undefined;
-        before?.abort();
-      });
-    }
-
-    _begin() {
-      const end = new AbortController();
-      const get = (/** @type {string} */ name) => this.getAttribute(name) || undefined;
+    /** @type {Shell['begin']} */
+    begin(signal, keep) {
+      const { page, server, storage, watch, countHidden } = /** @type {any} */ (this);
       const complain = (/** @type {any} */ error) => console.error(error.message);
       let early = () => {};
       try {
-        const headcount = Headcount.at({ server: get('server'), storage: /** @type {any} */ (get('storage')) });
-        if (get('count-hidden') === 'false') headcount.countHidden = false;
-        if (load === live) early = headcount.here(() => {}, { page: get('page'), watch: this.hasAttribute('watch') });
+        const headcount = Headcount.at({ server, storage });
+        if (!countHidden) headcount.countHidden = false;
+        if (load === live) early = headcount.here(() => {}, { page: page || undefined, watch });
         Promise.all([live(), load()])
           .then(([{ draw }, part]) => {
-            if (!end.signal.aborted) part.default(draw(this, headcount, end.signal, (/** @type {number | undefined} */ value) => (this._value = value)));
+            if (!signal.aborted) part.default(draw(this, headcount, signal, keep));
             early();
           })
           .catch(complain);
       } catch (error) {
         complain(error);
       }
-      end.signal.addEventListener('abort', early);
-      return end;
+      signal.addEventListener('abort', early);
     }
   };
 
 /**
  * <live-count> shows how many people are on this page, the reader included.
  *
- *   one="# person is reading" other="# people are reading"   the whole sentence, by the
- *                       plural of the page's language: zero, one, two, few, many, other
+ *   singular="# person is reading" other="# people are reading"   the whole sentence, by
+ *                       the plural of the page's language: zero, singular (or one), two, few, many, other
  *   min="5"             shows nothing under it
  *   page="…"            another page than this one
  *   watch               show the count without being counted
@@ -1159,11 +1210,11 @@ export const LiveCount = late(live);
  */
 export const UnreadBell = late(() => import('./bell.js'));
 
-for (const [name, element] of /** @type {[string, any][]} */ ([
+for (const [tag, element] of /** @type {[string, any][]} */ ([
   ['live-count', LiveCount],
   ['unread-bell', UnreadBell],
   ['live-counter', late(more)],
   ['like-button', late(more)],
   ['follow-button', late(more)],
 ]))
-  if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);
+  define(tag, element, [...DRAWN, ...SAID]);

@@ -2,11 +2,26 @@
 // The list of an <unread-bell>: the newest pages with unread changes. bell.js loads this
 // file when somebody opens it.
 
+import { dress } from './live.js';
+
 const PATIENCE_MS = 10_000; // how long a call may take
 
 /** @typedef {{page: string, count: number, updated_at: string, title?: string, url?: string}} Notification */
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
+const STYLE = `
+  [part~=list] {
+    position: fixed; z-index: 1000; inset: auto; margin: .5em 0; width: max-content; max-width: min(22em, 90vw); overflow: auto;
+    box-sizing: border-box; padding: .25em; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 8px;
+    background: var(--headcount-list, Canvas); color: var(--headcount-list-ink, CanvasText); font: 14px/1.4 system-ui, sans-serif; text-align: start; box-shadow: 0 4px 16px #0003;
+  }
+  [part~=list] ul { margin: 0; padding: 0; list-style: none; }
+  [part~=item], [part~=all] { all: unset; display: block; box-sizing: border-box; width: 100%; padding: .5em .75em; border-radius: 6px; cursor: pointer; overflow-wrap: anywhere; }
+  [part~=item]:hover, [part~=all]:hover { background: color-mix(in srgb, currentColor 8%, transparent); }
+  [part~=item]:focus-visible, [part~=all]:focus-visible { outline: 2px solid; outline-offset: -2px; }
+  [part~=all] { text-align: center; font-weight: 600; }
+  [part~=when] { display: block; opacity: .7; font-size: .85em; }
+  [part~=none] { margin: .5em .75em; }
+`;
 
 // Where the browser can, it places the list: at the bell's end, else at its start, else in the middle; below or above, where there is more room.
 const ANCHORED = `
@@ -49,7 +64,7 @@ async function call(method, page, base, token, keep, idOf) {
     credentials: keep ? 'include' : 'omit',
     cache: 'no-store',
     keepalive: method === 'DELETE', // the page may be about to be left
-    signal: AbortSignal.timeout(PATIENCE_MS),
+    signal: AbortSignal.timeout?.(PATIENCE_MS), // Chromium before 103 waits as long as it likes
   });
   if (!answer.ok) throw new Error(`The server answered with status ${answer.status}.`);
   return method === 'GET' ? answer.json() : undefined;
@@ -74,24 +89,8 @@ export default function toggle({ element, headcount, root, say, language, signal
   const open = root.querySelector('[part~=list]');
   if (open) return void open.dispatchEvent(new Event('close'));
   const anchored = CSS.supports('position-area', 'self-block-end span-self-inline-start');
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync(`
-      [part~=list] {
-        position: fixed; z-index: 1000; inset: auto; margin: .5em 0; width: max-content; max-width: min(22em, 90vw); overflow: auto;
-        box-sizing: border-box; padding: .25em; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 8px;
-        background: var(--headcount-list, Canvas); color: var(--headcount-list-ink, CanvasText); font: 14px/1.4 system-ui, sans-serif; text-align: start; box-shadow: 0 4px 16px #0003;
-      }
-      [part~=list] ul { margin: 0; padding: 0; list-style: none; }
-      [part~=item], [part~=all] { all: unset; display: block; box-sizing: border-box; width: 100%; padding: .5em .75em; border-radius: 6px; cursor: pointer; overflow-wrap: anywhere; }
-      [part~=item]:hover, [part~=all]:hover { background: color-mix(in srgb, currentColor 8%, transparent); }
-      [part~=item]:focus-visible, [part~=all]:focus-visible { outline: 2px solid; outline-offset: -2px; }
-      [part~=all] { text-align: center; font-weight: 600; }
-      [part~=when] { display: block; opacity: .7; font-size: .85em; }
-      [part~=none] { margin: .5em .75em; }
-    ${anchored ? ANCHORED : ''}`);
-  }
-  if (!root.adoptedStyleSheets.includes(sheet)) root.adoptedStyleSheets.push(sheet);
+  dress(root, STYLE);
+  if (anchored) dress(root, ANCHORED);
 
   const word = (/** @type {string} */ name, /** @type {string} */ otherwise) => element.getAttribute(name) ?? otherwise;
   /** Makes a node with a part of its own. */

@@ -18,7 +18,8 @@
 // Browsers open few HTTP/1.1 connections to one host, for all their tabs together. So a
 // tab that cannot be seen has no stream.
 
-import { Headcount } from './headcount.js';
+import { Headcount, Shell, define } from './headcount.js';
+import { dress } from './live.js';
 
 const BACKOFF_MS = 1_000; // the first retry comes within this time, each further one within twice as long, ...
 const BACKOFF_MAX_MS = 30_000; // ... but at most this
@@ -108,20 +109,11 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
   return end;
 }
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
-
-/** The style of all elements; a script makes it, so that strict policies allow it. */
-function style() {
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync(`
-      [part~=list] { margin: 0; padding-inline-start: 2em; }
-      [part~=count] { margin-inline-start: .5em; font-variant-numeric: tabular-nums; }
-      [part~=offline] { opacity: var(--headcount-offline-opacity, .45); transition: opacity .2s .5s; }
-    `);
-  }
-  return sheet;
-}
+const STYLE = `
+  [part~=list] { margin: 0; padding-inline-start: 2em; }
+  [part~=count] { margin-inline-start: .5em; font-variant-numeric: tabular-nums; }
+  [part~=offline] { opacity: var(--headcount-offline-opacity, .45); transition: opacity .2s .5s; }
+`;
 
 /** Makes a node with a part of its own. */
 function part(/** @type {string} */ tag, /** @type {string} */ name, text = '') {
@@ -138,43 +130,18 @@ function line(/** @type {string} */ page) {
   return item;
 }
 
-/** @type {new () => HTMLElement} */
-const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
-
-export class LiveTop extends Element {
+export class LiveTop extends Shell {
   static observedAttributes = ['n', 'label', 'refused', 'server', 'storage'];
 
-  #stop = () => {};
-  #due = false;
-
-  connectedCallback() {
-    this.#changed();
-  }
-
-  disconnectedCallback() {
-    this.#changed();
-  }
-
-  attributeChangedCallback() {
-    this.#changed();
-  }
-
-  /** All changes of a turn of the event loop are one. */
-  #changed() {
-    if (this.#due) return;
-    this.#due = true;
-    queueMicrotask(() => {
-      this.#due = false;
-      this.#stop();
-      this.#stop = this.isConnected ? this.#begin() : () => {};
-    });
-  }
-
-  #begin() {
+  /** @type {Shell['begin']} */
+  begin(signal) {
     const get = (/** @type {string} */ name) => this.getAttribute(name) || undefined;
     const root = this.shadowRoot ?? this.attachShadow({ mode: 'open' });
-    root.adoptedStyleSheets = [style()];
-    root.replaceChildren(document.createElement('slot'));
+    const fill = (/** @type {HTMLElement} */ node) => {
+      root.replaceChildren(node);
+      dress(root, STYLE);
+    };
+    fill(document.createElement('slot'));
     const list = part('ol', 'list');
     list.setAttribute('aria-label', get('label') ?? 'Most viewed pages');
     /** @type {Map<string, HTMLElement>} */ let items = new Map();
@@ -183,7 +150,7 @@ export class LiveTop extends Element {
     /** Changes only what differs, so that the rest of the list stays still. */
     const show = (/** @type {PageUsers[]} */ top) => {
       list.part.remove('offline');
-      if (list.parentNode !== root) root.replaceChildren(list);
+      if (list.parentNode !== root) fill(list);
       if (known === (known = JSON.stringify(top))) return;
       const before = items;
       items = new Map();
@@ -200,16 +167,15 @@ export class LiveTop extends Element {
     };
     const failed = (/** @type {Error} */ error, /** @type {boolean} */ refused) => {
       if (!refused) return list.part.add('offline');
-      root.replaceChildren(part('p', 'refused', get('refused') ?? 'This list cannot be shown here.'));
+      fill(part('p', 'refused', get('refused') ?? 'This list cannot be shown here.'));
       console.error(`Headcount: <live-top>: ${error.message}`);
       this.dispatchEvent(new CustomEvent('refused', { detail: error }));
     };
     try {
       const storage = /** @type {'none' | undefined} */ (get('storage'));
-      return watchTop(show, { n: Number(get('n') ?? 10), failed, server: get('server'), storage });
+      signal.addEventListener('abort', watchTop(show, { n: Number(get('n') ?? 10), failed, server: get('server'), storage }));
     } catch (/** @type {any} */ error) {
       console.error(error.message); // the address of the server is none
-      return () => {};
     }
   }
 
@@ -222,4 +188,4 @@ export class LiveTop extends Element {
   }
 }
 
-if (globalThis.customElements && !customElements.get('live-top')) customElements.define('live-top', LiveTop);
+define('live-top', LiveTop, LiveTop.observedAttributes);

@@ -9,7 +9,6 @@
 const ANNOUNCE_MS = 60_000; // least time between two announcements
 const LONGEST = 128; // code points of a page's name
 const KEPT = 95; // of a longer one; '#' and the hash fill it up
-const DRAWN = ['key', 'counter', 'format', 'min', 'zero', 'one', 'two', 'few', 'many', 'other']; // attributes that change what is shown; headcount.js observes the others
 const TOLD = 100; // so many different complaints are told once; after them nothing is
 const FULL =
   'this document has elements for more than 100 pages and counters, which is the most for one connection; those beyond show nothing and count nobody. ' +
@@ -211,7 +210,37 @@ function listener() {
 
 // ---- the number
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
+const STYLE =
+  '[hidden]{display:none!important}' +
+  '[part~=count]{font-variant-numeric:tabular-nums}' +
+  // Delayed, so that a short change of connection is not seen.
+  '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
+  '[part~=stale]{font-style:italic}' +
+  '[part~=refused]{text-decoration:line-through}' +
+  ':host(:state(empty)){display:none}';
+
+/** @type {Map<string, CSSStyleSheet>} */ const sheets = new Map();
+
+/**
+ * Gives a shadow root a style that it does not have yet. A script makes the sheet, so that
+ * strict policies allow it. Safari before 16.4 has no such sheets, and gets an element.
+ * @param {ShadowRoot} root
+ * @param {string} css
+ */
+export function dress(root, css) {
+  try {
+    const sheet = sheets.get(css) ?? new CSSStyleSheet();
+    if (!sheets.has(css)) sheet.replaceSync(css);
+    sheets.set(css, sheet);
+    if (!root.adoptedStyleSheets.includes(sheet)) root.adoptedStyleSheets = [...root.adoptedStyleSheets, sheet];
+  } catch {
+    if ([...root.querySelectorAll('style')].some(({ textContent }) => textContent === css)) return;
+    const style = document.createElement('style');
+    style.textContent = css;
+    root.append(style);
+  }
+}
+
 /** @type {MediaQueryList | undefined} */ let small;
 /** @type {WeakMap<HTMLElement, ElementInternals>} */ const insides = new WeakMap();
 
@@ -250,9 +279,6 @@ export function draw(element, headcount, signal, keep) {
     number.replaceChildren(slot);
   };
   headcount.addEventListener('state', connected, { signal });
-  const changes = new MutationObserver(() => /** @type {any} */ (element).attributeChangedCallback());
-  changes.observe(element, { attributeFilter: DRAWN });
-  signal.addEventListener('abort', () => changes.disconnect());
   signal.addEventListener('abort', () => waiting.delete(element));
   forget();
   listener();
@@ -284,24 +310,13 @@ export function draw(element, headcount, signal, keep) {
 }
 
 function begin(/** @type {HTMLElement} */ element) {
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync(
-      '[hidden]{display:none!important}' +
-        '[part~=count]{font-variant-numeric:tabular-nums}' +
-        // Delayed, so that a short change of connection is not seen.
-        '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
-        '[part~=stale]{font-style:italic}' +
-        '[part~=refused]{text-decoration:line-through}' +
-        ':host(:state(empty)){display:none}',
-    );
-  }
   const root = element.attachShadow({ mode: 'open' });
-  root.adoptedStyleSheets = [sheet];
+  dress(root, STYLE);
   const number = document.createElement('span');
   number.setAttribute('part', 'count');
   root.append(number);
-  insides.set(element, element.attachInternals());
+  const inside = element.attachInternals?.(); // Safari before 16.4 has none
+  if (inside) insides.set(element, inside);
   return root;
 }
 
@@ -324,11 +339,12 @@ function language(/** @type {HTMLElement} */ element) {
  */
 export default function count({ element, headcount, root, number, show, format, forget, refuse, signal }) {
   const page = element.getAttribute('page') || undefined;
-  const watch = element.hasAttribute('watch');
+  const { watch } = /** @type {any} */ (element);
   const least = Number(element.getAttribute('min')) || 0;
   const sentence = element.getAttribute('other');
   const [before, after] = [document.createTextNode(''), document.createTextNode('')];
   root.replaceChildren(before, number, after);
+  dress(root, STYLE);
 
   /** Writes the words around the number; none are for nothing. */
   const write = (/** @type {string} */ words) => {
@@ -337,12 +353,16 @@ export default function count({ element, headcount, root, number, show, format, 
     after.data = rest.join('#');
     number.hidden = !rest.length;
     // So that a site's own border or padding does not stay around nothing.
-    insides.get(element)?.states?.[words ? 'delete' : 'add']('empty');
+    try {
+      insides.get(element)?.states?.[words ? 'delete' : 'add']('empty');
+    } catch {} // Chromium before 125 wants another name
   };
   const words = (/** @type {number} */ value) => {
     if (value < least) return '';
     if (sentence === null) return '#';
-    return element.getAttribute(plural(element, value)) ?? sentence;
+    const category = plural(element, value);
+    // Some libraries take every attribute that begins with "on" for a listener.
+    return (category === 'one' ? element.getAttribute('singular') : null) ?? element.getAttribute(category) ?? sentence;
   };
   /** @type {Counter | undefined} */ let known;
   const paint = (/** @type {Counter | undefined} */ counter, /** @type {string | undefined} */ why = undefined) => {

@@ -3,12 +3,12 @@
 // counters that last, follows, the elements <live-counter>, <like-button> and
 // <follow-button>, and loops over counts.
 //
-//   <live-counter key="views:42">   shows a counter
+//   <live-counter counter="views:42">   shows a counter
 //     increment     adds one for this visit, if the counter's rule opens that to everyone
 //     announce="…"  what a screen reader says, at most once a minute; default: nothing
 //
-//   <like-button key="likes:42">    shows how many members a counter has; a click
-//                                   makes the user one of them, or no longer
+//   <like-button counter="likes:42">    shows how many members a counter has; a click
+//                                       makes the user one of them, or no longer
 //     label="…"     what the button is called; default "Like"
 //     announce="…"  what a screen reader says; {count} is the number
 //     refused="…"   what it says when a click was in vain
@@ -17,12 +17,12 @@
 //     label="…"     the word on the button; default "Follow"
 //     refused="…"   as above
 //
-// Libraries whose JSX keeps key="…" for itself write counter="…". The elements of counters take format="full". An event `counter` follows each change, with the counter as
+// In plain HTML counter="…" may be called key="…", which many libraries keep for themselves. The elements of counters take format="full". An event `counter` follows each change, with the counter as
 // it is shown, and an event `follow` each change of a follow; an event `refused` each click in vain, with the error. The content of a
 // <like-button> takes the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
 // ::part(pressed), ::part(count), --headcount-like and --headcount-follow.
 
-import { fitting } from './live.js';
+import { dress, fitting } from './live.js';
 
 const PATIENCE_MS = 10_000; // how long a change may take
 
@@ -53,7 +53,7 @@ async function request(path, method, base, token, keep, idOf) {
     headers,
     credentials: keep ? 'include' : 'omit',
     cache: 'no-store',
-    signal: AbortSignal.timeout(PATIENCE_MS),
+    signal: AbortSignal.timeout?.(PATIENCE_MS), // Chromium before 103 waits as long as it likes
   });
   const issued = answer.headers.get('Headcount-Id');
   if (issued && !token) idOf(base.origin, keep, issued);
@@ -162,13 +162,13 @@ export default function begin(parts) {
     element.localName === 'like-button'
       ? likes(parts, counter)
       : (/** @type {CounterValue} */ now) => show(now.value, 'counter', now, '');
-  if (!key) return refuse(`<${element.localName}> has no key; name its counter in key="…", or in counter="…" where JSX keeps key for itself`);
+  if (!key) return refuse(`<${element.localName}> has no counter; name it in counter="…"`);
   try {
     signal.addEventListener('abort', counter.watch(told));
   } catch (/** @type {any} */ error) {
     return refuse(error);
   }
-  if (element.hasAttribute('increment')) visit(headcount, key).catch((error) => console.error(`Headcount: ${key}: ${error.message}`));
+  if (/** @type {any} */ (element).increment) visit(headcount, key).catch((error) => console.error(`Headcount: ${key}: ${error.message}`));
 }
 
 /** @type {WeakMap<Headcount, Set<string>>} */ const visited = new WeakMap(); // the counters that this visit was added to: those of the page's elements
@@ -269,7 +269,7 @@ function likes(parts, counter) {
   return (/** @type {CounterValue} */ newest) => {
     if (newest.kind !== 'members')
       return refuse(
-        `<like-button key="${newest.key}"> needs a counter of the kind members, and this one is of the kind ${newest.kind}. ` +
+        `<like-button counter="${newest.key}"> needs a counter of the kind members, and this one is of the kind ${newest.kind}. ` +
           'Use a key whose rule says members, such as likes:42, or show the number in a <live-counter>',
       );
     now = newest;
@@ -335,7 +335,16 @@ function follows(parts) {
   followed(headcount, page, told, complain, signal);
 }
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
+const STYLE = `
+  button { all: unset; display: inline-flex; align-items: baseline; gap: .35em; box-sizing: border-box; min-width: 24px; min-height: 24px; padding-block: max(0px, 12px - .625em); cursor: pointer; }
+  svg, ::slotted(*) { align-self: center; }
+  button:disabled { cursor: default; }
+  button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
+  svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
+  [aria-pressed=true] svg { fill: var(--colour); stroke: var(--colour); }
+  .heart { --colour: var(--headcount-like, #c8102e); }
+  .bell { --colour: var(--headcount-follow, currentColor); }
+`;
 
 const HEART = { name: 'heart', d: 'M12 20.5 4 12.6a5 5 0 0 1 7-7.1l1 1 1-1a5 5 0 0 1 7 7.1z' };
 const BELL = { name: 'bell', d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21a2 2 0 0 0 4 0' };
@@ -347,20 +356,7 @@ const BELL = { name: 'bell', d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21
  * @param {{name: string, d: string}} icon
  */
 function draw(root, number, { name, d }) {
-  if (!sheet) {
-    sheet = new CSSStyleSheet();
-    sheet.replaceSync(`
-      button { all: unset; display: inline-flex; align-items: baseline; gap: .35em; cursor: pointer; }
-      svg, ::slotted(*) { align-self: center; }
-      button:disabled { cursor: default; }
-      button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
-      svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
-      [aria-pressed=true] svg { fill: var(--colour); stroke: var(--colour); }
-      .heart { --colour: var(--headcount-like, #c8102e); }
-      .bell { --colour: var(--headcount-follow, currentColor); }
-    `);
-  }
-  root.adoptedStyleSheets.push(sheet);
+  dress(root, STYLE);
   const svg = (/** @type {string} */ name, /** @type {Record<string, string>} */ attributes) => {
     const made = document.createElementNS('http://www.w3.org/2000/svg', name);
     for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);

@@ -69,7 +69,7 @@ async function find(address, failures, refusal, owner) {
     return null;
   };
   const ask = (/** @type {string} */ path, /** @type {RequestInit} */ options = {}) =>
-    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', signal: AbortSignal.timeout(ANSWER_MS), ...options }).catch(() => undefined);
+    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', signal: AbortSignal.timeout?.(ANSWER_MS), ...options }).catch(() => undefined);
   const answer = await ask('-/counters?page=*');
   if (!answer) {
     const own = globalThis.origin ?? location.origin;
@@ -241,7 +241,7 @@ class Fallback extends EventTarget {
     else if (this.#id) headers['Headcount-Id'] = this.#id;
     if (this.#closed) throw new Error('closed');
     // Without a limit, requests of a network that swallows them keep all the browser's connections to the server for minutes.
-    const signal = AbortSignal.timeout(ANSWER_MS);
+    const signal = AbortSignal.timeout?.(ANSWER_MS);
     const answer = await fetch(at(path, this.#base), { method, headers, body, signal, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
     // On the server's own origin the next PUT sets a cookie, and that one stays.

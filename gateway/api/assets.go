@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/andybalholm/brotli"
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/httppolicy"
@@ -24,27 +25,54 @@ const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-s
 // asset is a file that is part of the program. It never changes.
 type asset struct {
 	kind   string
-	etags  [2]string // of body and of packed; a strong ETag names exact bytes, so they differ
+	hash   string // of the body; a strong ETag names exact bytes, so that of a packed body has another end
 	body   []byte
-	packed func() []byte // body with gzip; the first call packs it, so that the start need not wait
+	gzip   func() []byte // the body in gzip; the first call packs it, so that the start need not wait
+	brotli func() []byte // the same in brotli
 }
 
 func newAsset(name string, body []byte) asset {
 	sum := sha256.Sum256(body)
-	hash := hex.EncodeToString(sum[:12])
 	return asset{
-		kind: kindOf(name), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
-		body: body, packed: sync.OnceValue(func() []byte { return pack(body) }),
+		kind: kindOf(name), hash: hex.EncodeToString(sum[:12]), body: body,
+		gzip:   sync.OnceValue(func() []byte { return packGzip(body) }),
+		brotli: sync.OnceValue(func() []byte { return packBrotli(body) }),
 	}
 }
 
-func pack(body []byte) []byte {
+func packGzip(body []byte) []byte {
 	var packed bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // fails only for an unknown level
 	w.Write(body)                                              // a Buffer takes everything
 	w.Close()
 	return packed.Bytes()
 }
+
+// packBrotli has a window of 64 KiB, because assets are no larger and a window takes several times its size in memory.
+func packBrotli(body []byte) []byte {
+	var packed bytes.Buffer
+	w := brotli.NewWriterOptions(&packed, brotli.WriterOptions{Quality: brotli.BestCompression, LGWin: 16})
+	w.Write(body) // a Buffer takes everything
+	w.Close()
+	return packed.Bytes()
+}
+
+// encoded returns the asset as the request takes it, and the encoding, which is empty for none.
+func (a *asset) encoded(r *http.Request) (body []byte, encoding string) {
+	switch {
+	case httppolicy.WantsBrotli(r):
+		return a.brotli(), "br"
+	case httppolicy.WantsGzip(r):
+		return a.gzip(), "gzip"
+	}
+
+	return a.body, ""
+}
+
+// forever reports whether the request names the very content: /-/live.js?1a2b3c4d. headcount.js names its parts like
+// this. The hash is in the query rather than in the path, so that a page which was loaded before an upgrade still gets
+// the part.
+func (a *asset) forever(r *http.Request) bool { return r.URL.RawQuery == a.hash[:8] }
 
 // kindOf returns the media type of a file. To many systems .ts is a video.
 func kindOf(name string) string {
@@ -59,25 +87,28 @@ func kindOf(name string) string {
 func (a *asset) serve(c *gin.Context, status int) {
 	h := c.Writer.Header()
 	h.Set("Cache-Control", "no-cache")
+	if status == http.StatusOK && a.forever(c.Request) {
+		h.Set("Cache-Control", "public, max-age=31536000, immutable")
+	}
 	httppolicy.AddVary(h, "Accept-Encoding")
 	if strings.HasPrefix(a.kind, "text/html") {
 		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("Referrer-Policy", "same-origin")
 	}
-	packs := httppolicy.WantsGzip(c.Request)
-	etag := a.etags[0]
-	if packs {
-		etag = a.etags[1]
+
+	body, encoding := a.encoded(c.Request)
+	etag := a.hash
+	if encoding != "" {
+		etag += "-" + encoding
 	}
-	if status == http.StatusOK && httppolicy.NotModified(c, etag) {
+	if status == http.StatusOK && httppolicy.NotModified(c, `"`+etag+`"`) {
 		return
 	}
-	out := a.body
-	if packs {
-		out = a.packed()
-		h.Set("Content-Encoding", "gzip")
+
+	if encoding != "" {
+		h.Set("Content-Encoding", encoding)
 	}
-	httppolicy.AnswerWith(c.Writer, status, a.kind, out)
+	httppolicy.AnswerWith(c.Writer, status, a.kind, body)
 }
 
 // assets adds the demo page, the browser client and the documents of the contract. Pages of any origin may load
@@ -95,8 +126,8 @@ func (a *API) assets(e *gin.Engine) {
 			file.serve(c, http.StatusOK)
 		}
 	}
-	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+a.cfg.BasePath+`/"`), 1)
-	for name, body := range map[string][]byte{"openapi.json": calls, "asyncapi.json": openapi.AsyncAPI} {
+	documents := map[string][]byte{"openapi.json": openapi.OpenAPI(a.cfg.BasePath), "asyncapi.json": openapi.AsyncAPI(a.cfg.BasePath)}
+	for name, body := range documents {
 		httppolicy.Get(e, "/-/"+name, public(newAsset(name, body)))
 	}
 	for _, f := range entries {

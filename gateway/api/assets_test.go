@@ -1,27 +1,73 @@
 package api
 
 import (
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/andybalholm/brotli"
 )
 
-// A strong ETag stands for exactly these bytes.
-func TestETagsOfEncodingsDiffer(t *testing.T) {
-	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte("text")}}})
+// An asset comes as the client takes it best. A strong ETag stands for exactly these bytes.
+func TestAssetsAreEncoded(t *testing.T) {
+	const text = "export const text = 'text';"
+	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
 	get := func(status int, headers ...string) *http.Response {
 		return call(t, h, status, http.MethodGet, "/-/a.js", headers...).Result()
 	}
-	plain, packed := get(200).Header.Get("ETag"), get(200, "Accept-Encoding", "gzip").Header.Get("ETag")
-	if plain == "" || packed == "" || plain == packed {
-		t.Fatalf("%s and %s", plain, packed)
-	}
-	for _, resp := range []*http.Response{
-		get(304, "If-None-Match", plain), get(304, "Accept-Encoding", "gzip", "If-None-Match", packed), get(200, "If-None-Match", packed),
+
+	etags := map[string]string{}
+	for accept, want := range map[string]struct {
+		encoding string
+		unpack   func(io.Reader) (io.Reader, error)
+	}{
+		"":                  {"", func(r io.Reader) (io.Reader, error) { return r, nil }},
+		"gzip":              {"gzip", func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
+		"gzip, deflate, br": {"br", func(r io.Reader) (io.Reader, error) { return brotli.NewReader(r), nil }},
 	} {
-		if !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
-			t.Errorf("%d without Vary: %v", resp.StatusCode, resp.Header)
+		resp := get(200, "Accept-Encoding", accept)
+		unpacked, err := want.unpack(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(unpacked)
+		if err != nil || string(body) != text || resp.Header.Get("Content-Encoding") != want.encoding {
+			t.Errorf("%q: %q, %v, %v", accept, body, err, resp.Header)
+		}
+		etags[accept] = resp.Header.Get("ETag")
+	}
+
+	for accept, etag := range etags {
+		if resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag); !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
+			t.Errorf("304 without Vary: %v", resp.Header)
+		}
+		for other := range etags {
+			if other != accept {
+				get(200, "Accept-Encoding", other, "If-None-Match", etag)
+			}
+		}
+	}
+}
+
+// A part of the client whose content is named in the query is kept for good; under any other name the client asks again.
+func TestNamedContentIsImmutable(t *testing.T) {
+	const text = "export const text = 'text';"
+	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
+	sum := sha256.Sum256([]byte(text))
+	for query, want := range map[string]string{
+		"":                                "no-cache",
+		"?" + hex.EncodeToString(sum[:4]): "public, max-age=31536000, immutable",
+		"?1":                              "no-cache",
+		"?00000000":                       "no-cache", // of another release: it gets what there is
+	} {
+		w := call(t, h, http.StatusOK, http.MethodGet, "/-/a.js"+query)
+		if got := w.Header().Get("Cache-Control"); got != want || w.Body.String() != text {
+			t.Errorf("%q: %q", query, got)
 		}
 	}
 }

@@ -142,9 +142,11 @@ func counterPage(count presence.Count) []byte {
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="../-/icon.svg" type="image/svg+xml">
 <title>{users} · {page}</title>
+<main>
 <h1>{users}</h1>
 <p>viewing <strong>{where}</strong> now{known}</p>
 <p>`+change+`</p>
+</main>
 </html>
 `, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known, "at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
 }

@@ -71,12 +71,11 @@ func Below(base string, h http.Handler) http.Handler {
 	})
 }
 
-// closeAfterChunks closes the connection after a request with a Transfer-Encoding.
-// Such a request may also have had a Content-Length, which the HTTP server removes.
-// A proxy that reads the Content-Length would find another end of the body, and
-// another next request (RFC 9112, 6.3).
+// closeAfterChunks closes the connection after a request with a Transfer-Encoding that may
+// also have had a Content-Length, which the HTTP server removes. A proxy that reads the
+// Content-Length would find another end of the body, and another next request (RFC 9112, 6.3).
 func closeAfterChunks(c *gin.Context) {
-	if len(c.Request.TransferEncoding) > 0 {
+	if len(c.Request.TransferEncoding) > 0 && httppolicy.MayHideLength(c.Request) {
 		c.Header("Connection", "close")
 	}
 }

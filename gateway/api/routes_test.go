@@ -40,7 +40,7 @@ func TestBelow(t *testing.T) {
 
 // The document of the calls says where they are.
 func TestOpenAPIBelow(t *testing.T) {
-	for base, want := range map[string]string{"": "/", "/live": "/live/"} {
+	for base, want := range map[string]string{"": "/", "/live": "/live"} {
 		h, _ := serve(t, nil, Config{BasePath: base})
 		var document struct{ Servers []struct{ URL string } }
 		w := call(t, h, http.StatusOK, http.MethodGet, "/-/openapi.json")

@@ -167,7 +167,7 @@ func (s display) widget() []byte {
 <title>{users} {label}</title>
 <style nonce="{nonce}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {color}; background: {background} }</style>
 <script type="module" src="../-/widget.js"></script>
-`+shown+` {label}
+<main>`+shown+` {label}</main>
 </html>
 `, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce, "color", s.Color, "background", s.Background)
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -143,7 +142,7 @@ func (cl *ConnLimiter) accept() (net.Conn, error) {
 	}
 	if tcp, ok := c.(*net.TCPConn); ok {
 		limitSilence(tcp, cl.silence)
-		c = clientConn{tcp, new(atomic.Bool)}
+		c = clientConn{tcp, new(received)}
 	}
 	return c, err
 }

@@ -33,6 +33,11 @@ func WantsGzip(r *http.Request) bool {
 	return wantsGzip(strings.Join(r.Header["Accept-Encoding"], ", "))
 }
 
+// WantsBrotli reports whether r names brotli and prefers neither gzip nor no encoding to it.
+func WantsBrotli(r *http.Request) bool {
+	return wantsBrotli(strings.Join(r.Header["Accept-Encoding"], ", "))
+}
+
 // wantsHTML reports whether an Accept header prefers text/html to application/json
 // and to */*. It compares the qualities, and if they are equal, how exactly each type
 // was named. A browser's header prefers HTML. No header, "*/*" and equal preferences
@@ -77,24 +82,40 @@ func (b *bestMatch) offer(p preference) {
 // wantsGzip reports whether an Accept-Encoding header accepts gzip, and does
 // not prefer no encoding to it.
 func wantsGzip(acceptEncoding string) bool {
-	if acceptEncoding == "" {
-		return false
-	}
-	gz, identity, anything := -1., -1., -1. // -1: the header does not name it
+	is := readEncodings(acceptEncoding)
+	return is.gzip > 0 && is.gzip >= is.identity
+}
+
+// wantsBrotli reports whether an Accept-Encoding header names brotli, and prefers nothing to it. An asterisk is no name:
+// some clients that send one know gzip alone.
+func wantsBrotli(acceptEncoding string) bool {
+	is := readEncodings(acceptEncoding)
+	return is.brotli > 0 && is.brotli >= is.gzip && is.brotli >= is.identity
+}
+
+// encodings are the qualities of the encodings of an Accept-Encoding header; -1: the header does not name it.
+type encodings struct{ brotli, gzip, identity float64 }
+
+func readEncodings(acceptEncoding string) encodings {
+	is := encodings{-1, -1, -1}
+	anything := -1.
 	for value, quality := range qualities(acceptEncoding) {
 		switch {
+		case equalFold(value, "br"):
+			is.brotli = max(is.brotli, quality)
 		case equalFold(value, "gzip"), equalFold(value, "x-gzip"):
-			gz = max(gz, quality)
+			is.gzip = max(is.gzip, quality)
 		case equalFold(value, "identity"):
-			identity = max(identity, quality)
+			is.identity = max(is.identity, quality)
 		case value == "*":
 			anything = max(anything, quality)
 		}
 	}
-	if gz < 0 {
-		gz = anything
+	if is.gzip < 0 {
+		is.gzip = anything
 	}
-	return gz > 0 && gz >= identity
+
+	return is
 }
 
 // qualities yields the elements of an Accept header without their parameters, each

@@ -95,6 +95,26 @@ func TestWantsGzip(t *testing.T) {
 	}
 }
 
+func TestWantsBrotli(t *testing.T) {
+	for accept, want := range map[string]bool{
+		"":                              false,
+		"br":                            true,
+		"BR":                            true,
+		"gzip, deflate, br, zstd":       true,
+		"gzip":                          false,
+		"*":                             false,
+		"br;q=0":                        false,
+		"br;q=0.5, gzip":                false,
+		"br;q=0.5, gzip;q=0.5":          true,
+		"br;q=0.5, identity":            false,
+		"br;q=1.0, gzip;q=0.8, *;q=0.1": true,
+	} {
+		if got := wantsBrotli(accept); got != want {
+			t.Errorf("wantsBrotli(%q) = %v", accept, got)
+		}
+	}
+}
+
 func TestAcceptMayHaveSeveralLines(t *testing.T) {
 	r := &http.Request{Header: http.Header{"Accept": {"application/json;q=0.5", "text/html"}}}
 	if !WantsHTML(r) {

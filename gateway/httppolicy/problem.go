@@ -178,6 +178,7 @@ func (p *problem) describe(h http.Header, opts ...Option) (reason string, body [
 	if err != nil {
 		panic(err) // plain members
 	}
+	body = append(body, '\n') // as every JSON answer ends, for terminals
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	return reason, body
 }

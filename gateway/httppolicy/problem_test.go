@@ -38,7 +38,7 @@ func TestWriteProblem(t *testing.T) {
 			w.Header().Set("Content-Length", "7")
 			w.Header().Set("Access-Control-Allow-Origin", "https://a.example")
 			Problem(w, tc.status, tc.detail, tc.opts...)
-			if got := w.Body.String(); w.Code != tc.status || got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}` {
+			if got := w.Body.String(); w.Code != tc.status || got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}`+"\n" {
 				t.Fatalf("%d %s\nwant %s", w.Code, got, tc.body)
 			}
 			want := map[string]string{
@@ -90,7 +90,8 @@ func FuzzProblemDetail(f *testing.F) {
 		if utf8.ValidString(detail) && len(detail) <= maxDetail && got.Detail != detail {
 			t.Fatalf("%q became %q", detail, got.Detail)
 		}
-		if w.Body.Len() > 6*maxDetail+200 || strings.ContainsAny(w.Body.String(), "<>\r\n") {
+		line, ended := strings.CutSuffix(w.Body.String(), "\n")
+		if !ended || len(line) > 6*maxDetail+200 || strings.ContainsAny(line, "<>\r\n") {
 			t.Fatalf("unsafe body %q", w.Body)
 		}
 		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) && !utf8.ValidString(short) {

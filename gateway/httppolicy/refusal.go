@@ -9,24 +9,68 @@ import (
 )
 
 // clientConn is a *net.TCPConn that rewrites the HTTP server's own refusals as
-// problems. It also knows whether its client has sent anything.
+// problems. It also knows something of what its client has sent.
 type clientConn struct {
 	*net.TCPConn
-	spoke *atomic.Bool // the server has read something from the client
+	received *received
+}
+
+// received is what a client has sent so far.
+type received struct {
+	any    atomic.Bool // the server has read something
+	length atomic.Bool // a Content-Length was among it, or a text like it
+	match  int         // how many letters of contentLength the latest bytes are
 }
 
 func (c clientConn) Read(p []byte) (int, error) {
 	n, err := c.TCPConn.Read(p)
-	if n > 0 && !c.spoke.Load() {
-		c.spoke.Store(true)
-	}
+	c.received.note(p[:n])
 	return n, err
+}
+
+const contentLength = "content-length"
+
+// note looks for a Content-Length until there was one. The name has its first letter only once, so that a match that
+// breaks off begins anew at the latest byte at best.
+func (r *received) note(p []byte) {
+	if len(p) > 0 && !r.any.Load() {
+		r.any.Store(true)
+	}
+	if r.length.Load() {
+		return
+	}
+
+	for _, b := range p {
+		lower := b | 0x20
+		if lower != contentLength[r.match] {
+			r.match = 0
+		}
+		if lower == contentLength[r.match] {
+			r.match++
+		}
+		if r.match == len(contentLength) {
+			r.length.Store(true)
+			return
+		}
+	}
+}
+
+// MayHideLength reports whether the request may have had a Content-Length beside its Transfer-Encoding. The HTTP server
+// removes it, so that only the bytes of the connection tell. Those of TLS do not.
+func MayHideLength(r *http.Request) bool {
+	v, ok := r.Context().Value(visitKey{}).(visit)
+	if !ok || r.TLS != nil {
+		return true
+	}
+	client, ok := v.conn.(clientConn)
+
+	return !ok || client.received.length.Load()
 }
 
 // said reports whether the client has sent anything, even if the server has not read it yet.
 func said(c net.Conn) bool {
 	client, ok := c.(clientConn)
-	return ok && client.spoke.Load() || unreadBytes(c)
+	return ok && client.received.any.Load() || unreadBytes(c)
 }
 
 // refusal follows the status line in the HTTP server's own refusals, each of which is

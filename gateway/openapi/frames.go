@@ -56,14 +56,14 @@ var (
 	topEvent      = message{"top", "event: top, data: this. At most one a second, when the list has changed.", schemas["Top"].(object)}
 )
 
-// AsyncAPI is the document of frames and events.
-var AsyncAPI = document(func() object {
+// AsyncAPI returns the document of the frames and events of a server below a base path.
+func AsyncAPI(base string) []byte {
 	messages := object{}
 	add := func(prefix string, list ...message) (object, []any) {
 		channel, refs := object{}, []any{}
 		for _, m := range list {
 			name := prefix + m.name
-			messages[name] = object{"name": m.name, "summary": m.does, "payload": m.payload}
+			messages[name] = object{"name": name, "title": m.name, "summary": m.does, "payload": m.payload}
 			channel[name] = object{"$ref": "#/components/messages/" + name}
 			refs = append(refs, name)
 		}
@@ -84,20 +84,35 @@ var AsyncAPI = document(func() object {
 	topPageEvents, topPageNames := add("event_pages_", topPagesEvent)
 	userEvents, userNames := add("event_", userEvent)
 	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
-	return object{
+	server := func(protocol, does string) object {
+		host := object{"default": "localhost:8080", "description": "The host, with the port if it is not that of the protocol."}
+		of := object{"host": "{host}", "protocol": protocol, "description": does, "variables": object{"host": host}}
+		if base != "" {
+			of["pathname"] = base
+		}
+		return of
+	}
+	sockets := []any{object{"$ref": "#/servers/sockets"}}
+	streams := []any{object{"$ref": "#/servers/streams"}}
+
+	return document(object{
 		"asyncapi": "3.0.0",
 		"info": object{
-			"title": "Headcount", "version": version,
+			"title": "Headcount", "version": version, "license": license, "tags": tags,
 			"description": "Frames are JSON text, with the subprotocol headcount.v1. Event streams send a comment every --ping-interval, /-/top/events after 25 s at the latest. The frames of /app/{app} are those of Pusher's protocol, version 7. The other calls are in /-/openapi.json.",
 		},
 		"defaultContentType": "application/json",
+		"servers": object{
+			"sockets": server("wss", "WebSockets; ws where the server has no TLS."),
+			"streams": server("https", "Server-sent events; http where the server has no TLS."),
+		},
 		"channels": object{
-			"socket":        object{"address": "/-/ws", "messages": all(fromClient, fromServer), "bindings": object{"ws": object{"method": "GET"}}},
-			"pageEvents":    object{"address": "/{page}/counter/events", "parameters": in("page"), "messages": pageEvents},
-			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "parameters": in("key"), "messages": counterEvents},
-			"topEvents":     object{"address": "/api/v1/top/events", "messages": topEvents},
-			"topPageEvents": object{"address": "/-/top/events", "messages": topPageEvents},
-			"userEvents":    object{"address": "/-/users/events", "messages": userEvents},
+			"socket":        object{"address": "/-/ws", "servers": sockets, "messages": all(fromClient, fromServer), "bindings": object{"ws": object{"method": "GET"}}},
+			"pageEvents":    object{"address": "/{page}/counter/events", "servers": streams, "parameters": in("page"), "messages": pageEvents},
+			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "servers": streams, "parameters": in("key"), "messages": counterEvents},
+			"topEvents":     object{"address": "/api/v1/top/events", "servers": streams, "messages": topEvents},
+			"topPageEvents": object{"address": "/-/top/events", "servers": streams, "messages": topPageEvents},
+			"userEvents":    object{"address": "/-/users/events", "servers": streams, "messages": userEvents},
 		},
 		"operations": object{ // of the server: it receives what clients send
 			"hear":           operation("receive", "socket", saidNames),
@@ -109,5 +124,5 @@ var AsyncAPI = document(func() object {
 			"streamUsers":    operation("send", "userEvents", userNames),
 		},
 		"components": object{"messages": messages},
-	}
-})
+	})
+}

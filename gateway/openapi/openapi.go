@@ -5,6 +5,7 @@
 package openapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -29,6 +30,7 @@ const (
 
 // call is one HTTP call. Lists are separated by spaces.
 type call struct {
+	id           string // the name of the call in generated clients; it never changes
 	method, path string // the parameters of the path are in parameters
 	does         string
 	who          who
@@ -44,8 +46,23 @@ const everySite = " 400 403"
 
 type object = map[string]any
 
-// OpenAPI is the document of the calls.
-var OpenAPI = document(func() object {
+// license of both documents.
+var license = object{"name": "MIT", "identifier": "MIT"}
+
+// tags are what operations are grouped by, in the order in which people read them.
+var tags = []any{
+	tag("presence", "Who is here now."),
+	tag("notifications", "Follows, and changes that were not seen yet."),
+	tag("counters", "Counters that last."),
+	tag("limits", "How much may pass."),
+	tag("privacy", "What is kept of one person."),
+	tag("server", "The server itself: pages, scripts, documents."),
+}
+
+func tag(name, does string) object { return object{"name": name, "description": does} }
+
+// OpenAPI returns the document of the calls of a server below a base path, which is empty or begins with a slash.
+func OpenAPI(base string) []byte {
 	paths := object{}
 	for _, c := range calls {
 		path, _ := paths[c.path].(object)
@@ -55,16 +72,18 @@ var OpenAPI = document(func() object {
 		}
 		path[strings.ToLower(c.method)] = c.operation()
 	}
-	return object{
+
+	return document(object{
 		"openapi": "3.1.0",
 		"info": object{
-			"title": "Headcount", "version": version, "license": object{"name": "MIT", "identifier": "MIT"},
+			"title": "Headcount", "version": version, "license": license,
 			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every GET but event streams answers HEAD too. Page ids, keys, users and members in paths are percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
 		},
-		"servers": []any{object{"url": "/"}},
+		"servers": []any{object{"url": cmp.Or(base, "/")}}, // clients put a path, which begins with a slash, behind it
+		"tags":    tags,
 		"paths":   paths,
 		"components": object{
-			"schemas": schemas, "parameters": parameters, "responses": refusals(),
+			"schemas": schemas, "parameters": named(), "responses": refusals(),
 			"securitySchemes": object{
 				"key":    object{"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "One of --api-key."},
 				"token":  object{"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "With --jwt-secret or --jwks-url; its sub is the user."},
@@ -72,11 +91,11 @@ var OpenAPI = document(func() object {
 				"cookie": object{"type": "apiKey", "in": "cookie", "name": "headcount_id", "description": "The same as a cookie, which the server sets. That of a site other than default ends in _ and its name."},
 			},
 		},
-	}
-})
+	})
+}
 
-func document(make func() object) []byte {
-	text, err := json.MarshalIndent(make(), "", " ")
+func document(of object) []byte {
+	text, err := json.MarshalIndent(of, "", " ")
 	if err != nil {
 		panic(err) // maps and strings
 	}
@@ -86,10 +105,10 @@ func document(make func() object) []byte {
 var braces = regexp.MustCompile(`\{(\w+)\}`)
 
 func (c call) operation() object {
-	op := object{"summary": c.does, "security": c.who.security(), "tags": []string{c.tag()}}
+	op := object{"operationId": c.id, "summary": c.does, "security": c.who.security(), "tags": []string{c.tag()}}
 	var takes []any
 	for _, name := range c.parameters() {
-		takes = append(takes, object{"$ref": "#/components/parameters/" + name})
+		takes = append(takes, parameter(name))
 	}
 	if takes != nil {
 		op["parameters"] = takes

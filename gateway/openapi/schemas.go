@@ -82,7 +82,7 @@ var schemas = object{
 	"Batch": members("changes", object{"type": "array", "minItems": 1, "maxItems": 1000, "items": members(
 		"key", id, "delta?", about(number, "not 0, up to 10^12 either way; default 1"), "dimensions?", dimensions)}),
 	"Members":      members("add?", list(id), "remove?", list(id)),
-	"ResetCounter": members("reason", reason, "by", reason),
+	"CounterReset": members("reason", reason, "by", reason),
 	"Adjustment":   members("delta", number, "reason", reason, "by", reason),
 	"Setting":      members("value", number, "reason", reason, "by", reason),
 	"Ledger": members("entries", list(members("seq", natural, "at", moment, "op", one("increment", "decrement", "adjust", "reset", "set"),
@@ -98,7 +98,7 @@ var schemas = object{
 		"last_seen?", about(object{"type": "string", "format": "date-time"}, "when a user who is not here was last here, if --last-seen remembers it")),
 	"Top":      members("match", id, "last", span, "top", list(members("key", id, "value", number))),
 	"TopPages": members("top", list(members("page", id, "users", natural))),
-	"AskLimit": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
+	"LimitQuestion": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
@@ -116,18 +116,36 @@ func query(name, text string, s object) object {
 	return object{"name": name, "in": "query", "description": text, "schema": s}
 }
 
+// needed is a parameter that every call has to name.
+func needed(parameter object) object { return all(parameter, object{"required": true}) }
+
 func header(name, text string) object {
 	return object{"name": name, "in": "header", "description": text, "schema": object{"type": "string", "minLength": 1, "maxLength": 255}}
 }
 
 func several(name, text string) object {
 	o := query(name, text, object{"type": "array", "minItems": 1, "items": id})
-	o["required"], o["explode"], o["style"] = true, true, "form"
-	return o
+	return needed(all(o, object{"explode": true, "style": "form"}))
 }
 
 // everywhere are the parameters of every call.
-var everywhere = []any{object{"$ref": "#/components/parameters/site"}, object{"$ref": "#/components/parameters/insite"}}
+var everywhere = []any{parameter("site"), parameter("insite")}
+
+// parameter refers to one of parameters. Generators make types of schemas and of parameters, so that no two may have the
+// same name.
+func parameter(name string) object {
+	return object{"$ref": "#/components/parameters/" + name + "Parameter"}
+}
+
+// named has the parameters under the names that parameter refers to.
+func named() object {
+	components := object{}
+	for name, of := range parameters {
+		components[name+"Parameter"] = of
+	}
+
+	return components
+}
 
 // parameters are those of all calls, by the name that the table has for them.
 var parameters = object{
@@ -148,12 +166,13 @@ var parameters = object{
 	"pages":    several("page", "1 to 100 distinct pages, * too."),
 	"users":    several("user", "1 to 100 distinct users."),
 	"keys":     several("key", "1 to 100 distinct counters."),
-	"last":     query("last", "A stretch of time up to now, such as 1h or 7d.", span),
+	"last":     needed(query("last", "A stretch of time up to now, such as 1h or 7d.", span)),
+	"lastday":  query("last", "A stretch of time up to now; by default 24h, or all that is remembered.", span),
 	"step":     query("step", "The length of each point, such as 5m.", span),
 	"from":     query("from", "A time, such as 2030-10-10T12:00:00Z.", object{"type": "string", "format": "date-time"}),
 	"to":       query("to", "The same; exclusive.", object{"type": "string", "format": "date-time"}),
 	"protocol": query("protocol", "The version of Pusher's protocol.", one("7")),
-	"match":    query("match", "The match of a rule with top.", id),
+	"match":    needed(query("match", "The match of a rule with top.", id)),
 	"n":        query("n", "How many, at most.", natural),
 	"after":    query("after", "What came last in the answer before: its next.", text),
 	"limit":    query("limit", "Entries of one answer, 1 to 1000.", natural),

@@ -19,7 +19,7 @@ import (
 )
 
 // FuzzReader has the reader and coder/websocket read the same bytes: they have to
-// see the same frames and messages, and the same end. The library leaves UTF-8 to
+// see the same frames and messages, and the same end, but for lengths in a longer form than they need. The library leaves UTF-8 to
 // its callers, so what it reads is checked here.
 func FuzzReader(f *testing.F) {
 	for _, in := range []string{
@@ -36,7 +36,11 @@ func FuzzReader(f *testing.F) {
 		in = append(slices.Clip(in), tail...)
 		want := oracleReads(t, in)
 		for _, step := range []int{len(in), 1 + len(in)%97} {
-			if got := codes(readAll(string(in), step)); !slices.Equal(got, want) {
+			got, want := readAll(string(in), step), want
+			if last := len(got) - 1; last >= 0 && strings.HasSuffix(got[last], errLongForm.Reason) {
+				got, want = got[:last], want[:min(last, len(want))] // the library takes a length in any form
+			}
+			if got := codes(got); !slices.Equal(got, want) {
 				t.Fatalf("%x in pieces of %d bytes\ngot  %q\nwant %q", in[:len(in)-len(tail)], step, got, want)
 			}
 		}

@@ -2,6 +2,7 @@ package websocket
 
 import (
 	"encoding/binary"
+	"math"
 	"sync"
 	"unicode/utf8"
 )
@@ -26,6 +27,7 @@ var (
 	errControl    = &Error{StatusProtocolError, "a control frame is fragmented or over 125 bytes"}
 	errFragment   = &Error{StatusProtocolError, "a fragment is out of place"}
 	errLength     = &Error{StatusProtocolError, "the length has its highest bit set"}
+	errLongForm   = &Error{StatusProtocolError, "the length is in a longer form than it needs"}
 	errCloseCode  = &Error{StatusProtocolError, "the close frame has no valid code"}
 	errCloseText  = &Error{StatusInvalidPayload, "the reason of the close frame is invalid UTF-8"}
 	errText       = &Error{StatusInvalidPayload, "invalid UTF-8"}
@@ -99,6 +101,19 @@ func parseHead(b []byte) (h head, ok bool) {
 	return h, len(b) >= h.size
 }
 
+// tooLong reports whether a shorter form of the length exists, which RFC 6455, section 5.2, demands then.
+func (h head) tooLong() bool {
+	const mask = 4 // bytes of it, behind the length
+	switch h.size {
+	case 4 + mask:
+		return h.payload < 126
+	case 10 + mask:
+		return h.payload <= math.MaxUint16
+	}
+
+	return false
+}
+
 // Next reads the frame at the beginning of data, and unmasks it in place. n is the
 // frame's length, or 0 while the frame is not whole. Next returns an error even before
 // the frame is whole. After an error the caller must continue with Skip, from the
@@ -123,6 +138,8 @@ func (r *Reader) Next(data []byte) (f Frame, n int, err *Error) {
 		return r.fail(errControl)
 	case h.payload>>63 != 0:
 		return r.fail(errLength)
+	case h.tooLong():
+		return r.fail(errLongForm)
 	case h.payload > MaxMessage-uint64(before):
 		return r.fail(errMessageBig)
 	}

@@ -211,7 +211,7 @@ test('an element that cannot show its counter is struck out, and the console say
   await eventually('0 none false', 'a right one is', () => looks(page, 'likes'));
   for (const [id, want] of Object.entries({ votes: '– line-through true', keyless: '– line-through undefined', bare: '– line-through true' }))
     await eventually(want, `${id} is`, () => looks(page, id));
-  for (const words of [/<like-button key="votes:x"> needs a counter of the kind members, .*sum.*<live-counter>/, /<live-counter> has no key; .*key="/, /<like-button> has no key; .*key="/])
+  for (const words of [/<like-button counter="votes:x"> needs a counter of the kind members, .*sum.*<live-counter>/, /<live-counter> has no counter; .*counter="/, /<like-button> has no counter; .*counter="/])
     assert.ok(page.complaints.some((text) => words.test(text)), page.complaints.join('\n'));
   assert.equal(page.complaints.length, 3);
   // What was put right is shown.

@@ -83,7 +83,7 @@ import { useCounter } from 'headcount-web/react';
 
 export const elements = (
   <>
-    <live-count page="p" watch one="# person" other="# people" min={5} storage="none" server="/" oncount={({ detail }) => detail.count.toFixed()} />
+    <live-count page="p" watch={false} count-hidden={false} singular="# person" other="# people" min={5} storage="none" server="/" oncount={({ detail }) => detail.count.toFixed()} />
     <unread-bell label="News" className="bell" />
     <live-counter counter="views:1" format="full" />
     <like-button counter="likes:1" onrefused={({ detail }) => detail.status} />
@@ -93,7 +93,8 @@ export const elements = (
     <live-count storage="some" />
   </>
 );
-export const other: HeadcountElements['like-button'] = { counter: 'x', label: 'y' };
+export const other: HeadcountElements['like-button'] = { counter: 'x', label: 'y', class: 'a', id: 'b', style: 'color: red', ref: () => {}, onrefused: ({ detail }) => detail.status };
+export const directives: HeadcountElements['live-count'] = { singular: '# person', watch: false, 'count-hidden': false, 'on:count': () => {}, children: 'none' };
 // @ts-expect-error: a key is a string
 export const wrong = () => useCounter(7);
 `;

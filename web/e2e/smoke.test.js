@@ -1,6 +1,7 @@
 // One pass through a real Chromium against a real server: counts, likes and unread
 // notifications are live, with and without WebSockets.
 import assert from 'node:assert/strict';
+import { get } from 'node:http';
 import { after, before, test } from 'node:test';
 
 import { expectCount, expectState, launch, open as openIn, startOfficeProxy, streaming, within } from './browser.js';
@@ -36,6 +37,35 @@ after(async () => {
 /** A new person's window, or with a context another tab of theirs. */
 const open = async (page, { from = server.url, context = undefined, prepare = undefined } = {}) =>
   openIn(context ?? (await browser.newContext()), `${from}/?page=${page}`, prepare);
+
+/** How many bytes a browser gets of a file: over TLS, and from this machine, it takes brotli. */
+const size = (name) =>
+  new Promise((resolve, reject) => {
+    const request = get(`${server.url}/-/${name}`, { headers: { 'Accept-Encoding': 'gzip, deflate, br, zstd' } }, async (answer) => {
+      let bytes = 0;
+      for await (const part of answer) bytes += part.length;
+      resolve(bytes);
+    });
+    request.on('error', reject);
+  });
+
+test('the client is small, as it is served', async () => {
+  for (const [name, most] of Object.entries({ 'headcount.js': 5_000, 'live.js': 3_000, 'bell.js': 1_000, 'list.js': 2_500, 'more.js': 3_000, 'rescue.js': 3_500, 'live-top.js': 2_000 })) {
+    const bytes = await size(name);
+    assert.ok(bytes < most, `${name} has ${bytes} bytes; at most ${most}`);
+  }
+});
+
+test('a second visit asks for no part again', async () => {
+  const page = await open('again');
+  await expectCount(page, 1);
+  const loaded = () => page.evaluate(() => performance.getEntriesByType('resource').filter(({ name }) => /\/-\/(live|more|bell)\.js\?/.test(name)).map(({ transferSize }) => transferSize));
+  assert.ok((await loaded()).length >= 3);
+  await page.reload();
+  await expectCount(page, 1);
+  assert.deepEqual([...new Set(await loaded())], [0]);
+  await page.context().close();
+});
 
 test('two people see each other, and one who closes is gone after the leave-grace', async () => {
   const one = await open('pair');

@@ -333,8 +333,8 @@ function offerTwin() {
 
 $('snippet').textContent =
   `<script type="module" src="${at('-/headcount.js')}"></script>\n` +
-  `<live-count one="# person is reading this page" other="# people are reading this page"></live-count>\n` +
-  `<unread-bell></unread-bell> <like-button key="likes:42"></like-button>`;
+  `<live-count singular="# person is reading this page" other="# people are reading this page"></live-count>\n` +
+  `<unread-bell></unread-bell> <like-button counter="likes:42"></like-button>`;
 $('copy').addEventListener('click', async () => {
   // A page that did not come over HTTPS, or from this machine, may not write to the clipboard: then the text is selected.
   const copied = await navigator.clipboard?.writeText($('snippet').textContent).then(() => true, () => false);

@@ -210,27 +210,47 @@ interface Live<Events> extends Dispatches<Events> {
   get count(): number | undefined;
 }
 
+/**
+ * The attributes as properties: under the same names, and those with a dash in camel case, too. A flag is true or
+ * false; null and undefined take an attribute away. Libraries and Object.assign set them.
+ */
+type Properties<Attributes> = { [Name in keyof Attributes]?: Attributes[Name] | null | undefined };
+
 /** <live-count>: how many people are on this page, as a number or as a sentence. */
-export interface LiveCount extends Live<LiveCountEvents> {}
+export interface LiveCount extends Live<LiveCountEvents>, Properties<Omit<LiveCountAttributes, 'watch' | 'count-hidden'>> {
+  watch: boolean;
+  /** false: a user who hides this tab for a minute is not counted. */
+  countHidden: boolean;
+}
 export const LiveCount: { new (): LiveCount; prototype: LiveCount };
 
 /** <unread-bell>: how many notifications are unread; a click opens the list of them. */
-export interface UnreadBell extends Live<UnreadBellEvents> {}
+export interface UnreadBell extends Live<UnreadBellEvents>, Properties<UnreadBellAttributes> {}
 export const UnreadBell: { new (): UnreadBell; prototype: UnreadBell };
 
 /** <live-counter>: the value of a counter. */
-export interface LiveCounter extends Live<LiveCounterEvents> {}
+export interface LiveCounter extends Live<LiveCounterEvents>, Properties<Omit<LiveCounterAttributes, 'increment'>> {
+  increment: boolean;
+}
 
 /** <like-button>: how many like something; a click likes it, or no longer. */
-export interface LikeButton extends Live<LikeButtonEvents> {}
+export interface LikeButton extends Live<LikeButtonEvents>, Properties<LikeButtonAttributes> {}
 
 /** <follow-button>: whether the user follows a page; a click follows it, or no longer. It shows no number. */
-export interface FollowButton extends Live<FollowButtonEvents> {}
+export interface FollowButton extends Live<FollowButtonEvents>, Properties<FollowButtonAttributes> {}
 
 /** <live-top>: the pages with the most users; the module live-top.js defines it. */
-export interface LiveTop extends Dispatches<LiveTopEvents> {}
+export interface LiveTop extends Dispatches<LiveTopEvents>, Properties<LiveTopAttributes> {}
 
-/** The attributes that all elements have. A boolean one is there, or not: `''` in HTML, `true` in JSX. */
+/** For the other files of the client: what their elements are made of, and what defines one. */
+export class Shell extends HTMLElement {
+  begin(signal: AbortSignal, keep: (value: number | undefined) => void): void;
+}
+export function define(tag: string, element: unknown, attributes: string[]): void;
+
+type Flag = boolean | '' | 'true' | 'false';
+
+/** The attributes that all elements have. A flag is there, or not; the text `false` is read as false. */
 interface CommonAttributes {
   /** Where the server is. */
   server?: string;
@@ -242,12 +262,15 @@ interface CommonAttributes {
 }
 export interface LiveCountAttributes extends CommonAttributes {
   page?: string;
-  watch?: boolean | '';
-  'count-hidden'?: 'false';
+  watch?: Flag;
+  /** false: a user who hides this tab for a minute is not counted. */
+  'count-hidden'?: Flag;
   /** Nothing is shown under it. */
   min?: number | string;
   /** The sentence, with # for the number, by the plural of the page's language; other is needed. */
   zero?: string;
+  singular?: string;
+  /** What singular was called; many libraries take it for a listener. */
   one?: string;
   two?: string;
   few?: string;
@@ -264,8 +287,8 @@ export interface UnreadBellAttributes extends CommonAttributes {
   failed?: string;
 }
 export interface LiveCounterAttributes extends CommonAttributes {
-  increment?: boolean | '';
-  /** The key of the counter. In HTML it may be called `key`, which JSX keeps for itself. */
+  increment?: Flag;
+  /** The key of the counter. In plain HTML it may be called `key`, which many libraries keep for themselves. */
   counter?: string;
 }
 export interface LikeButtonAttributes extends CommonAttributes {
@@ -286,14 +309,29 @@ export interface LiveTopAttributes extends Omit<CommonAttributes, 'format' | 'an
   refused?: string;
 }
 
-/** The attributes by element, for the JSX of any library. That of React knows them already. */
+/** What every element takes in the JSX of a library. */
+interface Anywhere {
+  class?: string | undefined;
+  id?: string | undefined;
+  style?: any;
+  ref?: any;
+  slot?: string | undefined;
+  lang?: string | undefined;
+  title?: string | undefined;
+  hidden?: boolean | undefined;
+  children?: any;
+  /** Such as Solid's on:count and prop:page. */
+  [directive: `${string}:${string}`]: unknown;
+}
+
+/** What elements take, for the JSX of any library. That of React knows it already. */
 export interface HeadcountElements {
-  'live-count': LiveCountAttributes;
-  'unread-bell': UnreadBellAttributes;
-  'live-counter': LiveCounterAttributes;
-  'like-button': LikeButtonAttributes;
-  'follow-button': FollowButtonAttributes;
-  'live-top': LiveTopAttributes;
+  'live-count': LiveCountAttributes & Listeners<LiveCountEvents> & Anywhere;
+  'unread-bell': UnreadBellAttributes & Listeners<UnreadBellEvents> & Anywhere;
+  'live-counter': LiveCounterAttributes & Listeners<LiveCounterEvents> & Anywhere;
+  'like-button': LikeButtonAttributes & Listeners<LikeButtonEvents> & Anywhere;
+  'follow-button': FollowButtonAttributes & Listeners<FollowButtonEvents> & Anywhere;
+  'live-top': LiveTopAttributes & Listeners<LiveTopEvents> & Anywhere;
 }
 
 declare global {
@@ -307,7 +345,7 @@ declare global {
   }
 }
 
-/** What React 19 calls the listener of an event. */
+/** What React 19 and Preact call the listener of an event. */
 type Listeners<Events> = { [K in keyof Events & string as `on${K}`]?: (event: Events[K]) => void };
 
 // @ts-ignore: without React there is nothing to add to

@@ -34,6 +34,13 @@ export async function iterate(): Promise<number> {
 }
 const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count ??
   document.querySelector('live-counter')?.count ?? document.querySelector('like-button')?.count ?? likes.value;
+Object.assign(document.createElement('live-count'), { page: 'p', singular: '# person' }).watch = false;
+const counted: boolean = document.createElement('live-count').countHidden;
+const settable = document.createElement('live-counter');
+settable.counter = 'views:1';
+settable.counter = null;
+export const flags: boolean[] = [settable.increment, counted];
+document.createElement('live-top').n = 3;
 Headcount.defaults = options;
 export const others: Headcount[] = [new Headcount(options), Headcount.at(), Headcount.at({ server: '/', storage: 'none' })];
 export const away: () => void = headcount.here((counter) => counter?.count.toFixed(), { page: 'p', watch: true });

@@ -1,0 +1,82 @@
+package openapi
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// Generators make one type, or one function, of each name. Of some they only change the first letter.
+func TestNamesAreUnique(t *testing.T) {
+	var calls struct {
+		Paths      map[string]map[string]json.RawMessage
+		Tags       []struct{ Name string }
+		Components map[string]map[string]any
+	}
+	read(t, OpenAPI(""), &calls)
+
+	known := map[string]bool{}
+	for _, tag := range calls.Tags {
+		known[tag.Name] = true
+	}
+
+	names := map[string]string{}
+	once := func(name, what string) {
+		t.Helper()
+		lower := strings.ToLower(name)
+		if before := names[lower]; before != "" || name == "" {
+			t.Errorf("%q is the name of %s, and of %s", name, what, before)
+		}
+		names[lower] = what
+	}
+	for kind, components := range calls.Components {
+		if kind == "responses" || kind == "securitySchemes" {
+			continue // no types are made of them
+		}
+		for name := range components {
+			once(name, kind)
+		}
+	}
+
+	for path, operations := range calls.Paths {
+		for method, text := range operations {
+			if method == "parameters" {
+				continue
+			}
+
+			var operation struct {
+				OperationID string
+				Tags        []string
+			}
+			read(t, text, &operation)
+			once(operation.OperationID, method+" "+path)
+			if len(operation.Tags) != 1 || !known[operation.Tags[0]] {
+				t.Errorf("%s %s: no tag of the document among %v", method, path, operation.Tags)
+			}
+		}
+	}
+
+	var frames struct {
+		Info       struct{ License struct{ Name string } }
+		Servers    map[string]struct{ Host, Pathname string }
+		Components struct {
+			Messages map[string]struct{ Name string }
+		}
+	}
+	read(t, AsyncAPI("/live"), &frames)
+	for name, message := range frames.Components.Messages {
+		if message.Name != name {
+			t.Errorf("the message %s is called %s", name, message.Name)
+		}
+	}
+	if len(frames.Servers) != 2 || frames.Servers["sockets"].Pathname != "/live" || frames.Info.License.Name != "MIT" {
+		t.Errorf("asyncapi.json: %+v", frames)
+	}
+}
+
+func read(t *testing.T, document []byte, into any) {
+	t.Helper()
+	if err := json.Unmarshal(document, into); err != nil {
+		t.Fatal(err)
+	}
+}
