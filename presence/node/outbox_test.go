@@ -247,8 +247,8 @@ func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 
 		counted := map[string]int64{}
 		h.node.cfg.Reply = replies(func(gateway string, r *heartbeat.Reply) {
-			if r.Acked != 1 {
-				t.Errorf("%q: %s got %+v; want an acknowledgement", way, gateway, r)
+			if r.Acked != 1 || r.Counted != 1 {
+				t.Errorf("%q: %s got %+v; want an acknowledgement whose counts include the join", way, gateway, r)
 			}
 			for _, c := range r.Counts {
 				if c.Page == "p" {

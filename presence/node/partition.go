@@ -222,9 +222,9 @@ func (p *partition) sendDue() {
 			r.done <- nil
 		case r.from.stream == r.stream: // otherwise the gateway has begun a new stream meanwhile
 			r.from.acked = max(r.from.acked, r.acked)
-			p.node.cfg.Reply.SendReply(r.from.Gateway, &heartbeat.Reply{
-				Partition: p.id, Stream: r.stream, Acked: r.from.acked, Counts: latest(r.pages),
-			})
+			reply := &heartbeat.Reply{Partition: p.id, Stream: r.stream}
+			r.from.acknowledge(reply, r.pages)
+			p.node.cfg.Reply.SendReply(r.from.Gateway, reply)
 		}
 	}
 	clear(p.pending[len(rest):])
