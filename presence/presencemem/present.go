@@ -80,12 +80,15 @@ func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
 	moved := s.membersChanged
 	s.mu.Unlock()
-	path := filepath.Join(s.dir, presentFile)
-	if !moved && os.Chtimes(path, now, now) == nil {
+	if !moved && os.Chtimes(filepath.Join(s.dir, presentFile), now, now) == nil {
 		return nil
 	}
+	return s.replacePresent(s.present(now))
+}
 
-	// A change of a member after begin is in the next log, whether or not the file has it.
+// present returns what the next file of present users has. Changes from now on are in the log that continues that file,
+// whether or not the file has them.
+func (s *Store) present(now time.Time) []byte {
 	s.log.begin()
 	b := append([]byte(presentMagic), 0, 0, 0, 0)
 	b = binary.AppendVarint(b, now.UnixMilli())
@@ -99,17 +102,25 @@ func (s *Store) writePresent(now time.Time) error {
 		s.mu.Unlock()
 	}
 	binary.BigEndian.PutUint32(b[len(presentMagic):], crc32.ChecksumIEEE(b[len(presentMagic)+4:]))
+	return b
+}
+
+// replacePresent replaces the file and then its log.
+func (s *Store) replacePresent(b []byte) error {
+	path := filepath.Join(s.dir, presentFile)
 	err := os.WriteFile(path+".new", b, 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err = s.log.end(s.dir, err); err != nil {
-		s.mu.Lock()
-		s.membersChanged = true
-		s.mu.Unlock()
-		return err
+	err = s.log.end(s.dir, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+
+	s.mu.Lock()
+	s.membersChanged = true
+	s.mu.Unlock()
+	return err
 }
 
 // appendPresent appends a partition: its number, the number of its members, and these.

@@ -51,11 +51,18 @@ func (s *Store) logChanges(changes []presence.Change) {
 	if _, err := s.log.file.Write(record); err != nil {
 		s.cfg.Log.Debug().Err(err).Msg("a change of present users cannot be logged; their file is removed until it can be written again")
 		s.log.close()
-		_ = os.Remove(filepath.Join(s.dir, presentFile)) // as well as possible
+		removePresent(s.dir)
 
 		s.mu.Lock()
 		s.membersChanged = true
 		s.mu.Unlock()
+	}
+}
+
+// removePresent removes the file and its log, as well as possible.
+func removePresent(dir string) {
+	for _, name := range []string{presentFile, presentLogFile} {
+		_ = os.Remove(filepath.Join(dir, name))
 	}
 }
 
@@ -80,16 +87,23 @@ func (l *presentLog) end(dir string, failure error) error {
 	defer l.mu.Unlock()
 	next := l.next
 	l.next, l.writing = nil, false
-	if failure != nil {
-		return failure
+	if failure == nil {
+		failure = l.replace(dir, next)
 	}
+	if failure != nil && l.file == nil {
+		removePresent(dir) // no log continues what was written
+	}
+	return failure
+}
 
+// replace replaces the log by one that begins with records. The caller holds mu.
+func (l *presentLog) replace(dir string, records []byte) error {
 	path := filepath.Join(dir, presentLogFile)
 	file, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	if _, err = file.Write(next); err == nil {
+	if _, err = file.Write(records); err == nil {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -117,29 +116,20 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
-	var writer sync.WaitGroup
-	done := make(chan struct{})
-	writer.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
-			if err := a.writePresent(time.Now()); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
-
-	for i := range 2000 {
-		m := presence.MemberChange{Member: presence.Member{User: presence.User(i % 50), Page: "p"}, Gone: i%3 == 0}
-		a.write(t, i%3, presence.Change{Members: []presence.MemberChange{m}})
+	change := func(u presence.User, gone bool) {
+		m := presence.MemberChange{Member: presence.Member{User: u, Page: "p"}, Gone: gone}
+		a.write(t, 0, presence.Change{Members: []presence.MemberChange{m}})
 	}
-	close(done)
-	writer.Wait()
-	wantRecalled(t, "killed", dir, a.Store)
+
+	change(1, false)
+	next := a.present(time.Now())
+	change(1, true)
+	change(2, false)
+	wantRecalled(t, "before the file is replaced", dir, a.Store)
+	if err := a.replacePresent(next); err != nil {
+		t.Fatal(err)
+	}
+	wantRecalled(t, "when it is replaced", dir, a.Store)
 }
 
 // A departure outlives a kill, and so does the wish to forget it.
@@ -215,14 +205,30 @@ func TestAChangeThatCannotBeLogged(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
 	here := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+	nobody := func(when string) {
+		t.Helper()
+		next := New(a.cfg)
+		next.dir = dir
+		if next.loadPresent(time.Now()); next.Recalled() || len(next.partitions[0].members) != 0 {
+			t.Fatalf("%s: %v is recalled", when, next.partitions[0].members)
+		}
+	}
 	_ = a.log.file.Close() // every write fails from now on
 	a.write(t, 0, presence.Change{Members: []presence.MemberChange{here}})
-	next := New(a.cfg)
-	next.dir = dir
-	if next.loadPresent(time.Now()); next.Recalled() || len(next.partitions[0].members) != 0 {
-		t.Fatalf("%v is recalled", next.partitions[0].members)
-	}
+	nobody("a change was not logged")
 
+	inTheWay := filepath.Join(dir, presentLogFile+".new")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.writePresent(time.Now()); err == nil {
+		t.Fatal("no error")
+	}
+	nobody("the file has no log")
+
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
 	if err := a.writePresent(time.Now()); err != nil {
 		t.Fatal(err)
 	}
