@@ -39,7 +39,8 @@ type partitionStream struct {
 
 	number uint64     // the stream's number
 	first  uint64     // number of flight[0]
-	flight []inFlight // ops sent and not acknowledged, in order; at most heartbeat.MaxOps
+	acked  uint64     // ops of the stream up to this one are in the store
+	flight []inFlight // ops sent and not done, see inFlight.done, in order; at most heartbeat.MaxOps
 	queue  entryQueue // entries with changes to be sent
 	// whole is 0 until all marked entries of queue have left it. Then the stream has reported every user that
 	// was here when it began, and whole is heartbeat.Beat.Whole.
@@ -56,6 +57,14 @@ type partitionStream struct {
 type inFlight struct {
 	entry *presenceEntry
 	op    heartbeat.Op
+	// page and site say that the hub has received a count of the op's page, and of its site, that includes the join.
+	page, site bool
+}
+
+// done reports whether an op that is in the store need not be repeated. A join also waits for the counts that include it:
+// its acknowledgement may have overtaken another one, or may be the only one that was not lost, and then lacks them.
+func (f *inFlight) done() bool {
+	return f.op.Kind == heartbeat.Leave || f.entry.live == 0 || f.page && f.site
 }
 
 // arrival is a waiter whose join is in the store.
@@ -114,11 +123,15 @@ func (r *roster) enqueue(s *partitionStream, e *presenceEntry) {
 // learn of a user from an op in flight, and would then not ask for the user's other pages.
 func (r *roster) restart(s *partitionStream) {
 	s.number++
-	s.first = 1
+	s.first, s.acked = 1, 0
 	s.sent = time.Time{} // flight is sent again at the next tick
 	s.repeatAfter = firstRepeat
-	for i := range s.flight { // part of a leave's grace, or all of it, may have passed since the leave was first sent
-		if f := &s.flight[i]; f.op.Kind == heartbeat.Leave && f.entry.live == 0 {
+	for i := range s.flight {
+		f := &s.flight[i]
+		f.page, f.site = false, false
+
+		// Part of a leave's grace, or all of it, may have passed since the leave was first sent.
+		if f.op.Kind == heartbeat.Leave && f.entry.live == 0 {
 			f.op.Grace = max(min(f.op.Grace, time.Until(f.entry.until)), 0)
 		}
 	}
@@ -168,7 +181,7 @@ func (r *roster) flush(s *partitionStream) {
 		e.flying++
 		e.lastOp = op.Kind
 		s.alive = nil
-		s.flight = append(s.flight, inFlight{e, op})
+		s.flight = append(s.flight, inFlight{entry: e, op: op})
 	}
 	if s.queue.marked == 0 && s.whole == 0 {
 		s.whole, s.announce = s.first+uint64(len(s.flight)), true
@@ -255,10 +268,29 @@ func (s *partitionStream) endGraces(now time.Time) {
 	}
 }
 
-// acknowledge removes the ops up to a number from flight. It returns the waiters whose joins are now in the
-// store.
-func (r *roster) acknowledge(s *partitionStream, upTo uint64) (arrivals []arrival) {
-	for len(s.flight) > 0 && s.first <= upTo {
+// noteCounts notes which joins in flight the counts of a reply include.
+func (s *partitionStream) noteCounts(a *heartbeat.Reply) {
+	counted := make(map[string]bool, len(a.Counts))
+	for _, c := range a.Counts {
+		counted[c.Page] = true
+	}
+
+	for i := range s.flight {
+		f, number := &s.flight[i], s.first+uint64(i)
+
+		// An owner of an older release does not say what its counts include.
+		unsaid := a.Counted == 0 && number <= a.Acked
+		included := number <= a.Counted
+		f.page = f.page || unsaid || included && counted[f.op.Page]
+		f.site = f.site || unsaid || included && counted[presence.TotalOf(f.op.Page)]
+	}
+}
+
+// acknowledge removes the ops that are done from flight. It returns the waiters whose joins are now in the store.
+func (r *roster) acknowledge(s *partitionStream, a *heartbeat.Reply) (arrivals []arrival) {
+	s.noteCounts(a)
+	s.acked = max(s.acked, a.Acked)
+	for len(s.flight) > 0 && s.first <= s.acked && s.flight[0].done() {
 		e := s.flight[0].entry
 		s.flight[0] = inFlight{}
 		s.flight = s.flight[1:]

@@ -224,7 +224,7 @@ func (r *roster) receive(a *heartbeat.Reply) {
 		if a.Reset {
 			r.restart(s)
 		}
-		arrivals = r.acknowledge(s, a.Acked)
+		arrivals = r.acknowledge(s, a)
 	}
 	for _, u := range a.Unknown {
 		if user := s.users[u]; user != nil {

@@ -109,6 +109,65 @@ func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	}
 }
 
+// An acknowledgement may overtake the one before it, or be the only one that arrives. It then releases no join whose count
+// it does not bring.
+func TestAJoinWaitsForItsCount(t *testing.T) {
+	counts := func(pages ...string) (all []presence.Count) {
+		for _, page := range append(pages, presence.AllPages) {
+			all = append(all, presence.Count{Page: page, Users: 1})
+		}
+		return all
+	}
+	p := &heartbeat.Reply{Stream: 1, Acked: 1, Counted: 1, Counts: counts("p")}
+	q := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q")}
+	both := &heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2, Counts: counts("q", "p")}
+	half := &heartbeat.Reply{Stream: 1, Counted: 2, Counts: counts("p")} // the datagram before that of q
+
+	for name, tc := range map[string]struct {
+		replies []*heartbeat.Reply
+		want    []int // arrivals on p after each of them
+	}{
+		"in order":    {[]*heartbeat.Reply{p, q}, []int{1, 1}},
+		"overtaken":   {[]*heartbeat.Reply{q, p}, []int{0, 1}},
+		"lost":        {[]*heartbeat.Reply{q, both}, []int{0, 1}},
+		"in parts":    {[]*heartbeat.Reply{half, q}, []int{0, 1}},
+		"part lost":   {[]*heartbeat.Reply{q, half}, []int{0, 1}},
+		"without any": {[]*heartbeat.Reply{{Stream: 1, Acked: 2, Counted: 2}, both}, []int{0, 1}},
+		"older owner": {[]*heartbeat.Reply{{Stream: 1, Acked: 2}}, []int{1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, onP, onQ := newBeats(t), &joined{}, &joined{}
+			b.join(1, "p", onP)
+			b.wantOps(t, heartbeat.Join)
+			b.join(2, "q", onQ)
+			b.wantOps(t, heartbeat.Join)
+
+			for i, reply := range tc.replies {
+				b.receive(reply)
+				if onP.arrivals != tc.want[i] {
+					t.Errorf("after %d replies the join of p was released %d times, want %d", i+1, onP.arrivals, tc.want[i])
+				}
+			}
+			if onQ.arrivals != 1 || len(b.streams[0].flight) != 0 {
+				t.Errorf("the join of q was released %d times, and %d ops are left", onQ.arrivals, len(b.streams[0].flight))
+			}
+		})
+	}
+}
+
+// A join that has ended meanwhile waits for no count, since its page may have none any more.
+func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
+	b, c := newBeats(t), &joined{}
+	b.join(1, "p", c)
+	b.wantOps(t, heartbeat.Join)
+	b.leave(1, "p", c, false)
+	b.wantOps(t, heartbeat.Leave)
+	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2})
+	if left := len(b.streams[0].flight); left != 0 {
+		t.Fatalf("%d ops are repeated for ever", left)
+	}
+}
+
 // A new owner is sent all users, in a stream of its own.
 func TestNewOwnerIsSentEverybody(t *testing.T) {
 	b, c := newBeats(t), &joined{}

@@ -61,7 +61,7 @@ func TestNumber(t *testing.T) {
 	})
 }
 
-// A hold keeps a topic back until it is ready, or patience ends.
+// A hold keeps a topic back until it is ready. When patience ends, its updates do not claim to include the user who waits.
 func TestHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -80,8 +80,9 @@ func TestHold(t *testing.T) {
 		if got := counts(t, w.take(t)...); len(got) != 1 {
 			t.Fatalf("got %v, want one", got)
 		}
-		for version, stale := range []bool{false, true} {
-			u := countOf("p", 1, uint64(2+version))
+		for i, stale := range []bool{false, true} {
+			version := uint64(10 * (i + 1))
+			u := countOf("p", 1, version)
 			u.Stale = stale
 			s.update(u)
 			s.deliver()
@@ -94,10 +95,22 @@ func TestHold(t *testing.T) {
 				}
 				s.sweep()
 				s.deliver()
-				if got := counts(t, w.take(t)...); len(got) != want {
-					t.Fatalf("got %v after %d s of patience, stale %t; want %d", got, second, stale, want)
+				if got := counts(t, w.take(t)...); len(got) != want || want > 0 && !got[0].Stale {
+					t.Fatalf("got %v after %d s of patience, stale %t; want %d, and stale", got, second, stale, want)
 				}
 				time.Sleep(time.Second)
+			}
+
+			// The user who waits may be missing in newer updates, too, until the hold ends.
+			s.update(countOf("p", 1, version+1))
+			s.deliver()
+			if got := counts(t, w.take(t)...); len(got) != 1 || !got[0].Stale {
+				t.Fatalf("got %v after a newer update, stale %t; want one, and stale", got, stale)
+			}
+			w.Ready(topicOf("p"))
+			s.deliver()
+			if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Stale {
+				t.Fatalf("got %v when the hold ended, stale %t; want one that is not stale", got, stale)
 			}
 		}
 		w.Unsubscribe(topicOf("p"))

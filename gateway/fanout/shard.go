@@ -165,7 +165,7 @@ func (s *shard) ask(sub *Subscriber, p *place, form Form) {
 func (s *shard) renew(sub *Subscriber, p *place) {
 	x := &p.topic.subs[p.index]
 	x.gen, x.shown = 0, 0
-	if x.state == held {
+	if x.state.waits() {
 		return
 	}
 	x.state = asking
@@ -179,10 +179,18 @@ func (s *shard) renew(sub *Subscriber, p *place) {
 	wake.Signal(s.wake)
 }
 
-// ready ends a hold.
+// ready ends a hold. The client may have the update as a stale one.
 func (s *shard) ready(sub *Subscriber, p *place) {
 	p.heldAt = 0
-	p.topic.subs[p.index].state = following
+	x := &p.topic.subs[p.index]
+	x.state = following
+	x.gen, x.shown = 0, 0
+	s.visit(sub, p.topic, false)
+}
+
+// lapse ends the silence of a hold that has lasted too long.
+func (s *shard) lapse(sub *Subscriber, p *place) {
+	p.topic.subs[p.index].state = overdue
 	s.visit(sub, p.topic, false)
 }
 
@@ -263,10 +271,14 @@ func (s *shard) collect(now time.Duration) (next time.Duration) {
 	s.pass.answers, s.pass.numbers = 0, s.pass.numbers[:0]
 	for _, v := range s.visits {
 		p := v.sub.at(v.topic)
-		if p == nil || p.topic.subs[p.index].at == now { // it has left, or was visited twice
+		if p == nil { // it has left
 			continue
 		}
-		if n := s.offer(p.topic, &p.topic.subs[p.index], now); !v.missed {
+		x := &p.topic.subs[p.index]
+		if x.at == now && x.gen == p.topic.gen { // it was visited twice
+			continue
+		}
+		if n := s.offer(p.topic, x, now); !v.missed {
 			s.pass.answers += n
 		}
 	}
@@ -392,7 +404,7 @@ func (s *shard) offer(t *topic, sub *subscription, now time.Duration) (deliverie
 	if t.gen == 0 || sub.state == held || sub.sub.paused || sub.sub.client.Busy() {
 		return 0
 	}
-	x := t.text(sub.form)
+	x := t.text(sub.form, sub.state == overdue)
 	if sub.gen != 0 {
 		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
 	}

@@ -8,8 +8,9 @@ import (
 	"headcount/presence"
 )
 
-// How long Hold keeps a topic's update back at most. A client may get a stale update earlier, since that does not
-// claim to include the user who waits. A join takes longer than a second when a node has just died.
+// How long Hold keeps a topic's updates back at most. After that the client gets them as stale ones, which do not claim to
+// include the user who waits. An update that is stale anyway goes out earlier. A join takes longer than a second when a
+// node has just died.
 const (
 	holdStale = time.Second
 	holdFresh = 5 * time.Second
@@ -122,8 +123,8 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh.ask(s, p, p.topic.subs[p.index].form)
 }
 
-// Hold is Renew, but nothing of the topic is sent until Ready, or until the hold has lasted
-// too long: holdStale for an update that is stale, holdFresh for any other.
+// Hold is Renew, but nothing of the topic is sent until Ready. When the hold has lasted too long, holdStale for an update
+// that is stale and holdFresh for any other, updates are sent as stale ones until Ready.
 func (s *Subscriber) Hold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()

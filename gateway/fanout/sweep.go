@@ -86,13 +86,13 @@ func (s *shard) sweep() {
 	}
 }
 
-// endHolds ends the subscriber's holds that have lasted too long, and returns when to look
+// endHolds looks for the subscriber's holds that have lasted too long, and returns when to look
 // at it again at the latest.
 func (s *shard) endHolds(sub *Subscriber, now time.Duration) (look time.Duration) {
 	look = math.MaxInt64
 	for i := range sub.places {
 		p := &sub.places[i]
-		if p.heldAt == 0 {
+		if p.topic.subs[p.index].state != held {
 			continue
 		}
 		lasts := now - p.heldAt
@@ -103,7 +103,7 @@ func (s *shard) endHolds(sub *Subscriber, now time.Duration) (look time.Duration
 		case !stale && lasts < holdFresh:
 			look = min(look, now+holdStale) // it may be stale by then
 		default:
-			s.ready(sub, p)
+			s.lapse(sub, p)
 		}
 	}
 	return look

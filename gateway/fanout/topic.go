@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"slices"
 	"time"
 
 	"headcount/presence"
@@ -23,6 +24,7 @@ type topic struct {
 // text is a topic's update in one form.
 type text struct {
 	form  Form
+	stale bool   // the update is marked as stale, whatever it is
 	gen   uint32 // topic.gen when it was made
 	bytes []byte // written to clients without the lock, and changed only by run
 	shown uint64 // as Encode returned it
@@ -45,21 +47,26 @@ const (
 	following subscriptionState = iota // it gets the next update
 	asking                             // it also gets the present update, as the answer to a subscribe
 	held                               // it gets nothing until Subscriber.Ready
+	overdue                            // it was held for too long, and gets updates as stale ones until Subscriber.Ready
 )
 
-// text returns the update of t in a form.
-func (t *topic) text(form Form) *text {
-	i := 0
-	for i < len(t.texts) && t.texts[i].form != form {
-		i++
+// waits reports whether the subscription waits for Subscriber.Ready.
+func (s subscriptionState) waits() bool { return s == held || s == overdue }
+
+// text returns the update of t in a form, marked as stale if that is wanted.
+func (t *topic) text(form Form, stale bool) *text {
+	i := slices.IndexFunc(t.texts, func(x text) bool { return x.form == form && x.stale == stale })
+	if i < 0 {
+		i = len(t.texts)
+		t.texts = append(t.texts, text{form: form, stale: stale})
 	}
-	if i == len(t.texts) {
-		t.texts = append(t.texts, text{form: form})
-	}
+
 	x := &t.texts[i]
 	if x.gen != t.gen {
 		x.gen = t.gen
-		x.bytes, x.shown = t.encoder.Encode(x.bytes[:0], t.update, form)
+		update := t.update
+		update.Stale = update.Stale || stale
+		x.bytes, x.shown = t.encoder.Encode(x.bytes[:0], update, form)
 	}
 	return x
 }

@@ -49,6 +49,7 @@ import (
 //	    varint users; time of the last change in unix seconds (zigzag);
 //	    incarnation, sequence of the version
 //	  number of unknown users (2), users, 8 bytes each
+//	  varint number of the last op whose join the counts include, see Reply.Counted; 0: not said
 //
 //	kind 4, probe, and its answer: 8 bytes that the prober chose
 //

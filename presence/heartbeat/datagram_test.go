@@ -121,6 +121,7 @@ var (
 		return &Reply{
 			Partition: part,
 			Acked:     rapid.Uint64().Draw(t, "acked"),
+			Counted:   rapid.Uint64().Draw(t, "counted"),
 			Reset:     rapid.Bool().Draw(t, "reset"),
 			Ask:       rapid.Bool().Draw(t, "ask"),
 			Counts:    rapid.SliceOfN(genCount, 0, 100).Draw(t, "counts"),
@@ -208,6 +209,10 @@ func repliesComeBack(t *rapid.T) {
 			t.Fatal("something follows the part that acknowledges")
 		}
 		whole.Acked, whole.Reset, whole.Ask = part.Acked, part.Reset, part.Ask
+		whole.Counted = part.Counted
+		if want := replies[part.Stream-1].Counted; part.Counted != want {
+			t.Fatalf("a part has counts that include the joins up to %d, want %d", part.Counted, want)
+		}
 		whole.Counts = append(whole.Counts, part.Counts...)
 		whole.Unknown = append(whole.Unknown, part.Unknown...)
 	}
@@ -415,11 +420,11 @@ func TestFormatCanGrow(t *testing.T) {
 	r := newReceiver(t, "to:1", k)
 	count := []byte{0, 1, 'p', 5, 0, 1, 2, 99, 99}
 	body := append([]byte{9, 1, 4, 0x81, 1, 0, byte(len(count))}, count...)
-	body = append(body, 0, 0, 42)
+	body = append(body, 0, 0, 3, 42)
 	if err := r.Decode(build(2, 0, append([]byte{3, byte(len(body)), 0}, body...))); err != nil {
 		t.Fatal(err)
 	}
-	want := &Reply{Partition: 9, Stream: 1, Acked: 4, Reset: true, Counts: []presence.Count{{Page: "p", Users: 5, Version: presence.Version{Incarnation: 1, Sequence: 2}}}}
+	want := &Reply{Partition: 9, Stream: 1, Acked: 4, Counted: 3, Reset: true, Counts: []presence.Count{{Page: "p", Users: 5, Version: presence.Version{Incarnation: 1, Sequence: 2}}}}
 	if !reflect.DeepEqual(r.replies, []*Reply{want}) {
 		t.Errorf("reply %+v", r.replies)
 	}

@@ -292,6 +292,12 @@ func (d *Decoder) readReply(r *reader) error {
 	for i := range a.Unknown {
 		a.Unknown[i] = presence.User(r.uint64())
 	}
+	if len(r.p) > 0 { // older senders do not send Counted
+		a.Counted = r.uvarint()
+	}
+	if r.bad {
+		return ErrMalformed
+	}
 	d.replies = append(d.replies, a)
 	return nil
 }

@@ -145,7 +145,7 @@ func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []b
 }
 
 // replyHead bounds the bytes of a reply without its counts and users.
-const replyHead = recordHead + 3*binary.MaxVarintLen64 + 1 + 2 + 2
+const replyHead = recordHead + 4*binary.MaxVarintLen64 + 1 + 2 + 2
 
 func (e *Encoder) reply(r *Reply) {
 	counts, unknown := r.Counts, r.Unknown
@@ -210,6 +210,7 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 	for _, u := range unknown {
 		e.buf = le.AppendUint64(e.buf, uint64(u))
 	}
+	e.buf = binary.AppendUvarint(e.buf, r.Counted)
 	e.close()
 }
 

@@ -64,9 +64,12 @@ type Reply struct {
 	Partition int
 	Stream    uint64
 	Acked     uint64           // all ops up to this number are in the store
-	Counts    []presence.Count // counts that include the joins just acknowledged, of their pages and sites
-	Unknown   []presence.User  // live users whom the owner does not know: send their joins again
-	Reset     bool             // the owner does not know the stream: begin a new one
+	Counts    []presence.Count // of pages and their sites
+	// Counted says that Counts include every join up to this number. A reply need not have the counts of all joins that
+	// it acknowledges: those of some may be in another reply. 0: a node of an older release does not say.
+	Counted uint64
+	Unknown []presence.User // live users whom the owner does not know: send their joins again
+	Reset   bool            // the owner does not know the stream: begin a new one
 	// Ask asks the gateway to send Whole and all ops of the stream that are not
 	// acknowledged, at once. A gateway whose stream is another one begins a new stream.
 	Ask bool

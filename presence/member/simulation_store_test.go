@@ -35,7 +35,8 @@ type sharedStore struct {
 	epochs     uint64               // highest epoch assigned before this generation
 	highest    uint64               // highest epoch assigned
 	owners     map[writeRight]*life // the process that made the claim
-	tried      map[writeRight]try   // the last write under the claim
+	past       past
+	tried      map[writeRight]try // the last write under the claim
 }
 
 type simLease struct {
@@ -59,7 +60,7 @@ func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *
 	s := &sharedStore{
 		partitions: partitions, buckets: buckets, broken: broken, log: log,
 		changed: make(chan struct{}), leases: map[string]simLease{},
-		owners: map[writeRight]*life{}, tried: map[writeRight]try{},
+		owners: map[writeRight]*life{}, tried: map[writeRight]try{}, past: newPast(),
 	}
 	s.inner = s.fresh()
 	return s
@@ -118,7 +119,8 @@ var _ Store = (*handle)(nil)
 // the process.
 type ownStore struct {
 	*presencemem.Store
-	l *life
+	l    *life
+	past past
 }
 
 func (o *ownStore) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
@@ -129,7 +131,9 @@ func (o *ownStore) Write(ctx context.Context, changes []presence.Change) []prese
 		}
 		return outcomes
 	}
-	return o.Store.Write(ctx, changes)
+	written := o.Store.Write(ctx, changes)
+	o.past.written(o.Store, changes, written)
+	return written
 }
 
 func (o *ownStore) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
@@ -297,7 +301,9 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 			c.Epoch -= h.epochs
 			good, at = append(good, c), append(at, i)
 		}
-		for k, o := range h.inner.Write(ctx, good) {
+		written := h.inner.Write(ctx, good)
+		h.past.written(h.inner, good, written)
+		for k, o := range written {
 			i := at[k]
 			for j := range o.Counts {
 				h.patch(&o.Counts[j].Version)

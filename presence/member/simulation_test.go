@@ -533,7 +533,7 @@ func newUser(name string) *user {
 	if err != nil {
 		panic(err)
 	}
-	return &user{name: name, token: token, holds: map[string]*hold{}}
+	return &user{name: name, token: token, hash: simIdentities().Hash(name), holds: map[string]*hold{}}
 }
 
 const simSecret = "the secret of a simulation, of 32 bytes or more"
@@ -679,7 +679,7 @@ func (s *simulation) start(m *member) {
 	var store embeddable = h
 	if s.alone {
 		s.store.set(func() { s.store.inner = s.store.fresh() })
-		store = &ownStore{s.store.inner, l}
+		store = &ownStore{s.store.inner, l, s.store.past}
 		parts = Parts{Store: store}
 	}
 	if p.Has(presence.RolePresence) {

@@ -32,6 +32,7 @@ const (
 // user is one person. Its tabs and holds define where it is present.
 type user struct {
 	name, token string
+	hash        presence.User
 	tabs        []*tab
 	holds       map[string]*hold
 	stays       map[string]bool // pages it does not leave in this round; under crowd.mu
@@ -217,6 +218,7 @@ type tab struct {
 	gone    bool // has been closed, or has vanished
 	link    *link
 	last    map[string]seenCount // the counts received on this connection
+	arrival map[string]bool      // pages joined on this connection, until their first count that is not stale
 	moved   chan struct{}        // holds one: at or gone has changed
 	pause   time.Duration        // before it connects again
 }
@@ -251,7 +253,7 @@ func (s *simulation) newTab(u *user, home string, watches []string, pages ...str
 	s.tabs++
 	t := &tab{
 		s: s, user: u, name: fmt.Sprintf("%s/%d", u.name, s.tabs), home: home, watches: watches,
-		want: map[string]bool{}, moved: make(chan struct{}, 1),
+		want: map[string]bool{}, arrival: map[string]bool{}, moved: make(chan struct{}, 1),
 	}
 	t.chance = chance(s.seed, t.name)
 	t.at = home
@@ -289,6 +291,7 @@ func (t *tab) join(page string) {
 	t.s.crowd.arrives(t.user, page)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.arrival[page] = t.arrival[page] || !t.want[page]
 	t.want[page] = true
 	t.say(`{"type":"join","page":"` + page + `"}`)
 }
@@ -297,6 +300,7 @@ func (t *tab) leave(page string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.want, page)
+	delete(t.arrival, page)
 	t.say(`{"type":"leave","page":"` + page + `"}`)
 }
 
@@ -402,9 +406,10 @@ func (t *tab) connect(gateway string) error {
 		t.mu.Unlock()
 		return nil
 	}
-	t.link, t.last = l, map[string]seenCount{}
+	t.link, t.last, t.arrival = l, map[string]seenCount{}, map[string]bool{}
 	t.s.detail("%s is connected to %s", t.name, gateway)
 	for page := range t.want {
+		t.arrival[page] = true
 		t.say(`{"type":"join","page":"` + page + `"}`)
 	}
 	if len(t.watches) > 0 {
@@ -498,7 +503,15 @@ func (t *tab) frame(l *link, body []byte) error {
 		t.mu.Lock()
 		old, known := t.last[m.Page]
 		t.last[m.Page] = seenCount{v, m.Count, m.Stale}
+		first := t.link == l && t.arrival[m.Page] && !m.Stale
+		if first {
+			delete(t.arrival, m.Page)
+		}
 		t.mu.Unlock()
+		if first && !t.s.net.resumed(t.gateway()) && t.s.store.past.lacks(m.Page, v, t.user.hash) {
+			t.s.broken("the first count of %s after a join of %s is %d, of version %s, which does not include the user",
+				m.Page, t.name, m.Count, v)
+		}
 		if known && v.Compare(old.version) < 0 {
 			t.s.broken("%s was told version %s of %s after %s", t.name, v, m.Page, old.version)
 		}

@@ -57,6 +57,7 @@ type partition struct {
 	loaded  *source                     // of the sessions that an earlier owner stored
 	asking  map[*source][]presence.User // users to ask their gateways about, see askGateways
 	pending []pendingReply
+	done    uint64 // the last batch that the actor knows to be in the store, and whose counts its pages have
 	wheel   wheel
 
 	takeover takeover
@@ -79,7 +80,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		start:   n.clock.now(),
 	}
 	p.out.claim = claim
-	p.out.batch = 1 // batch 0 marks a reply that waits for no write
+	p.out.batch = 1 // batch 0 is done
 	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.departures = map[presence.User]time.Time{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
@@ -196,39 +197,34 @@ type pendingReply struct {
 	done chan<- error // nil for an acknowledgement
 }
 
-// queueReply arranges for r to be sent once every change applied so far is in the store.
-// An empty outbox alone does not mean that: the changes may be in flight.
+// queueReply arranges for r to be sent once every change applied so far is in the store, and the actor has the counts
+// after it. If the outbox is empty, that is the batch before: it may be in flight, or the writer may have written it and
+// its counts may still be in the mailbox.
 func (p *partition) queueReply(r pendingReply) {
 	p.out.mu.Lock()
 	r.batch = p.out.batch
-	empty := p.out.empty()
-	switch {
-	case empty && p.out.state == inFlight:
+	if p.out.empty() {
 		r.batch--
-	case empty:
-		r.batch = 0
 	}
 	p.out.mu.Unlock()
+
 	p.pending = append(p.pending, r)
 }
 
-// sendDue sends the replies that wait for no write.
-func (p *partition) sendDue() { p.sendReplies(0) }
-
-// sendReplies sends the replies that wait for batch or an earlier batch.
-func (p *partition) sendReplies(batch uint64) {
+// sendDue sends the replies whose batch is done.
+func (p *partition) sendDue() {
 	rest := p.pending[:0]
 	for _, r := range p.pending {
 		switch {
-		case r.batch > batch:
+		case r.batch > p.done:
 			rest = append(rest, r)
 		case r.done != nil:
 			r.done <- nil
 		case r.from.stream == r.stream: // otherwise the gateway has begun a new stream meanwhile
 			r.from.acked = max(r.from.acked, r.acked)
-			p.node.cfg.Reply.SendReply(r.from.Gateway, &heartbeat.Reply{
-				Partition: p.id, Stream: r.stream, Acked: r.from.acked, Counts: latest(r.pages),
-			})
+			reply := &heartbeat.Reply{Partition: p.id, Stream: r.stream}
+			r.from.acknowledge(reply, r.pages)
+			p.node.cfg.Reply.SendReply(r.from.Gateway, reply)
 		}
 	}
 	clear(p.pending[len(rest):])
@@ -243,7 +239,9 @@ func (p *partition) stored(st *stored) {
 			pg.latest = c
 		}
 	}
-	p.sendReplies(st.batch)
+	p.done = st.batch
+	p.sendDue()
+
 	// The store has the 0 of these empty pages, unless the outbox has a newer count.
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {

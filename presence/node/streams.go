@@ -133,10 +133,17 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		p.queueReply(pendingReply{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
-	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the acknowledgement was lost
-		reply.Acked = src.acked
-		reply.Counts = latest(joined)
+	// The gateway repeats ops that are in the store: their acknowledgement was lost, or came without the counts of their
+	// pages. It need not wait for the ops after them.
+	if len(b.Ops) > 0 && b.First <= src.acked {
+		src.acknowledge(reply, joined)
 	}
+}
+
+// acknowledge makes reply the acknowledgement of all ops that are in the store, with the counts of pages.
+func (s *source) acknowledge(reply *heartbeat.Reply, pages []*page) {
+	reply.Acked = s.acked
+	reply.Counts, reply.Counted = latest(pages), s.acked
 }
 
 // arrive applies a join. It ends the user's graces on the page, because the user has

@@ -53,6 +53,15 @@ func (l *lastSeen) departed(u presence.User, at time.Time) {
 	}
 }
 
+// replay makes a departure of the log. One at the unix time 0 says that the user was forgotten.
+func (l *lastSeen) replay(d presence.Departure) {
+	if d.At.Unix() > 0 {
+		l.departed(d.User, d.At)
+	} else {
+		l.users.Remove(d.User)
+	}
+}
+
 // expire forgets some of those who departed before the retention.
 func (l *lastSeen) expire(now time.Time) {
 	oldest := now.Add(-l.retention).Unix()
@@ -82,9 +91,12 @@ func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time,
 
 // ForgetSeen implements presence.LastSeen. With a data directory it returns when the file has forgotten the user, too.
 func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
+	s.log.mu.Lock()
 	s.mu.Lock()
 	s.seen.users.Remove(u)
 	s.mu.Unlock()
+	s.logChanges([]presence.Change{{Departures: []presence.Departure{{User: u, At: time.Unix(0, 0)}}}})
+	s.log.mu.Unlock()
 	if s.dir == "" || s.seen.retention == 0 { // nothing is kept
 		return nil
 	}
@@ -98,7 +110,8 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 
 // In the data directory, the bucket seen has 8 bytes of user -> 8 bytes: unix seconds.
 
-// keepSeen writes what the data directory lacks, until Close. A killed process loses the departures since the last write.
+// keepSeen writes what the data directory lacks, until Close. After a kill the log of present users has the departures
+// since the last write.
 func (s *Store) keepSeen() {
 	s.keep(func(began time.Time, closing bool) error {
 		until := time.Time{}

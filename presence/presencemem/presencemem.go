@@ -67,6 +67,7 @@ type Store struct {
 	seen        *lastSeen
 
 	membersChanged bool // since the file of present users was written
+	log            presentLog
 
 	dir      string         // the data directory; "": none
 	closing  chan struct{}  // closed by Close
@@ -150,6 +151,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
+		s.firstPresent()
 		s.writers.Go(s.keepPresent)
 	}
 	if s.cfg.LastSeen > 0 { // after loadPresent, which notes departures
@@ -184,6 +186,9 @@ func (s *Store) HashKey() ([]byte, error) {
 func (s *Store) Close() error {
 	close(s.closing)
 	s.writers.Wait()
+	s.log.mu.Lock()
+	s.log.close()
+	s.log.mu.Unlock()
 	return s.unread.disk.close()
 }
 
@@ -234,14 +239,24 @@ func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Sna
 	return snaps, nil
 }
 
-// Write implements presence.Partitions.
+// Write implements presence.Partitions. With a data directory, changes of members and departures are in the log of
+// present users when it returns.
 func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.Outcome {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	outcomes, made := s.write(changes)
+	s.logChanges(made)
+	return outcomes
+}
+
+// write makes the changes in memory. It returns those that were made now.
+func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, made []presence.Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	touched := map[*page]struct{}{}
 	var arrivals []presence.Arrival
-	outcomes := make([]presence.Outcome, len(changes))
+	outcomes = make([]presence.Outcome, len(changes))
 	for i, c := range changes {
 		p := &s.partitions[c.Partition]
 		if c.Epoch != p.epoch {
@@ -254,7 +269,11 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
 		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
-		p.change(c.Reset, c.Members)
+		changeMembers(p.members, c)
+		if s.seen.retention == 0 {
+			c.Departures = nil // so they are in no log either
+		}
+		made = append(made, c)
 		for _, d := range c.Departures {
 			s.seen.departed(d.User, d.At)
 		}
@@ -281,26 +300,33 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	}
 	s.forget(now)
 	s.seen.expire(now)
-	return outcomes
+	return outcomes, made
 }
 
-// change makes the changes of members, after a reset to none.
-func (p *partition) change(reset bool, changes []presence.MemberChange) {
-	if reset {
-		clear(p.members)
+// changeMembers makes a change of a partition's members, after a reset to none.
+func changeMembers(members map[member]int64, c presence.Change) {
+	if c.Reset {
+		clear(members)
 	}
-	for _, m := range changes {
+	for _, m := range c.Members {
 		key := member{m.User, m.Page}
-		switch {
-		case m.Gone:
-			delete(p.members, key)
-		case m.Hold.IsZero():
-			p.members[key] = 0
-		case m.Alone:
-			p.members[key] = -m.Hold.UnixMilli()
-		default:
-			p.members[key] = m.Hold.UnixMilli()
+		if m.Gone {
+			delete(members, key)
+		} else {
+			members[key] = holdOf(m)
 		}
+	}
+}
+
+// holdOf returns the end of a member's hold, as partition.members has it.
+func holdOf(m presence.MemberChange) int64 {
+	switch {
+	case m.Hold.IsZero():
+		return 0
+	case m.Alone:
+		return -m.Hold.UnixMilli()
+	default:
+		return m.Hold.UnixMilli()
 	}
 }
 

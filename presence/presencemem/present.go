@@ -16,7 +16,8 @@ import (
 
 // A data directory also keeps the present users of each page, in one file that is replaced
 // as a whole. So the counts of a restarted process are right from the start; users who do
-// not return are removed after the presence timeout, as at any takeover. The file is not
+// not return are removed after the presence timeout, as at any takeover. presentlog.go has
+// what changes until the next file. The file is not
 // synced to the disk, because it is used only for a presence timeout, and a checksum detects
 // a file torn by a power failure.
 const (
@@ -58,11 +59,19 @@ func (s *Store) keep(write func(began time.Time, closing bool) error, broken, me
 	}
 }
 
+const presentBroken = "present users cannot be written to the data directory; after a restart counts would begin at zero"
+
 // keepPresent keeps the file of present users up to date, until Close.
 func (s *Store) keepPresent() {
 	s.keep(func(began time.Time, _ bool) error { return s.writePresent(began) },
-		"present users cannot be written to the data directory; after a restart counts would begin at zero",
-		"present users can be written to the data directory again")
+		presentBroken, "present users can be written to the data directory again")
+}
+
+// firstPresent writes the first file of present users of this process, so that there is one that the log continues.
+func (s *Store) firstPresent() {
+	if err := s.writePresent(time.Now()); err != nil {
+		s.cfg.Log.Warn().Err(err).Msg(presentBroken)
+	}
 }
 
 // writePresent replaces the file if a member has changed since it was written, and
@@ -71,10 +80,16 @@ func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
 	moved := s.membersChanged
 	s.mu.Unlock()
-	path := filepath.Join(s.dir, presentFile)
-	if !moved && os.Chtimes(path, now, now) == nil {
+	if !moved && os.Chtimes(filepath.Join(s.dir, presentFile), now, now) == nil {
 		return nil
 	}
+	return s.replacePresent(s.present(now))
+}
+
+// present returns what the next file of present users has. Changes from now on are in the log that continues that file,
+// whether or not the file has them.
+func (s *Store) present(now time.Time) []byte {
+	s.log.begin()
 	b := append([]byte(presentMagic), 0, 0, 0, 0)
 	b = binary.AppendVarint(b, now.UnixMilli())
 	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
@@ -87,17 +102,25 @@ func (s *Store) writePresent(now time.Time) error {
 		s.mu.Unlock()
 	}
 	binary.BigEndian.PutUint32(b[len(presentMagic):], crc32.ChecksumIEEE(b[len(presentMagic)+4:]))
+	return b
+}
+
+// replacePresent replaces the file and then its log.
+func (s *Store) replacePresent(b []byte) error {
+	path := filepath.Join(s.dir, presentFile)
 	err := os.WriteFile(path+".new", b, 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		s.mu.Lock()
-		s.membersChanged = true
-		s.mu.Unlock()
-		return err
+	err = s.log.end(s.dir, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+
+	s.mu.Lock()
+	s.membersChanged = true
+	s.mu.Unlock()
+	return err
 }
 
 // appendPresent appends a partition: its number, the number of its members, and these.
@@ -131,11 +154,17 @@ func (s *Store) loadPresent(now time.Time) {
 	if err == nil {
 		written, partitions, err = parsePresent(b)
 	}
-	if is, err := os.Stat(path); err == nil && is.ModTime().After(written) {
-		written = is.ModTime()
+	logPath := filepath.Join(s.dir, presentLogFile)
+	for _, name := range []string{path, logPath} {
+		if is, err := os.Stat(name); err == nil && is.ModTime().After(written) {
+			written = is.ModTime()
+		}
 	}
 	if err == nil && len(partitions) != len(s.partitions) {
 		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))
+	}
+	if err == nil {
+		err = s.replayPresent(logPath, partitions)
 	}
 	if err != nil {
 		s.cfg.Log.Warn().Err(err).Msg("present users cannot be read from the data directory; counts begin at zero")
@@ -158,6 +187,28 @@ func (s *Store) loadPresent(now time.Time) {
 			}
 		}
 	}
+}
+
+// replayPresent makes the changes in the log.
+func (s *Store) replayPresent(path string, partitions []map[member]int64) error {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) { // the file is of a release without a log
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	for _, c := range readRecords(b) {
+		if c.Partition >= len(partitions) {
+			return errTorn
+		}
+		changeMembers(partitions[c.Partition], c)
+		for _, d := range c.Departures {
+			s.seen.replay(d)
+		}
+	}
+	return nil
 }
 
 var errTorn = errors.New("the file is torn or damaged")

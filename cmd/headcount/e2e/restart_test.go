@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +72,54 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 			back[0].awaitCount("p", 3)
 			back[0].awaitCount("p", 1) // the others have not come back
 		})
+	}
+}
+
+// What was answered before a kill holds after it, however short the time between: a hold that was taken or ended, a leave
+// that others saw, and when the user was last here. The first of the two processes has written its file before, so that a
+// file that lacks the rest would bring back who has gone.
+func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	flags := []string{
+		"--data-dir=" + dir, "--api-key=" + apiKey, "--presence-timeout=1m", "--leave-grace=0s", "--update-interval=10ms", "--last-seen=1h",
+	}
+	s := start(t, flags...)
+	stays, leaves, ends, takes := s.ws(t), s.ws(t), s.ws(t), s.ws(t)
+	hold := func(c *client, action string) {
+		t.Helper()
+		if a := s.put(t, "/p/counter", `{"action":"`+action+`"}`, "Headcount-Id: "+c.id); a.status != http.StatusOK {
+			t.Fatalf("%s: %d %s", action, a.status, a.body)
+		}
+	}
+
+	stays.join("p")
+	leaves.join("p")
+	hold(ends, "increment")
+	stays.awaitCount("p", 3)
+	for range 2 { // what is written may have been gathered before; the second time begins after it
+		seen := written(dir)
+		testkit.Eventually(t, "that it is written who is there", func() bool { return written(dir).After(seen) })
+	}
+
+	leaves.leave("p")
+	left := s.awaitSeen(t, leaves.user)
+	hold(ends, "decrement")
+	hold(takes, "increment")
+	stays.awaitCount("p", 2)
+	s.kill()
+
+	s = start(t, flags...)
+	if n := s.count(t, "p"); n != 2 {
+		t.Errorf("%d are there after the kill, want the one who stays and the one who took a hold", n)
+	}
+	for name, c := range map[string]*client{"who took a hold": takes, "who ended a hold": ends, "who left": leaves} {
+		if is := s.users(t, c.user)[0]; is.Online != (c == takes) {
+			t.Errorf("%s: %+v", name, is)
+		}
+	}
+	if at := s.users(t, leaves.user)[0].LastSeen; !at.Equal(left) {
+		t.Errorf("who left was last here at %s after the kill, and at %s before", at, left)
 	}
 }
 

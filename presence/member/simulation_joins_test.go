@@ -1,0 +1,86 @@
+package member
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/presencemem"
+)
+
+// past has the users of each page in every version of its count. So a count that a user receives can be asked whether it
+// includes that user.
+type past struct {
+	*sync.Mutex
+	members map[int][]presence.Member // by partition
+	users   map[string]map[presence.Version]map[presence.User]struct{}
+}
+
+func newPast() past {
+	return past{
+		Mutex:   &sync.Mutex{},
+		members: map[int][]presence.Member{},
+		users:   map[string]map[presence.Version]map[presence.User]struct{}{},
+	}
+}
+
+// written records the versions that a write made.
+func (p past) written(store *presencemem.Store, changes []presence.Change, outcomes []presence.Outcome) {
+	p.Lock()
+	defer p.Unlock()
+	for i, c := range changes {
+		if outcomes[i].Err != nil {
+			continue
+		}
+		snaps, err := store.Load(context.Background(), []presence.Claim{c.Claim})
+		must(err)
+		p.members[c.Partition] = snaps[0].Members
+	}
+
+	for _, o := range outcomes {
+		for _, c := range o.Counts {
+			p.record(c)
+		}
+	}
+}
+
+// record records who is on the page of a count.
+func (p past) record(c presence.Count) {
+	users := map[presence.User]struct{}{}
+	for _, members := range p.members {
+		for _, m := range members {
+			if m.Page == c.Page {
+				users[m.User] = struct{}{}
+			}
+		}
+	}
+
+	versions := p.users[c.Page]
+	if versions == nil {
+		versions = map[presence.Version]map[presence.User]struct{}{}
+		p.users[c.Page] = versions
+	}
+	versions[c.Version] = users
+}
+
+// lacks reports whether the page's count of that version is without the user. A version that no write made is without
+// everybody.
+func (p past) lacks(page string, v presence.Version, u presence.User) bool {
+	p.Lock()
+	defer p.Unlock()
+	_, has := p.users[page][v][u]
+	return !has
+}
+
+// resumed reports whether the process stood still a moment ago. A partition's owner that was suspended acknowledges joins
+// that change nothing until it notices, although another node may own the partition and may have removed the user.
+func (n *network) resumed(name string) bool {
+	l := n.find(name)
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.thawed) < time.Second
+}
