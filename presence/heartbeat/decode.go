@@ -20,7 +20,7 @@ type DecoderConfig struct {
 	Name       string           // of the receiver, as its senders know it; required
 	Partitions int              // P; default presence.DefaultPartitions
 	Keys       *seal.Keys       // required
-	Now        func() time.Time // default time.Now
+	Now        func() time.Time // as Config.Now
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
 	OnTable    Tables           // called for every datagram whose sender has a ring; may be nil

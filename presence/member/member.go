@@ -14,6 +14,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
+	"headcount/presence/seal"
 )
 
 // Store is the part of the region's store that a member itself needs.
@@ -37,7 +38,7 @@ type Gateway interface {
 // Node is the presence node of this process.
 type Node interface {
 	Deliver(b *heartbeat.Beat) bool
-	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	Hold(ctx context.Context, call presence.HoldCall) error
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	Own(partitions []int)
 	Owns(partition int) bool
@@ -67,7 +68,7 @@ type Datagrams interface {
 // Calls carries updates, holds and questions about users to other processes.
 type Calls interface {
 	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
-	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
+	Hold(ctx context.Context, addr string, call presence.HoldCall) error
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 }
 
@@ -79,6 +80,8 @@ type Config struct {
 	// Loopback says that messages are not signed, so only processes on this machine count
 	// as members.
 	Loopback   bool
+	Clock      *seal.Clock           // set by the renewals of the lease; nil: nobody reads it
+	Wall       func() time.Time      // the clock of the machine, compared with the store's; default time.Now
 	Tick       func()                // called before every check for a suspension; may be nil
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -107,6 +110,8 @@ type Member struct {
 	buckets    int
 	loopback   bool
 	tick       func()
+	clock      *seal.Clock
+	wall       func() time.Time
 	log        zerolog.Logger
 	parts      Parts
 	alone      bool // a cluster of one: there can be no other processes
@@ -139,8 +144,15 @@ func New(cfg Config) *Member {
 	if cfg.Buckets == 0 {
 		cfg.Buckets = presence.DefaultBuckets
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = &seal.Clock{}
+	}
+	if cfg.Wall == nil {
+		cfg.Wall = time.Now
+	}
 	m := &Member{
 		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
+		clock: cfg.Clock, wall: cfg.Wall,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
 		renewSoon:    make(chan struct{}, 1),

@@ -34,6 +34,8 @@ const (
 	// nameWait is how long a process waits for its own former lease to end: when it was
 	// restarted, and when the store came back with older data, which may have that lease.
 	nameWait = leaseTTL + 2*time.Second
+	// clockTolerance is how far the clock of this machine may be from the store's without a line in the log.
+	clockTolerance = 5 * time.Second
 	// generationEvery is how often a gateway's process checks whether the store lost
 	// the endpoints.
 	generationEvery = 2 * renewEvery
@@ -61,6 +63,7 @@ type lease struct {
 	check              time.Time // when the node must check all its claims; zero: not scheduled
 	round              int       // number of the renewal; selects the part of the claims to check
 	attach             time.Time // when the gateway must attach its topics again; zero: not scheduled
+	clockDiffers       bool      // the clock of this machine was not the store's at the last renewal
 }
 
 // sighting is a process as described by its lease when it was last read.
@@ -138,7 +141,8 @@ func (m *Member) renew(ctx context.Context) error {
 		// claims them.
 		self.Roles = nil
 	}
-	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
+	asked := time.Now()
+	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
 	if l.restarted = l.restarted || taken; taken || errors.Is(err, presence.ErrNoFacts) {
@@ -155,6 +159,7 @@ func (m *Member) renew(ctx context.Context) error {
 		l.missed, l.newborn = true, false
 		return err
 	}
+	m.observeClock(storeTime, asked)
 	m.reattach(now)
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
@@ -176,6 +181,19 @@ func (m *Member) renew(ctx context.Context) error {
 	m.checkClaims(now, late)
 	m.adopt(now)
 	return nil
+}
+
+// observeClock takes the store's time from a renewal, and logs once when the clock of this machine differs from it.
+func (m *Member) observeClock(store, asked time.Time) {
+	m.clock.Observe(store, asked)
+
+	ahead := time.Duration(m.wall().UnixMilli()-m.clock.Now().UnixMilli()) * time.Millisecond
+	differs := ahead.Abs() > clockTolerance
+	if differs && !m.lease.clockDiffers {
+		m.log.Warn().Stringer("ahead", ahead).
+			Msg("the clocks of this process and of the store differ; correct them: presence goes by the store's, tokens and times of history by this one")
+	}
+	m.lease.clockDiffers = differs
 }
 
 // reattach makes the gateway attach its topics again after its lease had lapsed, at once and once more after

@@ -59,6 +59,8 @@ type partition struct {
 	pending []pendingReply
 	wheel   wheel
 
+	holdOrder holdOrder
+
 	takeover takeover
 	start    time.Duration // the node's clock at the claim
 	alarm    int64         // when run's timer fires; 0: the timer is stopped
@@ -77,6 +79,8 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		holds:   &source{},
 		loaded:  &source{},
 		start:   n.clock.now(),
+
+		holdOrder: holdOrder{asked: map[memberKey]time.Time{}},
 	}
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 marks a reply that waits for no write

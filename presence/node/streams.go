@@ -42,13 +42,11 @@ func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
-// holdCall takes or renews a hold; if on is false, it ends the hold.
+// holdCall is a call about a hold.
 type holdCall struct {
+	presence.HoldCall
 	ctx  context.Context // the caller's
-	user presence.User
-	page string
-	on   bool
-	done chan error // buffered, so that the actor never waits for a caller that gave up
+	done chan error      // buffered, so that the actor never waits for a caller that gave up
 }
 
 // beat applies one message of a gateway.
@@ -211,18 +209,25 @@ func (p *partition) hold(c *holdCall) {
 		c.done <- err
 		return
 	}
-	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
+
+	key := memberKey{c.User, c.Page}
+	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
+		c.done <- err
+		return
+	}
+
+	s, pg := p.lookup(c.User, p.holds), p.pages[c.Page]
 	switch {
-	case c.on:
+	case c.On:
 		if s != nil && len(s.list) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
 			c.done <- ErrTooManyHolds
 			return
 		}
-		pg = p.page(c.page)
-		p.noteArrival(c.user, pg)
-		s = p.session(c.user, p.holds, pg)
+		pg = p.page(c.Page)
+		p.noteArrival(c.User, pg)
+		s = p.session(c.User, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.noteMember(c.user, pg) // join does not note a member if only the end of the hold moved
+		p.noteMember(c.User, pg) // join does not note a member if only the end of the hold moved
 		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)

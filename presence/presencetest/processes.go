@@ -20,7 +20,7 @@ var processes = map[string]func(*testing.T, Store){
 func renew(t *testing.T, s Store, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
 	t.Helper()
 	for {
-		all, err := s.Renew(t.Context(), p, ttl)
+		all, _, err := s.Renew(t.Context(), p, ttl)
 		if !errors.Is(err, presence.ErrNoFacts) {
 			return all, err
 		}
