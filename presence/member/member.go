@@ -32,6 +32,7 @@ type Gateway interface {
 	StoreAway()
 	StoreBack()
 	OwnersChanged(partitions []int)
+	Silent(buckets []int)
 	Run(ctx context.Context) error
 }
 
@@ -77,6 +78,9 @@ type Config struct {
 	Self       presence.Process // required
 	Partitions int              // P; default presence.DefaultPartitions
 	Buckets    int              // B; default presence.DefaultBuckets
+	// PresenceTimeout is the silence of a dispatcher after which the counts of its buckets are stale at the latest;
+	// default 7s.
+	PresenceTimeout time.Duration
 	// Loopback says that messages are not signed, so only processes on this machine count
 	// as members.
 	Loopback   bool
@@ -129,6 +133,7 @@ type Member struct {
 	tableChanges, disagreements prometheus.Counter
 
 	suspension suspensionWatch
+	greetings  greetings
 	lease      lease // only membership's goroutine uses it
 
 	renewing chan struct{} // holds one while the lease is renewed or ended, each of which takes renewLimit at most; a lock of ended
@@ -150,8 +155,12 @@ func New(cfg Config) *Member {
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
 	}
+	if cfg.PresenceTimeout == 0 {
+		cfg.PresenceTimeout = 7 * time.Second
+	}
 	m := &Member{
-		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
+		greetings: greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		self:      cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
 		clock: cfg.Clock, wall: cfg.Wall,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
@@ -205,6 +214,7 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 	if m.parts.Dispatcher != nil {
 		start(m.parts.Dispatcher.Run)
+		start(m.greet)
 	}
 	if m.parts.Regions != nil {
 		start(m.parts.Regions.Run)
@@ -214,6 +224,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.followStore)
 		start(m.followGeneration)
 		start(m.awaitCounts)
+		start(m.watchDispatchers)
 	}
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {

@@ -71,6 +71,8 @@ type sighting struct {
 	presence.Process
 	at     time.Time
 	joined bool // the lease has had roles, which a starting process adds when it takes part
+	greets bool // it has a dispatcher that greets gateways
+	began  bool // this is the first sight of the run
 }
 
 // membership renews the lease and follows the leases of the other processes, until ctx
@@ -140,6 +142,9 @@ func (m *Member) renew(ctx context.Context) error {
 		// before its former lease ended takes its partitions back before another process
 		// claims them.
 		self.Roles = nil
+	}
+	if slices.Contains(self.Roles, presence.RoleDispatcher) {
+		self.Roles = append(slices.Clone(self.Roles), greets)
 	}
 	asked := time.Now()
 	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
@@ -252,18 +257,21 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 	}
 	for _, other := range processes {
 		if !m.loopback || setting.IsLoopback(other.Name) {
+			greeter := slices.Contains(other.Roles, greets)
+			other.Roles = slices.DeleteFunc(slices.Clone(other.Roles), func(role string) bool { return role == greets })
 			old := seen[other.Name]
+			began := old == nil || old.Incarnation != other.Incarnation
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
 				m.died(old)
 			}
-			if (old == nil || old.Incarnation != other.Incarnation) && m.parts.Datagrams != nil {
+			if began && m.parts.Datagrams != nil {
 				m.parts.Datagrams.Began(other.Name)
 			}
 			joined := old != nil && old.joined && old.Incarnation == other.Incarnation || len(other.Roles) > 0
 			if joined && (old == nil || !old.joined) && other.Name != m.self.Name {
 				m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
 			}
-			seen[other.Name] = &sighting{other, now, joined}
+			seen[other.Name] = &sighting{other, now, joined, greeter, began}
 		}
 	}
 }
@@ -301,6 +309,7 @@ func (m *Member) adopt(now time.Time) {
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
+	m.expectGreetings(now)
 	m.view.Store(&view{incarnations, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
@@ -317,6 +326,17 @@ func (m *Member) adopt(now time.Time) {
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
 			Msg("the cluster changed")
 	}
+}
+
+// expectGreetings notes which dispatchers greet this process.
+func (m *Member) expectGreetings(now time.Time) {
+	var names []string
+	for name, s := range m.lease.members {
+		if s.greets && name != m.self.Name {
+			names = append(names, name)
+		}
+	}
+	m.greetings.expect(names, func(name string) bool { return m.lease.members[name].began }, now)
 }
 
 // gone handles a process that has left or died. The dispatchers drop its endpoints

@@ -118,9 +118,10 @@ func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []
 	}
 }
 
-// ReceiveUpdates takes updates that another process pushed.
-func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
+// ReceiveUpdates takes updates that another process pushed. Without updates it is a greeting.
+func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	if m.parts.Gateway != nil {
+		m.greetings.hear(from, time.Now())
 		m.parts.Gateway.Push(updates)
 	}
 }

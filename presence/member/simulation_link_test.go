@@ -107,3 +107,73 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 		}
 	})
 }
+
+// TestADispatcherThatIsNotHeard: the dispatchers do not reach a gateway any more, while all of them reach the store.
+// What the gateway shows is stale after PresenceTimeout at the latest, also of pages whose count does not change, and
+// exact and not stale soon after the link is back. The other gateway shows what is right all the time.
+func TestADispatcherThatIsNotHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(seedOfRoles(presence.RoleDispatcher), false)
+		defer s.end()
+		for _, m := range s.members {
+			s.start(m)
+		}
+		s.ready()
+		s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
+		still := newUser("still")
+		s.newTab(still, s.where[0], nil, "a")
+		s.crowd.users = append(s.crowd.users, still)
+		cut, there := s.where[0], s.where[1]
+		wantStale := func(gateway string, want bool) {
+			t.Helper()
+			for _, w := range s.watchers {
+				tab := w.tabs[0]
+				if tab.home != gateway {
+					continue
+				}
+				tab.mu.Lock()
+				for page, last := range tab.last {
+					if last.stale != want {
+						t.Errorf("after %s: %s at %s is stale: %t", time.Since(s.begun), page, gateway, last.stale)
+					}
+				}
+				tab.mu.Unlock()
+			}
+		}
+		time.Sleep(10 * time.Second)
+		wantStale(cut, false)
+
+		for _, m := range s.members {
+			if slices.Contains(m.roles, presence.RoleDispatcher) {
+				s.net.cutLink(m.name, cut)
+			}
+		}
+		for i := range 3 {
+			u := newUser(fmt.Sprint("u", i))
+			s.crowd.users = append(s.crowd.users, u)
+			s.newTab(u, there, nil, "b")
+		}
+		time.Sleep(s.timeout)
+		wantStale(cut, true)
+		wantStale(there, false)
+
+		for _, m := range s.members {
+			s.net.healLink(m.name, cut)
+		}
+		time.Sleep(simQuiet)
+		wantStale(cut, false)
+		if s.check(); s.failed() {
+			t.Error(s.failure)
+		}
+	})
+}
+
+// seedOfRoles returns a seed of which members have that role alone.
+func seedOfRoles(role string) uint64 {
+	for seed := uint64(1); ; seed++ {
+		alone := func(m *member) bool { return slices.Equal(m.roles, []string{role}) }
+		if slices.ContainsFunc(newSimulation(seed, false).members, alone) {
+			return seed
+		}
+	}
+}

@@ -96,7 +96,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // PushUpdates sends updates to the process at addr: at most 1,024, which fit into one request.
-// It skips invalid updates, and returns an error about them after it has sent all others.
+// It skips invalid updates, and returns an error about them after it has sent all others. Without
+// updates the call only shows that this process reaches the other one.
 func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
 	wire := wireUpdates{Updates: make([]wireUpdate, 0, len(updates))}
 	for _, u := range updates {
@@ -106,7 +107,7 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 		}
 		wire.Updates = append(wire.Updates, wireUpdate{u.Topic.String(), u.Version.Incarnation, u.Version.Sequence, u.Stale, u.Value})
 	}
-	if len(wire.Updates) == 0 {
+	if wrong != nil && len(wire.Updates) == 0 {
 		return wrong
 	}
 	body, err := json.Marshal(wire)
