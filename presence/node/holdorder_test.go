@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"headcount/presence"
+	"headcount/presence/heartbeat"
 )
 
 // TestAnOlderCallUndoesNothing: a call about a hold that arrives after one that was made later has no effect, whichever
@@ -63,5 +64,21 @@ func TestHoldOrderIsBounded(t *testing.T) {
 		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); err != nil || len(o.asked) != 1 {
 			t.Errorf("later: %v, %d are remembered", err, len(o.asked))
 		}
+	})
+}
+
+// TestALateHeartbeatKeepsNobodyLonger: a link delivers the heartbeats of a gateway that has died. Its users are gone as
+// if these had never arrived.
+func TestALateHeartbeatKeepsNobodyLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		for age := time.Second; age < timeout; age += time.Second {
+			time.Sleep(time.Second)
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, Alive: []presence.User{1}, Age: age})
+			r.want("p", 1)
+		}
+		time.Sleep(time.Second + wheelTick)
+		r.want("p", 0)
 	})
 }

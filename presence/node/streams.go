@@ -65,7 +65,9 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			s.deadline = now + p.timeout() // expire files s under the new deadline when the old one passes
+			// A list that a slow link delivers after its gateway died keeps nobody longer than that gateway would have.
+			// expire files s under the new deadline when the old one passes.
+			s.deadline = max(s.deadline, now+p.timeout()-b.Age.Milliseconds())
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
