@@ -106,8 +106,8 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should have been renewed by now.", nil, s.certs.overdue)
 	}
 	s.member = member.New(member.Config{
-		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Clock: s.clock, PresenceTimeout: cfg.PresenceTimeout,
-		Registerer: s.registry, Log: log,
+		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Clock: s.clock, Elapsed: machine.SinceBoot,
+		PresenceTimeout: cfg.PresenceTimeout, Registerer: s.registry, Log: log,
 	})
 	if cfg.Redis == "" {
 		err = s.openEmbedded()

@@ -499,7 +499,7 @@ func FuzzDatagram(f *testing.F) {
 // proportion to the datagram.
 func FuzzRecords(f *testing.F) {
 	k := keys(f)
-	header := 52 + len(from.Gateway)
+	header := 53 + len(from.Gateway)
 	seed := func(p []byte) {
 		f.Add(p[3], p[header:len(p)-seal.Size])
 	}

@@ -86,6 +86,7 @@ type Config struct {
 	Loopback   bool
 	Clock      *seal.Clock           // set by the renewals of the lease; nil: nobody reads it
 	Wall       func() time.Time      // the clock of the machine, compared with the store's; default time.Now
+	Elapsed    func() time.Duration  // goes on while the machine sleeps; default: by Wall
 	Tick       func()                // called before every check for a suspension; may be nil
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -155,12 +156,16 @@ func New(cfg Config) *Member {
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
 	}
+	if cfg.Elapsed == nil {
+		cfg.Elapsed = func() time.Duration { return time.Duration(cfg.Wall().UnixNano()) }
+	}
 	if cfg.PresenceTimeout == 0 {
 		cfg.PresenceTimeout = 7 * time.Second
 	}
 	m := &Member{
-		greetings: greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
-		self:      cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
+		suspension: suspensionWatch{elapsed: cfg.Elapsed},
+		greetings:  greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
 		clock: cfg.Clock, wall: cfg.Wall,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
