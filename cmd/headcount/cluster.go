@@ -147,7 +147,10 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	}); err != nil {
 		return nil, err
 	}
-	if n.client, err = rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry}); err != nil {
+	n.client, err = rpc.NewClient(rpc.ClientConfig{
+		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry,
+	})
+	if err != nil {
 		return nil, err
 	}
 	calls, err := rpc.NewHandler(rpc.Config{

@@ -165,7 +165,8 @@ func New(cfg Config) *Member {
 	m := &Member{
 		suspension: suspensionWatch{elapsed: cfg.Elapsed},
 		greetings:  greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
-		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
+		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback,
+		tick: cfg.Tick, log: cfg.Log,
 		clock: cfg.Clock, wall: cfg.Wall,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),

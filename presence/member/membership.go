@@ -196,7 +196,8 @@ func (m *Member) observeClock(store, asked time.Time) {
 	differs := ahead.Abs() > clockTolerance
 	if differs && !m.lease.clockDiffers {
 		m.log.Warn().Stringer("ahead", ahead).
-			Msg("the clocks of this process and of the store differ; correct them: presence goes by the store's, tokens and times of history by this one")
+			Msg("the clocks of this process and of the store differ; presence goes by the store's, " +
+				"tokens and times of history by this one: correct them")
 	}
 	m.lease.clockDiffers = differs
 }

@@ -29,7 +29,8 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 					owners = slices.DeleteFunc(slices.Clone(owners), func(m *member) bool { return m.name == asks })
 				}
 				ask := func(u *user, gateway, action string) bool {
-					status, _ := s.requestWithin(patience, gateway, http.MethodPut, "/a/counter", u.token, `{"action":"`+action+`"}`)
+					body := `{"action":"` + action + `"}`
+					status, _ := s.requestWithin(patience, gateway, http.MethodPut, "/a/counter", u.token, body)
 					return status == http.StatusOK
 				}
 				opposite := map[string]string{"increment": "decrement", "decrement": "increment"}[action]
@@ -75,8 +76,8 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 	}
 }
 
-// TestTheClockOfTheStoreIsSet: the clock of the store goes an hour ahead, and back, as after a failover to a server with
-// another clock. Nobody who is there is missing from a count, and holds are taken all the time but for a moment.
+// TestTheClockOfTheStoreIsSet: the clock of the store goes an hour ahead, and back, as after a failover to a server
+// with another clock. Nobody who is there is missing from a count, and holds are taken after a moment.
 func TestTheClockOfTheStoreIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)
@@ -100,7 +101,9 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 			}
 			u := s.crowd.users[0] // who is counted on this page anyway
 			for _, action := range []string{"increment", "decrement"} {
-				if status, said := s.request(s.where[0], http.MethodPut, "/a/counter", u.token, `{"action":"`+action+`"}`); status != http.StatusOK {
+				body := `{"action":"` + action + `"}`
+				status, said := s.request(s.where[0], http.MethodPut, "/a/counter", u.token, body)
+				if status != http.StatusOK {
 					t.Errorf("%s: %s is answered %d %s", jump, action, status, said)
 				}
 			}

@@ -147,7 +147,9 @@ func (o *ownStore) Attach(ctx context.Context, gateway string, topics []presence
 	return o.Store.Attach(ctx, gateway, topics)
 }
 
-func (o *ownStore) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, time.Time, error) {
+func (o *ownStore) Renew(
+	ctx context.Context, p presence.Process, ttl time.Duration,
+) ([]presence.Process, time.Time, error) {
 	if err := o.l.pass(); err != nil {
 		return nil, time.Time{}, err
 	}
@@ -478,7 +480,9 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 	}
 }
 
-func (h *handle) Renew(ctx context.Context, p presence.Process, ttl time.Duration) (all []presence.Process, at time.Time, err error) {
+func (h *handle) Renew(
+	ctx context.Context, p presence.Process, ttl time.Duration,
+) (all []presence.Process, at time.Time, err error) {
 	err = h.callAs(ctx, true, func() error {
 		now := time.Now()
 		if old, ok := h.leases[p.Name]; ok && old.Incarnation != p.Incarnation && now.Before(old.until) {

@@ -654,7 +654,10 @@ func (s *simulation) start(m *member) {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
 	l := s.net.live(m.name, incarnation)
-	p := New(Config{Self: self, Partitions: simPartitions, Buckets: simBuckets, Clock: clock, Wall: wall, PresenceTimeout: s.timeout, Tick: func() { _ = l.pass() }, Log: log})
+	p := New(Config{
+		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock, Wall: wall,
+		Tick: func() { _ = l.pass() }, Log: log,
+	})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
 	keys := [][]byte{[]byte("a cluster secret")}
 	transport, err := heartbeat.New(heartbeat.Config{
@@ -733,7 +736,8 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
 	gw, err := gateway.New(gateway.Config{
-		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store, Unread: presencemem.New(presencemem.Config{}),
+		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
+		Unread:  presencemem.New(presencemem.Config{}),
 		Cluster: p,
 		Times: gateway.Times{
 			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,

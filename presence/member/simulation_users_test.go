@@ -691,7 +691,9 @@ func (s *simulation) request(gateway, method, path, token, body string) (status 
 }
 
 // requestWithin is request of a client that hangs up when it has no answer after some time.
-func (s *simulation) requestWithin(patience time.Duration, gateway, method, path, token, body string) (status int, answer []byte) {
+func (s *simulation) requestWithin(
+	patience time.Duration, gateway, method, path, token, body string,
+) (status int, answer []byte) {
 	end, err := s.net.dial(gateway)
 	if err != nil {
 		return 0, nil

@@ -44,8 +44,8 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 	}
 }
 
-// TestHoldOrderIsBounded: what is remembered is forgotten when no older call can arrive any more, and at the bound calls
-// about further holds are refused.
+// TestHoldOrderIsBounded: what is remembered is forgotten when no older call can arrive any more, and at the bound
+// calls about further holds are refused.
 func TestHoldOrderIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := holdOrder{asked: map[memberKey]time.Time{}}

@@ -120,7 +120,8 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 	return wrong
 }
 
-// Hold has the presence node at addr take, renew or end a hold. Its errors are presence.ErrTooMany, presence.ErrNotOwner, presence.ErrOvertaken, and
+// Hold has the presence node at addr take, renew or end a hold. Its errors are
+// presence.ErrTooMany, presence.ErrNotOwner, presence.ErrOvertaken, and
 // presence.ErrUnavailable when the node or its store cannot be reached; in that case
 // the change may still have taken effect.
 func (c *Client) Hold(ctx context.Context, addr string, call presence.HoldCall) error {

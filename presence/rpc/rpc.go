@@ -202,8 +202,8 @@ type wireHold struct {
 	Asked int64 `json:"asked,omitempty"`
 }
 
-// parseHold parses a call about a hold. now is the time of the cluster; the call is of a process whose clock may be some
-// milliseconds ahead.
+// parseHold parses a call about a hold. now is the time of the cluster; the process that made the call may be some
+// milliseconds ahead of it.
 func parseHold(body []byte, now time.Time) (call presence.HoldCall, err error) {
 	var m wireHold
 	if err := json.Unmarshal(body, &m); err != nil {

@@ -39,8 +39,8 @@ func TestClock(t *testing.T) {
 	})
 }
 
-// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process that has just started, and whose own clock may be an hour behind,
-// accepts no message before the store has shown the time, and none that was recorded before.
+// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process that has just started, and whose own clock may be an hour
+// behind, accepts no message before the store has shown the time, and none that was recorded before.
 func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
