@@ -50,6 +50,7 @@ type Memory interface{ High() bool }
 type Config struct {
 	Name        string // names this gateway as a source of beats
 	Partitions  int    // P; default presence.DefaultPartitions
+	Buckets     int    // B; default presence.DefaultBuckets
 	Incarnation uint64 // identifies this run of the process in beats and in the endpoint store
 
 	Store    fanout.Store
@@ -129,7 +130,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, pollers: pollers, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
 	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
 	g.hub = fanout.New(fanout.Config{
-		Gateway: incarnation, Store: cfg.Store, Numbers: unreadEncoder{},
+		Gateway: incarnation, Store: cfg.Store, Buckets: cfg.Buckets, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
 		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
 	})
@@ -228,6 +229,9 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 // StoreAway must be called when the store becomes unavailable: counts are stale until
 // StoreBack.
 func (g *Gateway) StoreAway() { g.hub.Away() }
+
+// Silent says of which buckets the dispatchers do not reach this gateway now: their counts are stale.
+func (g *Gateway) Silent(buckets []int) { g.hub.Silence(buckets) }
 
 // StoreBack must be called when the store is available again: all topics are read again.
 func (g *Gateway) StoreBack() {

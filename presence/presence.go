@@ -22,6 +22,16 @@ const (
 // out a hold that has waited longer: the client may have asked for the opposite since.
 const HoldTimeout = 3 * time.Second
 
+// HoldCall takes, renews or ends a user's hold on a page.
+type HoldCall struct {
+	User User
+	Page string
+	On   bool // take or renew
+	// Asked is when a gateway received the call. Of two calls about one hold the one asked later decides, whatever the
+	// order in which the owner receives them.
+	Asked time.Time
+}
+
 // User is the keyed 64-bit hash of a user id. Ids themselves never leave the
 // gateway.
 type User uint64

@@ -22,6 +22,8 @@ var (
 	ErrNameTaken = errors.New("name is taken")
 	// ErrNotOwner means that the node that was asked does not own the user's partition.
 	ErrNotOwner = errors.New("the node does not own the partition")
+	// ErrOvertaken means that a later call about the same hold has been carried out.
+	ErrOvertaken = errors.New("a later call about the hold has been carried out")
 	// ErrNoFacts means that the store has no cluster facts, but that a running process may
 	// be about to write them. The caller tries again soon.
 	ErrNoFacts = errors.New("no cluster facts yet")
@@ -69,11 +71,11 @@ func ProcessOf(name string) string {
 // Processes has the leases of the running processes.
 type Processes interface {
 	// Renew extends p's lease to ttl from now, and returns all processes that have a
-	// lease, including p, sorted by name. The first call of a process checks the cluster
-	// facts. If the store has none, calls return ErrNoFacts for as long as a running
-	// process may need to write them again; after that a call writes p's facts. Other
-	// errors are ErrNameTaken, ErrFacts and ErrUnavailable.
-	Renew(ctx context.Context, p Process, ttl time.Duration) ([]Process, error)
+	// lease, including p, sorted by name, and the time by the store's clock. The first call
+	// of a process checks the cluster facts. If the store has none, calls return ErrNoFacts
+	// for as long as a running process may need to write them again; after that a call writes
+	// p's facts. Other errors are ErrNameTaken, ErrFacts and ErrUnavailable.
+	Renew(ctx context.Context, p Process, ttl time.Duration) ([]Process, time.Time, error)
 	// Leave ends p's lease now.
 	Leave(ctx context.Context, p Process) error
 }

@@ -143,15 +143,18 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	s.closers = append(s.closers, udp.Close)
 	if n.datagrams, err = heartbeat.New(heartbeat.Config{
 		Conn: udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
-		OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
+		Now: s.clock.Now, OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
 	}); err != nil {
 		return nil, err
 	}
-	if n.client, err = rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: self.Name, Registerer: s.registry}); err != nil {
+	n.client, err = rpc.NewClient(rpc.ClientConfig{
+		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry,
+	})
+	if err != nil {
 		return nil, err
 	}
 	calls, err := rpc.NewHandler(rpc.Config{
-		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
+		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
 		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
 	})
 	if err != nil {

@@ -33,6 +33,7 @@ import (
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
 	"headcount/presence/region"
+	"headcount/presence/seal"
 	"headcount/unread"
 	"headcount/web"
 )
@@ -57,6 +58,7 @@ type system struct {
 	log      zerolog.Logger
 	registry *prometheus.Registry
 	member   *member.Member
+	clock    *seal.Clock // of messages to and from other processes
 	parts    member.Parts
 	store    store
 	embedded *presencemem.Store // the same as store, if store is the embedded one; otherwise nil
@@ -90,7 +92,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		self.Name = cfg.AdvertiseAddr()
 		log = log.With().Str("process", self.Name).Logger()
 	}
-	s := &system{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	s := &system{cfg: cfg, log: log, registry: prometheus.NewRegistry(), clock: &seal.Clock{}}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	defer func() {
 		if err != nil {
@@ -104,7 +106,8 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should have been renewed by now.", nil, s.certs.overdue)
 	}
 	s.member = member.New(member.Config{
-		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
+		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Clock: s.clock, Elapsed: machine.SinceBoot,
+		PresenceTimeout: cfg.PresenceTimeout, Registerer: s.registry, Log: log,
 	})
 	if cfg.Redis == "" {
 		err = s.openEmbedded()

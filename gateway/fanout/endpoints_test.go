@@ -61,7 +61,7 @@ type calls struct {
 	attach, detach atomic.Int64    // topics
 	failDetach     atomic.Int64    // this many times
 	during         func()          // an attach, once
-	newest         presence.Update // what a read returns
+	newest         presence.Update // what a read returns, and an attach once it is set
 	reads          atomic.Int64
 	slow           time.Duration // how long a read takes
 }
@@ -89,7 +89,15 @@ func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic
 	if c.away.Load() {
 		return nil, presence.ErrUnavailable
 	}
-	return c.Store.Attach(ctx, life, topics)
+	updates, err := c.Store.Attach(ctx, life, topics)
+	if err == nil && c.newest.Version != (presence.Version{}) {
+		updates = make([]presence.Update, len(topics))
+		for i, t := range topics {
+			updates[i] = c.newest
+			updates[i].Topic = t
+		}
+	}
+	return updates, err
 }
 
 func (c *calls) Detach(ctx context.Context, life string, topics []presence.Topic) error {

@@ -82,10 +82,11 @@ type Store interface {
 	Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error)
 }
 
-// Config tunes a Hub. All of it is required.
+// Config tunes a Hub. All of it is required but Buckets.
 type Config struct {
 	Gateway  string // this gateway in the store's endpoints, "name/incarnation"
 	Store    Store
+	Buckets  int // B, at most presence.DefaultBuckets, which is the default
 	Numbers  NumberEncoder
 	Shards   int
 	Interval time.Duration // least time between two updates of one topic to one subscriber

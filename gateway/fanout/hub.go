@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"sync"
@@ -40,6 +41,7 @@ type Hub struct {
 	mu      sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
 	topics  map[presence.Topic]*watched
 	doubts  doubts
+	silent  buckets // whose dispatcher does not reach this gateway: updates of their topics are stale
 	backlog backlog
 	renewed uint64 // how many times all topics were to be attached anew
 }
@@ -74,6 +76,7 @@ type kind struct {
 
 // New returns a Hub that does nothing until Run, and knows no kinds.
 func New(cfg Config) *Hub {
+	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
 		cfg: cfg, read: read,
@@ -211,7 +214,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 
 // watch adds a topic; under mu.
 func (h *Hub) watch(t presence.Topic) *watched {
-	w := &watched{update: presence.Update{Topic: t}, kind: h.kinds[t.Kind], bucket: uint16(t.Bucket(presence.DefaultBuckets))}
+	w := &watched{update: presence.Update{Topic: t}, kind: h.kinds[t.Kind], bucket: uint16(t.Bucket(h.cfg.Buckets))}
 	h.topics[t] = w
 	if w.kind.source != nil {
 		w.endpoint = attached
@@ -290,7 +293,7 @@ func (h *Hub) Update(u presence.Update) {
 // accept makes u the newest update of w, and reports whether it is news. Then u is as it is
 // to be delivered. The caller holds mu.
 func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
-	doubtful := h.doubts != 0 && w.kind.source == nil // u was on its way when the doubt arose
+	doubtful := h.doubtful(w) // u was on its way when the doubt arose
 	switch {
 	case w.endpoint < outdated:
 		w.remember(*u)
@@ -315,6 +318,13 @@ func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
 	}
 	w.update = *u
 	return true
+}
+
+// doubtful reports whether updates of the store may be old, or may lack something. The caller holds mu.
+func (h *Hub) doubtful(w *watched) bool {
+	fromStore := w.kind.source == nil
+
+	return fromStore && (h.doubts != 0 || h.silent[w.bucket])
 }
 
 // Acknowledged takes an update that did not come from the topic's dispatcher: a count that
@@ -384,6 +394,37 @@ func (h *Hub) settle(why doubts) {
 	h.doubts &^= why
 	h.attachAll()
 	h.mu.Unlock()
+	wake.Signal(h.back)
+}
+
+// Silence says of which buckets the dispatchers do not reach this gateway now. What is known of their topics is stale;
+// meanwhile it is read from the store at every look of keepAttached, and once more when the dispatcher is back.
+func (h *Hub) Silence(silent []int) {
+	var now buckets
+	for _, b := range silent {
+		now[b] = true
+	}
+
+	h.mu.Lock()
+	was := h.silent
+	h.silent = now
+	var known []presence.Update
+	for t, w := range h.topics {
+		begins := now[w.bucket] && !was[w.bucket]
+		ends := was[w.bucket] && !now[w.bucket]
+		fresh := w.known && !w.update.Stale && w.kind.source == nil
+		if begins && fresh {
+			known = append(known, presence.Update{Topic: t, Stale: true})
+		}
+		if ends {
+			h.renew(w)
+		}
+	}
+	h.mu.Unlock()
+
+	for _, u := range known {
+		h.Update(u)
+	}
 	wake.Signal(h.back)
 }
 

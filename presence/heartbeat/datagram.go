@@ -22,6 +22,8 @@ import (
 //	    35    8  xxhash64 of the receiver's name
 //	    43    8  hash of the sender's ring.Table; 0: it has none
 //	    51  1+n  length of the sender's name, and the name: at most MaxName bytes
+//	  52+n    1  flags: 1 the time of sending is that of the cluster, see seal.Clock;
+//	             older senders go by their own clock, and have no flags
 //	             records
 //	   -16   16  HMAC-SHA256, truncated, of all before; zeros when not signed
 //
@@ -75,6 +77,7 @@ const (
 	recordReply = 3
 	recordProbe = 4
 
+	flagClock   = 1 // of a header
 	flagReset   = 1
 	flagAsk     = 2
 	flagStale   = 1

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -306,7 +307,7 @@ func TestRefusals(t *testing.T) {
 	signed := func(at int, b ...byte) func([]byte) []byte {
 		return func(p []byte) []byte { copy(p[at:], b); return resign(k, p) }
 	}
-	header := 52 + len(from.Gateway)
+	header := 53 + len(from.Gateway)
 	for name, tc := range map[string]struct {
 		change func([]byte) []byte
 		want   error
@@ -361,10 +362,35 @@ func TestUserOfAnotherPartitionIsRefused(t *testing.T) {
 	}
 }
 
+// TestAge: the receiver knows for how long a list of live users was under way, unless the sender is of a release that
+// goes by its own clock.
+func TestAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := keys(t, "secret")
+		flags := 52 + len(from.Gateway)
+		e := NewEncoder(from, "to:1", k, 0)
+		r := newReceiver(t, "to:1", k)
+		ours, older := packBeats(t, e, alive(1, 1))[0], packBeats(t, e, alive(1, 1))[0]
+		older = slices.Delete(older, flags, flags+1)
+		older[6]-- // the length of the header
+		older[4]-- // the length of the datagram
+		time.Sleep(5 * time.Second)
+		for i, p := range [][]byte{ours, resign(k, older)} {
+			if err := r.Decode(p); err != nil {
+				t.Fatal(err)
+			}
+			want := []time.Duration{5 * time.Second, 0}[i]
+			if got := r.beats[i].Age; got != want {
+				t.Errorf("datagram %d: %s, want %s", i, got, want)
+			}
+		}
+	})
+}
+
 // TestFormatCanGrow: what a later version appends is skipped.
 func TestFormatCanGrow(t *testing.T) {
 	k := keys(t, "secret")
-	header := 52 + len(from.Gateway)
+	header := 53 + len(from.Gateway)
 	op := []byte{1, 9, 0, 0, 0, 0, 0, 0, 0, 2, 'p', 0} // join of user 9 on p
 	ops := func(extra []byte, list ...[]byte) []byte {
 		b := []byte{9, 1, 1, byte(len(list)), 0}
@@ -478,7 +504,7 @@ func FuzzDatagram(f *testing.F) {
 // proportion to the datagram.
 func FuzzRecords(f *testing.F) {
 	k := keys(f)
-	header := 52 + len(from.Gateway)
+	header := 53 + len(from.Gateway)
 	seed := func(p []byte) {
 		f.Add(p[3], p[header:len(p)-seal.Size])
 	}

@@ -20,7 +20,7 @@ type DecoderConfig struct {
 	Name       string           // of the receiver, as its senders know it; required
 	Partitions int              // P; default presence.DefaultPartitions
 	Keys       *seal.Keys       // required
-	Now        func() time.Time // default time.Now
+	Now        func() time.Time // as Config.Now
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
 	OnTable    Tables           // called for every datagram whose sender has a ring; may be nil
@@ -41,6 +41,7 @@ type Decoder struct {
 	parts   []int32 // the partitions of alive
 	number  []int32 // number of alive users by partition; all zero between datagrams
 	seen    []int32 // partitions whose number is not zero
+	age     time.Duration
 }
 
 // NewDecoder returns a Decoder.
@@ -130,9 +131,15 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	case le.Uint64(p[offReceiver:]) != d.self:
 		return nil, 0, source, ErrMisdirected
 	}
+	now, at := d.cfg.Now(), int64(le.Uint64(p[offTime:]))
 	source.Incarnation = le.Uint64(p[offIncarnation:])
-	source.Gateway, err = d.guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
-		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
+	source.Gateway, err = d.guard.Admit(now, p[offName+1:offName+1+name],
+		source.Incarnation, at, le.Uint64(p[offSequence:]))
+	d.age = 0
+	if flags := p[offName+1+name : header]; len(flags) > 0 && flags[0]&flagClock != 0 {
+		d.age = max(now.Sub(time.UnixMilli(at)), 0)
+	}
+
 	return signed[header:], p[3], source, err
 }
 
@@ -199,7 +206,7 @@ func (d *Decoder) split(source Source) {
 	at := int32(0)
 	for i, part := range d.seen {
 		n := d.number[part]
-		beats[i] = Beat{Source: source, Partition: int(part), Alive: users[at : at+n : at+n]}
+		beats[i] = Beat{Source: source, Partition: int(part), Alive: users[at : at+n : at+n], Age: d.age}
 		d.number[part] = at // from here on the index of the partition's next user
 		at += n
 	}

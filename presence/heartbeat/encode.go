@@ -40,6 +40,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encod
 	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
 	h = append(h, byte(len(from.Gateway)))
 	h = append(h, from.Gateway...)
+	h = append(h, flagClock)
 	h[offHeader] = byte(len(h))
 	e.header = h
 	return e

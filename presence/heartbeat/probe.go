@@ -22,6 +22,7 @@ func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
 		return
 	}
 	e := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
+	e.now = t.cfg.Now
 	e.probe(ofAnswer, number, func(datagram []byte) { t.write(datagram, net.UDPAddrFromAddrPort(t.from)) })
 }
 

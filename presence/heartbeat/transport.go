@@ -51,7 +51,7 @@ type Config struct {
 	Name        string
 	Incarnation uint64           // of this process, see presence.NewIncarnation
 	Partitions  int              // P; default presence.DefaultPartitions
-	Now         func() time.Time // default time.Now
+	Now         func() time.Time // the time of the cluster, the zero time while it is not known; default time.Now
 
 	Resolver Resolver // default: DNS
 

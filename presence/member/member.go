@@ -14,6 +14,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
+	"headcount/presence/seal"
 )
 
 // Store is the part of the region's store that a member itself needs.
@@ -31,13 +32,14 @@ type Gateway interface {
 	StoreAway()
 	StoreBack()
 	OwnersChanged(partitions []int)
+	Silent(buckets []int)
 	Run(ctx context.Context) error
 }
 
 // Node is the presence node of this process.
 type Node interface {
 	Deliver(b *heartbeat.Beat) bool
-	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	Hold(ctx context.Context, call presence.HoldCall) error
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	Own(partitions []int)
 	Owns(partition int) bool
@@ -67,7 +69,7 @@ type Datagrams interface {
 // Calls carries updates, holds and questions about users to other processes.
 type Calls interface {
 	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
-	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
+	Hold(ctx context.Context, addr string, call presence.HoldCall) error
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 }
 
@@ -76,9 +78,15 @@ type Config struct {
 	Self       presence.Process // required
 	Partitions int              // P; default presence.DefaultPartitions
 	Buckets    int              // B; default presence.DefaultBuckets
+	// PresenceTimeout is the silence of a dispatcher after which the counts of its buckets are stale at the latest;
+	// default 7s.
+	PresenceTimeout time.Duration
 	// Loopback says that messages are not signed, so only processes on this machine count
 	// as members.
 	Loopback   bool
+	Clock      *seal.Clock           // set by the renewals of the lease; nil: nobody reads it
+	Wall       func() time.Time      // the clock of the machine, compared with the store's; default time.Now
+	Elapsed    func() time.Duration  // goes on while the machine sleeps; default: by Wall
 	Tick       func()                // called before every check for a suspension; may be nil
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -107,6 +115,8 @@ type Member struct {
 	buckets    int
 	loopback   bool
 	tick       func()
+	clock      *seal.Clock
+	wall       func() time.Time
 	log        zerolog.Logger
 	parts      Parts
 	alone      bool // a cluster of one: there can be no other processes
@@ -124,6 +134,7 @@ type Member struct {
 	tableChanges, disagreements prometheus.Counter
 
 	suspension suspensionWatch
+	greetings  greetings
 	lease      lease // only membership's goroutine uses it
 
 	renewing chan struct{} // holds one while the lease is renewed or ended, each of which takes renewLimit at most; a lock of ended
@@ -139,8 +150,24 @@ func New(cfg Config) *Member {
 	if cfg.Buckets == 0 {
 		cfg.Buckets = presence.DefaultBuckets
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = &seal.Clock{}
+	}
+	if cfg.Wall == nil {
+		cfg.Wall = time.Now
+	}
+	if cfg.Elapsed == nil {
+		cfg.Elapsed = func() time.Duration { return time.Duration(cfg.Wall().UnixNano()) }
+	}
+	if cfg.PresenceTimeout == 0 {
+		cfg.PresenceTimeout = 7 * time.Second
+	}
 	m := &Member{
-		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
+		suspension: suspensionWatch{elapsed: cfg.Elapsed},
+		greetings:  greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback,
+		tick: cfg.Tick, log: cfg.Log,
+		clock: cfg.Clock, wall: cfg.Wall,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
 		renewSoon:    make(chan struct{}, 1),
@@ -193,6 +220,7 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 	if m.parts.Dispatcher != nil {
 		start(m.parts.Dispatcher.Run)
+		start(m.greet)
 	}
 	if m.parts.Regions != nil {
 		start(m.parts.Regions.Run)
@@ -202,6 +230,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.followStore)
 		start(m.followGeneration)
 		start(m.awaitCounts)
+		start(m.watchDispatchers)
 	}
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {

@@ -34,6 +34,8 @@ const (
 	// nameWait is how long a process waits for its own former lease to end: when it was
 	// restarted, and when the store came back with older data, which may have that lease.
 	nameWait = leaseTTL + 2*time.Second
+	// clockTolerance is how far the clock of this machine may be from the store's without a line in the log.
+	clockTolerance = 5 * time.Second
 	// generationEvery is how often a gateway's process checks whether the store lost
 	// the endpoints.
 	generationEvery = 2 * renewEvery
@@ -61,6 +63,7 @@ type lease struct {
 	check              time.Time // when the node must check all its claims; zero: not scheduled
 	round              int       // number of the renewal; selects the part of the claims to check
 	attach             time.Time // when the gateway must attach its topics again; zero: not scheduled
+	clockDiffers       bool      // the clock of this machine was not the store's at the last renewal
 }
 
 // sighting is a process as described by its lease when it was last read.
@@ -68,6 +71,8 @@ type sighting struct {
 	presence.Process
 	at     time.Time
 	joined bool // the lease has had roles, which a starting process adds when it takes part
+	greets bool // it has a dispatcher that greets gateways
+	began  bool // this is the first sight of the run
 }
 
 // membership renews the lease and follows the leases of the other processes, until ctx
@@ -138,7 +143,11 @@ func (m *Member) renew(ctx context.Context) error {
 		// claims them.
 		self.Roles = nil
 	}
-	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
+	if slices.Contains(self.Roles, presence.RoleDispatcher) {
+		self.Roles = append(slices.Clone(self.Roles), greets)
+	}
+	asked := time.Now()
+	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
 	if l.restarted = l.restarted || taken; taken || errors.Is(err, presence.ErrNoFacts) {
@@ -155,6 +164,7 @@ func (m *Member) renew(ctx context.Context) error {
 		l.missed, l.newborn = true, false
 		return err
 	}
+	m.observeClock(storeTime, asked)
 	m.reattach(now)
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
@@ -176,6 +186,20 @@ func (m *Member) renew(ctx context.Context) error {
 	m.checkClaims(now, late)
 	m.adopt(now)
 	return nil
+}
+
+// observeClock takes the store's time from a renewal, and logs once when the clock of this machine differs from it.
+func (m *Member) observeClock(store, asked time.Time) {
+	m.clock.Observe(store, asked)
+
+	ahead := time.Duration(m.wall().UnixMilli()-m.clock.Now().UnixMilli()) * time.Millisecond
+	differs := ahead.Abs() > clockTolerance
+	if differs && !m.lease.clockDiffers {
+		m.log.Warn().Stringer("ahead", ahead).
+			Msg("the clocks of this process and of the store differ; presence goes by the store's, " +
+				"tokens and times of history by this one: correct them")
+	}
+	m.lease.clockDiffers = differs
 }
 
 // reattach makes the gateway attach its topics again after its lease had lapsed, at once and once more after
@@ -234,18 +258,21 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 	}
 	for _, other := range processes {
 		if !m.loopback || setting.IsLoopback(other.Name) {
+			greeter := slices.Contains(other.Roles, greets)
+			other.Roles = slices.DeleteFunc(slices.Clone(other.Roles), func(role string) bool { return role == greets })
 			old := seen[other.Name]
+			began := old == nil || old.Incarnation != other.Incarnation
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
 				m.died(old)
 			}
-			if (old == nil || old.Incarnation != other.Incarnation) && m.parts.Datagrams != nil {
+			if began && m.parts.Datagrams != nil {
 				m.parts.Datagrams.Began(other.Name)
 			}
 			joined := old != nil && old.joined && old.Incarnation == other.Incarnation || len(other.Roles) > 0
 			if joined && (old == nil || !old.joined) && other.Name != m.self.Name {
 				m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
 			}
-			seen[other.Name] = &sighting{other, now, joined}
+			seen[other.Name] = &sighting{other, now, joined, greeter, began}
 		}
 	}
 }
@@ -283,6 +310,7 @@ func (m *Member) adopt(now time.Time) {
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
+	m.expectGreetings(now)
 	m.view.Store(&view{incarnations, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
@@ -299,6 +327,17 @@ func (m *Member) adopt(now time.Time) {
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
 			Msg("the cluster changed")
 	}
+}
+
+// expectGreetings notes which dispatchers greet this process.
+func (m *Member) expectGreetings(now time.Time) {
+	var names []string
+	for name, s := range m.lease.members {
+		if s.greets && name != m.self.Name {
+			names = append(names, name)
+		}
+	}
+	m.greetings.expect(names, func(name string) bool { return m.lease.members[name].began }, now)
 }
 
 // gone handles a process that has left or died. The dispatchers drop its endpoints

@@ -13,7 +13,12 @@ import (
 	"headcount/presence/ring"
 )
 
-const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
+const (
+	holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
+	// clockError is more than the clocks of two gateways differ by: a call to the store takes less. A call about a hold
+	// that was overtaken after it had waited for longer fails, as its client may have given up.
+	clockError = 500 * time.Millisecond
+)
 
 // applyTable makes t the table. It passes the parts their partitions and buckets, and the
 // gateway the partitions that have moved.
@@ -113,9 +118,10 @@ func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []
 	}
 }
 
-// ReceiveUpdates takes updates that another process pushed.
-func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
+// ReceiveUpdates takes updates that another process pushed. Without updates it is a greeting.
+func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	if m.parts.Gateway != nil {
+		m.greetings.hear(from, time.Now())
 		m.parts.Gateway.Push(updates)
 	}
 }
@@ -123,16 +129,21 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
 // errResumed refuses a hold after a suspension, see suspensionWatch.
 var errResumed = fmt.Errorf("hold: %w: the process was suspended a moment ago", presence.ErrUnavailable)
 
-// Hold asks the owner of the user's partition to take or end a hold. While the partition
-// changes its owner, Hold asks again until ctx ends. It refuses a hold when the process
-// was suspended a moment ago.
+// Hold asks the owner of the user's partition to take or end a hold, again while the partition changes its owner, until
+// ctx ends. It refuses a hold when the process was suspended a moment ago.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	if m.suspension.resumed() {
 		return errResumed
 	}
+	call := presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
 	for {
-		err := m.holdOnce(ctx, u, page, on)
-		if !errors.Is(err, presence.ErrNotOwner) {
+		err := m.holdOnce(ctx, call)
+		switch {
+		case errors.Is(err, presence.ErrNotOwner):
+		case errors.Is(err, presence.ErrOvertaken) && time.Since(call.Asked) < clockError:
+			// The other call may have been answered before this one came, at a gateway whose clock is ahead.
+			call.Asked = time.Now()
+		default:
 			return err
 		}
 		if !outage.Sleep(ctx, holdRetry) {
@@ -141,31 +152,31 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 	}
 }
 
-func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on bool) error {
+func (m *Member) holdOnce(ctx context.Context, call presence.HoldCall) error {
 	t := m.table.Load()
 	if t == nil {
 		return presence.ErrNotOwner
 	}
-	switch owner, ok := t.Node(u.Partition(m.partitions)); {
+	switch owner, ok := t.Node(call.User.Partition(m.partitions)); {
 	case !ok:
 		return presence.ErrNotOwner
 	case owner == m.self.Name:
-		return m.parts.Node.Hold(ctx, u, page, on)
+		return m.parts.Node.Hold(ctx, call)
 	default:
-		return m.parts.Calls.Hold(ctx, owner, u, page, on)
+		return m.parts.Calls.Hold(ctx, owner, call)
 	}
 }
 
 // ReceiveHold takes or ends a hold for another process, which waits no longer than
-// presence.HoldTimeout. It refuses a hold when this process was suspended a moment ago.
-func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
+// presence.HoldTimeout from the call on. It refuses a hold when this process was suspended a moment ago.
+func (m *Member) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
 	switch {
 	case m.parts.Node == nil:
 		return presence.ErrNotOwner
 	case m.suspension.resumed():
 		return errResumed
 	}
-	ctx, cancel := context.WithTimeout(ctx, presence.HoldTimeout)
+	ctx, cancel := context.WithDeadline(ctx, call.Asked.Add(presence.HoldTimeout))
 	defer cancel()
-	return m.parts.Node.Hold(ctx, u, page, on)
+	return m.parts.Node.Hold(ctx, call)
 }

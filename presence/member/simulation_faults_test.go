@@ -281,11 +281,11 @@ func (s *simulation) cut(a, b *member) {
 	}
 	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
 	for _, w := range ways {
-		s.net.cuts.Store(w, struct{}{})
+		s.net.cutLink(w[0], w[1])
 	}
 	s.add(harmless, lasts, a.name+" and "+b.name+" are parted", func() {
 		for _, w := range ways {
-			s.net.cuts.Delete(w)
+			s.net.healLink(w[0], w[1])
 		}
 	})
 }

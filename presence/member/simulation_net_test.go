@@ -25,7 +25,9 @@ var errDead = errors.New("the process is dead")
 type network struct {
 	seed    uint64
 	weather atomic.Pointer[weather]
-	cuts    sync.Map // [2]string -> struct{}: datagrams and calls from one name to another are lost
+	// cuts has, as [2]string -> chan struct{}, the pairs of names of which the first does not reach the second until the
+	// channel is closed: datagrams are lost, and calls arrive then, as TCP delivers them.
+	cuts sync.Map
 
 	mu    sync.Mutex
 	lives map[string]*life // by name, the present one
@@ -88,8 +90,26 @@ func (n *network) find(name string) *life {
 	return n.lives[name]
 }
 
-func (n *network) cut(from, to string) bool {
-	_, cut := n.cuts.Load([2]string{from, to})
+// cut reports whether a link is cut, and returns what is closed when it is not any more.
+func (n *network) cut(from, to string) (healed chan struct{}, cut bool) {
+	until, cut := n.cuts.Load([2]string{from, to})
+	if !cut {
+		return nil, false
+	}
+	return until.(chan struct{}), true
+}
+
+func (n *network) cutLink(from, to string) { n.cuts.Store([2]string{from, to}, make(chan struct{})) }
+
+func (n *network) healLink(from, to string) {
+	if until, cut := n.cuts.LoadAndDelete([2]string{from, to}); cut {
+		close(until.(chan struct{}))
+	}
+}
+
+// lost reports whether a datagram from one name to another is lost.
+func (n *network) lost(from, to string) bool {
+	_, cut := n.cut(from, to)
 	return cut
 }
 
@@ -183,7 +203,7 @@ func (a address) Network() string { return "memory" }
 func (a address) String() string  { return string(a) }
 
 func (s *socket) WriteTo(b []byte, to net.Addr) (int, error) {
-	if !s.l.moving() || s.l.net.cut(s.l.name, to.String()) {
+	if !s.l.moving() || s.l.net.lost(s.l.name, to.String()) {
 		return len(b), nil
 	}
 	w := s.l.net.weather.Load()
@@ -246,10 +266,7 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	if to == nil || to.ended() {
 		return nil, &net.OpError{Op: "dial", Net: "memory", Err: syscall.ECONNREFUSED}
 	}
-	if l.net.cut(l.name, to.name) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
+	healed, cut := l.net.cut(l.name, to.name)
 	if w := l.net.weather.Load(); luck < w.lost/4 {
 		if luck < w.lost/8 {
 			return nil, syscall.ECONNRESET
@@ -259,10 +276,17 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	answer := make(chan *http.Response, 1)
 	go func() {
+		if cut { // the caller may have given up when the call arrives
+			select {
+			case <-healed:
+			case <-l.dead: // and its connections with it
+				return
+			}
+		}
 		if to.pass() != nil {
 			return
 		}
-		in := req.Clone(ctx)
+		in := req.Clone(context.WithoutCancel(ctx))
 		in.Body, in.RequestURI, in.RemoteAddr = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI(), l.name
 		in.Host = req.URL.Host
 		w := httptest.NewRecorder()

@@ -28,6 +28,7 @@ type sharedStore struct {
 	away       bool
 	silent     bool          // while the store is away, calls get no answer instead of an error
 	slow       time.Duration // duration of calls that are not about leases
+	clock      time.Duration // by how much its clock is ahead
 	changed    chan struct{}
 	lostAt     time.Time
 	leases     map[string]simLease
@@ -150,9 +151,11 @@ func (o *ownStore) Attach(ctx context.Context, gateway string, topics []presence
 	return o.Store.Attach(ctx, gateway, topics)
 }
 
-func (o *ownStore) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+func (o *ownStore) Renew(
+	ctx context.Context, p presence.Process, ttl time.Duration,
+) ([]presence.Process, time.Time, error) {
 	if err := o.l.pass(); err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
 	return o.Store.Renew(ctx, p, ttl)
 }
@@ -483,7 +486,9 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 	}
 }
 
-func (h *handle) Renew(ctx context.Context, p presence.Process, ttl time.Duration) (all []presence.Process, err error) {
+func (h *handle) Renew(
+	ctx context.Context, p presence.Process, ttl time.Duration,
+) (all []presence.Process, at time.Time, err error) {
 	err = h.callAs(ctx, true, func() error {
 		now := time.Now()
 		if old, ok := h.leases[p.Name]; ok && old.Incarnation != p.Incarnation && now.Before(old.until) {
@@ -511,12 +516,13 @@ func (h *handle) Renew(ctx context.Context, p presence.Process, ttl time.Duratio
 			}
 		}
 		slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+		at = now.Add(h.clock)
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
-	return all, nil
+	return all, at, nil
 }
 
 func (h *handle) Leave(ctx context.Context, p presence.Process) error {

@@ -18,7 +18,7 @@ import (
 func TestStillness(t *testing.T) {
 	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldTimeout - suspensionCheck: false, presence.HoldTimeout + suspensionCheck: true, time.Hour: true} {
 		synctest.Test(t, func(t *testing.T) {
-			s := suspensionWatch{}
+			s := suspensionWatch{elapsed: func() time.Duration { return time.Duration(time.Now().UnixNano()) }}
 			if s.resumed() {
 				t.Fatal("it is waking before it looked for the first time")
 			}

@@ -42,6 +42,7 @@ import (
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
 	"headcount/presence/rpc"
+	"headcount/presence/seal"
 )
 
 // The simulation runs a whole cluster in this process, with a clock, a network
@@ -141,7 +142,7 @@ const (
 	simTimeout    = 7 * time.Second // presence-timeout, unless a test says otherwise
 	simGrace      = 2 * time.Second // leave-grace
 	simRounds     = 2
-	simSkew       = 2 * time.Second  // of a clock, at most, either way
+	simSkew       = time.Hour        // of a clock, at most, either way
 	simQuiet      = 10 * time.Second // until every count must be exact
 	simUsers      = 12
 )
@@ -644,26 +645,30 @@ type embeddable interface {
 
 // start begins a life of the member.
 func (s *simulation) start(m *member) {
-	clock := func() time.Time { return time.Now().Add(m.skew) }
-	incarnation := uint64(clock().UnixMilli())
+	wall := func() time.Time { return time.Now().Add(m.skew) }
+	clock := &seal.Clock{}
+	incarnation := uint64(wall().UnixMilli())
 	self := presence.Process{Name: m.name, Roles: m.roles, Incarnation: incarnation}
 	log := zerolog.Nop()
 	if s.replay {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
 	l := s.net.live(m.name, incarnation)
-	p := New(Config{Self: self, Partitions: simPartitions, Buckets: simBuckets, Tick: func() { _ = l.pass() }, Log: log})
+	p := New(Config{
+		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock, Wall: wall,
+		Tick: func() { _ = l.pass() }, Log: log,
+	})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
 	keys := [][]byte{[]byte("a cluster secret")}
 	transport, err := heartbeat.New(heartbeat.Config{
 		Conn: l.socket, Keys: keys, Name: m.name, Incarnation: incarnation, Partitions: simPartitions,
-		Resolver: s.net, Now: clock, OnBeat: p, OnReply: p, OnTable: p, Log: log,
+		Resolver: s.net, Now: clock.Now, OnBeat: p, OnReply: p, OnTable: p, Log: log,
 	})
 	must(err)
-	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l, Now: clock})
+	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l, Now: clock.Now})
 	must(err)
 	l.calls, err = rpc.NewHandler(rpc.Config{
-		Keys: keys, Name: m.name, Now: clock, Log: log,
+		Keys: keys, Name: m.name, Now: clock.Now, Log: log,
 		Updates: p, Holds: p,
 	})
 	must(err)
@@ -731,7 +736,8 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
 	gw, err := gateway.New(gateway.Config{
-		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: presencemem.New(presencemem.Config{}),
+		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
+		Unread:  presencemem.New(presencemem.Config{}),
 		Cluster: p,
 		Times: gateway.Times{
 			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,

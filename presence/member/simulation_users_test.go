@@ -700,12 +700,19 @@ func counterOf(body []byte) (presence.Count, error) {
 
 // request is one HTTP request; status 0 says that there was no answer.
 func (s *simulation) request(gateway, method, path, token, body string) (status int, answer []byte) {
+	return s.requestWithin(putPatience, gateway, method, path, token, body)
+}
+
+// requestWithin is request of a client that hangs up when it has no answer after some time.
+func (s *simulation) requestWithin(
+	patience time.Duration, gateway, method, path, token, body string,
+) (status int, answer []byte) {
 	end, err := s.net.dial(gateway)
 	if err != nil {
 		return 0, nil
 	}
 	defer end.Close()
-	_ = end.SetDeadline(time.Now().Add(putPatience))
+	_ = end.SetDeadline(time.Now().Add(patience))
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n", method, path, gateway, len(body))
 	if token != "" {

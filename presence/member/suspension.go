@@ -20,15 +20,17 @@ const (
 // have waited in the system's buffers for any time; their clients may have given up and
 // asked for the opposite elsewhere. Any goroutine may call resumed.
 type suspensionWatch struct {
-	looked    atomic.Int64 // when run last read the clock, unix nanoseconds; 0: not yet
+	// elapsed is a clock that goes on while the machine sleeps, as Go's monotonic one does not. Where it can be set, that
+	// looks like a suspension at worst.
+	elapsed   func() time.Duration
+	looked    atomic.Int64 // when run last read the clock; 0: not yet
 	resumedAt atomic.Int64 // when run last found that the process had been suspended
 }
 
 // resumed reports whether the process was suspended until a moment ago, even before run
-// has noticed the suspension. It compares wall clock times, since the monotonic clock may
-// stop while a machine sleeps; at worst, setting the clock looks like a suspension.
+// has noticed the suspension.
 func (s *suspensionWatch) resumed() bool {
-	now := time.Now().UnixNano()
+	now := int64(s.elapsed())
 	if s.suspended(now) {
 		return true
 	}
@@ -49,7 +51,7 @@ func (s *suspensionWatch) run(ctx context.Context, ticked func()) {
 		if ticked != nil {
 			ticked()
 		}
-		now := time.Now().UnixNano()
+		now := int64(s.elapsed())
 		if s.suspended(now) {
 			s.resumedAt.Store(now)
 		}

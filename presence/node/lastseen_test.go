@@ -90,11 +90,11 @@ func TestLastSeen(t *testing.T) {
 		time.Sleep(2 * timeout)
 		r.wantSeen(1, silent.Add(timeout))
 
-		if err := r.node.Hold(t.Context(), 4, "p", true); err != nil {
+		if err := r.node.Hold(t.Context(), asked(4, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		r.wantPresent(4)
-		if err := r.node.Hold(t.Context(), 4, "p", false); err != nil {
+		if err := r.node.Hold(t.Context(), asked(4, "p", false)); err != nil {
 			t.Fatal(err)
 		}
 		r.wantSeen(4, time.Now())
@@ -248,7 +248,7 @@ func TestDepartures(t *testing.T) {
 		d.want(t)
 		r.op(b, leave(1, "p", 0))
 		d.want(t, 1)
-		if err := r.node.Hold(t.Context(), 7, "p", true); err != nil {
+		if err := r.node.Hold(t.Context(), asked(7, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		stop()

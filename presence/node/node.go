@@ -168,14 +168,13 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 	}
 }
 
-// Hold takes or renews the user's hold on the page, which lasts three presence
-// timeouts; if on is false, it ends the hold. It returns when the store has the change,
-// or with presence.ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
-// may still take effect, but only if the actor had begun it before ctx ended. A later
-// start, for instance after a suspension of the process, could undo a newer request of
-// the caller.
-func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
-	p := n.actors[u.Partition(len(n.actors))].Load()
+// Hold takes, renews or ends a hold, which lasts three presence timeouts. It returns when
+// the store has the change, or with presence.ErrNotOwner, presence.ErrOvertaken,
+// ErrTooManyHolds or ctx's error. After an error the change may still take effect, but only
+// if the actor had begun it before ctx ended. A later start, for instance after a suspension
+// of the process, could undo a newer request of the caller.
+func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
+	p := n.actors[call.User.Partition(len(n.actors))].Load()
 	if p == nil {
 		return presence.ErrNotOwner
 	}
@@ -184,7 +183,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	}
 	done := make(chan error, 1)
 	select {
-	case p.mail <- &holdCall{ctx, u, page, on, done}:
+	case p.mail <- &holdCall{call, ctx, done}:
 	case <-p.ended:
 		return presence.ErrNotOwner
 	case <-ctx.Done():

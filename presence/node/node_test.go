@@ -345,7 +345,7 @@ func TestHolds(t *testing.T) {
 		r, _ := start(t, "n", newStore())
 		hold := func(page string, on bool) {
 			t.Helper()
-			if err := r.node.Hold(t.Context(), 1, page, on); err != nil {
+			if err := r.node.Hold(t.Context(), asked(1, page, on)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -372,7 +372,7 @@ func TestHolds(t *testing.T) {
 			hold(fmt.Sprint("p", i), true)
 		}
 		hold("p0", true)
-		if err := r.node.Hold(t.Context(), 1, "one more", true); !errors.Is(err, presence.ErrTooMany) {
+		if err := r.node.Hold(t.Context(), asked(1, "one more", true)); !errors.Is(err, presence.ErrTooMany) {
 			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
 		}
 		r.want("one more", 0)
@@ -387,13 +387,13 @@ func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		for range 50 { // there is room in the mailbox all the time
-			if err := r.node.Hold(ctx, 1, "p", true); !errors.Is(err, context.Canceled) {
+			if err := r.node.Hold(ctx, asked(1, "p", true)); !errors.Is(err, context.Canceled) {
 				t.Fatalf("Hold = %v, want Canceled", err)
 			}
 		}
 		r.want("p", 0)
 		done := make(chan error, 1)
-		r.node.actors[1].Load().post(&holdCall{ctx, 1, "p", true, done})
+		r.node.actors[1].Load().post(&holdCall{asked(1, "p", true), ctx, done})
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Fatalf("the actor answered %v, want Canceled", err)
 		}
@@ -408,7 +408,7 @@ func TestTakeover(t *testing.T) {
 		old, _ := start(t, "old", store)
 		old.op(gw("a"), join(1, "p"))
 		old.op(gw("a"), join(2, "p"))
-		if err := old.node.Hold(t.Context(), 3, "p", true); err != nil {
+		if err := old.node.Hold(t.Context(), asked(3, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		next, _ := start(t, "next", store)
@@ -492,7 +492,7 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 		r, stop := start(t, "old", store)
 		hold := func(u presence.User, on bool) {
 			t.Helper()
-			if err := r.node.Hold(t.Context(), u, "p", on); err != nil {
+			if err := r.node.Hold(t.Context(), asked(u, "p", on)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -537,10 +537,10 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 		store := newStore()
 		zombie, _ := start(t, "zombie", store)
 		owner, _ := start(t, "owner", store)
-		if err := owner.node.Hold(t.Context(), 1, "p", true); err != nil {
+		if err := owner.node.Hold(t.Context(), asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
-		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, presence.ErrNotOwner) {
+		if err := zombie.node.Hold(t.Context(), asked(1, "p", false)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("the zombie's answer = %v, want presence.ErrNotOwner", err)
 		}
 		owner.want("p", 1)
@@ -575,12 +575,12 @@ func TestANodeThatWasCutOffTakesNothingBack(t *testing.T) {
 		store := newStore()
 		s := &shaky{Store: store}
 		first, _ := start(t, "first", s)
-		if err := first.node.Hold(t.Context(), 1, "p", true); err != nil {
+		if err := first.node.Hold(t.Context(), asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		s.set(func() { s.away = true })
 		next, _ := start(t, "next", &shaky{Store: store, generation: 1})
-		if err := next.node.Hold(t.Context(), 1, "p", false); err != nil {
+		if err := next.node.Hold(t.Context(), asked(1, "p", false)); err != nil {
 			t.Fatal(err)
 		}
 		s.set(func() { s.away, s.generation = false, 1 })
@@ -1200,7 +1200,7 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
 			t.Fatal("a beat was taken for a partition that is not owned")
 		}
-		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, presence.ErrNotOwner) {
+		if err := r.node.Hold(t.Context(), asked(1, "p", true)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("Hold = %v, want presence.ErrNotOwner", err)
 		}
 		r.want("p", 1) // it is the next owner's to say
@@ -1555,10 +1555,10 @@ func TestArrivals(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		r.op(a, join(3, "q"))
 		want("back after the grace", "3q")
-		if err := r.node.Hold(t.Context(), 6, "p", true); err != nil {
+		if err := r.node.Hold(t.Context(), asked(6, "p", true)); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.node.Hold(t.Context(), 6, "p", true); err != nil {
+		if err := r.node.Hold(t.Context(), asked(6, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		want("a hold that is taken and renewed", "6* 6p")
@@ -1569,4 +1569,9 @@ func TestArrivals(t *testing.T) {
 		next.op(a, join(3, "q"))
 		want("reported to the next owner", "")
 	})
+}
+
+// asked is a call about a hold that is made now.
+func asked(u presence.User, page string, on bool) presence.HoldCall {
+	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
 }

@@ -60,6 +60,8 @@ type partition struct {
 	done    uint64 // the last batch that the actor knows to be in the store, and whose counts its pages have
 	wheel   wheel
 
+	holdOrder holdOrder
+
 	takeover takeover
 	start    time.Duration // the node's clock at the claim
 	alarm    int64         // when run's timer fires; 0: the timer is stopped
@@ -78,6 +80,8 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		holds:   &source{},
 		loaded:  &source{},
 		start:   n.clock.now(),
+
+		holdOrder: holdOrder{asked: map[memberKey]time.Time{}},
 	}
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 is done

@@ -42,13 +42,11 @@ func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
-// holdCall takes or renews a hold; if on is false, it ends the hold.
+// holdCall is a call about a hold.
 type holdCall struct {
+	presence.HoldCall
 	ctx  context.Context // the caller's
-	user presence.User
-	page string
-	on   bool
-	done chan error // buffered, so that the actor never waits for a caller that gave up
+	done chan error      // buffered, so that the actor never waits for a caller that gave up
 }
 
 // beat applies one message of a gateway.
@@ -67,7 +65,9 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			s.deadline = now + p.timeout() // expire files s under the new deadline when the old one passes
+			// A list that a slow link delivers after its gateway died keeps nobody longer than that gateway would have.
+			// expire files s under the new deadline when the old one passes.
+			s.deadline = max(s.deadline, now+p.timeout()-b.Age.Milliseconds())
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
@@ -218,18 +218,25 @@ func (p *partition) hold(c *holdCall) {
 		c.done <- err
 		return
 	}
-	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
+
+	key := memberKey{c.User, c.Page}
+	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
+		c.done <- err
+		return
+	}
+
+	s, pg := p.lookup(c.User, p.holds), p.pages[c.Page]
 	switch {
-	case c.on:
+	case c.On:
 		if s != nil && len(s.list) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
 			c.done <- ErrTooManyHolds
 			return
 		}
-		pg = p.page(c.page)
-		p.noteArrival(c.user, pg)
-		s = p.session(c.user, p.holds, pg)
+		pg = p.page(c.Page)
+		p.noteArrival(c.User, pg)
+		s = p.session(c.User, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.noteMember(c.user, pg) // join does not note a member if only the end of the hold moved
+		p.noteMember(c.User, pg) // join does not note a member if only the end of the hold moved
 		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)

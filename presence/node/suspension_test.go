@@ -44,7 +44,7 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 				defer func() { thaw(); cancel(); <-done }()
 				synctest.Wait()
 				for u := range presence.User(6) {
-					if err := n.Hold(ctx, u, "p", true); err != nil {
+					if err := n.Hold(ctx, asked(u, "p", true)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -52,7 +52,7 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 				time.Sleep(4 * time.Second)
 				next, _ := start(t, "next", s)
 				for u := range presence.User(6) {
-					if err := next.node.Hold(ctx, u, "p", false); err != nil {
+					if err := next.node.Hold(ctx, asked(u, "p", false)); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -19,7 +19,7 @@ type lease struct {
 // Renew implements presence.Processes. Usually only the process that has this store
 // in its memory keeps a lease. There are no facts: no other process can have other
 // settings.
-func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, time.Time, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -29,7 +29,7 @@ func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) 
 		}
 	}
 	if old, held := s.leases[p.Name]; held && old.Incarnation != p.Incarnation {
-		return nil, fmt.Errorf("presencemem: renew the lease of %s: %w", p.Name, presence.ErrNameTaken)
+		return nil, now, fmt.Errorf("presencemem: renew the lease of %s: %w", p.Name, presence.ErrNameTaken)
 	}
 	p.Roles = slices.Clone(p.Roles)
 	s.leases[p.Name] = lease{p, now.Add(ttl)}
@@ -38,7 +38,7 @@ func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) 
 		all = append(all, l.Process)
 	}
 	slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
-	return all, nil
+	return all, now, nil
 }
 
 // Leave implements presence.Processes.

@@ -211,12 +211,10 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 	if err != nil {
 		return err
 	}
-	for name, lease := range leases {
-		end, _, _ := strings.Cut(lease, " ")
-		ms, err := strconv.ParseInt(end, 10, 64)
-		p, bad := parseLease(name, lease)
-		if err == nil && bad == nil && (k.now.IsZero() || ms > k.now.UnixMilli()) {
-			k.found.Processes = append(k.found.Processes, p)
+	for name, text := range leases {
+		l, err := parseLease(name, text)
+		if err == nil && (k.now.IsZero() || l.ends.After(k.now)) {
+			k.found.Processes = append(k.found.Processes, l.Process)
 		}
 	}
 	slices.SortFunc(k.found.Processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })

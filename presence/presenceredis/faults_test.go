@@ -479,7 +479,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		})
 	}
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")
-	if _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
+	if _, _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
 	}
 	_ = c.s.Close() // nothing is logged any more

@@ -39,7 +39,7 @@ func TestClockANodeHealsRedis(t *testing.T) {
 	const users, pages = 200, 7
 	for i := range users {
 		testkit.Eventually(t, "a hold", func() bool {
-			return n.Hold(ctx, presence.User(i)*0x9E3779B97F4A7C15, fmt.Sprint("p", i%pages), true) == nil
+			return n.Hold(ctx, asked(presence.User(i)*0x9E3779B97F4A7C15, fmt.Sprint("p", i%pages), true)) == nil
 		})
 	}
 	right := func() bool {
@@ -72,3 +72,8 @@ func TestClockANodeHealsRedis(t *testing.T) {
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
+
+// asked is a call about a hold that is made now.
+func asked(u presence.User, page string, on bool) presence.HoldCall {
+	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+}

@@ -3,6 +3,7 @@ package presenceredis
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -64,15 +65,32 @@ func (s *Store) facts() []any {
 // Renew implements presence.Processes. Every running process has the facts in memory,
 // and writes them again when Redis was emptied. A starting process without facts waits
 // for that without a lease, for Config.FactsWait from its first call on.
-func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+func (s *Store) Renew(
+	ctx context.Context, p presence.Process, ttl time.Duration,
+) (processes []presence.Process, now time.Time, err error) {
 	if p.Name == "" || strings.ContainsAny(strings.Join(p.Roles, ""), ", ") {
-		return nil, fmt.Errorf("presenceredis: renew: %q with the roles %q is not a valid process", p.Name, p.Roles)
+		return nil, now, fmt.Errorf("presenceredis: renew: %q with the roles %q is not a valid process", p.Name, p.Roles)
 	}
-	processes, err := s.renew(ctx, p, ttl)
+
+	leases, err := s.renew(ctx, p, ttl)
 	if err != nil {
-		return nil, fmt.Errorf("presenceredis: renew the lease of %s: %w", p.Name, err)
+		return nil, now, fmt.Errorf("presenceredis: renew the lease of %s: %w", p.Name, err)
 	}
-	return processes, nil
+
+	for _, l := range leases {
+		processes = append(processes, l.Process)
+		if l.Name == p.Name {
+			now = l.ends.Add(-ttl) // the script has just made this lease, so its end shows the time of Redis
+		}
+	}
+
+	return processes, now, nil
+}
+
+// lease is the lease of a process.
+type lease struct {
+	presence.Process
+	ends time.Time // by the clock of Redis
 }
 
 // Values of the mode in which renew.lua handles missing facts.
@@ -94,7 +112,7 @@ func (s *Store) factsMode() string {
 	return mayNotWrite
 }
 
-func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (processes []presence.Process, err error) {
+func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (leases []lease, err error) {
 	restore, add := s.ourSeals()
 	args := []any{
 		p.Name, p.Incarnation, strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
@@ -127,20 +145,20 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		return nil, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
 	}
 	sealed, _ := strconv.Atoi(reply[1])
-	leases := 2 + 2*sealed
-	if err := s.takeSeals(reply[2:leases]); err != nil {
+	first := 2 + 2*sealed
+	if err := s.takeSeals(reply[2:first]); err != nil {
 		return nil, err
 	}
 	s.factsHeld, s.factsMissing = true, time.Time{}
-	for i := leases; i+1 < len(reply); i += 2 {
-		q, err := parseLease(reply[i], reply[i+1])
+	for i := first; i+1 < len(reply); i += 2 {
+		l, err := parseLease(reply[i], reply[i+1])
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 		}
-		processes = append(processes, q)
+		leases = append(leases, l)
 	}
-	slices.SortFunc(processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
-	return processes, nil
+	slices.SortFunc(leases, func(a, b lease) int { return strings.Compare(a.Name, b.Name) })
+	return leases, nil
 }
 
 // difference returns which fact differs in Redis, with a remedy.
@@ -177,20 +195,21 @@ func (f Facts) problem(fact, theirs string) string {
 }
 
 // parseLease parses "end incarnation roles".
-func parseLease(name, lease string) (presence.Process, error) {
-	fields := strings.SplitN(lease, " ", 3)
+func parseLease(name, text string) (lease, error) {
+	fields := strings.SplitN(text, " ", 3)
 	if len(fields) != 3 {
-		return presence.Process{}, fmt.Errorf("%w: a lease of %q", ErrForeign, name)
+		return lease{}, fmt.Errorf("%w: a lease of %q", ErrForeign, name)
 	}
+	ends, endsErr := strconv.ParseInt(fields[0], 10, 64)
 	incarnation, err := strconv.ParseUint(fields[1], 10, 64)
-	if err != nil {
-		return presence.Process{}, fmt.Errorf("%w: a lease of %q: %w", ErrForeign, name, err)
+	if err := errors.Join(endsErr, err); err != nil {
+		return lease{}, fmt.Errorf("%w: a lease of %q: %w", ErrForeign, name, err)
 	}
-	p := presence.Process{Name: name, Incarnation: incarnation}
+	l := lease{presence.Process{Name: name, Incarnation: incarnation}, time.UnixMilli(ends)}
 	if fields[2] != "" {
-		p.Roles = strings.Split(fields[2], ",")
+		l.Roles = strings.Split(fields[2], ",")
 	}
-	return p, nil
+	return l, nil
 }
 
 // Leave implements presence.Processes.

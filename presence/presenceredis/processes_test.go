@@ -20,7 +20,7 @@ func quick(c *presenceredis.Config) { c.FactsWait = 50 * time.Millisecond }
 func renew(t testing.TB, s *presenceredis.Store, p presence.Process) ([]presence.Process, error) {
 	t.Helper()
 	for {
-		all, err := s.Renew(t.Context(), p, time.Minute)
+		all, _, err := s.Renew(t.Context(), p, time.Minute)
 		if !errors.Is(err, presence.ErrNoFacts) {
 			return all, err
 		}
@@ -132,14 +132,14 @@ func TestServerRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	}
 	server.Flush(t)
 	starting := open(t, server.URL(), wait, func(c *presenceredis.Config) { c.Facts.Region = "other" })
-	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrNoFacts) {
+	if _, _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrNoFacts) {
 		t.Fatalf("Renew with no facts: %v, want ErrNoFacts", err)
 	}
-	got, err := old.Renew(t.Context(), p, time.Minute)
+	got, _, err := old.Renew(t.Context(), p, time.Minute)
 	if err != nil || len(got) != 1 {
 		t.Fatalf("Renew = %+v, %v; want old alone, without the one that waits", got, err)
 	}
-	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
+	if _, _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
 		t.Fatalf("Renew = %v, want ErrFacts", err)
 	}
 }
@@ -154,12 +154,12 @@ func TestClockAClockThatGoesBack(t *testing.T) {
 	}
 	server.Do(t, "HSET", "hc:{c}:leases", "died:1", fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 7 presence"))
 	const ttl = 300 * time.Millisecond
-	all, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
+	all, _, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%+v, %v; want both: it may run", all, err)
 	}
 	testkit.Within(t, ttl+time.Second, "the lease is over", func() bool {
-		all, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
+		all, _, err := s.Renew(t.Context(), presence.Process{Name: "a"}, ttl)
 		return err == nil && len(all) == 1
 	})
 }
@@ -177,7 +177,7 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
 	for _, lose := range [][]any{{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"}} {
 		server.Do(t, lose...)
-		if _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
+		if _, _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		if got := server.Do(t, "HGETALL", "hc:{c}:facts"); len(got.([]any)) != len(facts.([]any)) {

@@ -38,7 +38,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts
 	for errors.Is(err, presence.ErrNoFacts) {
-		_, err = s.Renew(ctx, process, time.Minute)
+		_, _, err = s.Renew(ctx, process, time.Minute)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -14,13 +14,14 @@ var processes = map[string]func(*testing.T, Store){
 	"all see who has a lease":              leases,
 	"a lease runs out":                     leaseRunsOut,
 	"a name and its lease are of one life": leave,
+	"a renewal shows the store's time":     storeTime,
 }
 
 // renew renews a lease, again and again until there are cluster facts.
 func renew(t *testing.T, s Store, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
 	t.Helper()
 	for {
-		all, err := s.Renew(t.Context(), p, ttl)
+		all, _, err := s.Renew(t.Context(), p, ttl)
 		if !errors.Is(err, presence.ErrNoFacts) {
 			return all, err
 		}
@@ -48,6 +49,18 @@ func leases(t *testing.T, s Store) {
 	leaving.Roles = nil
 	sees(t, s, leaving, leaving, bProcess)
 	sees(t, s, bProcess, leaving, bProcess)
+}
+
+// storeTime: the clock of the store is that of this machine, where it runs.
+func storeTime(t *testing.T, s Store) {
+	sees(t, s, aProcess, aProcess)
+	for _, ttl := range []time.Duration{time.Minute, time.Second} {
+		before := time.Now().Truncate(time.Millisecond)
+		_, now, err := s.Renew(t.Context(), aProcess, ttl)
+		if err != nil || now.Before(before) || now.After(time.Now()) {
+			t.Errorf("a renewal for %s after %s shows %s, %v", ttl, before, now, err)
+		}
+	}
 }
 
 func leaseRunsOut(t *testing.T, s Store) {

@@ -36,7 +36,7 @@ type ClientConfig struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
 	// Transport replaces the Client's own connections, so that Dial has no effect.
 	Transport  http.RoundTripper
-	Now        func() time.Time      // default time.Now
+	Now        func() time.Time      // the time of the cluster; default time.Now
 	Registerer prometheus.Registerer // registers the client's metrics; nil: there are none
 }
 
@@ -96,7 +96,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // PushUpdates sends updates to the process at addr: at most 1,024, which fit into one request.
-// It skips invalid updates, and returns an error about them after it has sent all others.
+// It skips invalid updates, and returns an error about them after it has sent all others. Without
+// updates the call only shows that this process reaches the other one.
 func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
 	wire := wireUpdates{Updates: make([]wireUpdate, 0, len(updates))}
 	for _, u := range updates {
@@ -106,7 +107,7 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 		}
 		wire.Updates = append(wire.Updates, wireUpdate{u.Topic.String(), u.Version.Incarnation, u.Version.Sequence, u.Stale, u.Value})
 	}
-	if len(wire.Updates) == 0 {
+	if wrong != nil && len(wire.Updates) == 0 {
 		return wrong
 	}
 	body, err := json.Marshal(wire)
@@ -119,15 +120,18 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 	return wrong
 }
 
-// Hold has the presence node at addr take, renew or end the user's hold on the
-// page. Its errors are presence.ErrTooMany, presence.ErrNotOwner, and
+// Hold has the presence node at addr take, renew or end a hold. Its errors are
+// presence.ErrTooMany, presence.ErrNotOwner, presence.ErrOvertaken, and
 // presence.ErrUnavailable when the node or its store cannot be reached; in that case
 // the change may still have taken effect.
-func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
-	if err := presence.CheckName(page); err != nil {
+func (c *Client) Hold(ctx context.Context, addr string, call presence.HoldCall) error {
+	if err := presence.CheckName(call.Page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
-	body, err := json.Marshal(wireHold{User: fmt.Sprintf("%016x", uint64(u)), Page: page, On: &on})
+	asked := c.cfg.Now().Add(-time.Since(call.Asked))
+	body, err := json.Marshal(wireHold{
+		User: fmt.Sprintf("%016x", uint64(call.User)), Page: call.Page, On: &call.On, Asked: asked.UnixMilli(),
+	})
 	if err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
@@ -169,7 +173,7 @@ func dropped(err error) bool {
 }
 
 func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
-	u := url.URL{Scheme: "http", Host: addr, Path: path}
+	u := url.URL{Scheme: "http", Host: addr, Path: path, RawQuery: untilQuery(ctx, c.cfg.Now())}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -209,8 +213,8 @@ func (c *Client) sign(req *http.Request, body []byte) {
 	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))
 }
 
-// Error is the error answer of another process. It wraps presence.ErrTooMany,
-// presence.ErrUnavailable, presence.ErrNotOwner or the Refusal of the other process.
+// Error is the error answer of another process. It wraps presence.ErrTooMany, presence.ErrUnavailable,
+// presence.ErrNotOwner, presence.ErrOvertaken or the Refusal of the other process.
 type Error struct {
 	Status int
 	Code   string // empty when the answer is not one that a Handler writes
@@ -226,12 +230,13 @@ var errorOf = map[string]error{
 	codeTooMany:     presence.ErrTooMany,
 	codeUnavailable: presence.ErrUnavailable,
 	codeNotOwner:    presence.ErrNotOwner,
+	codeOvertaken:   presence.ErrOvertaken,
 }
 
 func init() {
 	for _, r := range []*seal.Refusal{
-		seal.ErrKey, seal.ErrForged, seal.ErrOld, seal.ErrFuture, seal.ErrReplayed, seal.ErrSenders,
-		ErrFormat, ErrUnsigned, ErrMisdirected, ErrDigest, ErrOversized, ErrTruncated, ErrMalformed,
+		seal.ErrKey, seal.ErrForged, seal.ErrClock, seal.ErrOld, seal.ErrFuture, seal.ErrReplayed, seal.ErrSenders,
+		ErrFormat, ErrUnsigned, ErrMisdirected, ErrDigest, ErrOversized, ErrTruncated, ErrMalformed, ErrLate,
 	} {
 		errorOf[r.Reason] = r
 	}

@@ -3,8 +3,13 @@
 // and gateways ask all processes for the reports that a dashboard shows.
 //
 //	PUT /updates  {"updates":[{"topic":"count//p","incarnation":1,"sequence":2,"stale":true,"value":"3 1700000000"}]}
-//	PUT /hold     {"user":"00000000000000ff","page":"p","on":true}
+//	PUT /hold     {"user":"00000000000000ff","page":"p","on":true,"asked":1700000000000}
 //	PUT /report   {}
+//
+// The target has a query, ?until=unix ms, the time by which the caller gives up: a request that
+// arrives later is refused, because the caller may have asked for the opposite since. Requests of
+// releases before this one have none. Both times in a request, until and the time of sending, are
+// those of the cluster, see seal.Clock.
 //
 // The answer is 204, for /report 200 and a report, or a problem (RFC 9457) with a member
 // "code". Unknown members are ignored. Any change other than an addition needs a new number
@@ -30,6 +35,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"headcount/presence"
 	"headcount/presence/seal"
@@ -62,6 +68,7 @@ var (
 	ErrOversized   = seal.NewRefusal("oversized", "the body is too long")
 	ErrTruncated   = seal.NewRefusal("truncated", "the body is truncated")
 	ErrMalformed   = seal.NewRefusal("malformed", "the body is malformed")
+	ErrLate        = seal.NewRefusal("late", "the caller has given up")
 )
 
 // Codes of problems.
@@ -69,6 +76,7 @@ const (
 	codeTooMany     = "too_many"
 	codeUnavailable = "unavailable"
 	codeNotOwner    = "not_owner"
+	codeOvertaken   = "overtaken"
 	codeInternal    = "internal"
 )
 
@@ -189,18 +197,30 @@ type wireHold struct {
 	User string `json:"user"` // 16 hex digits: some readers of JSON do not keep 64-bit numbers exact
 	Page string `json:"page"`
 	On   *bool  `json:"on"`
+	// Asked is when the gateway received the call, by the time of the cluster, unix ms. Releases before this one do not
+	// send it.
+	Asked int64 `json:"asked,omitempty"`
 }
 
-func parseHold(body []byte) (u presence.User, page string, on bool, err error) {
+// parseHold parses a call about a hold. now is the time of the cluster; the process that made the call may be some
+// milliseconds ahead of it.
+func parseHold(body []byte, now time.Time) (call presence.HoldCall, err error) {
 	var m wireHold
 	if err := json.Unmarshal(body, &m); err != nil {
-		return 0, "", false, err
+		return call, err
 	}
-	if u, err = parseUser(m.User); err != nil {
-		return 0, "", false, err
+	if call.User, err = parseUser(m.User); err != nil {
+		return call, err
 	}
 	if m.On == nil {
-		return 0, "", false, errors.New("on is missing")
+		return call, errors.New("on is missing")
 	}
-	return u, m.Page, *m.On, presence.CheckName(m.Page)
+
+	age := time.Duration(0) // of a release whose clock may be wrong: the call counts as made when it arrives
+	if m.Asked != 0 {
+		age = max(now.Sub(time.UnixMilli(m.Asked)), 0)
+	}
+	call.Page, call.On, call.Asked = m.Page, *m.On, time.Now().Add(-age)
+
+	return call, presence.CheckName(m.Page)
 }

@@ -140,7 +140,7 @@ func TestManyUpdatesTakeOneRequest(t *testing.T) {
 func TestAnotherFormat(t *testing.T) {
 	var log bytes.Buffer
 	reg := prometheus.NewRegistry()
-	h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Log: zerolog.New(&log), Holds: onHold(func(context.Context, presence.User, string, bool) error {
+	h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Log: zerolog.New(&log), Holds: onHold(func(context.Context, presence.HoldCall) error {
 		t.Error("a hold was taken")
 		return nil
 	})})
@@ -153,7 +153,7 @@ func TestAnotherFormat(t *testing.T) {
 			}
 			return body
 		}}
-		err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, 1, "p", true)
+		err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, rpc.ErrFormat) || d.answer.StatusCode != 400 || !strings.Contains(err.Error(), "run the same version everywhere") {
 			t.Errorf("%q: %d, %v", format, d.answer.StatusCode, err)
 		}
@@ -209,18 +209,19 @@ func TestHold(t *testing.T) {
 		"store away":    {presence.ErrUnavailable, presence.ErrUnavailable, 503, ""},
 		"too slow":      {context.DeadlineExceeded, presence.ErrUnavailable, 503, ""},
 		"not the owner": {presence.ErrNotOwner, presence.ErrNotOwner, 409, ""},
+		"overtaken":     {presence.ErrOvertaken, presence.ErrOvertaken, 409, ""},
 		"not, wrapped":  {fmt.Errorf("hold: %w", presence.ErrNotOwner), presence.ErrNotOwner, 409, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, u presence.User, page string, on bool) error {
-				if u != 1<<63+5 || page != `a"é` || !on {
-					t.Errorf("user %d, page %q, %t", u, page, on)
+			h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, call presence.HoldCall) error {
+				if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
+					t.Errorf("%+v", call)
 				}
 				return tc.remote
 			})})
 			d := &direct{handler: h}
 			c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
-			err := c.Hold(t.Context(), server, 1<<63+5, `a"é`, true)
+			err := c.Hold(t.Context(), server, asked(1<<63+5, `a"é`, true))
 			if !errors.Is(err, tc.want) || tc.want == nil && err != nil {
 				t.Errorf("got %v, want %v", err, tc.want)
 			}
@@ -236,8 +237,8 @@ func TestHold(t *testing.T) {
 		})
 	}
 	t.Run("something else", func(t *testing.T) {
-		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.User, string, bool) error { return errors.New("inner things") })})
-		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).Hold(t.Context(), server, 1, "p", false)
+		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldCall) error { return errors.New("inner things") })})
+		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).Hold(t.Context(), server, asked(1, "p", false))
 		answer := (*rpc.Error)(nil)
 		if !errors.As(err, &answer) || answer.Status != 500 || strings.Contains(err.Error(), "inner things") {
 			t.Errorf("got %v", err)
@@ -245,7 +246,7 @@ func TestHold(t *testing.T) {
 	})
 	t.Run("page", func(t *testing.T) {
 		c := newClient(t, rpc.ClientConfig{Transport: &direct{}})
-		if err := c.Hold(t.Context(), server, 1, "*", true); !errors.Is(err, presence.ErrPage) {
+		if err := c.Hold(t.Context(), server, asked(1, "*", true)); !errors.Is(err, presence.ErrPage) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -296,10 +297,10 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			held := false
 			reg := prometheus.NewRegistry()
-			h := newHandler(t, rpc.Config{Registerer: reg, Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.User, string, bool) error { held = true; return nil })})
+			h := newHandler(t, rpc.Config{Registerer: reg, Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.HoldCall) error { held = true; return nil })})
 			d := &direct{handler: h, change: tc.change}
 			c := newClient(t, rpc.ClientConfig{Keys: tc.keys, Transport: d})
-			err := c.Hold(t.Context(), server, 1, "p", true)
+			err := c.Hold(t.Context(), server, asked(1, "p", true))
 			if d.answer.StatusCode != tc.status || held != (tc.want == nil) {
 				t.Errorf("status %d, want %d; taken: %t", d.answer.StatusCode, tc.status, held)
 			}
@@ -338,7 +339,7 @@ func refusedFor(t testing.TB, reg prometheus.Gatherer, reason string) float64 {
 func TestReplayAndTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := 0
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.User, string, bool) error { taken++; return nil })})
+		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil })})
 		var sent *http.Request
 		var sentBody []byte
 		keep := func(r *http.Request, body []byte) []byte {
@@ -347,7 +348,7 @@ func TestReplayAndTime(t *testing.T) {
 		}
 		d := &direct{handler: h, change: keep}
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
-		if err := c.Hold(t.Context(), server, 1, "p", true); err != nil {
+		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
 		again := func(h http.Handler, says string) {
@@ -363,15 +364,15 @@ func TestReplayAndTime(t *testing.T) {
 		again(h, "replayed")
 		time.Sleep(31 * time.Second)
 		again(h, "old")
-		again(newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(context.Context, presence.User, string, bool) error { taken++; return nil })}), "old")
+		again(newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil })}), "old")
 		if taken != 1 {
 			t.Errorf("taken %d times", taken)
 		}
-		if err := c.Hold(t.Context(), server, 1, "p", true); err != nil {
+		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
 			t.Error(err)
 		}
-		other := newHandler(t, rpc.Config{Keys: secret, Name: "10.0.0.3:7946", Holds: onHold(func(context.Context, presence.User, string, bool) error { return nil })})
-		if err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}}).Hold(t.Context(), server, 1, "p", true); !errors.Is(err, rpc.ErrMisdirected) {
+		other := newHandler(t, rpc.Config{Keys: secret, Name: "10.0.0.3:7946", Holds: onHold(func(context.Context, presence.HoldCall) error { return nil })})
+		if err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}}).Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMisdirected) {
 			t.Errorf("for another: %v", err)
 		}
 	})
@@ -380,7 +381,7 @@ func TestReplayAndTime(t *testing.T) {
 func TestBodiesThatMakeNoSense(t *testing.T) {
 	h := newHandler(t, rpc.Config{
 		Updates: onUpdates(func(string, []presence.Update) { t.Error("updates were taken") }),
-		Holds:   onHold(func(context.Context, presence.User, string, bool) error { t.Error("a hold was taken"); return nil }),
+		Holds:   onHold(func(context.Context, presence.HoldCall) error { t.Error("a hold was taken"); return nil }),
 	})
 	for _, tc := range []struct{ path, body string }{
 		{"/updates", ``}, {"/updates", `[]`}, {"/updates", `{"updates":[{"topic":"","value":"1"}]}`},
@@ -398,7 +399,7 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 			r.Header.Set("Content-Digest", rpc.DigestOf([]byte(tc.body)))
 			return []byte(tc.body)
 		}
-		if err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server, 1, "p", true); !errors.Is(err, rpc.ErrMalformed) {
+		if err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMalformed) {
 			t.Errorf("%s %s: %v", tc.path, tc.body, err)
 		}
 	}
@@ -468,7 +469,7 @@ func TestOverConnections(t *testing.T) {
 		got, slow := 0, false
 		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
 			Updates: onUpdates(func(_ string, updates []presence.Update) { got += len(updates) }),
-			Holds: onHold(func(ctx context.Context, _ presence.User, _ string, _ bool) error {
+			Holds: onHold(func(ctx context.Context, _ presence.HoldCall) error {
 				if slow {
 					<-ctx.Done()
 					return ctx.Err()
@@ -497,17 +498,17 @@ func TestOverConnections(t *testing.T) {
 		}
 		slow = true
 		began := time.Now()
-		if err := c.Hold(t.Context(), server, 1, "p", true); !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
+		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := c.Hold(ctx, server, 1, "p", true); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, presence.ErrUnavailable) {
-			t.Error(err)
+		if err := c.Hold(ctx, server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) {
+			t.Error(err) // of both sides, either may say first that the time is over
 		}
 		srv.Close()
 		<-done
-		if err := c.Hold(t.Context(), server, 1, "p", true); !errors.Is(err, presence.ErrUnavailable) {
+		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) {
 			t.Errorf("nobody is there: %v", err)
 		}
 		c.Close()
@@ -562,7 +563,7 @@ func TestAnswersOfStrangers(t *testing.T) {
 				w.WriteHeader(tc.status)
 				io.WriteString(w, tc.body)
 			})}
-			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, 1, "p", true)
+			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
 			answer := (*rpc.Error)(nil)
 			if !errors.As(err, &answer) || answer.Status != tc.status || len(err.Error()) > 2000 {
 				t.Errorf("got %v", err)
@@ -592,8 +593,8 @@ func FuzzBodies(f *testing.F) {
 	f.Add(true, `{"user":"00000000000000ff","page":"p","on":true}`)
 	f.Fuzz(func(t *testing.T, hold bool, body string) {
 		if hold {
-			_, page, _, err := rpc.ParseHold([]byte(body))
-			if err == nil && presence.CheckPage(page) != nil {
+			call, err := rpc.ParseHold([]byte(body), time.Now())
+			if err == nil && presence.CheckPage(call.Page) != nil {
 				t.Fatal("bad page")
 			}
 			return
@@ -631,7 +632,7 @@ func FuzzAuthorization(f *testing.F) {
 // These functions serve as rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
-	onHold    func(ctx context.Context, user presence.User, page string, on bool) error
+	onHold    func(ctx context.Context, call presence.HoldCall) error
 	onReport  func() presence.Report
 )
 
@@ -639,8 +640,13 @@ func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) {
 	f(from, updates)
 }
 
-func (f onHold) ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error {
-	return f(ctx, user, page, on)
+func (f onHold) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
+	return f(ctx, call)
 }
 
 func (f onReport) Report() presence.Report { return f() }
+
+// asked is a call about a hold that is made now.
+func asked(u presence.User, page string, on bool) presence.HoldCall {
+	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+}

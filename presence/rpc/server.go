@@ -30,7 +30,7 @@ type Updates interface {
 
 // Holds takes or ends holds for the node of this process.
 type Holds interface {
-	ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error
+	ReceiveHold(ctx context.Context, call presence.HoldCall) error
 }
 
 // Users knows users whose partitions this process owns.
@@ -47,7 +47,7 @@ type Config struct {
 	// accepts only unsigned requests.
 	Keys [][]byte
 	Name string           // requests for other names are refused; default: no name is refused
-	Now  func() time.Time // default time.Now
+	Now  func() time.Time // the time of the cluster, the zero time while it is not known; default time.Now
 
 	// Several goroutines at a time call these. Requests for one that is nil get status 404.
 	Updates Updates
@@ -109,16 +109,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusMethodNotAllowed, "method", "only PUT is allowed")
 		return
 	}
-	from, body, err := h.open(w, r)
+	req, err := h.open(w, r)
 	var answer []byte
 	switch {
 	case err != nil:
 	case path == reportPath:
 		answer, err = json.Marshal(h.cfg.Reports.Report())
-	case path == usersPath:
-		answer, err = h.users(r.Context(), body)
 	default:
-		err = h.call(r.Context(), path, from, body)
+		ctx, cancel := req.limit(r.Context())
+		defer cancel()
+		answer, err = h.call(ctx, path, req)
 	}
 	if err == nil && answer != nil {
 		h.requests.WithLabelValues(path, "ok").Inc()
@@ -154,51 +154,83 @@ func (h *Handler) refuseFormat(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, status, code, ErrFormat.Error())
 }
 
+// request is a request whose signature and body are right.
+type request struct {
+	from string
+	body []byte
+	left time.Duration // how much longer the caller waits; 0: the request does not say it
+}
+
+// limit returns a context that ends when the caller gives up.
+func (r *request) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.left == 0 {
+		return context.WithCancel(ctx)
+	}
+
+	return context.WithTimeout(ctx, r.left)
+}
+
 // open checks the signature before it reads the body, and then checks the body.
-func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, body []byte, err error) {
+func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error) {
 	c, header, mac, ok := parseCredentials(r.Header.Get("Authorization"))
 	if !ok {
-		return "", nil, ErrUnsigned
+		return nil, ErrUnsigned
 	}
 	digest := r.Header.Get("Content-Digest")
 	if err := h.keys.Sealer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	if h.cfg.Name != "" && r.Host != h.cfg.Name {
-		return "", nil, ErrMisdirected
+		return nil, ErrMisdirected
 	}
 	if r.ContentLength > maxBody {
-		return "", nil, ErrOversized
+		return nil, ErrOversized
 	}
-	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.incarnation, c.at, c.number); err != nil {
-		return "", nil, err
+	from, err := h.guard.Admit(h.cfg.Now(), []byte(c.from), c.incarnation, c.at, c.number)
+	if err != nil {
+		return nil, err
 	}
-	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-		return "", nil, ErrOversized
+		return nil, ErrOversized
 	} else if err != nil {
-		return "", nil, fmt.Errorf("%w: %v", ErrTruncated, err)
+		return nil, fmt.Errorf("%w: %v", ErrTruncated, err)
 	}
 	if digest != digestOf(body) {
-		return "", nil, ErrDigest
+		return nil, ErrDigest
 	}
-	return from, body, nil
+
+	// The link may have stalled before the headers or within the body.
+	left, known := remaining(r.URL.Query(), h.cfg.Now())
+	if known && left <= 0 {
+		return nil, ErrLate
+	}
+
+	return &request{from, body, left}, nil
 }
 
-func (h *Handler) call(ctx context.Context, path, from string, body []byte) error {
-	if path == updatesPath {
-		updates, err := parseUpdates(body)
+// call carries out a request, and returns the body of the answer; nil: it has none.
+func (h *Handler) call(ctx context.Context, path string, req *request) ([]byte, error) {
+	switch path {
+	case usersPath:
+		return h.users(ctx, req.body)
+	case updatesPath:
+		updates, err := parseUpdates(req.body)
 		if err != nil {
-			return fmt.Errorf("%w: %v", ErrMalformed, err)
+			return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 		}
-		h.cfg.Updates.ReceiveUpdates(from, updates)
-		return nil
+		h.cfg.Updates.ReceiveUpdates(req.from, updates)
+
+		return nil, nil
 	}
-	user, page, on, err := parseHold(body)
+
+	call, err := parseHold(req.body, h.cfg.Now())
 	if err != nil {
-		return fmt.Errorf("%w: %v", ErrMalformed, err)
+		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
-	return h.cfg.Holds.ReceiveHold(ctx, user, page, on)
+
+	return nil, h.cfg.Holds.ReceiveHold(ctx, call)
 }
 
 // statusOf returns the status and the code of the answer to an error.
@@ -215,10 +247,14 @@ func (h *Handler) statusOf(err error) (status int, code string) {
 			return http.StatusRequestEntityTooLarge, refusal.Reason
 		case ErrMisdirected:
 			return http.StatusMisdirectedRequest, refusal.Reason
+		case ErrLate:
+			return http.StatusRequestTimeout, refusal.Reason
 		}
 		return http.StatusUnauthorized, refusal.Reason
 	case errors.Is(err, presence.ErrNotOwner):
 		return http.StatusConflict, codeNotOwner
+	case errors.Is(err, presence.ErrOvertaken):
+		return http.StatusConflict, codeOvertaken
 	case errors.Is(err, presence.ErrTooMany):
 		return http.StatusTooManyRequests, codeTooMany
 	case errors.Is(err, presence.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// window is how far a sender's clock may be from ours, either way, and how late a message may be.
+// window is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go by
+// the Clock agree; a release without it signs by its wall clock.
 const window = int64(30 * time.Second / time.Millisecond)
 
 // maxSkew is how far behind a sender's clock may be when this process has just started: a
@@ -28,8 +29,10 @@ type Guard struct {
 	mu      sync.Mutex // guards all below
 	senders map[sender]*history
 	behind  map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
-	floor   int64                // messages of an unknown sender must be newer; those of forgotten senders are not
-	swept   int64                // when senders were last forgotten
+	// floor is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0: it
+	// is not set yet.
+	floor int64
+	swept int64 // when senders were last forgotten
 }
 
 type sender struct {
@@ -54,23 +57,35 @@ type history struct {
 	ring   []uint64
 }
 
-// NewGuard returns a Guard that accepts messages sent from now on. width is how many later
-// messages may overtake one message, rounded up to a multiple of 64.
+// NewGuard returns a Guard that accepts messages sent from now on, or, with the zero time, from the first Admit that
+// knows the time. width is how many later messages may overtake one message, rounded up to a multiple of 64.
 func NewGuard(width int, now time.Time) *Guard {
-	return &Guard{
+	g := &Guard{
 		words:   (width+63)/64 + 1, // one word has both the newest and the oldest numbers
 		senders: map[sender]*history{},
 		behind:  map[sender]*lateness{},
-		floor:   now.UnixMilli() - maxSkew,
+	}
+	g.begin(now)
+
+	return g
+}
+
+// begin sets the floor once the time is known: without one, messages that were recorded before this process started
+// would be accepted.
+func (g *Guard) begin(now time.Time) {
+	if g.floor == 0 && !now.IsZero() {
+		g.floor = now.UnixMilli() - maxSkew
 	}
 }
 
 // Admit accepts message number seq, sent at time at (unix ms) by the sender with that name
-// and incarnation, or returns ErrOld, ErrFuture, ErrReplayed or ErrSenders. The string that
-// it returns is name, and does not share its memory.
+// and incarnation, or returns ErrClock, ErrOld, ErrFuture, ErrReplayed or ErrSenders. now is the zero time while this
+// process does not know it. The string that Admit returns is name, and does not share its memory.
 func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, seq uint64) (string, error) {
 	ms := now.UnixMilli()
 	switch {
+	case now.IsZero():
+		return "", ErrClock
 	case at < ms-window:
 		return "", ErrOld
 	case at > ms+window:
@@ -80,6 +95,7 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.begin(now)
 	h := g.senders[sender{string(name), incarnation}]
 	if h != nil && at <= h.floor {
 		return "", ErrOld

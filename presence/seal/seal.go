@@ -31,6 +31,7 @@ func NewRefusal(reason, text string) *Refusal { return &Refusal{reason, text} }
 var (
 	ErrKey      = NewRefusal("key", "signed with an unknown key, or not signed")
 	ErrForged   = NewRefusal("forged", "the signature is wrong")
+	ErrClock    = NewRefusal("clock", "this process does not know the time of the cluster yet")
 	ErrOld      = NewRefusal("old", "sent too long ago")
 	ErrFuture   = NewRefusal("future", "sent in the future: the clocks differ too much")
 	ErrReplayed = NewRefusal("replayed", "received before, or overtaken by too many others")

@@ -12,19 +12,19 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockOfAProcessIsWrong: processes whose clocks are 2 s ahead or behind, so 4 s apart, start
-// while users are there, and others start beside them. No user who stays is missing from a
-// count.
+// TestClockOfAProcessIsWrong: processes whose clocks are an hour ahead or behind start while users
+// are there, and others start beside them. No user who stays is missing from a count, and each
+// of these processes says once that its clock is wrong.
 func TestClockOfAProcessIsWrong(t *testing.T) {
 	t.Parallel()
-	const wrong = 2 * time.Second
+	const wrong = time.Hour
 	top := layout(redistest.Start(t).URL(), nil)
 	ahead, behind := top.nodes[0], top.nodes[1]
 	ahead.process.Clock, top.dispatchers[0].process.Clock = wrong, wrong
 	behind.process.Clock, top.gateways[1].process.Clock = -wrong, -wrong
 	top.begin(t)
 	top.suffer(t, fault{
-		name: "processes start again beside others whose clocks are 2 s ahead and behind", since: "the last is ready",
+		name: "processes start again beside others whose clocks are an hour ahead and behind", since: "the last is ready",
 		damage: func(t *testing.T) time.Time {
 			for _, m := range []*member{ahead, top.gateways[0]} {
 				if err := m.leave(); err != nil {
@@ -37,6 +37,18 @@ func TestClockOfAProcessIsWrong(t *testing.T) {
 			return time.Now()
 		},
 	})
+	for _, m := range top.members {
+		want := 0
+		switch {
+		case m == ahead || m == behind: // they have run twice
+			want = 2
+		case m.process.Clock != 0:
+			want = 1
+		}
+		if got := m.log.Count("clocks of this process and of the store differ"); got != want {
+			t.Errorf("%s says %d times that its clock is wrong, want %d", m.name, got, want)
+		}
+	}
 }
 
 // TestClockHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as

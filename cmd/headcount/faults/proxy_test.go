@@ -21,6 +21,7 @@ type proxy struct {
 	target string
 	share  float64
 	bad    atomic.Bool
+	link   gate // what TCP carries waits while it is shut
 
 	lost, twice, late atomic.Int64
 }
@@ -28,6 +29,50 @@ type proxy struct {
 // newProxy returns a proxy that is clean until bad is set.
 func newProxy(t testing.TB, share float64) *proxy {
 	return &proxy{t: t, addr: servertest.FreeAddr(), share: share}
+}
+
+// gate holds bytes back while it is shut. The zero gate is open.
+type gate struct {
+	mu     sync.Mutex
+	opened chan struct{} // closed when the gate opens; nil while it is open
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened == nil {
+		g.opened = make(chan struct{})
+	}
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened != nil {
+		close(g.opened)
+		g.opened = nil
+	}
+}
+
+// pass waits until the gate is open.
+func (g *gate) pass() {
+	g.mu.Lock()
+	opened := g.opened
+	g.mu.Unlock()
+	if opened != nil {
+		<-opened
+	}
+}
+
+// gated is a writer through a gate.
+type gated struct {
+	io.Writer
+	*gate
+}
+
+func (w gated) Write(b []byte) (int, error) {
+	w.pass()
+	return w.Writer.Write(b)
 }
 
 // to begins forwarding.
@@ -48,6 +93,7 @@ func (p *proxy) to(target string) {
 	var mu sync.Mutex
 	open := []io.Closer{udp, out, tcp}
 	p.t.Cleanup(func() {
+		p.link.open()
 		mu.Lock()
 		defer mu.Unlock()
 		for _, c := range open {
@@ -71,7 +117,8 @@ func (p *proxy) to(target string) {
 			mu.Unlock()
 			for _, pair := range [][2]net.Conn{{in, to}, {to, in}} {
 				go func() {
-					_, _ = io.Copy(pair[0], pair[1])
+					_, _ = io.Copy(gated{pair[0], &p.link}, pair[1])
+					p.link.pass() // the end of a connection comes after what it carried
 					_ = pair[0].Close()
 				}()
 			}

@@ -1,0 +1,133 @@
+package member
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/internal/outage"
+	"headcount/presence"
+)
+
+// Greetings. A dispatcher pushes nothing while nothing changes, so a gateway could not know that a dispatcher does not
+// reach it any more, and would go on showing old counts as if they were new. Therefore each process with a dispatcher
+// greets every gateway about once a second, by a push without updates. What a gateway shows of the buckets of a
+// dispatcher that it has not heard for almost PresenceTimeout is stale until it hears from that dispatcher again, or
+// until another one has the buckets.
+
+// greets is among the roles in the lease of a dispatcher that greets. Releases before this one do not greet, and their
+// silence means nothing.
+const greets = "greets"
+
+// greetings is what a gateway has heard of the dispatchers, and when.
+type greetings struct {
+	timeout time.Duration
+
+	mu sync.Mutex
+	// heard has the dispatchers that greet, each with the last time when it reached this process or, before that, when
+	// its lease was first seen. expect bounds it to the members.
+	heard map[string]time.Time
+}
+
+// every is the time between two greetings of one gateway.
+func (g *greetings) every() time.Duration { return min(time.Second, g.timeout/7) }
+
+// hear notes that a dispatcher has reached this process.
+func (g *greetings) hear(from string, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, expected := g.heard[from]; expected {
+		g.heard[from] = now
+	}
+}
+
+// expect sets the dispatchers that greet. began are those of them whose present run is new: it has time to greet first.
+func (g *greetings) expect(names []string, began func(name string) bool, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	heard := make(map[string]time.Time, len(names))
+	for _, name := range names {
+		last, expected := g.heard[name]
+		if !expected || began(name) {
+			last = now
+		}
+		heard[name] = last
+	}
+	g.heard = heard
+}
+
+// silent returns the dispatchers that have not reached this process for too long, sorted.
+func (g *greetings) silent(now time.Time) (names []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for name, last := range g.heard {
+		if now.Sub(last) > g.timeout-g.every() {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+
+	return names
+}
+
+// greet greets the other gateways until ctx ends. A gateway that does not answer delays no greeting of another.
+func (m *Member) greet(ctx context.Context) error {
+	every := m.greetings.every()
+	for outage.Sleep(ctx, every) {
+		limited, cancel := context.WithTimeout(ctx, every)
+		var all sync.WaitGroup
+		for _, p := range m.Members() {
+			if p.Name != m.self.Name && slices.Contains(p.Roles, presence.RoleGateway) {
+				all.Go(func() { _ = m.parts.Calls.PushUpdates(limited, p.Name, nil) }) // the gateway notices what fails
+			}
+		}
+		all.Wait()
+		cancel()
+	}
+
+	return nil
+}
+
+// watchDispatchers tells the gateway of which buckets the dispatchers are silent, until ctx ends.
+func (m *Member) watchDispatchers(ctx context.Context) error {
+	var silent []string
+	var buckets []int
+	for outage.Sleep(ctx, m.greetings.every()/4) {
+		now := m.greetings.silent(time.Now())
+		for _, name := range now {
+			if !slices.Contains(silent, name) {
+				m.log.Warn().Str("dispatcher", name).
+					Msg("a dispatcher does not reach this gateway; counts that come from it are stale")
+			}
+		}
+		for _, name := range silent {
+			if !slices.Contains(now, name) {
+				m.log.Info().Str("dispatcher", name).Msg("no count waits for that dispatcher any more")
+			}
+		}
+		silent = now
+
+		theirs := m.bucketsOf(silent)
+		if !slices.Equal(theirs, buckets) {
+			buckets = theirs
+			m.parts.Gateway.Silent(buckets)
+		}
+	}
+
+	return nil
+}
+
+// bucketsOf returns the buckets of dispatchers, in the present table.
+func (m *Member) bucketsOf(dispatchers []string) (buckets []int) {
+	t := m.table.Load()
+	if t == nil {
+		return nil
+	}
+	for _, name := range dispatchers {
+		buckets = append(buckets, t.BucketsOf(name)...)
+	}
+	slices.Sort(buckets)
+
+	return buckets
+}

@@ -1,0 +1,84 @@
+package node
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+// TestAnOlderCallUndoesNothing: a call about a hold that arrives after one that was made later has no effect, whichever
+// of the two ends the hold, for as long as any call may be on its way.
+func TestAnOlderCallUndoesNothing(t *testing.T) {
+	for _, late := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			r, _ := start(t, "n", newStore())
+			if err := r.node.Hold(t.Context(), asked(1, "p", late)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			older := asked(1, "p", late)
+			time.Sleep(time.Millisecond)
+			if err := r.node.Hold(t.Context(), asked(1, "p", !late)); err != nil {
+				t.Fatal(err)
+			}
+			want := int64(1)
+			if late {
+				want = 0
+			}
+			for range 4 {
+				if err := r.node.Hold(t.Context(), older); !errors.Is(err, presence.ErrOvertaken) {
+					t.Errorf("%t: %v, want ErrOvertaken", late, err)
+				}
+				r.want("p", want)
+				time.Sleep(presence.HoldTimeout / 4)
+			}
+			if err := r.node.Hold(t.Context(), asked(1, "p", late)); err != nil {
+				t.Errorf("%t, made last: %v", late, err)
+			}
+			r.want("p", 1-want)
+		})
+	}
+}
+
+// TestHoldOrderIsBounded: what is remembered is forgotten when no older call can arrive any more, and at the bound
+// calls about further holds are refused.
+func TestHoldOrderIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := holdOrder{asked: map[memberKey]time.Time{}}
+		for u := range presence.User(maxHoldOrder) {
+			if err := o.admit(memberKey{u, "p"}, time.Now(), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); !errors.Is(err, presence.ErrUnavailable) {
+			t.Errorf("one more: %v", err)
+		}
+		if err := o.admit(memberKey{1, "p"}, time.Now(), time.Now()); err != nil {
+			t.Errorf("one that is known: %v", err)
+		}
+		time.Sleep(presence.HoldTimeout + time.Millisecond)
+		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); err != nil || len(o.asked) != 1 {
+			t.Errorf("later: %v, %d are remembered", err, len(o.asked))
+		}
+	})
+}
+
+// TestALateHeartbeatKeepsNobodyLonger: a link delivers the heartbeats of a gateway that has died. Its users are gone as
+// if these had never arrived.
+func TestALateHeartbeatKeepsNobodyLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		for age := time.Second; age < timeout; age += time.Second {
+			time.Sleep(time.Second)
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, Alive: []presence.User{1}, Age: age})
+			r.want("p", 1)
+		}
+		time.Sleep(time.Second + wheelTick)
+		r.want("p", 0)
+	})
+}

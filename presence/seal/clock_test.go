@@ -1,0 +1,98 @@
+package seal_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence/seal"
+)
+
+// TestClock: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between readings.
+func TestClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c seal.Clock
+		if !c.Now().IsZero() {
+			t.Error("the time is known before the store has shown it")
+		}
+		origin := time.Now()
+		for i, step := range []struct {
+			store, took time.Duration // what the store read, since origin, and how long the call took
+			want        time.Duration // of the clock, since origin
+		}{
+			{time.Hour, 0, time.Hour},                                                 // its first reading
+			{time.Hour + time.Second, 0, time.Hour + time.Second},                     // it counted on for a second
+			{time.Hour + time.Second, 2 * time.Second, time.Hour + 3*time.Second},     // read at once, answered late
+			{time.Hour + 6*time.Second, 3 * time.Second, time.Hour + 7*time.Second},   // read somewhere in between
+			{time.Minute, 0, time.Minute},                                             // set back
+			{time.Minute + 10*time.Second, time.Second, time.Minute + 10*time.Second}, // set forward
+		} {
+			asked := time.Now()
+			time.Sleep(step.took)
+			c.Observe(origin.Add(step.store), asked)
+			if got := c.Now().Sub(origin); got != step.want {
+				t.Errorf("step %d: %s, want %s", i, got, step.want)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process that has just started, and whose own clock may be an hour
+// behind, accepts no message before the store has shown the time, and none that was recorded before.
+func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c seal.Clock
+		g := seal.NewGuard(1024, c.Now())
+		recorded := time.Now().Add(time.Hour)
+		take := func(at time.Time, seq uint64) error {
+			_, err := g.Admit(c.Now(), []byte("a"), 1, at.UnixMilli(), seq)
+			return err
+		}
+		if err := take(recorded, 1); !errors.Is(err, seal.ErrClock) {
+			t.Errorf("before the time is known: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		c.Observe(recorded.Add(5*time.Second), time.Now())
+		if err := take(recorded, 1); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("recorded before: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := take(c.Now(), 2); err != nil {
+			t.Errorf("sent now: %v", err)
+		}
+	})
+}
+
+// TestTheClockOfTheStoreJumps: another server with another clock takes over. Messages by the new time are accepted at
+// once of senders that are known, and nothing is accepted twice, also when the time comes again.
+func TestTheClockOfTheStoreJumps(t *testing.T) {
+	for name, jump := range map[string]time.Duration{"ahead": time.Hour, "back": -time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			var c seal.Clock
+			c.Observe(time.Now(), time.Now())
+			g := seal.NewGuard(1024, c.Now())
+			take := func(at int64, seq uint64) error {
+				_, err := g.Admit(c.Now(), []byte("a"), 1, at, seq)
+				return err
+			}
+			first := c.Now().UnixMilli()
+			if err := take(first, 1); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				c.Observe(c.Now().Add(jump), time.Now())
+				if err := take(c.Now().UnixMilli(), 2); err != nil && !errors.Is(err, seal.ErrReplayed) {
+					t.Errorf("%s: by the new time: %v", name, err)
+				}
+				c.Observe(c.Now().Add(-jump), time.Now())
+				for seq := range uint64(3) {
+					if err := take(first, seq); err == nil {
+						t.Errorf("%s: number %d was accepted again", name, seq)
+					}
+				}
+			}
+		})
+	}
+}
