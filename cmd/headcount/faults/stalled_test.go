@@ -56,7 +56,6 @@ func holdCalls(t *testing.T, m *member) (sum int) {
 // TestClockAStalledLinkUndoesNothing: the link to the owner stalls, a call about a hold is answered 503, the opposite
 // is answered 200 at the owner, and the link delivers the old call. What was answered stands.
 func TestClockAStalledLinkUndoesNothing(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const users = 40
 	first, second, link := behindLink(t)
@@ -118,7 +117,6 @@ func TestClockAStalledLinkUndoesNothing(t *testing.T) {
 // TestClockADispatcherThatReachesNoGateway: the link to a gateway stalls. What it shows of the pages whose counts come
 // over that link is stale within presence-timeout, and exact again when the link is back.
 func TestClockADispatcherThatReachesNoGateway(t *testing.T) {
-	testkit.Long(t)
 	t.Parallel()
 	const pages = 20
 	first, second, link := behindLink(t)
