@@ -244,9 +244,8 @@ class Fallback extends EventTarget {
     const signal = AbortSignal.timeout(ANSWER_MS);
     const answer = await fetch(at(path, this.#base), { method, headers, body, signal, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
-    // On the server's own origin the next PUT sets a cookie, and that one stays.
-    const foreign = !this.#stored || this.#base.origin !== location.origin;
-    if (id && (foreign || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
+    // Where a cookie says who the user is, only a PUT sets it.
+    if (id && (this.#id || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
     const said = await answer.json();
     if (answer.ok) return said;
     throw Object.assign(new Error(said.detail ?? said.title), { status: answer.status });
