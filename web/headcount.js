@@ -86,6 +86,7 @@ const COUNTER = '\t';
  * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
  * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
+ * @property {string} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 /** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */
@@ -325,10 +326,10 @@ export class Headcount extends EventTarget {
     const name = page ?? address();
     let early = () => {}; // the join must not wait for the other file
     try {
-      early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
+      if (name) early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
     } catch {} // the other file has a name for it, or says what is wrong with it
-    live().then(({ attend }) => {
-      attend(this, callback, page, watch, address, end.signal);
+    live().then(({ attend, place }) => {
+      attend(this, callback, page, watch, () => address() ?? place(pageFrom()), end.signal);
       early();
     });
     return () => {
@@ -1119,14 +1120,20 @@ function call(callback, value) {
 /** @type {string | undefined} */ let canonical; // the page's canonical address, and ...
 let seenAt = ''; // ... the path under which it was first seen
 
+/** What the page's own name is made of, if not of its path. */
+const pageFrom = () =>
+  Headcount.defaults.pageFrom ?? /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
+
 /**
  * The page's own name: the path of its canonical address, readable ("/café", not
  * "/caf%C3%A9"). When a script has changed the path and left the canonical address
- * as it was, that is the address of another page.
+ * as it was, that is the address of another page. Names that are made of more than
+ * paths are for live.js.
  */
 function address() {
   let path = location.pathname;
   const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~=canonical][href]'))?.href;
+  if (pageFrom() || href?.includes('?')) return;
   if (href !== canonical) {
     canonical = href;
     seenAt = path;
