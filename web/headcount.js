@@ -86,7 +86,7 @@ const COUNTER = '\t';
  * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
  * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
- * @property {string} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
+ * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 /** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */

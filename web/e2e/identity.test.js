@@ -184,7 +184,9 @@ test('who consents to storage later stays the same visitor', async () => {
     assert.deepEqual(await page.context().cookies(), [], where);
     await record(page);
     await page.evaluate(() => document.getElementById('count').removeAttribute('storage'));
-    await sleep(3_000);
+    await expectCount(page, 1);
+    await sleep(LEAVE_GRACE + 1_000);
+    assert.deepEqual(await recorded(page), [1], where);
     await page.reload();
     await expectCount(page, 1);
     assert.equal(await server.count('/consent'), 1, where);
