@@ -406,8 +406,8 @@ export class Headcount extends EventTarget {
   async lend(call, method, name) {
     const token = await ask(this.#token);
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
-    if (method && !token && this.#post && !this.#hub && idOf(this.#base.origin, this.#keep)?.startsWith(SEED))
-      await timely(new Promise((greeted) => this.addEventListener('state', () => this.#state === 'open' && greeted(0)))).catch(() => {});
+    if (method && !token && this.#sharing && !this.#hub && idOf(this.#base.origin, this.#keep)?.startsWith(SEED))
+      await timely(new Promise((known) => this.addEventListener('state', () => (this.#hub || this.#state === 'open') && known(0)))).catch(() => {});
     return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
 
@@ -1095,7 +1095,12 @@ function idOf(origin, keep, id) {
   if (id) memory[own] = id;
   try {
     if (id && keep) localStorage[key] = id;
-    if (keep) return (memory[own] = localStorage[key] ??= memory[own] ?? fresh());
+    if (keep) {
+      // What this document has presented counts more than another tab's seed.
+      const stored = localStorage[key];
+      if (stored && !(memory[own] && stored.startsWith(SEED))) memory[own] = stored;
+      return (localStorage[key] = memory[own] ??= fresh());
+    }
   } catch {}
   return (memory[own] ??= fresh());
 }

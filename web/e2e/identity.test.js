@@ -42,7 +42,17 @@ const eager = (url) => `<!doctype html><html lang="en"><title>Shop</title>
     import { Headcount } from '${url.searchParams.get('from') ?? ''}/-/headcount.js';
     const { shared } = Headcount;
     const name = '${url.searchParams.get('name')}';
-    const add = (key) => shared.counter(key).add().catch((error) => (error.name === 'TimeoutError' ? add(key) : Promise.reject(error))); // on a busy machine
+    // A busy machine answers late, and all these browsers have one address, whose first changes are limited.
+    const again = ({ name, status }) => name === 'TimeoutError' || status === 429;
+    const add = async (key) => {
+      try {
+        return await shared.counter(key).add();
+      } catch (error) {
+        if (!again(error)) throw error;
+        await new Promise((later) => setTimeout(later, 500 + 1_000 * Math.random()));
+        return add(key);
+      }
+    };
     const calls = ['visitors', 'likes'].flatMap((kind) => [add(kind + ':' + name), add(kind + ':' + name)]);
     window.changed = Promise.all(calls).then(() => true, String);
   </script>`;
