@@ -86,11 +86,12 @@ const COUNTER = '\t';
  * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
  * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
+ * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 /** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */
 /** @typedef {any} Frame */
-/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: number, full?: boolean, lead?: string, from?: number, wants?: Wants, wake?: boolean}} Word */
+/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: number, full?: boolean, lead?: string, from?: number, wants?: Wants, wake?: boolean, id?: string, user?: boolean}} Word */
 
 /** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
@@ -165,6 +166,7 @@ export class Headcount extends EventTarget {
   /** @type {State} */ #state = 'idle';
 
   // How the connection is shared.
+  /** @type {string | undefined} */ #user; // whose connection this is, by the token
   #id = 0; // our name among the tabs that share, until this page goes
   /** @type {ReturnType<typeof Hub> | undefined} */ #hub; // set if this tab has the connection
   /** @type {((word: Word) => void) | undefined} */ #post; // sends to the other tabs, if tabs share
@@ -175,7 +177,7 @@ export class Headcount extends EventTarget {
   #hidden = 0; // 1: this tab was hidden for PAUSE_MS; 2: for HIDDEN_MS more
   #syncing = false;
   #gone = false; // between pagehide and pageshow
-  #closing = new AbortController();
+  /** @type {any} */ #closing;
 
   /**
    * @param {string | URL | Options} [url] where the server is, or all options
@@ -194,8 +196,15 @@ export class Headcount extends EventTarget {
     this.#token = token;
     this.#keep = storage !== 'none';
     this.#share = share && this.#keep; // each tab is somebody else then
+    this.#countHidden = countHidden;
+    this.#listen();
+  }
+
+  /** Listens to what happens to the page, until close(). */
+  #listen() {
+    this.#closing = new AbortController();
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
-      globalThis.addEventListener?.(type, listener, { signal: this.#closing.signal });
+      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, { signal: this.#closing.signal });
     // A closed connection lets the browser keep the page for "back". It must not
     // send a leave: the server waits a moment (leave-grace) after a mere close, so
     // a reload or a click to the next page does not make the count fall and rise.
@@ -203,26 +212,25 @@ export class Headcount extends EventTarget {
       this.#gone = true;
       this.#part();
     });
-    on('pageshow', () => {
-      this.#gone = false;
-      this.#changed();
-    });
-    on('online', () => this.#tell(true));
-    on('visibilitychange', () => {
-      this.countHidden = this.#countHidden;
-      if (!globalThis.document?.hidden) this.#tell(true);
-    });
-    this.countHidden = countHidden;
+    // Browsers differ in what they tell a page that comes back. Any of these means that it is here.
+    for (const type of ['pageshow', 'online', 'visibilitychange', 'resume', 'focus'])
+      on(type, () => {
+        const seen = !globalThis.document?.hidden;
+        if (seen || type === 'pageshow') this.#gone = false;
+        this.countHidden = this.#countHidden;
+        if (seen || type === 'online') this.#tell(true);
+      });
+    this.countHidden = this.#countHidden;
   }
 
   get state() {
     return this.#state;
   }
 
-  /** Replaces the token; the next connection uses it. */
+  /** Replaces the token. A new connection uses it: at once if it is another user's, for all tabs that ask for tokens by a function. */
   set token(/** @type {Token | undefined} */ token) {
     this.#token = token;
-    this.#changed();
+    this.#identify();
   }
 
   /** Whether a tab that was hidden for a minute is still counted. */
@@ -318,10 +326,10 @@ export class Headcount extends EventTarget {
     const name = page ?? address();
     let early = () => {}; // the join must not wait for the other file
     try {
-      early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
+      if (name) early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
     } catch {} // the other file has a name for it, or says what is wrong with it
-    live().then(({ attend }) => {
-      attend(this, callback, page, watch, address, end.signal);
+    live().then(({ attend, place }) => {
+      attend(this, callback, page, watch, () => address() ?? place(pageFrom()), end.signal);
       early();
     });
     return () => {
@@ -396,19 +404,26 @@ export class Headcount extends EventTarget {
    * @type {(call: any, method: string, name: string) => Promise<any>}
    */
   async lend(call, method, name) {
-    return call(method, name, this.#base, await ask(this.#token), this.#keep, idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
+    const token = await ask(this.#token);
+    // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
+    if (method && !token && this.#sharing && !this.#hub && idOf(this.#base.origin, this.#keep)?.startsWith(SEED))
+      await timely(new Promise((known) => this.addEventListener('state', () => (this.#hub || this.#state === 'open') && known(0)))).catch(() => {});
+    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
 
-  /** Leaves every page and ends the connection for good. */
+  /** Leaves every page and ends the connection, until open(). */
   close() {
-    this.#joins.clear();
-    this.#watches.clear();
-    this.#known.clear();
-    this.#tell();
+    this.#leave();
     this.#closing.abort();
     clearTimeout(this.#hiding);
-    this.#part();
     this.#become('closed');
+  }
+
+  /** Goes on after close(), with all that is wanted. */
+  open() {
+    if (this.#state !== 'closed') return;
+    this.#become('idle');
+    this.#listen();
   }
 
   /** @type {(keys: string[], callback?: (value: any) => void) => any} */
@@ -455,7 +470,6 @@ export class Headcount extends EventTarget {
    * @param {RegExp} [reserved]
    */
   #admit(topics, reserved = /^(-|\.\.?)$/) {
-    if (this.#state === 'closed') throw new Error('Headcount: closed');
     for (const topic of topics) {
       const name = topic.replace?.(COUNTER, '');
       if (!name || [...name].length > 128 || reserved.test(name))
@@ -479,13 +493,14 @@ export class Headcount extends EventTarget {
     });
   }
 
-  #tell(wake = false) {
+  /** Tells the tab with the connection what this one wants. wake: at once; none: nothing any more. */
+  #tell(wake = false, none = false) {
     const token = this.#token;
     const wants = {
-      join: this.#hidden > 1 && !this.#countHidden ? [] : [...this.#joined],
-      watch: [...this.#joined, ...this.#watched].filter(Boolean),
+      join: none || (this.#hidden > 1 && !this.#countHidden) ? [] : [...this.#joined],
+      watch: none ? [] : [...this.#joined, ...this.#watched].filter(Boolean),
       hidden: this.#hidden,
-      unread: this.#watched.has(''),
+      unread: !none && this.#watched.has(''),
       read: this.#read,
       token: typeof token === 'string' && token,
     };
@@ -499,18 +514,20 @@ export class Headcount extends EventTarget {
   async #meet() {
     const { signal } = (this.#sharing = new AbortController());
     this.#id = Math.random();
+    this.#user = undefined;
     const locks = this.#share && navigator.locks;
     if (!locks) return this.#lead();
     let name = `headcount ${this.#base} `;
     /** @type {BroadcastChannel} */ let channel;
     try {
-      const token = await ask(this.#token);
-      // Tabs of different users have nothing to share. (base64url is base64 for what is usual in a token.)
-      if (token) name += JSON.parse(atob(token.split('.')[1])).sub;
+      const user = userOf(await ask(this.#token));
       if (signal.aborted) return;
+      this.#user = user;
+      if (user === undefined) return this.#lead();
+      name += user; // tabs of different users have nothing to share
       channel = new BroadcastChannel(name);
     } catch {
-      // The token does not say who the user is, or the browser forbids storage, and channels with it.
+      // There is no token now, or the browser forbids storage, and channels with it.
       return signal.aborted || this.#lead();
     }
 
@@ -535,8 +552,8 @@ export class Headcount extends EventTarget {
     /** @type {Set<number>} */ const known = new Set(); // the tabs that want something from this Hub
     channel.onmessage = ({ data }) => {
       const { from, wants, wake } = data;
-      if (!this.#hub) return from || this.#hear(data);
-      if (!from) return;
+      if (!from) return (this.#hub && !data.user) || this.#hear(data);
+      if (!this.#hub) return;
       // The lock becomes free when that tab is gone, for whatever reason.
       if (!known.has(from))
         hold(name + from, () => {
@@ -547,8 +564,16 @@ export class Headcount extends EventTarget {
       const full = !this.#hub._set(from, wants, wake);
       channel.postMessage({ to: from, full, ...this.#hub._news() });
     };
+    // Some browsers have Web Locks that are never granted. Then this tab has a connection of its own.
+    const alone = setTimeout(() => {
+      channel.close();
+      this.#lead();
+    }, SILENCE_MS);
+    atEnd(() => clearTimeout(alone));
     // This tab holds the lock as long as it exists.
     hold(name + this.#id, () => {
+      if (this.#hub) return true; // too late
+      clearTimeout(alone);
       this.#post = (word) => {
         channel.postMessage(word);
         if (!this.#hub) this.#silence ??= setTimeout(lead, SILENCE_MS, { steal: true });
@@ -558,14 +583,18 @@ export class Headcount extends EventTarget {
       // Somebody who only looks notices, too, when the tab with the connection sleeps.
       const look = setInterval(() => this.#hub || this.#hidden || this.#tell(), PATIENCE_MS);
       atEnd(() => clearInterval(look));
-    }).catch(() => signal.aborted || this.#lead()); // some contexts have Web Locks but forbid their use
+    }).catch(() => {
+      // Some contexts have Web Locks but forbid their use.
+      clearTimeout(alone);
+      return signal.aborted || this.#hub || this.#lead();
+    });
   }
 
   /** From now on this tab has the connection. */
   #lead() {
     this.#heard();
     /** @type {ReturnType<typeof Hub>} */
-    const hub = (this.#hub = Hub(this.#base, this.#keep, () => this.#token, (word) => {
+    const hub = (this.#hub = Hub(this.#base, this.#keep, () => this.#token, (token) => this.#same(token), (word) => {
       this.#hear(word);
       this.#post?.(word);
     }));
@@ -582,6 +611,33 @@ export class Headcount extends EventTarget {
     this.#sharing = undefined;
   }
 
+  /** Gives up the connection, and everybody sees that the user has left. What is known is the user's. */
+  #leave() {
+    this.#tell(false, true);
+    this.#part();
+    for (const [topic, { value }] of this.#known) {
+      if (topic === '') this.#learn('', 'unread', 0);
+      else if (value.mine) this.#learn(topic, 'counter', { ...value, mine: false });
+    }
+    this.#known.clear();
+    emit(this, 'user', undefined);
+  }
+
+  #same(/** @type {string | undefined} */ token) {
+    return (this.#user ??= userOf(token)) === userOf(token);
+  }
+
+  /** Finds out whether the user is another one now. Then a new connection begins, and other tabs find out, too. */
+  async #identify() {
+    const sharing = this.#sharing;
+    const same = await ask(this.#token).then((token) => this.#same(token), () => true);
+    if (sharing && sharing === this.#sharing && !same) {
+      this.#post?.({ user: true });
+      this.#leave();
+    }
+    this.#changed();
+  }
+
   #heard() {
     this.#silence = clearTimeout(this.#silence);
   }
@@ -589,9 +645,13 @@ export class Headcount extends EventTarget {
   // ---- what is received
 
   /** @param {Word} word from the tab that has the connection */
-  #hear({ lead, to, full, state, frame, link }) {
+  #hear({ lead, to, full, state, frame, link, id, user }) {
     if (to && to !== this.#id) return;
     this.#heard();
+    // Not every browser says that a hidden page is seen again.
+    if (this.#hidden && !globalThis.document?.hidden) this.countHidden = this.#countHidden;
+    if (id) idOf(this.#base.origin, this.#keep, id);
+    if (user) this.#identify();
     if (lead) this.#tell();
     if (full) {
       this.#part(); // the shared connection has no room for these pages: open another one
@@ -658,11 +718,13 @@ export class Headcount extends EventTarget {
  * @param {URL} base
  * @param {boolean} keep whether the user's id may be stored
  * @param {() => Token | undefined} getToken
+ * @param {(token: string | undefined) => boolean} same whether a token is of the user whose connection this is
  * @param {(word: Word) => void} say
  */
-function Hub(base, keep, getToken, say) {
+function Hub(base, keep, getToken, same, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
+  /** @type {string | undefined} */ let issued; // the anonymous id
   /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members = new Map();
   /** @type {unknown} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
   let toRead = false; // "read" must still be sent
@@ -743,7 +805,7 @@ function Hub(base, keep, getToken, say) {
         : wanted()
           ? 'waiting'
           : 'idle';
-    if (now !== state && !over) say({ state: (state = now) });
+    if (now !== state && !over) say({ state: (state = now), id: now === 'open' ? issued : '' });
   };
 
   /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
@@ -776,12 +838,15 @@ function Hub(base, keep, getToken, say) {
       const token = getToken();
       const fixed = typeof token !== 'function' && given();
       const now = fixed || (await ask(token));
-      // On the server's own origin the cookie says who we are. On another one the
-      // browser does not send it, so the id that the server issued goes along.
-      const id = idOf(base.origin, keep);
+      if (!same(now)) {
+        say({ user: true });
+        throw 'the token is of another user';
+      }
+      const id = now ? '' : idOf(base.origin, keep);
       if (now) address.searchParams.set('token', now);
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
+      else if (id && base.origin === location.origin) address.searchParams.set('storage', 'partitioned'); // a frame
       if (welcomed) address.searchParams.set('back', /** @type {any} */ (performance.now() - welcomed)); // a server that was restarted learns it from us
       let Socket = globalThis.WebSocket;
       if (failures) {
@@ -834,7 +899,8 @@ function Hub(base, keep, getToken, say) {
       welcomed = link._made;
       link._heartbeat = frame.heartbeat_ms || link._heartbeat;
       setTimeout(() => links.has(link) && (attempt = 0), STEADY_MS);
-      idOf(base.origin, keep, frame.id);
+      issued = frame.id;
+      if (issued) idOf(base.origin, keep, issued);
       links.forEach((other) => other === link || other._end());
       return show();
     }
@@ -860,7 +926,7 @@ function Hub(base, keep, getToken, say) {
 
   return {
     /** For a tab that comes later. */
-    _news: () => ({ state, frame: unread }),
+    _news: () => ({ state, frame: unread, id: issued }),
 
     /**
      * Takes what one tab wants. wake: somebody looks at the tab, or the network is
@@ -991,26 +1057,52 @@ function Link(socket, events) {
   return link;
 }
 
-/** @type {Record<string, string>} */ const memory = {}; // for browsers and users that forbid storage
+/** Whose a token is: '' of nobody, and undefined if it does not say that. @type {(token: string | undefined) => string | undefined} */
+const userOf = (token) => {
+  try {
+    return !token ? '' : JSON.parse(atob(token.split('.')[1].replace(/-/g, '+').replace(/_/g, '/'))).sub;
+  } catch {}
+};
 
 /**
- * The anonymous id that the server of an origin issued; with an id, keeps it. On the
- * server's own origin the cookie says who we are.
+ * What a seed begins with. It takes the place of the user's id until the server has issued one, so that all
+ * calls of a first visit are those of one user.
+ */
+const SEED = '0'.repeat(22) + '.';
+const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
+
+/** @type {Record<string, string>} */ const memory = {}; // ids and seeds, by whether they may be stored and where
+
+/**
+ * The anonymous id that the server of an origin issued, or a seed; with an id, keeps it. On the server's own
+ * origin a cookie says who we are, and this returns nothing, unless the browser keeps no cookies: the page is in
+ * a frame of another site, or the user forbids them.
  * @param {string} origin
  * @param {boolean} keep whether it may be stored
  * @param {string} [id]
  */
 function idOf(origin, keep, id) {
-  if (keep && location.origin === origin) return;
   const key = `headcount_id ${origin}`;
   const own = keep + key;
+  const fresh = () => memory[`false${key}`] ?? seed(); // who consents to storage stays who they were
+  try {
+    if (keep && location.origin === origin) {
+      const kept = () => document.cookie.includes('headcount_new=');
+      if (!kept()) document.cookie = `headcount_new=${fresh()};path=/;max-age=60;samesite=lax`;
+      if (kept()) return;
+    }
+  } catch {}
   if (id) memory[own] = id;
   try {
     if (id && keep) localStorage[key] = id;
-    return (keep && localStorage[key]) || memory[own];
-  } catch {
-    return memory[own];
-  }
+    if (keep) {
+      // What this document has presented counts more than another tab's seed.
+      const stored = localStorage[key];
+      if (stored && !(memory[own] && stored.startsWith(SEED))) memory[own] = stored;
+      return (localStorage[key] = memory[own] ??= fresh());
+    }
+  } catch {}
+  return (memory[own] ??= fresh());
 }
 
 /**
@@ -1033,14 +1125,20 @@ function call(callback, value) {
 /** @type {string | undefined} */ let canonical; // the page's canonical address, and ...
 let seenAt = ''; // ... the path under which it was first seen
 
+/** What the page's own name is made of, if not of its path. */
+const pageFrom = () =>
+  Headcount.defaults.pageFrom ?? /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
+
 /**
  * The page's own name: the path of its canonical address, readable ("/café", not
  * "/caf%C3%A9"). When a script has changed the path and left the canonical address
- * as it was, that is the address of another page.
+ * as it was, that is the address of another page. Names that are made of more than
+ * paths are for live.js.
  */
 function address() {
   let path = location.pathname;
   const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~=canonical][href]'))?.href;
+  if (pageFrom() || href?.includes('?')) return;
   if (href !== canonical) {
     canonical = href;
     seenAt = path;
@@ -1150,15 +1248,25 @@ const late = (load) =>
   class extends Shell {
     static observedAttributes = DRAWN;
 
+    /** @type {Headcount | undefined} */ #at; // the client that counts for it now
+
     /** @type {Shell['begin']} */
     begin(signal, keep) {
       const { page, server, storage, watch, countHidden } = /** @type {any} */ (this);
       const complain = (/** @type {any} */ error) => console.error(error.message);
       let early = () => {};
+      this.#at = undefined;
       try {
-        const headcount = Headcount.at({ server, storage });
+        const headcount = (this.#at = Headcount.at({ server, storage }));
         if (!countHidden) headcount.countHidden = false;
-        if (load === live) early = headcount.here(() => {}, { page: page || undefined, watch });
+        if (load === live) {
+          const stay = () => headcount.here(() => {}, { page: page || undefined, watch });
+          early = stay();
+          // The element may be put back soon, or another connection count the user: until then the user stays.
+          signal.addEventListener('abort', () => {
+            if (!this.isConnected || this.#at !== headcount) setTimeout(stay(), GRACE_MS);
+          });
+        }
         Promise.all([live(), load()])
           .then(([{ draw }, part]) => {
             if (!signal.aborted) part.default(draw(this, headcount, signal, keep));

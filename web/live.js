@@ -129,6 +129,40 @@ function follow(/** @type {() => void} */ callback, /** @type {AbortSignal} */ s
   new MutationObserver(moved).observe(document.head, { childList: true, subtree: true, attributes: true, attributeFilter: ['href', 'rel'] });
 }
 
+/** @type {{href?: string, path?: string, values?: string}} */ let seen = {}; // the canonical address, and where it was first seen
+
+/**
+ * The page's own name where that is made of more than a path, or the canonical address has a query, which is kept.
+ * @param {string | undefined} from url: path and query; hash: path and fragment; query:p: path and the parameter p
+ */
+export function place(from) {
+  const { pathname, search, hash } = location;
+  const here = new URLSearchParams(search);
+  const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~=canonical][href]'))?.href;
+  let name = { pathname, search: from === 'url' ? search : '' };
+  try {
+    const canonical = href ? new URL(href) : undefined;
+    /** The part of the query that the canonical address has, too; of a whole address all of it. */
+    const kept = new URLSearchParams([...here].filter(([key]) => from === 'url' || canonical?.searchParams.has(key))).toString();
+    if (href !== seen.href) seen = { href, path: pathname, values: kept };
+    // After a script has changed the address, a canonical address that stays is that of another page.
+    if (canonical && seen.path === pathname && seen.values === kept) name = canonical;
+    else if (kept && seen.path === pathname) name.search = `?${kept}`;
+  } catch {} // what the page calls canonical is no address
+  let more = name.search;
+  if (from === 'hash') more = hash;
+  if (from?.startsWith('query:')) {
+    const key = from.slice('query:'.length);
+    const value = here.get(key);
+    more = value === null ? '' : `?${new URLSearchParams({ [key]: value })}`;
+  }
+  try {
+    return decodeURI(name.pathname + more);
+  } catch {
+    return name.pathname + more;
+  }
+}
+
 /** A name that is too long as the server takes it: its first 95 characters, a # and the hash of all of it. */
 export function fitting(/** @type {string} */ name) {
   const points = [...name];

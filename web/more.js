@@ -48,6 +48,7 @@ async function request(path, method, base, token, keep, idOf) {
   else if (id) headers['Headcount-Id'] = id;
   const url = new URL(path, base);
   for (const [name, value] of base.searchParams) url.searchParams.set(name, value);
+  if (keep && id && base.origin === location.origin) url.searchParams.set('storage', 'partitioned'); // a frame of another site
   const answer = await fetch(url, {
     method,
     headers,
@@ -83,39 +84,26 @@ export async function change(method, key, base, token, keep, idOf, hear) {
 }
 
 /**
- * Changes what the user follows, or lists it. It waits until the server has greeted the
- * connection: two requests of a new visitor at once would be two users, and the bell is
- * that of the connection's.
+ * Changes what the user follows, or lists it.
  * @param {Headcount} headcount
  * @param {string} method PUT: from now on; DELETE: no more; GET: lists
  * @param {string} [page]
  */
 export async function follow(headcount, method, page) {
-  let stop = () => {};
-  /** @type {any} */ let timer;
-  try {
-    await new Promise((greeted, fail) => {
-      timer = setTimeout(fail, PATIENCE_MS, new Error('There is no connection to the server.'));
-      stop = headcount.unread(greeted); // this comes with the greeting
-    });
-    /** @type {(method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf) => Promise<any>} */
-    const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
-    if (page !== undefined) {
-      await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
-      headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
-      return;
-    }
-    /** @type {string[]} */ const all = [];
-    for (let after = ''; after !== undefined; ) {
-      const { follows, next } = await headcount.lend(ask, method, after && `?after=${encodeURIComponent(after)}`);
-      all.push(...follows);
-      after = next;
-    }
-    return all;
-  } finally {
-    clearTimeout(timer);
-    stop();
+  /** @type {(method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf) => Promise<any>} */
+  const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
+  if (page !== undefined) {
+    await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
+    headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
+    return;
   }
+  /** @type {string[]} */ const all = [];
+  for (let after = ''; after !== undefined; ) {
+    const { follows, next } = await headcount.lend(ask, method, after && `?after=${encodeURIComponent(after)}`);
+    all.push(...follows);
+    after = next;
+  }
+  return all;
 }
 
 /**
@@ -299,6 +287,7 @@ export function followed(headcount, page, callback, complain, signal) {
     }
   };
   headcount.addEventListener('state', load, { signal });
+  headcount.addEventListener('user', () => callback(false), { signal }); // that of another user is loaded with the next connection
   headcount.addEventListener(
     'follow',
     (/** @type {any} */ { detail }) => {

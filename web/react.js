@@ -47,6 +47,8 @@ function store(unknown, where, begin) {
   };
 }
 
+const STAY_MS = 2_000; // how long a user stays whose component has gone: it may be back, or the next one counts them
+
 /** @type {<T>(made: {get: () => T, first: () => T, subscribe: (changed: () => void) => () => void}) => T} */
 const useStore = (made) => useSyncExternalStore(made.subscribe, made.get, made.first);
 
@@ -60,7 +62,14 @@ export function useCount(page, { watch = false, headcount, server, storage } = {
   const made = useMemo(
     () =>
       store(/** @type {{count?: number, stale: boolean}} */ ({ count: undefined, stale: false }), { headcount, server, storage }, (headcount, learn) =>
-        headcount.here((counter) => learn({ count: counter?.count, stale: !!counter?.stale }), { page, watch }),
+        {
+          let over = false;
+          const end = headcount.here((counter) => over || learn({ count: counter?.count, stale: !!counter?.stale }), { page, watch });
+          return () => {
+            over = true;
+            setTimeout(end, STAY_MS);
+          };
+        },
       ),
     [page, watch, headcount, `${server}`, storage],
   );

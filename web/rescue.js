@@ -9,6 +9,8 @@ const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const ANSWER_MS = 5_000; // how long an answer may take
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
+const TABS = 3; // so many tabs have one stream each where each tab has its own connection
+const LEASE_MS = 10_000; // how long a tab has a stream that it does not ask for again
 const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
 const LATELY_MS = 90_000; // where WebSockets were found blocked this lately, one that fails is blocked again
 const COUNTERS = 'api/v1/counters';
@@ -31,6 +33,30 @@ function blocked(/** @type {URL} */ { origin }, now = 0) {
     return Math.abs(Date.now() - localStorage[key]) < LATELY_MS; // the clock may have been set back
   } catch {
     return false; // there is no storage, or none for this page
+  }
+}
+
+const me = `${Math.random()}`; // this tab's name among those that may have a stream
+
+/**
+ * How many event streams this tab may have. Tabs share a connection by Web Locks. Without them (plain http on the
+ * network) each tab has its own, and together they must leave connections for the site: tabs that can be seen
+ * have one stream each, and no more than TABS of them, by leases in the storage. The others poll.
+ */
+function mayStream(/** @type {URL} */ { origin }) {
+  if (globalThis.navigator?.locks) return STREAMS;
+  if (globalThis.document?.hidden) return 0;
+  const key = `headcount_streams ${origin}`;
+  try {
+    const now = Date.now();
+    const all = Object.entries(JSON.parse(localStorage[key] ?? '{}'));
+    const leases = Object.fromEntries(all.filter(([, until]) => until > now && until <= now + LEASE_MS)); // the clock may have been set back
+    if (!(me in leases) && Object.keys(leases).length >= TABS) return 0;
+    // Two tabs that write at once lose one of the leases, and that tab finds out when it asks again.
+    localStorage[key] = JSON.stringify({ ...leases, [me]: now + LEASE_MS });
+    return 1;
+  } catch {
+    return 0; // there is no storage, or none for this page
   }
 }
 
@@ -152,6 +178,9 @@ class Fallback extends EventTarget {
   /** @type {any[]} */ #timers;
   #turn = Promise.resolve(); // requests that carry the user's id go one after the other, because the first answer may bring that id
   #closed = false;
+  #over = new AbortController();
+  /** @type {BroadcastChannel | undefined} */ #tabs; // those that have connections of their own
+  #renewed = 0;
 
   constructor(/** @type {string} */ href) {
     super();
@@ -161,6 +190,14 @@ class Fallback extends EventTarget {
     this.#id = address.searchParams.get('id');
     this.#stored = address.searchParams.get('storage') !== 'none';
     this.#turn = this.#begin();
+    const { signal } = this.#over;
+    globalThis.document?.addEventListener?.('visibilitychange', () => this.#listen(), { signal });
+    if (!globalThis.navigator?.locks && globalThis.BroadcastChannel) {
+      // The timers of a hidden tab may fire once a minute, and messages of other tabs come in time.
+      this.#tabs = new BroadcastChannel(`headcount_renew ${this.#base.origin}`);
+      this.#tabs.onmessage = () => this.#renew();
+      signal.addEventListener('abort', () => this.#tabs?.close());
+    }
     this.#timers = [
       setInterval(() => this.#unread(), UNREAD_MS),
       setInterval(() => this.#poll(), POLL_MS),
@@ -208,6 +245,7 @@ class Fallback extends EventTarget {
 
   close() {
     this.#closed = true;
+    this.#over.abort();
     for (const page of this.#streams.keys()) this.#end(page);
     for (const timer of [...this.#timers, ...this.#held.values()]) clearTimeout(timer);
   }
@@ -244,9 +282,8 @@ class Fallback extends EventTarget {
     const signal = AbortSignal.timeout?.(ANSWER_MS);
     const answer = await fetch(at(path, this.#base), { method, headers, body, signal, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
-    // On the server's own origin the next PUT sets a cookie, and that one stays.
-    const foreign = !this.#stored || this.#base.origin !== location.origin;
-    if (id && (foreign || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
+    // Where a cookie says who the user is, only a PUT sets it.
+    if (id && (this.#id || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
     const said = await answer.json();
     if (answer.ok) return said;
     throw Object.assign(new Error(said.detail ?? said.title), { status: answer.status });
@@ -257,6 +294,14 @@ class Fallback extends EventTarget {
     clearInterval(this.#held.get(page));
     this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
     this.#hold(page, 'increment');
+  }
+
+  /** Renews what is held by PUTs, if that is due. */
+  #renew() {
+    const now = performance.now();
+    if (now - this.#renewed < RENEW_MS) return;
+    this.#renewed = now;
+    for (const [page, timer] of this.#held) if (timer) this.#hold(page, 'increment');
   }
 
   #hold(/** @type {string} */ page, /** @type {string} */ action) {
@@ -349,8 +394,13 @@ class Fallback extends EventTarget {
   /** Opens and closes streams so that the first of the wanted pages have one each, which joins what is held. */
   #listen() {
     if (this.#closed) return;
-    const pages = this.#wanted.slice(0, STREAMS);
-    for (const [page, { joins }] of this.#streams) if (!pages.includes(page) || joins !== this.#held.has(page)) this.#end(page);
+    const wanted = this.#wanted;
+    const pages = wanted.length ? wanted.slice(0, mayStream(this.#base)) : [];
+    for (const [page, { joins }] of this.#streams) {
+      if (pages.includes(page) && joins === this.#held.has(page)) continue;
+      if (this.#held.get(page) === 0) this.#keep(page);
+      this.#end(page);
+    }
     for (const page of pages) if (!this.#streams.has(page)) this.#open(page);
   }
 
@@ -400,6 +450,8 @@ class Fallback extends EventTarget {
   }
 
   #poll() {
+    this.#listen();
+    this.#tabs?.postMessage('');
     this.#read(this.#wanted.filter((page) => !this.#streams.get(page)?.heard));
   }
 

@@ -69,7 +69,7 @@ func (a *API) deleteMe(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if !id.Fresh {
+	if unknown := id.Fresh && !id.Derived; !unknown {
 		addr, limits := a.callers.Addr(c.Request), a.erasures
 		ok, wait := limits.rates.Allow(httppolicy.Caller{Addr: addr}, time.Now())
 		var slot *httppolicy.AddressSlot

@@ -194,7 +194,8 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, ok b
 	case one.id.Fresh && one.server:
 		problem(c, http.StatusUnauthorized, "A server has no identity of its own, so there is no member me; name the member, or send the id of a user in the header "+identity.Header+".")
 		return one, "", false
-	case one.id.Fresh && !issues:
+	}
+	if unknown := one.id.Fresh && !one.id.Derived; unknown && !issues {
 		return one, "", true
 	}
 	if err := counter.CheckMember(one.id.User); err != nil {

@@ -12,6 +12,7 @@ import (
 	"hash"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,20 @@ import (
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
+)
+
+// SeedCookie is the cookie in which a page on the server's own origin presents a seed. The browser
+// client writes it before its first call and lets it expire within a minute.
+const SeedCookie = "headcount_new"
+
+// seedPrefix begins a seed: an unsigned id that a client makes up for itself before it has one. No
+// issued id begins so, except with a probability of 2^-128.
+const seedPrefix = "0000000000000000000000."
+
+// Values of the URL's parameter "storage". A script has no other way to name them for a WebSocket.
+const (
+	storageNone        = "none"        // no cookie is read or set
+	storagePartitioned = "partitioned" // the page is in a frame of another site
 )
 
 // Bounds of the credentials in a request. A token beyond maxToken or maxUser is bad.
@@ -52,6 +67,7 @@ const (
 	domainID      = "headcount id v1\x00"
 	domainHash    = "headcount user 64 v1\x00"
 	domainHash128 = "headcount user 128 v1\x00"
+	domainDerived = "headcount derived id v1\x00"
 )
 
 // Config configures how users are identified. JWTSecret and JWKSURL may both be set; without
@@ -74,6 +90,7 @@ type Identity struct {
 	User    string        // the token's sub, or the anonymous id without its signature
 	Signed  string        // the anonymous id with its signature, for cookie and welcome; empty with a token
 	Fresh   bool          // this call issued the anonymous id, since the request carried no valid one
+	Derived bool          // Fresh, and made of a seed or an invalid id: other calls of the client get the same id
 	Void    bool          // the request carried anonymous ids, and none was valid
 	Linked  bool          // the anonymous id was in the URL, which somebody else may have written
 	Hash    presence.User // identifies the user in presence
@@ -210,16 +227,25 @@ func (ids *Identities) Hash128(user string) [16]byte {
 // a different id that a valid cookie holds. A page that wants nothing stored gets no
 // cookie.
 func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Identity, secure bool) {
-	if id.Signed == "" || unstored(r) {
+	if id.Signed == "" || storageIs(r, storageNone) {
 		return
 	}
-	if !id.Fresh {
+	framed := secure && storageIs(r, storagePartitioned)
+	if !id.Fresh || id.Derived {
 		tries := maxIDs
-		if held, ok := ids.fromCookie(r, id.Site, &tries); ok && held.User != id.User || !ok && id.Linked {
+		held, ok := ids.fromCookie(r, id.Site, &tries)
+		if ok && held.User != id.User {
+			return
+		}
+
+		// Only a script of the server's own page sends its Origin and asks for a partition.
+		trusted := framed && fromOwnPage(r, secure)
+		if !ok && id.Linked && !trusted {
 			return
 		}
 	}
-	http.SetCookie(w, &http.Cookie{
+
+	cookie := &http.Cookie{
 		Name:     cookieOf(id.Site),
 		Value:    id.Signed,
 		Path:     "/",
@@ -227,7 +253,18 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		HttpOnly: true,
 		SameSite: http.SameSiteLaxMode,
 		Secure:   secure,
-	})
+	}
+	if framed {
+		// Browsers neither store nor send another kind in a frame of another site.
+		cookie.SameSite, cookie.Partitioned = http.SameSiteNoneMode, true
+	}
+	http.SetCookie(w, cookie)
+}
+
+// fromOwnPage reports whether a script of a page on the server's own origin sent r.
+func fromOwnPage(r *http.Request, secure bool) bool {
+	from, ok := parseOrigin(r.Header.Get("Origin"))
+	return ok && from == ownOrigin(r.Host, secure)
 }
 
 // ForgetCookie deletes the cookie of a site at a client that has sent one.
@@ -239,63 +276,104 @@ func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site
 	}
 }
 
-// anonymous returns the user of the first valid id. It tries the URL first, then
-// the header, then the cookies, unless the page wants nothing stored. If none is
-// valid, it issues a new id.
+// anonymous returns the user of the first valid id. It tries the URL first, then the header, then
+// the cookies, unless the page wants nothing stored.
+//
+// If none is valid, the new id is made of the first one that the request presents. So all calls that a
+// browser makes at its first visit, or after the server has lost its secret, are those of one user:
+// they carry the same seed, or the same old id. A request that presents nothing gets a random id.
 func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool) Identity {
+	presented, linked := presentedIDs(r, site, query)
 	tries := maxIDs
-	if query {
-		for _, v := range queryValues(r, "id") {
-			if id, ok := ids.verify(v, site, &tries); ok {
-				id.Linked = true
-				return id
-			}
-		}
-	}
-	for _, v := range r.Header[Header] {
-		if id, ok := ids.verify(v, site, &tries); ok {
+	for i, text := range presented {
+		if id, ok := ids.verify(text, site, &tries); ok {
+			id.Linked = i < linked
 			return id
 		}
 	}
-	if !unstored(r) {
-		if id, ok := ids.fromCookie(r, site, &tries); ok {
-			return id
-		}
-	}
+
 	id := ids.issue(site)
+	if i := slices.IndexFunc(presented, shaped); i >= 0 {
+		id = ids.derive(presented[i], site)
+		id.Linked = i < linked
+	}
 	id.Void = tries < maxIDs
 	return id
 }
 
-// unstored reports whether the URL has storage=none: then no cookie is read or set. A script
-// has no other way to ask for that for a WebSocket.
-func unstored(r *http.Request) bool { return slices.Contains(queryValues(r, "storage"), "none") }
+// presentedIDs returns what r carries as anonymous ids or seeds, in the order in which they count. The
+// first ones, linked in number, are from the URL.
+func presentedIDs(r *http.Request, site presence.Site, query bool) (presented []string, linked int) {
+	if query {
+		presented = slices.Clone(queryValues(r, "id"))
+	}
+	linked = len(presented)
 
-// fromCookie returns the user of the first valid cookie, if there is one. A browser sends several if it holds the cookie for
-// several paths or domains.
+	presented = append(presented, r.Header[Header]...)
+	if storageIs(r, storageNone) {
+		return presented, linked
+	}
+	presented = append(presented, cookieValues(r, cookieOf(site))...)
+	return append(presented, cookieValues(r, SeedCookie)...), linked
+}
+
+// storageIs reports whether the URL's parameter "storage" has a value.
+func storageIs(r *http.Request, value string) bool {
+	return slices.Contains(queryValues(r, "storage"), value)
+}
+
+// cookieValues returns the values of the cookies with a name. A browser sends several if it holds the
+// cookie for several paths or domains.
+func cookieValues(r *http.Request, name string) []string {
+	var values []string
+	for _, c := range r.CookiesNamed(name) {
+		values = append(values, c.Value)
+	}
+	return values
+}
+
+// fromCookie returns the user of the first valid cookie, if there is one.
 func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *int) (Identity, bool) {
-	for _, c := range r.CookiesNamed(cookieOf(site)) {
-		if id, ok := ids.verify(c.Value, site, tries); ok {
+	for _, value := range cookieValues(r, cookieOf(site)) {
+		if id, ok := ids.verify(value, site, tries); ok {
 			return id, true
 		}
 	}
 	return Identity{}, false
 }
 
+// issue returns a new user with a random id.
 func (ids *Identities) issue(site presence.Site) Identity {
 	var random [idBytes]byte
 	rand.Read(random[:]) // never fails; the runtime ends the process instead
+	return ids.made(random, site)
+}
+
+// derive returns the new user that a seed or an invalid id stands for. No secret is part of the hash, so
+// the user stays the same when the secrets change before the client has received the signed id.
+func (ids *Identities) derive(presented string, site presence.Site) Identity {
+	sum := sha256.Sum256([]byte(domainDerived + site.Qualify(presented)))
+	id := ids.made([idBytes]byte(sum[:idBytes]), site)
+	id.Derived = true
+	return id
+}
+
+// made returns a new user with these bytes as its id.
+func (ids *Identities) made(random [idBytes]byte, site presence.Site) Identity {
 	var id [idLen]byte
 	base64.RawURLEncoding.Encode(id[:], random[:])
 	signed := ids.macs[0].sign(site, string(id[:]))
 	return ids.in(site, Identity{User: signed[:idLen], Signed: signed, Fresh: true})
 }
 
+// shaped reports whether a text has the shape of a signed id.
+func shaped(presented string) bool { return len(presented) == signedLen && presented[idLen] == '.' }
+
 // verify returns the user of a signed id of a site, if the signature is valid. The returned
 // id is always signed by the first secret. It shares no memory with presented: a
 // connection keeps the id long after the request is gone.
 func (ids *Identities) verify(presented string, site presence.Site, tries *int) (Identity, bool) {
-	if len(presented) != signedLen || presented[idLen] != '.' || *tries <= 0 {
+	if !shaped(presented) || strings.HasPrefix(presented, seedPrefix) || *tries <= 0 {
 		return Identity{}, false
 	}
 	*tries--

@@ -217,6 +217,11 @@ func TestSetCookie(t *testing.T) {
 	known.Fresh = false
 	linked := known
 	linked.Linked = true
+	seed := seedPrefix + strings.Repeat("s", idLen)
+	derived := a
+	derived.Derived = true
+	seeded := derived
+	seeded.Linked = true
 	for name, tc := range map[string]struct {
 		r      *http.Request
 		id     Identity
@@ -234,6 +239,13 @@ func TestSetCookie(t *testing.T) {
 		"URL, the same":     {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+a.Signed), linked, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
 		"token":             {getRequest("/"), Identity{User: "ada"}, true, ""},
 		"nothing stored":    {getRequest("/?storage=none"), a, false, ""},
+		"a seed":            {getRequest("/", "Cookie", "headcount_new="+seed), derived, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"a seed in the URL": {getRequest("/?id=" + seed), seeded, false, ""},
+		"framed":            {getRequest("/?storage=partitioned"), a, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned"},
+		"framed, no TLS":    {getRequest("/?storage=partitioned"), a, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"framed, a link":    {getRequest("/?storage=partitioned&id=" + a.Signed), linked, true, ""},
+		"framed, a script":  {getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://example.com"), linked, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned"},
+		"framed, elsewhere": {getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://shop.example"), linked, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
@@ -242,6 +254,58 @@ func TestSetCookie(t *testing.T) {
 				t.Fatalf("Set-Cookie: %s\nwant        %s", got, tc.want)
 			}
 		})
+	}
+}
+
+// All calls of a browser that has no valid id yet are those of one user, whatever carries its seed or the id
+// that became invalid.
+func TestCallsAtOnceAreOneUser(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	seed := seedPrefix + strings.Repeat("s", idLen)
+	other := seedPrefix + strings.Repeat("o", idLen)
+	void := strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen)
+	valid := ids.issue(presence.DefaultSite).Signed
+
+	for name, presented := range map[string]string{"a seed": seed, "an id of a lost secret": void} {
+		t.Run(name, func(t *testing.T) {
+			first := mustIdentify(t, ids, getRequest("/", Header, presented), false)
+			if !first.Fresh || !first.Derived || first.Void != (presented == void) {
+				t.Fatalf("%+v", first)
+			}
+			for how, r := range map[string]*http.Request{
+				"the header":     getRequest("/", Header, presented),
+				"the URL":        getRequest("/?id=" + presented),
+				"its cookie":     getRequest("/", "Cookie", SeedCookie+"="+presented),
+				"the old cookie": getRequest("/", "Cookie", Cookie+"="+presented+"; "+SeedCookie+"="+other),
+			} {
+				if got := mustIdentify(t, ids, r, true); got.User != first.User {
+					t.Errorf("by %s it is another user", how)
+				}
+			}
+
+			known := mustIdentify(t, ids, getRequest("/", Header, first.Signed), false)
+			if known.Fresh || known.User != first.User {
+				t.Errorf("the issued id is not that user's: %+v", known)
+			}
+			if got := mustIdentify(t, ids, getRequest("/", Header, presented, "Cookie", Cookie+"="+valid), false); got.Signed != valid {
+				t.Error("it is preferred to a valid id")
+			}
+		})
+	}
+
+	one := mustIdentify(t, ids, getRequest("/", Header, seed), false)
+	if mustIdentify(t, ids, getRequest("/", Header, other), false).User == one.User {
+		t.Error("two seeds are one user")
+	}
+	shop, err := presence.ParseSite("shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false); err != nil || elsewhere.User == one.User {
+		t.Errorf("on another site the seed is the same user, or an error: %v", err)
+	}
+	if got := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", SeedCookie+"="+seed), false); got.Derived {
+		t.Error("a page that wants nothing stored was known by a cookie")
 	}
 }
 

@@ -25,7 +25,8 @@ function browserPath() {
   return names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name))).find((path) => existsSync(path));
 }
 
-export function launch() {
+/** more: further arguments of the browser. */
+export function launch(...more) {
   const executablePath = browserPath();
   assert.ok(executablePath && existsSync(executablePath), `there is no browser ${executablePath ?? 'on the PATH'}: run make setup, or name one in CHROMIUM`);
   return chromium.launch({
@@ -34,7 +35,7 @@ export function launch() {
     ignoreDefaultArgs: ['--disable-back-forward-cache'], // people have it
     args: [
       '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
-      '--disable-background-networking', '--disable-component-update', '--disable-sync',
+      '--disable-background-networking', '--disable-component-update', '--disable-sync', ...more,
     ],
   });
 }
@@ -170,9 +171,13 @@ export async function startCable(port) {
   };
 }
 
-/** A proxy for HTTP without WebSockets, as some offices have it. */
-export async function startOfficeProxy(port) {
+/** A proxy for HTTP without WebSockets, as some offices have it. shop makes the pages of a site under /shop/. */
+export async function startOfficeProxy(port, shop = undefined) {
   const server = createServer((request, response) => {
+    if (shop && request.url.startsWith('/shop/')) {
+      response.writeHead(200, { 'Content-Type': 'text/html; charset=utf-8' });
+      return response.end(shop(new URL(request.url, 'http://x')));
+    }
     const onward = httpRequest(
       { host: '127.0.0.1', port, method: request.method, path: request.url, headers: request.headers },
       (answer) => {

@@ -66,6 +66,8 @@ export interface Options {
   token?: Token;
   /** false: a tab that has been hidden for a minute is no viewer. Default true. */
   countHidden?: boolean;
+  /** In `Headcount.defaults` alone: what a page's own name is made of. Default `path`; `query:p` is the path and the parameter p. */
+  pageFrom?: 'path' | 'url' | 'hash' | `query:${string}`;
   /** false: no other tab uses this connection. Default true: the tabs of a user on a site share one. */
   share?: boolean;
 }
@@ -107,7 +109,7 @@ export class Headcount extends EventTarget {
   constructor(url?: string | URL | Options, options?: Options);
 
   get state(): State;
-  /** Replaces the token; the next connection uses it. */
+  /** Replaces the token. A new connection uses it: at once if it is another user's. */
   set token(token: Token | undefined);
   get countHidden(): boolean;
   set countHidden(yes: boolean);
@@ -149,8 +151,10 @@ export class Headcount extends EventTarget {
   counter(key: string): CounterHandle;
   /** For the other files of the client: lets them make a call as this user. */
   lend(call: any, method: string, name: string): Promise<any>;
-  /** Leaves every page and ends the connection for good. */
+  /** Leaves every page and ends the connection, until open(). */
   close(): void;
+  /** Goes on after close(), with all that is wanted: what elements and hooks show, too. */
+  open(): void;
 
   addEventListener<K extends keyof HeadcountEvents>(
     type: K,

@@ -70,7 +70,7 @@ test('it connects when something is wanted, once, with the subprotocol', async (
   headcount.watch(['q', '*'], () => {});
   await settle();
   assert.equal(sockets.length, 1);
-  assert.equal(sockets[0].url.href, 'wss://count.example/-/ws');
+  assert.equal(sockets[0].url.origin + sockets[0].url.pathname, 'wss://count.example/-/ws');
   assert.equal(sockets[0].protocol, 'headcount.v1');
   assert.deepEqual(sockets[0].take(), [], 'nothing before it is open');
 
@@ -88,7 +88,7 @@ test('the address may have another scheme and a path', async () => {
   ]) {
     client({}, url).join('p');
     await settle();
-    assert.equal(sockets.at(-1).url.href, want);
+    assert.equal(sockets.at(-1).url.href.split('?')[0], want);
   }
   assert.throws(() => new Headcount('file:///tmp/x'), TypeError);
 });
@@ -178,8 +178,6 @@ test('invalid pages are refused where the caller sees it', () => {
     assert.throws(() => headcount.join(page), TypeError, String(page));
   assert.throws(() => headcount.join('*'), TypeError);
   headcount.join('😀'.repeat(128));
-  headcount.close();
-  assert.throws(() => headcount.join('p'), /closed/);
 });
 
 test('an older count is passed over, and each count comes once', async () => {
@@ -430,7 +428,7 @@ test('what is joined during a handover is joined on both', async () => {
 test('on another origin the id goes along, from the storage', async () => {
   client({}, 'https://stored.example').join('p');
   await settle();
-  assert.equal(sockets[0].url.search, '');
+  assert.match(sockets[0].url.search, /^\?id=0{22}\.[0-9a-z]{22}$/, 'a seed, at first');
   sockets[0].welcome();
   assert.deepEqual(storage, { 'headcount_id https://stored.example': 'u.sig' });
   storage['headcount_id https://stored.example'] = 'newer.sig'; // by another tab
@@ -454,10 +452,117 @@ test('where storage is forbidden the id is kept in memory', async () => {
 
 test('on its own origin the cookie says who the user is', async () => {
   globalThis.location = new URL(`${SERVER}/page`);
+  document.cookie = '';
   await connected();
+  assert.match(document.cookie, /^headcount_new=0{22}\.[0-9a-z]{22};path=\/;max-age=60;samesite=lax$/, 'a seed, for a minute');
+  assert.equal(sockets[0].url.search, '');
   sockets[0].drop();
   await tick(500);
   assert.match(sockets[1].url.search, /^\?back=\d+(\.\d+)?$/, 'and how long ago it was welcomed');
+});
+
+/** Has changes of counters answered, and returns what they said of who the user is. */
+function answered() {
+  const said = [];
+  globalThis.fetch = async (url, { headers }) => {
+    said.push(headers['Headcount-Id'] ?? headers.Authorization);
+    return Response.json(lasting('likes:1', 1, '1-1'));
+  };
+  return said;
+}
+
+test('all calls of a first visit say the same of who the user is', async () => {
+  const said = answered();
+  const headcount = client({}, 'https://first.example');
+  headcount.join('p');
+  await Promise.all([headcount.counter('likes:1').add(), headcount.counter('likes:1').add(), headcount.follow('p')]);
+  const seed = sockets[0].url.searchParams.get('id');
+  assert.match(seed, /^0{22}\./);
+  assert.deepEqual(said, [seed, seed, seed]);
+  assert.deepEqual(storage, { 'headcount_id https://first.example': seed }, 'other tabs have it, too');
+  sockets[0].welcome({ id: 'issued.sig' });
+  await headcount.counter('likes:1').add();
+  assert.equal(said.at(-1), 'issued.sig');
+
+  globalThis.location = new URL('https://first.example/');
+  document.cookie = '';
+  await client({}, 'https://first.example').counter('likes:1').add();
+  assert.equal(said.at(-1), undefined, 'on its own origin a cookie says it');
+  assert.match(document.cookie, /^headcount_new=/);
+});
+
+test('where the own origin keeps no cookie the id goes along', async () => {
+  const said = answered();
+  globalThis.location = new URL('https://framed.example/page');
+  Object.defineProperty(document, 'cookie', { get: () => '', set: () => {} });
+  const headcount = client({}, 'https://framed.example');
+  headcount.join('p');
+  await settle();
+  assert.equal(sockets[0].url.searchParams.get('storage'), 'partitioned');
+  sockets[0].welcome({ id: 'framed.sig' });
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.searchParams.get('id'), 'framed.sig');
+  await headcount.counter('likes:1').add();
+  assert.deepEqual(said, ['framed.sig']);
+  assert.deepEqual(storage, { 'headcount_id https://framed.example': 'framed.sig' }, 'for a reload');
+});
+
+test('a user with a token has neither seed nor cookie', async () => {
+  const said = answered();
+  globalThis.location = new URL('https://tokens.example/');
+  document.cookie = '';
+  const headcount = client({ token: 't' }, 'https://tokens.example');
+  headcount.join('p');
+  await headcount.counter('likes:1').add();
+  sockets[0].welcome({ id: undefined });
+  assert.deepEqual([said, storage, document.cookie, sockets[0].url.search], [['Bearer t'], {}, '', '?token=t']);
+});
+
+const tokenOf = (sub, n = 0) => `x.${Buffer.from(JSON.stringify({ sub, n })).toString('base64url')}.y`;
+
+test('another user begins a new connection at once, and nothing of the first one stays', async () => {
+  const headcount = await connected({ token: tokenOf('ann') });
+  const seen = [];
+  headcount.unread((n) => seen.push(n));
+  headcount.counter('likes:1').watch(({ value, mine = false }) => seen.push(`${value} ${mine}`));
+  await settle();
+  sockets[0].say({ type: 'unread', count: 3 });
+  sockets[0].say(lasting('likes:1', 5, '1-1', { mine: true }));
+  sockets[0].take();
+  headcount.token = tokenOf('ann', 1);
+  await settle();
+  assert.equal(sockets.length, 1, 'the same user');
+  headcount.token = tokenOf('bjørn? >');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'unsubscribe', counters: ['likes:1'] }]);
+  assert.equal(sockets[0].closed, true);
+  assert.deepEqual(seen, [3, '5 true', 0, '5 false']);
+  assert.equal(sockets[1].url.searchParams.get('token'), tokenOf('bjørn? >'));
+  sockets[1].welcome({ id: undefined });
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'subscribe', counters: ['likes:1'] }]);
+  sockets[1].say({ type: 'unread', count: 1 });
+  sockets[1].say(lasting('likes:1', 5, '1-1', { mine: true }));
+  assert.deepEqual(seen.slice(4), [1, '5 true']);
+  headcount.token = undefined; // logged out
+  await settle();
+  assert.deepEqual(seen.slice(6), [0, '5 false']);
+  assert.equal(sockets[2].url.searchParams.get('token'), null);
+});
+
+test('a function that names another user at a reconnect begins a new connection', async () => {
+  let token = tokenOf('ann');
+  const headcount = await connected({ token: async () => token });
+  const unread = [];
+  headcount.unread((n) => unread.push(n));
+  sockets[0].say({ type: 'unread', count: 3 });
+  token = tokenOf('bob');
+  sockets[0].drop();
+  await tick(500);
+  await tick(1_000);
+  assert.deepEqual(unread, [3, 0]);
+  assert.equal(sockets.at(-1).url.searchParams.get('token'), token);
+  assert.equal(sockets.length, 2);
 });
 
 test('a token is asked for at every connection, and replaces the id', async () => {
@@ -592,7 +697,7 @@ test('when the network comes back the client does not wait any longer, and check
   assert.equal(sockets.length, 2, 'and no second attempt beside it');
 });
 
-test('close leaves, and is for good', async () => {
+test('close leaves, until open', async () => {
   const headcount = await connected();
   sockets[0].take();
   headcount.close();
@@ -600,11 +705,58 @@ test('close leaves, and is for good', async () => {
   assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }]);
   assert.equal(sockets[0].closed, true);
   assert.equal(headcount.state, 'closed');
-  dispatchEvent(new Event('online'));
-  dispatchEvent(new Event('pagehide'));
-  dispatchEvent(new Event('pageshow'));
+  for (const type of ['online', 'pagehide', 'pageshow', 'focus']) dispatchEvent(new Event(type));
+  headcount.join('q');
+  headcount.token = 't';
   await tick(120_000);
   assert.equal(sockets.length, 1);
+  headcount.open();
+  headcount.open();
+  await settle();
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'join', page: 'q' }]);
+  assert.deepEqual(headcount.states.slice(-4), ['closed', 'idle', 'connecting', 'open']);
+});
+
+test('any sign that the page is here again wakes it', async () => {
+  for (const type of ['pageshow', 'focus', 'visibilitychange', 'resume', 'online']) {
+    document = Object.assign(new EventTarget(), { hidden: false });
+    sockets.length = 0;
+    const headcount = await connected();
+    const signal = () => (type === 'resume' ? document : globalThis).dispatchEvent(new Event(type));
+    document.hidden = true;
+    dispatchEvent(new Event('visibilitychange'));
+    await tick(5_000);
+    assert.equal(sockets[0].take().at(-1).type, 'pause');
+    document.hidden = false;
+    signal();
+    await settle();
+    assert.ok(sockets[0].take().some((frame) => frame.type === 'resume'), `${type} ends the pause`);
+
+    dispatchEvent(new Event('pagehide'));
+    document.hidden = true;
+    dispatchEvent(new Event('visibilitychange')); // as at the end of a page
+    await settle();
+    assert.equal(sockets.length, 1);
+    document.hidden = false;
+    signal();
+    await settle();
+    assert.equal(sockets.length, 2, `${type} ends an absence`);
+    headcount.close();
+  }
+});
+
+test('a message over the connection of a page that can be seen ends its pause', async () => {
+  await connected();
+  document.hidden = true;
+  dispatchEvent(new Event('visibilitychange'));
+  await tick(5_000);
+  sockets[0].take();
+  document.hidden = false;
+  sockets[0].say({ type: 'heartbeat' });
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'resume' }]);
 });
 
 test('when nothing is wanted any more a lost connection stays lost', async () => {
@@ -693,7 +845,7 @@ test('a loop over counts gets the newest of each page, and ends with break or cl
   sockets[0].say({ type: 'unread', count: 2 });
   await settle();
   headcount.close();
-  assert.deepEqual(await unread, [2]);
+  assert.deepEqual(await unread, [2, 0], 'whoever closes it may have logged out');
 
   const other = await connected();
   const one = (async () => {
@@ -863,7 +1015,7 @@ test('a change says who the user is, and its answer is heard at once', async () 
   await assert.rejects(likes.add(), { status: 502 });
   answer = () => Promise.reject(new TypeError('no network'));
   await assert.rejects(likes.add(), { message: 'no network' });
-  assert.deepEqual(seen, ['5 true']);
+  assert.deepEqual(seen.slice(0, 2), ['5 true', '5 false'], 'of the user with the token nothing is known yet');
 });
 
 test('a page that the server refuses has a state of its own, until the server greets it', async () => {
@@ -897,7 +1049,7 @@ test('without storage there is an id for the life of the document, and nothing i
   const headcount = client({ storage: 'none' }, 'https://nothing.example');
   headcount.join('p');
   await settle();
-  assert.equal(sockets[0].url.search, '?storage=none');
+  assert.match(sockets[0].url.search, /^\?id=0{22}\.\w{22}&storage=none$/);
   sockets[0].welcome({ id: 'tab.sig' });
   assert.deepEqual(storage, {});
   sockets[0].drop();
@@ -905,12 +1057,14 @@ test('without storage there is an id for the life of the document, and nothing i
   assert.deepEqual([...sockets[1].url.searchParams].map(([name]) => name), ['id', 'storage', 'back']);
   client({}, 'https://nothing.example').join('p');
   await settle();
-  assert.equal(sockets[2].url.search, '', 'another Headcount has another id');
+  assert.equal(sockets[2].url.search, '?id=tab.sig', 'who consents to storage stays who they were');
+  assert.deepEqual(storage, { 'headcount_id https://nothing.example': 'tab.sig' });
 
   globalThis.location = new URL('https://own.example/');
   client({ server: 'https://own.example', storage: 'none' }).join('p');
   await settle();
-  assert.equal(sockets[3].url.search, '?storage=none', 'on the own origin, too');
+  assert.match(sockets[3].url.search, /^\?id=0{22}\.\w{22}&storage=none$/, 'on the own origin, too');
+  assert.equal(document.cookie, undefined);
 });
 
 test('the options may come alone, and those for all at once', async () => {
@@ -919,7 +1073,7 @@ test('the options may come alone, and those for all at once', async () => {
     clients.push(made);
     made.join('p');
     await settle();
-    return sockets.at(-1).url.href;
+    return sockets.at(-1).url.href.replace(/id=0[^&]*&?/, '').replace(/\?$/, '');
   };
   assert.equal(await at({ server: 'https://a.example' }), 'wss://a.example/-/ws');
   Headcount.defaults = { server: 'https://b.example', storage: 'none' };

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { mock, test } from 'node:test';
 
-import { attend, fitting, sha256 } from '../live.js';
+import { attend, fitting, place, sha256 } from '../live.js';
 
 test('the hash is SHA-256', () => {
   let text = '';
@@ -86,4 +86,28 @@ test('a callback that fails keeps nobody from following the address', () => {
   path = '/c';
   navigation.dispatchEvent(new Event('currententrychange'));
   assert.deepEqual([one.joined, two.joined, errors], [[], [], ['mine']]);
+});
+
+test('a page is named after what its site says, and the query of a canonical address is kept', () => {
+  let canonical;
+  globalThis.document = { querySelector: () => canonical && { href: canonical } };
+  const at = (address, link) => {
+    globalThis.location = new URL(address, 'https://site.example');
+    canonical = link && new URL(link, location).href;
+    return place;
+  };
+  assert.equal(at('/?p=123&utm_source=x')('query:p'), '/?p=123');
+  assert.equal(at('/?p=caf%C3%A9')('query:p'), '/?p=café');
+  assert.equal(at('/?q=1')('query:p'), '/');
+  assert.equal(at('/app?x=1#/users/7')('hash'), '/app#/users/7');
+  assert.equal(at('/app?x=1#/users/7')('url'), '/app?x=1');
+  assert.equal(at('/app?x=1#/users/7')('path'), '/app');
+  assert.equal(at('/index.html#/users/7', '/')('hash'), '/#/users/7');
+  assert.equal(at('/item?id=5&utm_source=x', '/item?id=5')(), '/item?id=5');
+  assert.equal(at('/item?id=5', '/item?id=5')(), '/item?id=5', 'a script has tidied the address up');
+  assert.equal(at('/item?id=6', '/item?id=5')(), '/item?id=6', 'a script has changed it, and not the canonical one');
+  assert.equal(at('/other', '/item?id=5')(), '/other');
+  assert.equal(at('/slug?id=7-name', '/item?id=7')(), '/item?id=7');
+  delete globalThis.document;
+  delete globalThis.location;
 });

@@ -88,6 +88,62 @@ test('the replacement waits for no answer for ever, since a browser has few conn
   assert.ok(closed);
 });
 
+test('tabs that cannot share a connection leave some for the site, and the hidden ones have none', async () => {
+  const open = new Set();
+  globalThis.EventSource = class extends EventTarget {
+    constructor(url) {
+      super();
+      this.url = url;
+      open.add(this);
+    }
+    close() {
+      open.delete(this);
+    }
+  };
+  globalThis.localStorage = {};
+  const put = [];
+  globalThis.fetch = async (url, { method = 'GET', body, signal } = {}) => {
+    if (method === 'PUT' && body?.includes('action')) put.push(JSON.parse(body).action);
+    if (url.pathname.endsWith('/events')) return new Response('');
+    return Response.json(url.pathname === '/-/me/unread' ? { count: 0 } : { counters: [], page: 'p', count: 1, version: '1-1' }, { status: method === 'PUT' && body === '{}' ? 400 : 200, signal });
+  };
+  const settle = async () => {
+    for (let i = 0; i < 20; i++) await new Promise(setImmediate);
+  };
+  mock.timers.enable({ apis: ['setTimeout', 'setInterval', 'Date'], now: 1e12 });
+  const tabs = [];
+  try {
+    for (let i = 0; i < 5; i++) {
+      globalThis.document = Object.assign(new EventTarget(), { hidden: false });
+      const rescue = await fresh();
+      delete localStorage['headcount_blocked https://count.example'];
+      await rescue(ADDRESS, 1);
+      const tab = new (await rescue(ADDRESS, 2))(ADDRESS.href);
+      tab.page = globalThis.document;
+      tabs.push(tab);
+      tab.send('{"type":"join","page":"p"}');
+      tab.send('{"type":"subscribe","pages":["q"]}');
+      await settle();
+    }
+    assert.equal(open.size, 3, 'one each, and no more than three');
+    assert.ok([...open].every(({ url }) => url.searchParams.get('join') === '1'), 'of the page where the user is');
+
+    [...open][0].dispatchEvent(new MessageEvent('join', { data: '{"heartbeat_ms":15000}' }));
+    await settle();
+    put.length = 0;
+    globalThis.document = tabs[0].page;
+    document.hidden = true;
+    document.dispatchEvent(new Event('visibilitychange'));
+    await settle();
+    assert.equal(open.size, 2, 'a hidden tab has none');
+    assert.deepEqual(put, ['increment'], 'and its user stays');
+  } finally {
+    tabs.forEach((tab) => tab.close());
+    mock.timers.reset();
+    for (const name of ['EventSource', 'localStorage', 'document']) delete globalThis[name];
+  }
+});
+
 test('what one connection has found out says nothing of another', async () => {
   const { default: rescue } = await import('../rescue.js');
   answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };

@@ -80,7 +80,7 @@ const locks = {
 async function tab(pages = ['p'], options = {}) {
   const page = new EventTarget();
   globalThis.addEventListener = page.addEventListener.bind(page);
-  const headcount = new Headcount('https://share.example', options);
+  const headcount = new Headcount({ server: 'https://share.example', ...options });
   headcount.page = page;
   headcount.counts = [];
   headcount.states = [];
@@ -142,10 +142,10 @@ test('a connection brings counts as long as one of its tabs can be seen', async 
   const hide = async (headcount, yes) => {
     document.hidden = yes;
     headcount.page.dispatchEvent(new Event('visibilitychange'));
+    document.hidden = true; // all tabs have this document, and a message has one that can be seen find that out
     await settle();
     sockets[0].say({ type: 'heartbeat' });
     await tick(5_000);
-    document.hidden = false;
   };
   const paces = () => sockets[0].take().filter(({ type }) => type === 'pause' || type === 'resume');
   await hide(second, true);
@@ -158,6 +158,7 @@ test('a connection brings counts as long as one of its tabs can be seen', async 
   await settle();
   await tick(10_000);
   assert.deepEqual(paces(), [{ type: 'pause' }], 'the one that was seen is gone');
+  document.hidden = false;
   const third = await tab('q');
   assert.deepEqual(paces(), [{ type: 'resume' }]);
   third.close();
@@ -365,6 +366,67 @@ test('tabs of different users share nothing, those of one user do, whatever the 
   await tab('p');
   assert.equal(sockets.length, 3);
   assert.deepEqual(sockets.map((socket) => socket.url.searchParams.get('token')), [token('ann', 1), token('bob', 1), null]);
+});
+
+test('a first change waits until the tab with the connection knows who the user is', async () => {
+  const said = [];
+  globalThis.fetch = async (_, { headers }) => {
+    said.push(headers['Headcount-Id']);
+    return Response.json({ key: 'likes:1', kind: 'members', value: 1, updated_at: null, version: '1-1', exact: true });
+  };
+  await import('../more.js');
+  await tab('p', { server: 'https://waits.example' });
+  const second = await tab('p', { server: 'https://waits.example' });
+  const changed = second.counter('likes:1').add();
+  await settle();
+  assert.deepEqual(said, []);
+  FakeWebSocket.prototype.welcome.call(sockets[0], { id: 'first.sig' });
+  await settle();
+  await changed;
+  assert.deepEqual(said, ['first.sig']);
+});
+
+test('all tabs of a user whose session ends ask whose it is now', async () => {
+  const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
+  let now = token('ann');
+  const [first, second, third] = [await tab('p', { token: async () => now }), await tab('q', { token: async () => now }), await tab('r', { token: token('ann') })];
+  sockets[0].welcome();
+  await settle();
+  now = token('bob');
+  second.token = async () => now;
+  await settle();
+  await tick(3_000);
+  await settle();
+  const open = sockets.filter((socket) => !socket.closed);
+  assert.deepEqual(open.map((socket) => socket.url.searchParams.get('token')).sort(), [token('ann'), now].sort());
+  for (const socket of open) socket.welcome();
+  await settle();
+  const joined = (sub) => open.find((socket) => socket.url.searchParams.get('token') === token(sub)).take().filter(({ type }) => type === 'join').map(({ page }) => page).sort();
+  assert.deepEqual([joined('ann'), joined('bob')], [['r'], ['p', 'q']]);
+  assert.deepEqual([first, second, third].map(({ state }) => state), ['open', 'open', 'open']);
+});
+
+test('where a lock is never granted, nor refused, each tab has its own connection after a while', async () => {
+  navigator.locks = { request: () => new Promise(() => {}) };
+  const headcount = await tab('p');
+  await tick(2_999);
+  assert.equal(sockets.length, 0);
+  await tick(1);
+  assert.equal(sockets.length, 1);
+  sockets[0].welcome();
+  assert.deepEqual([headcount.state, sockets[0].take()], ['open', [{ type: 'join', page: 'p' }]]);
+});
+
+test('a lock that is granted too late changes nothing', async () => {
+  const late = [];
+  navigator.locks = { request: (...all) => new Promise((resolve) => late.push(() => resolve(all[2]()))) };
+  await tab('p');
+  await tick(3_000);
+  sockets[0].welcome();
+  late.forEach((grant) => grant());
+  await tick(10_000);
+  assert.equal(sockets.length, 1);
+  assert.equal(sockets[0].closed, false);
 });
 
 test('unread goes to all tabs, also to one that comes later; read is said once', async () => {
