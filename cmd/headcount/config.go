@@ -430,6 +430,9 @@ func (c *Config) Warnings() []string {
 	if slices.ContainsFunc(keys, padded) {
 		out = append(out, "--api-key begins or ends with white space, such as a newline, which no header can; it is ignored: remove it")
 	}
+	for _, name := range counterpg.Ignored(c.Postgres) {
+		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
+	}
 	for _, name := range c.Strangers {
 		out = append(out, name+" is not the variable of any setting and is ignored; remove it, or see headcount serve --help")
 	}

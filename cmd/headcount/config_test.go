@@ -538,10 +538,15 @@ func TestWarnings(t *testing.T) {
 
 	c = defaults()
 	c.JWTSecret, c.APIKeys = long+"\n", []string{long + " "}
+	c.Postgres = "postgres://u@h/d?schema=public&sslmode=disable&pgbouncer=true"
 	got = c.Warnings()
-	if len(got) != 2 || !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") || !strings.HasPrefix(got[1], "--api-key begins or ends") {
+	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") || !strings.HasPrefix(got[3], "--postgres has ?schema=,") {
+		t.Fatalf("Prisma's: %q", got)
+	}
+	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") || !strings.HasPrefix(got[1], "--api-key begins or ends") {
 		t.Fatalf("white space: %q", got)
 	}
+	c.Postgres = ""
 	if err := c.Validate(); err != nil || !c.Keys.Has(long) {
 		t.Errorf("an API key with white space behind it is useless: %v", err)
 	}
