@@ -3,6 +3,7 @@ package fanout
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,9 +13,9 @@ import (
 func TestASharedReadIsNotTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reads SharedReads[time.Time]
-		calls := 0
+		var calls atomic.Int32
 		read := func(context.Context) ([]time.Time, error) {
-			calls++
+			calls.Add(1)
 			asOf := time.Now()
 			time.Sleep(3 * time.Second) // the answer of the store is on its way
 			return []time.Time{asOf}, nil
@@ -32,8 +33,8 @@ func TestASharedReadIsNotTooOld(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(time.Minute)
-		if calls != 2 {
-			t.Errorf("%d calls of the store, want 2", calls)
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d calls of the store, want 2", n)
 		}
 	})
 }
