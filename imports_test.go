@@ -77,7 +77,7 @@ var layers = []layer{
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/wake", "scripts"}},
-	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                // no store but by the contract
+	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                                 // no store but by the contract
 	{"presence/member", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "presence/seal", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "internal/wake", "presence"}},
 	{"internal/webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
@@ -85,14 +85,14 @@ var layers = []layer{
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},
-	{"gateway/socket", nil},                                                                  // bytes to and from clients
-	{"gateway/websocket", nil},                                                               // RFC 6455, without any I/O
-	{"gateway/pusher", []string{"presence"}},                                                 // Pusher's events, without any I/O
-	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                       // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},          // who a request is from
-	{"gateway/fanout", []string{"internal/outage", "internal/wake", "presence"}},             // updates to those who want them
-	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}}, // sums of the users here
-	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last
+	{"gateway/socket", nil},                                                                          // bytes to and from clients
+	{"gateway/websocket", nil},                                                                       // RFC 6455, without any I/O
+	{"gateway/pusher", []string{"presence"}},                                                         // Pusher's events, without any I/O
+	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                               // what holds for all of HTTP
+	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
+	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
+	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
+	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/machine", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
 		"counter", "counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",

@@ -33,7 +33,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool) {
 	id, err := g.callers.Identity(c, true)
 	// A stream that joins no page needs no identity.
-	if err != nil && (join || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) {
+	if err != nil && (join || !identity.Nobody(err) && !errors.Is(err, api.ErrElsewhere)) {
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}

@@ -79,6 +79,10 @@ local function first(low, high, fits)
   return low
 end
 
+-- expiry returns the time from which what was permitted at a time no longer counts: times are rounded down, so two that
+-- differ by exactly a window may be less than a window apart.
+local function expiry(at) return at + window + 1 end
+
 -- log judges a call on a limit with the algorithm log.
 local function log()
   local size, at, gone, sum = redis.call('LLEN', key), now, 0, 0
@@ -86,7 +90,7 @@ local function log()
   if size > 0 then
     local newest, _, total = entry(-1)
     at, sum = math.max(now, newest), total
-    local function counts(when) return when + window > at end
+    local function counts(when) return expiry(when) > at end
     if not counts(entry(0)) then young = first(1, size, counts) end
     gone = sum
     if young < size then
@@ -98,11 +102,11 @@ local function log()
   if used + cost > limit then
     local need = gone + used + cost - limit -- the entries up to this sum have to expire first
     local when = entry(first(young, size - 1, function(_, _, with) return with >= need end))
-    return {0, math.max(limit - used, 0), when + window - now}
+    return {0, math.max(limit - used, 0), expiry(when) - now}
   end
   if young > 0 then redis.call('LTRIM', key, young, -1) end
   redis.call('RPUSH', key, string.format('%.0f %.0f %.0f', at, cost, used > 0 and sum + cost or cost))
-  local ends = at + window - now
+  local ends = expiry(at) - now
   redis.call('PEXPIRE', key, string.format('%.0f', ends))
   return {1, limit - used - cost, ends}
 end

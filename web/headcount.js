@@ -476,7 +476,7 @@ export class Headcount extends EventTarget {
         throw new TypeError(`Headcount: not a page: ${topic}`);
     }
     if (new Set(['', ...this.#joined, ...this.#watched, ...topics]).size > MAX_PAGES + 1)
-      throw new RangeError(`Headcount: more than ${MAX_PAGES} pages`);
+      throw new RangeError('Headcount: full'); // MAX_PAGES
   }
 
   /** Sends all changes of this turn of the event loop together. */
@@ -919,7 +919,10 @@ function Hub(base, keep, getToken, same, say) {
       again();
     }
     if (code === 'rate_limited') setTimeout(again, GRACE_MS);
-    if (code === 'token_expired') expired = token;
+    if (code === 'token_expired') {
+      if (token) console.error(frame.message); // it is fixed: nobody is asked for a new one
+      expired = token;
+    }
     // The answer to a heartbeat, and frames of later servers, only show that the server lives.
     say({ frame, link: link._made });
   };

@@ -74,17 +74,19 @@ type Config struct {
 	MaxConnections    int           `type:"number" placeholder:"N" group:"limits" help:"How many connections a gateway accepts; further clients get 503. 0 means a number that fits the memory and the open files."`
 	MaxPerAddress     int           `name:"max-connections-per-address" type:"number" placeholder:"N" default:"0" group:"limits" help:"How many connections one address may have, of IPv6 one /64; further clients of it get 503. Clients of --trusted-proxies count by their own address. 0 means any number, since many people share an address."`
 
-	JWTSecret      string   `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that identifies them."`
-	JWKSURL        string   `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
-	JWTIssuers     []string `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"The iss that tokens must have. Repeatable: any of them. Without it the issuer is not checked."`
-	JWTAudiences   []string `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"An aud that tokens must have. Repeatable: any of them. Without it the audience is not checked."`
-	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. With the name of a site and a colon in front it is for that site alone. Repeatable."`
-	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to no site are for the first. Without it there is one site, default."`
-	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
-	Private        []string `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
-	PublicTop      []string `name:"public-top" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that the live list of the pages with the most users shows to visitors; * for all pages. Those of --private never are. Repeatable. Without it, with --api-key, only servers with a key get the list. Every process needs the same ones."`
-	PusherKey      string   `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
-	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
+	JWTSecret      string        `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that identifies them."`
+	JWKSURL        string        `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
+	JWTIssuers     []string      `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"The iss that tokens must have. Repeatable: any of them. Without it the issuer is not checked."`
+	JWTAudiences   []string      `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"An aud that tokens must have. Repeatable: any of them. Without it the audience is not checked."`
+	JWTLeeway      time.Duration `name:"jwt-leeway" hidden:"" type:"span-or-0" placeholder:"TIME" default:"1m" group:"identity" help:"How long before its nbf a token is valid, since the clock of its issuer may be ahead. 0: not before. Its exp has no leeway."`
+	CookieName     string        `type:"text" placeholder:"NAME" default:"headcount_id" group:"identity" help:"The cookie that holds the anonymous id of a visitor. Servers on one host, on several ports or paths, need a name each, since browsers keep one cookie of a name for the whole host; all gateways of one server need the same. Visitors who have an id under the default name keep it."`
+	APIKeys        []string      `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. With the name of a site and a colon in front it is for that site alone. Repeatable."`
+	Sites          []string      `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to no site are for the first. Without it there is one site, default."`
+	AllowOrigins   []string      `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
+	Private        []string      `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
+	PublicTop      []string      `name:"public-top" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that the live list of the pages with the most users shows to visitors; * for all pages. Those of --private never are. Repeatable. Without it, with --api-key, only servers with a key get the list. Every process needs the same ones."`
+	PusherKey      string        `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
+	TrustedProxies []string      `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	CountBots  bool          `type:"switch" group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
 	CacheReads time.Duration `type:"span-or-0" placeholder:"TIME" default:"0" group:"times" help:"For how many whole seconds proxies may answer GETs of counts, public counters, badges and stats themselves. 0 means that every GET comes here."`
@@ -228,6 +230,9 @@ func (c *Config) checkAddresses() error {
 	return nil
 }
 
+// cookieName has no prefix to which browsers attach conditions, such as __Host-.
+var cookieName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
+
 var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`) // no segment is empty, . or ..
 
 func (c *Config) checkBasePath() error {
@@ -309,7 +314,7 @@ func readRules(path string) (*counter.Rules, error) {
 	if err != nil {
 		return nil, setting.Errorf("counters", "%v; name a file that can be read", err)
 	}
-	rules, err := counter.ParseRules(data)
+	rules, err := counter.ParseRules(setting.WithoutMark(data))
 	if err != nil {
 		return nil, setting.Errorf("counters", "%s: %s", path, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
 	}
@@ -341,6 +346,12 @@ func (c *Config) checkAccess() error {
 		if err := pusher.CheckKey(c.PusherKey); err != nil {
 			return setting.Errorf("pusher-key", "%v; give another one", err)
 		}
+	}
+	if !cookieName.MatchString(c.CookieName) {
+		return setting.Errorf("cookie-name", "%q is not a name of 1 to 64 letters, digits, - and _ that begins with a letter; write one like headcount_shop", c.CookieName)
+	}
+	if c.JWTSecret != "" && strings.TrimSpace(c.JWTSecret) == "" {
+		return setting.Errorf("jwt-secret", "it is only white space; give a long random value, or leave it out")
 	}
 	if len(c.Private) > 0 && len(c.APIKeys) == 0 && c.JWTSecret == "" && c.JWKSURL == "" {
 		return setting.Errorf("private", "nobody could use such a page; give --api-key, or --jwt-secret or --jwks-url, too")
@@ -411,6 +422,16 @@ func (c *Config) Warnings() []string {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random value", s.flag, minSecret))
 		}
+	}
+	if strings.TrimSpace(c.JWTSecret) != c.JWTSecret {
+		out = append(out, "--jwt-secret begins or ends with white space, such as a newline; tokens signed with and without it are taken: remove it")
+	}
+	padded := func(key string) bool { return strings.TrimSpace(key) != key }
+	if slices.ContainsFunc(keys, padded) {
+		out = append(out, "--api-key begins or ends with white space, such as a newline, which no header can; it is ignored: remove it")
+	}
+	for _, name := range counterpg.Ignored(c.Postgres) {
+		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
 	}
 	for _, name := range c.Strangers {
 		out = append(out, name+" is not the variable of any setting and is ignored; remove it, or see headcount serve --help")

@@ -63,7 +63,8 @@ func defaults() Config {
 		HeartbeatInterval: 2 * time.Second, PresenceTimeout: 7 * time.Second, LeaveGrace: 2 * time.Second,
 		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
-		ACMEURL:         "https://acme-v02.api.letsencrypt.org/directory",
+		ACMEURL:   "https://acme-v02.api.letsencrypt.org/directory",
+		JWTLeeway: time.Minute, CookieName: "headcount_id",
 		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, WebhookSettle: 5 * time.Second,
 		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins, Proxies: &identity.Proxies{},
 	}
@@ -139,6 +140,8 @@ func TestLayers(t *testing.T) {
 		"max-connections-per-address": {get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
 		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
 		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
+		"jwt-leeway":                  {get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"cookie-name":                 {get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
 		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
 		"webhook-secret":              {get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")}, env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`, byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")}, byFile: []string{hookSecret("d")}},
 		"webhook-settle":              {get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
@@ -190,7 +193,7 @@ func TestLayers(t *testing.T) {
 }
 
 func TestConfigFileNamedByTheEnvironment(t *testing.T) {
-	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, `{"region":"eu"}`)}, "")
+	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "") // as some editors write it
 	if err != nil || got.Region != "eu" {
 		t.Fatalf("got region %q, %v", got.Region, err)
 	}
@@ -269,6 +272,10 @@ var refused = map[string]struct {
 	"wildcard advertise":                        {flag: "advertise", args: "--redis redis://h --advertise 0.0.0.0:7946 --cluster-secret s"},
 	"an empty secret":                           {flag: "cluster-secret", args: "--cluster-secret="},
 	"an empty secret among others":              {flag: "id-secret", env: map[string]string{"HEADCOUNT_ID_SECRET": "a,,b"}},
+	"a cookie of no name":                       {flag: "cookie-name", args: "--cookie-name a=b"},
+	"a cookie on conditions":                    {flag: "cookie-name", args: "--cookie-name __Host-id"},
+	"a secret of white space":                   {flag: "jwt-secret", file: `{"jwt-secret":" \n"}`},
+	"an API key of white space":                 {flag: "api-key", file: `{"api-key":["a","\n"]}`},
 	"an empty API key":                          {flag: "api-key", file: `{"api-key":["a",""]}`},
 	"an empty JWT secret":                       {flag: "jwt-secret", args: "--jwt-secret="},
 	"jwks-url of another scheme":                {flag: "jwks-url", args: "--jwks-url file:///keys"},
@@ -483,6 +490,7 @@ func TestRulesOfCounters(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u","kind":"unique"}]}`: "",
 		`{"rules":[]}`: "",
+		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`:     "", // as some editors write it
 		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; remove the field`,
 		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 excludes 0, with which a counter begins; write 0 or less`,
 		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is not a kind; write sum`,
@@ -528,6 +536,21 @@ func TestWarnings(t *testing.T) {
 	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
 		t.Fatalf("got %q", got)
 	}
+
+	c = defaults()
+	c.JWTSecret, c.APIKeys = long+"\n", []string{long + " "}
+	c.Postgres = "postgres://u@h/d?schema=public&sslmode=disable&pgbouncer=true"
+	got = c.Warnings()
+	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") || !strings.HasPrefix(got[3], "--postgres has ?schema=,") {
+		t.Fatalf("Prisma's: %q", got)
+	}
+	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") || !strings.HasPrefix(got[1], "--api-key begins or ends") {
+		t.Fatalf("white space: %q", got)
+	}
+	c.Postgres = ""
+	if err := c.Validate(); err != nil || !c.Keys.Has(long) {
+		t.Errorf("an API key with white space behind it is useless: %v", err)
+	}
 }
 
 // A variable that is no setting's is refused when it is nearly one, and named otherwise.
@@ -571,7 +594,7 @@ func TestACertificateThatIsMissingIsASetting(t *testing.T) {
 func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
-		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
+		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top pusher-key otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)

@@ -264,10 +264,12 @@ func (s *system) openIdentities() {
 	s.identities = identity.New(identity.Config{
 		IDSecrets: keysOf(s.cfg.IDSecrets),
 		HashKey:   s.hashKey,
+		Cookie:    s.cfg.CookieName,
 		JWTSecret: []byte(s.cfg.JWTSecret),
 		JWKSURL:   s.cfg.JWKSURL,
 		Issuers:   s.cfg.JWTIssuers,
 		Audiences: s.cfg.JWTAudiences,
+		Leeway:    s.cfg.JWTLeeway,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
 	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })

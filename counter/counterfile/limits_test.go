@@ -49,9 +49,9 @@ func TestEndedLimitsLeaveTheFile(t *testing.T) {
 		t.Errorf("%d transactions for calls that were refused", n)
 	}
 	for range 20 {
-		now = now.Add(1000 * time.Millisecond)
+		now = now.Add(1001 * time.Millisecond)
 		if !take("7", limit.Log) {
-			t.Fatal("a call a second later was refused")
+			t.Fatal("a call more than a second later was refused")
 		}
 	}
 	if n, ends := keys(t, s, limitsBucket), keys(t, s, limitEndsBucket); n != 1 || ends != 1 {

@@ -17,7 +17,7 @@ import (
 
 const (
 	// now is the server's clock in unix milliseconds.
-	now = `(extract(epoch from clock_timestamp()) * 1000)::bigint`
+	now = `floor(extract(epoch from clock_timestamp()) * 1000)::bigint`
 
 	// lockRows makes the rows that are missing and locks the others. ON CONFLICT
 	// ... WHERE false locks a row and does not write it.

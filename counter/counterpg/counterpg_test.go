@@ -209,3 +209,16 @@ func TestServerCopies(t *testing.T) {
 	server := pgtest.Single(t)
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return open(t, server.Database(t)) })
 }
+
+// A URL that an application with Prisma shares works.
+func TestServerTakesAURLOfPrisma(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	sign := "?"
+	if strings.Contains(url, "?") {
+		sign = "&"
+	}
+	s := open(t, url+sign+"schema=public&pgbouncer=true&connection_limit=5&pool_timeout=10")
+	if _, err := s.Read(t.Context(), []string{"k"}, "", 0); err != nil {
+		t.Error(err)
+	}
+}

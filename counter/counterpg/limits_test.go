@@ -30,3 +30,12 @@ func TestServerEndedLimitsAreSweptAway(t *testing.T) {
 		t.Errorf("what still counts was forgotten: %+v", r)
 	}
 }
+
+// Times of calls on limits are rounded down: one that is rounded up would belong to a window that has not begun yet.
+func TestServerTimesAreRoundedDown(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	const ahead = `select count(*) from generate_series(1, 1000) where ` + now + ` > extract(epoch from clock_timestamp()) * 1000`
+	if n := pgtest.Query[int](t, url, ahead); n > 0 {
+		t.Errorf("%d of 1000 times are in the future", n)
+	}
+}

@@ -48,6 +48,25 @@ func begin(statements string) pgconn.AfterConnectFunc {
 	}
 }
 
+// ofPrisma are parameters that only Prisma knows, in URLs that applications share. PostgreSQL would refuse every connection.
+var ofPrisma = []string{
+	"connection_limit", "pgbouncer", "pool_timeout", "schema", "socket_timeout", "sslaccept", "sslidentity", "statement_cache_size",
+}
+
+// Ignored returns the parameters of a URL that CheckURL accepts which have no effect.
+func Ignored(url string) (names []string) {
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil
+	}
+	for _, name := range ofPrisma {
+		if _, given := pc.ConnConfig.RuntimeParams[name]; given {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // configure returns how to connect to the database of url.
 func configure(url string) (*pgxpool.Config, error) {
 	pc, err := pgxpool.ParseConfig(url)
@@ -55,6 +74,9 @@ func configure(url string) (*pgxpool.Config, error) {
 		return nil, err
 	}
 	cc := pc.ConnConfig
+	for _, name := range ofPrisma {
+		delete(cc.RuntimeParams, name)
+	}
 	cc.Tracer = traced{}
 	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, dialTimeout)
 	cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement

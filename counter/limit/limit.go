@@ -4,7 +4,7 @@
 //
 // # Three algorithms
 //
-// All times are unix milliseconds, and all windows whole milliseconds.
+// All times are unix milliseconds, rounded down, and all windows whole milliseconds.
 //
 //   - [Fixed]: windows begin at multiples of their length since the Unix epoch, and in each of them at most the limit
 //     passes. Around the boundary of two windows twice the limit may pass within a short time.
@@ -17,8 +17,8 @@
 //     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
 //     calls come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
 //
-//   - [Log]: every call that passed is remembered for one window, so in any period as long as a window at most the limit
-//     passes. That takes memory for each call, so the limit is at most MaxLog.
+//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a window at
+//     most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most MaxLog.
 //
 // A name has one state for calls with different limits. Each call is judged by its own limit against everything that
 // passed.

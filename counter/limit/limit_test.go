@@ -35,7 +35,7 @@ func (m *model) fits(c Call, now int64) bool {
 	case Fixed:
 		return m.sum(start, start+m.Window)+c.Cost <= c.Limit
 	case Log:
-		return m.sum(now-m.Window+1, now+1)+c.Cost <= c.Limit
+		return m.sum(now-m.Window, now+1)+c.Cost <= c.Limit
 	}
 	used := big.NewRat(m.sum(start-m.Window, start), m.Window)
 	used.Mul(used, big.NewRat(start+m.Window-now, 1))
@@ -121,6 +121,42 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		if n := m.sum(p.at, p.at+window); n > bound {
 			t.Fatalf("%d passed in the window's time from %d, %d may", n, p.at, bound)
 		}
+	}
+}
+
+// By a clock that is finer than that of the states, too, no window has more than its limit: of log none anywhere, of fixed
+// none that begins with a multiple of its length.
+func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
+	const window, millisecond = 1000, 1000 // ms, µs
+
+	for _, algorithm := range []Algorithm{Fixed, Log} {
+		t.Run(algorithm.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				s := &State{}
+				most := rapid.Int64Range(1, 3).Draw(t, "limit")
+				m := &model{Name: Name{"k", algorithm, window * millisecond}} // in µs
+
+				now := int64(1_700_000_000_000)*millisecond + rapid.Int64Range(0, window*millisecond).Draw(t, "begin")
+				for range rapid.IntRange(1, 60).Draw(t, "calls") {
+					now += rapid.OneOf(
+						rapid.Int64Range(0, 400), rapid.Int64Range(0, 400*millisecond), rapid.Int64Range(m.Window-millisecond, m.Window),
+					).Draw(t, "later")
+					if s.Take(Call{Name{"k", algorithm, window}, most, 1}, now/millisecond).Allowed {
+						m.all = append(m.all, passed{now, 1})
+					}
+				}
+
+				for _, p := range m.all {
+					start := p.at
+					if algorithm == Fixed {
+						start -= start % m.Window
+					}
+					if n := m.sum(start, start+m.Window); n > most {
+						t.Fatalf("%d passed in the window at %d µs, the limit is %d: %v", n, start, most, m.all)
+					}
+				}
+			})
+		})
 	}
 }
 

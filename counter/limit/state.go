@@ -101,6 +101,10 @@ func share(a, b, c int64) (quotient int64, over bool) {
 	return int64(q), rest > 0
 }
 
+// expiry returns the time from which what passed at a time no longer counts for Log. Times are rounded down to
+// milliseconds: of two that differ by exactly a window, the true ones may differ by less.
+func expiry(at, window int64) int64 { return at + window + 1 }
+
 // log judges a call for Log. A clock that went back is replaced by the time of the newest entry.
 func (s *State) log(c Call, now int64) Answer {
 	at, sum := now, s.gone
@@ -108,7 +112,7 @@ func (s *State) log(c Call, now int64) Answer {
 		at, sum = max(now, s.passed[n-1].at), s.passed[n-1].sum
 	}
 	young, _ := slices.BinarySearchFunc(s.passed, at, func(e entry, at int64) int {
-		if e.at+c.Window <= at {
+		if expiry(e.at, c.Window) <= at {
 			return -1
 		}
 		return 1
@@ -125,14 +129,14 @@ func (s *State) log(c Call, now int64) Answer {
 			}
 			return 1
 		})
-		return Answer{Remaining: max(c.Limit-used, 0), Reset: s.passed[i].at + c.Window - now}
+		return Answer{Remaining: max(c.Limit-used, 0), Reset: expiry(s.passed[i].at, c.Window) - now}
 	}
 	if n := len(s.passed); n > 0 && s.passed[n-1].at == at {
 		s.passed[n-1].sum += c.Cost
 	} else {
 		s.passed = append(s.passed, entry{at, sum + c.Cost})
 	}
-	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: at + c.Window - now}
+	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: expiry(at, c.Window) - now}
 }
 
 // End returns the time from which the state no longer affects any call.
@@ -143,7 +147,7 @@ func (s *State) End(n Name) int64 {
 	case n.Algorithm == Sliding:
 		return s.start + 2*n.Window
 	case len(s.passed) > 0:
-		return s.passed[len(s.passed)-1].at + n.Window
+		return expiry(s.passed[len(s.passed)-1].at, n.Window)
 	}
 	return 0
 }

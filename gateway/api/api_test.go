@@ -24,12 +24,12 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// empty is a gateway with nobody on any page.
+// empty is a gateway with nobody on any page. The count of the page "old" is stale.
 type empty struct{}
 
 func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []presence.Update, ok bool) {
 	for _, t := range topics {
-		updates = append(updates, presence.Update{Topic: t})
+		updates = append(updates, presence.Update{Topic: t, Stale: t.Key == "old"})
 	}
 	return updates, true
 }

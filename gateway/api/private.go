@@ -68,7 +68,7 @@ func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) bool
 	id, err := w.Identity(c, query)
 	open := c.Request.Method == http.MethodGet && c.Query("join") != "1" || c.Request.Method == http.MethodHead // to everybody, but for the page
 	switch {
-	case err != nil && !(open && errors.Is(err, identity.ErrNoToken)):
+	case err != nil && !(open && identity.Nobody(err)):
 		RefuseIdentity(c.Writer, err)
 	case w.Shut(names, id.Pages) == "":
 		return true

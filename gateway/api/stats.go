@@ -97,5 +97,6 @@ func (a *API) readStats(ctx context.Context, name string, q minutes.Question, as
 		now = asked
 	}
 	answer := q.Answer(name, list, count.Users, now)
+	answer.Stale = count.Stale
 	return pageStats{append(JSON(answer), '\n'), len(answer.Points)}, nil
 }

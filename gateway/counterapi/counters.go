@@ -18,9 +18,10 @@
 //
 // # Reads
 //
-// A read that may lag is answered from memory if a client here looks at the counter live, and
-// the store is a server of its own. Otherwise it is one call to the store. While the store is
-// away, such reads are answered with the last known value, as stale, and exact reads with 503.
+// A read that may lag is answered from memory if a client here looks at the counter live, the
+// store is a server of its own, and it has confirmed the value lately enough. Otherwise it is
+// one call to the store. While the store is away, such reads are answered with the last known
+// value, as stale, and exact reads with 503.
 //
 // A range, a window and a top list are expensive questions. Equal ones are computed once, and
 // public ones one at a time, see Questions.
@@ -57,10 +58,10 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"golang.org/x/sync/singleflight"
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/internal/tracing"
@@ -139,8 +140,8 @@ type API struct {
 	metrics   *metrics
 	archive   *counter.Archive
 	questions *Questions[question, outcome]
-	reads     singleflight.Group // of one counter each
-	large     chan struct{}      // holds one for each large body of a caller without API key; beyond its size a body is 503
+	reads     fanout.SharedReads[counter.Reading] // of one counter each
+	large     chan struct{}                       // holds one for each large body of a caller without API key; beyond its size a body is 503
 
 	mu      sync.Mutex
 	differs map[*counter.Rule]bool // rules for which logKind has logged; guarded by mu
@@ -475,18 +476,20 @@ func (a *API) logKind(rule *counter.Rule) {
 // this process knows.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	if lag > 0 && member == "" && a.cfg.Counters.Remote() {
-		if current := a.live.current(keys); current != nil {
+		if current := a.live.current(keys, lag); current != nil {
 			for _, key := range keys {
 				a.live.hub.Touch(Topic(key))
 			}
 			return current, nil
 		}
 	}
-	read := a.cfg.Counters.Read
+	var readings []counter.Reading
+	var err error
 	if lag > 0 && member == "" && a.cfg.Counters.Remote() && len(keys) == 1 {
-		read = a.readShared
+		readings, err = a.readShared(ctx, keys, lag)
+	} else {
+		readings, err = a.readStore(ctx, keys, member, lag)
 	}
-	readings, err := read(ctx, keys, member, lag)
 	if err != nil {
 		if lag == 0 || member != "" {
 			return nil, err
@@ -519,17 +522,21 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 }
 
 // readShared reads one counter. Of each there is one call of the store at a time.
-func (a *API) readShared(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	shared := a.reads.DoChan(keys[0], func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience) // the first caller may go
-		defer cancel()
-		return a.cfg.Counters.Read(ctx, keys, member, lag)
+func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) ([]counter.Reading, error) {
+	shared, err := a.reads.Read(ctx, keys[0], lag, patience, func(ctx context.Context) ([]counter.Reading, error) {
+		return a.readStore(ctx, keys, "", lag)
 	})
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case r := <-shared:
-		readings, _ := r.Val.([]counter.Reading)
-		return slices.Clone(readings), r.Err
+	return slices.Clone(shared), err
+}
+
+// readStore reads counters from the store. What may lag here may not lag there too, so with a lag the store only knows
+// that it may answer with what it has while a part of it is away.
+func (a *API) readStore(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	began := time.Now()
+	readings, err := a.cfg.Counters.Read(ctx, keys, member, min(lag, noLag))
+	if err == nil {
+		a.live.confirm(readings, began)
 	}
+
+	return readings, err
 }

@@ -11,6 +11,7 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 
 	"headcount/counter"
+	"headcount/internal/machine"
 	"headcount/internal/outage"
 	"headcount/internal/wake"
 	"headcount/presence"
@@ -22,6 +23,8 @@ const (
 	readTime    = 5 * time.Second
 	probeEvery  = time.Second // between two reads that show whether the store is there
 	maxMemory   = 1 << 14     // counters that are remembered, about 4 MB
+
+	standstillLimit = 2 * time.Second // how long the process may stand still without a doubt about what it knows
 
 	// noLag is for a read that may not lag, but may be answered with what is known while the
 	// store is away.
@@ -48,7 +51,11 @@ type Hub interface {
 // since, so it is read once more.
 //
 // A store that has gone sends no notifications, so Live reads some counters once a second,
-// and follows and reads those again that differ from the last notification.
+// and follows and reads those again that differ from the last notification. Each read also
+// confirms up to when a value has everything. A request for a newer value is read from the
+// store, and confirms the value in turn.
+//
+// After a standstill of the process all counters are stale until they have been read again.
 //
 // While the store is away, all counters are stale. Those that somebody has begun to look at
 // since have the value that this process last saw. A store may also know some counters, and
@@ -64,10 +71,11 @@ type Hub interface {
 //
 // Any goroutine may call the methods.
 type Live struct {
-	cfg  Config
-	hub  Hub
-	wake chan struct{} // holds one: Run has something to do
-	ask  chan struct{} // holds one for each asker: asking has something
+	cfg   Config
+	hub   Hub
+	still *machine.Standstill // after which nothing is current
+	wake  chan struct{}       // holds one: Run has something to do
+	ask   chan struct{}       // holds one for each asker: asking has something
 
 	// order is held while viewers and the hub are called, so that their calls are in order. It
 	// is locked before mu. Want and Unwant do not lock it: the hub calls them under its lock.
@@ -96,7 +104,7 @@ type lastKnown struct {
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
-		cfg: cfg, hub: hub, wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
+		cfg: cfg, hub: hub, still: machine.NewStandstill(standstillLimit), wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
 		keys: map[string]*tracked{}, unread: map[string]struct{}{}, gone: map[string]struct{}{},
 		asking: map[string]map[string]struct{}{},
 	}
@@ -205,11 +213,12 @@ func newer(a, b *counter.Counter) bool {
 }
 
 // current returns the counters as their subscribers see them, or nil unless all of them are
-// known and the store can be reached.
-func (l *Live) current(keys []string) []counter.Reading {
-	if !l.up() {
+// known, none lags by more than lag, and the store can be reached.
+func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
+	if !l.up() || l.still.Ended() {
 		return nil
 	}
+	oldest := time.Now().Add(-lag)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.away {
@@ -218,7 +227,7 @@ func (l *Live) current(keys []string) []counter.Reading {
 	var all []counter.Reading
 	for _, key := range keys {
 		k := l.keys[key]
-		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown || l.behind(k) {
+		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown || k.lags(oldest) || l.behind(k) {
 			return nil
 		}
 		if all == nil {
@@ -229,6 +238,18 @@ func (l *Live) current(keys []string) []counter.Reading {
 		all = append(all, counter.Reading{Counter: c})
 	}
 	return all
+}
+
+// confirm notes what a read of the store returned that began at a time.
+func (l *Live) confirm(readings []counter.Reading, began time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	for i := range readings {
+		if k := l.keys[readings[i].Key]; k != nil && k.origin != unknown {
+			k.confirm(&readings[i].Counter, began)
+		}
+	}
 }
 
 // behind reports whether this process has made a change, or read one, whose notification has yet to arrive. The caller
@@ -249,6 +270,9 @@ func (l *Live) Run(ctx context.Context) {
 	defer wg.Wait()
 	for range askers {
 		wg.Go(func() { l.answer(ctx) })
+	}
+	if l.cfg.Counters.Remote() {
+		wg.Go(func() { l.still.Run(ctx, l.resumed) })
 	}
 	failed := 0
 	retry := time.NewTimer(time.Hour)
@@ -332,6 +356,12 @@ func (l *Live) goAway() {
 	for _, u := range updates {
 		l.hub.Update(u)
 	}
+}
+
+// resumed marks everything as stale until it has been read again.
+func (l *Live) resumed() {
+	l.goAway()
+	wake.Signal(l.wake)
 }
 
 // takeSome removes up to followBatch keys from set.
@@ -434,6 +464,7 @@ func (l *Live) sample() (keys []string) {
 func (l *Live) probe(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
+	began := time.Now()
 	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
 	if err == nil && allStale(readings) {
 		err = counter.ErrUnavailable
@@ -452,6 +483,7 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 		if k == nil {
 			continue
 		}
+		k.confirm(&r.Counter, began)
 		order := r.Version.Compare(k.counter.Version)
 		older := k.counter.Stale && order < 0 // the store knows less than this process
 		if r.Stale != k.counter.Stale || order != 0 && !older {
@@ -469,6 +501,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 	l.mu.Lock()
 	began, away := l.seq, l.away
 	l.mu.Unlock()
+	at := time.Now()
 	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
 	if err == nil && away && allStale(readings) {
 		err = counter.ErrUnavailable // still
@@ -486,6 +519,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 			continue
 		}
 		updates = l.accept(updates, k, r, began)
+		k.confirm(&r.Counter, at)
 		if r.Away {
 			late = append(late, r.Key)
 		} else {

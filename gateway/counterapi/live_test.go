@@ -18,6 +18,8 @@ import (
 	"headcount/presence"
 )
 
+const lag = 5 * time.Second // of the built-in rules
+
 // scripted is counters whose feed says what the test has it say. Only Read, Watch, Remote and Up are called.
 type scripted struct {
 	Counters
@@ -27,6 +29,7 @@ type scripted struct {
 	followed map[string]bool
 	away     bool
 	part     bool // stocks alone cannot be read
+	silent   bool // reads are never answered
 	reads    int
 	during   func() // a read, after it has seen what it answers; once
 
@@ -38,9 +41,14 @@ func (s *scripted) Remote() bool { return true }
 
 func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away }
 
-func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+func (s *scripted) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	s.mu.Lock()
 	s.reads++
+	if s.silent {
+		s.mu.Unlock()
+		<-ctx.Done()
+		return nil, counter.ErrUnavailable
+	}
 	if s.away {
 		s.mu.Unlock()
 		return nil, counter.ErrUnavailable
@@ -240,7 +248,7 @@ func TestOneIsAway(t *testing.T) {
 		part(true)
 		time.Sleep(10 * time.Second)
 		want("stale")
-		if l.current([]string{"likes:1"}) == nil || l.current([]string{"stock:1"}) != nil {
+		if l.current([]string{"likes:1"}, lag) == nil || l.current([]string{"stock:1"}, lag) != nil {
 			t.Error("only what is not stale is read from memory")
 		}
 		l.Unwant(stock)
@@ -265,7 +273,7 @@ func TestManyAreAway(t *testing.T) {
 			l.Want(Topic(fmt.Sprint("stock:", i)))
 		}
 		time.Sleep(time.Second)
-		if l.current([]string{"stock:0", "likes:1"}) == nil {
+		if l.current([]string{"stock:0", "likes:1"}, lag) == nil {
 			t.Fatal("they are not read")
 		}
 		s.mu.Lock()
@@ -273,11 +281,11 @@ func TestManyAreAway(t *testing.T) {
 		s.mu.Unlock()
 		time.Sleep(5 * time.Second)
 		for i := range stocks {
-			if key := fmt.Sprint("stock:", i); l.current([]string{key}) != nil {
+			if key := fmt.Sprint("stock:", i); l.current([]string{key}, lag) != nil {
 				t.Fatalf("%s is not stale", key)
 			}
 		}
-		if l.current([]string{"likes:1"}) == nil {
+		if l.current([]string{"likes:1"}, lag) == nil {
 			t.Error("a counter of the other server is stale")
 		}
 	})
@@ -444,7 +452,7 @@ func TestAwayAndBack(t *testing.T) {
 		s.goes(true)
 		time.Sleep(probeEvery + time.Millisecond) // nobody says that it has gone
 		want("stale")
-		if l.current([]string{"likes:1"}) != nil {
+		if l.current([]string{"likes:1"}, lag) != nil {
 			t.Error("what is stale is taken for new")
 		}
 		ann := &pages{}
@@ -460,7 +468,7 @@ func TestAwayAndBack(t *testing.T) {
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
 			t.Errorf("told %q", got)
 		}
-		if all := l.current([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
+		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
 			t.Errorf("heard %+v", all)
 		}
 	})
@@ -510,7 +518,7 @@ func TestOneIsStale(t *testing.T) {
 		want("1-1 as it was")
 		time.Sleep(10 * time.Second)
 		want()
-		if all := l.current([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
+		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Stale || all[1].Stale {
 			t.Errorf("heard %+v", all)
 		}
 		s.set(1, 1) // the store knows it again, and does not say so
@@ -527,5 +535,77 @@ func TestOneIsStale(t *testing.T) {
 		s.set(1, 3)
 		time.Sleep(probeEvery)
 		want("1-3")
+	})
+}
+
+// What the store last confirmed is as old as that: nobody else says so while the store is silent.
+func TestNoReadFromMemoryIsOlderThanItsLag(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		keys := []string{"likes:1"}
+		s.set(1, 1)
+		l.Want(likes)
+		for range 100 { // a quiet counter is confirmed again and again
+			time.Sleep(probeEvery / 2)
+			if l.current(keys, 2*time.Second) == nil {
+				t.Fatal("a counter that is followed costs the store a call")
+			}
+		}
+
+		s.mu.Lock()
+		s.silent = true
+		s.mu.Unlock()
+		s.tell(s.set(1, 2)) // nobody knows how long that was on its way
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if c := l.current(keys, 2*time.Second); c != nil {
+			t.Errorf("2 s and more after the store fell silent a read is %+v", c)
+		}
+		if l.current(keys, 4*time.Second) == nil {
+			t.Error("one that may be older is not answered")
+		}
+	})
+}
+
+// A read that the store answered confirms a counter that no probe has reached.
+func TestAReadConfirmsACounter(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		const many = 100 * counter.MaxKeys
+		for i := range many {
+			l.Want(Topic(fmt.Sprint("views:", i)))
+		}
+		time.Sleep(time.Minute)
+		api := &API{cfg: l.cfg, live: l}
+		unconfirmed := func() (keys []string) {
+			for i := range many {
+				if key := fmt.Sprint("views:", i); l.current([]string{key}, lag) == nil {
+					keys = append(keys, key)
+				}
+			}
+			return keys
+		}
+		keys := unconfirmed()
+		if len(keys) == 0 {
+			t.Fatal("a probe reaches them all")
+		}
+		if _, err := api.read(t.Context(), keys[:1], "", lag); err != nil {
+			t.Fatal(err)
+		}
+		if l.current(keys[:1], lag) == nil {
+			t.Error("the next read costs the store another call")
+		}
+	})
+}
+
+// After a standstill everything is stale until it has been read again.
+func TestStandstill(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 1)
+		l.Want(likes)
+		want("1-1")
+		l.resumed()
+		want("stale", "1-1")
+		s.set(1, 3) // and nobody said so
+		l.resumed()
+		want("stale", "1-3")
 	})
 }

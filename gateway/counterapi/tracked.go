@@ -2,6 +2,7 @@ package counterapi
 
 import (
 	"strings"
+	"time"
 
 	"headcount/counter"
 	"headcount/presence"
@@ -11,7 +12,8 @@ import (
 type tracked struct {
 	counter  counter.Counter // as the hub has it
 	origin   origin
-	notified uint64 // Live.seq at the newest notification
+	notified uint64    // Live.seq at the newest notification
+	asOf     time.Time // counter has everything that was acknowledged before; zero while it is unknown
 	viewers  map[string]*viewer
 }
 
@@ -74,6 +76,17 @@ func (l *Live) acceptNotification(k *tracked, c counter.Counter) (u presence.Upd
 	k.origin = fromFeed
 	return l.replace(k, c)
 }
+
+// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a feed
+// that falls silent looks like a counter that does not change.
+func (k *tracked) confirm(r *counter.Counter, began time.Time) {
+	if !r.Stale && !newer(r, &k.counter) && began.After(k.asOf) {
+		k.asOf = began
+	}
+}
+
+// lags reports whether the counter may lack something that was acknowledged before oldest, and does not say so.
+func (k *tracked) lags(oldest time.Time) bool { return !k.counter.Stale && k.asOf.Before(oldest) }
 
 // markStale marks the counter as stale, and returns the update that says so.
 func (k *tracked) markStale() presence.Update {

@@ -9,14 +9,17 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
-	"golang.org/x/sync/singleflight"
-
+	"headcount/internal/machine"
 	"headcount/internal/wake"
 	"headcount/presence"
 )
 
 const (
 	recentReads = 16384 // about 4 MB
+
+	// standstillLimit is how long the process may stand still without a doubt about what it knows: as long as a read of the
+	// store may take.
+	standstillLimit = readLimit
 )
 
 // Hub has the newest update of every topic that somebody here wants. Its clients are
@@ -34,7 +37,9 @@ type Hub struct {
 	// read has what was last read of topics that the hub does not have. It has a lock of its
 	// own; beyond recentReads it forgets the topic read longest ago.
 	read  *lru.Cache[presence.Topic, reading]
-	reads singleflight.Group // of one topic each
+	reads SharedReads[presence.Update] // of one topic each
+
+	standstill *machine.Standstill
 
 	verifier verifier // keepAttached's own
 
@@ -53,6 +58,7 @@ type doubts uint8
 const (
 	storeAway    doubts = 1 << iota // the store cannot be reached
 	usersMissing                    // the store can be reached, but may lack users who stay
+	stoodStill                      // the process stood still
 )
 
 // backlog is what keepAttached has to do.
@@ -79,7 +85,7 @@ func New(cfg Config) *Hub {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
-		cfg: cfg, read: read,
+		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit),
 		wake:    make(chan struct{}, 1),
 		back:    make(chan struct{}, 1),
 		born:    time.Now(),
@@ -110,6 +116,7 @@ func (h *Hub) Watch(k presence.Kind, w Watcher) { h.kinds[k] = &kind{watcher: w}
 func (h *Hub) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { h.keepAttached(ctx) })
+	wg.Go(func() { h.standstill.Run(ctx, h.resumed) })
 	for _, s := range h.shards {
 		wg.Go(func() { s.run(ctx) })
 	}
@@ -209,7 +216,12 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 			wake.Signal(h.wake)
 		}
 	}
-	return w.update, w.known
+
+	u := w.update
+	if w.kind.source == nil && h.standstill.Ended() {
+		u.Stale = true // resumed is about to say so to all others
+	}
+	return u, w.known
 }
 
 // watch adds a topic; under mu.
@@ -373,6 +385,13 @@ func (h *Hub) Doubt() { h.suspect(usersMissing) }
 
 // Trust ends Doubt: every topic is attached and read anew.
 func (h *Hub) Trust() { h.settle(usersMissing) }
+
+// resumed marks every update as stale until it has been read anew: the process stood still, and what was published
+// meanwhile may not have arrived yet, or never will.
+func (h *Hub) resumed() {
+	h.suspect(stoodStill)
+	h.settle(stoodStill)
+}
 
 func (h *Hub) suspect(why doubts) {
 	h.mu.Lock()

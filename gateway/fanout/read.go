@@ -22,9 +22,14 @@ type reading struct {
 // Newest returns the newest updates of topics to a caller who does not subscribe. Updates of
 // topics that the hub follows come from memory, at no cost to the store. All others are read
 // from the store, where concurrent reads of one topic are one call. While the store is away,
-// or has lost what it had, they are the last ones known here, marked as stale. Newest returns
-// false if one of them is not known at all.
+// or has lost what it had, they are the last ones known here, marked as stale. After a standstill
+// of the process all are read from the store. Newest returns false if one of them is not known
+// at all.
 func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
+	if h.standstill.Ended() {
+		return h.Read(ctx, topics)
+	}
+
 	updates := make([]presence.Update, len(topics))
 	var rest []presence.Topic // those that are not in memory
 	var places []int          // of rest in topics
@@ -148,19 +153,10 @@ func (h *Hub) readWith(ctx context.Context, topics []presence.Topic, read func(c
 
 // readShared reads updates from the store. Of one topic there is one call at a time.
 func (h *Hub) readShared(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
+	read := func(ctx context.Context) ([]presence.Update, error) { return h.cfg.Store.Updates(ctx, topics) }
 	if len(topics) > 1 {
-		return h.cfg.Store.Updates(ctx, topics)
+		return read(ctx)
 	}
-	shared := h.reads.DoChan(topics[0].String(), func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit) // the first caller may go
-		defer cancel()
-		return h.cfg.Store.Updates(ctx, topics)
-	})
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case r := <-shared:
-		updates, _ := r.Val.([]presence.Update)
-		return updates, r.Err
-	}
+
+	return h.reads.Read(ctx, topics[0].String(), readLimit, readLimit, read)
 }

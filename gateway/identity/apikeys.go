@@ -3,6 +3,7 @@ package identity
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,11 +22,15 @@ type siteKey struct {
 }
 
 // NewSiteKeys parses keys. A key with the name of a site and a colon before it is valid for that
-// site only.
+// site only. White space around a key is not part of it: no header could have it.
 func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 	var keys SiteKeys
 	for _, text := range written {
 		site, key := sites.SplitKey(text)
+		key = strings.TrimSpace(key)
+		if key == "" && text != "" && site == nil {
+			return nil, errors.New("api-key: a key is only white space; give a long random value")
+		}
 		one := siteKey{hash: sha256.Sum256([]byte(key)), all: site == nil}
 		if site != nil {
 			if key == "" {

@@ -3,6 +3,8 @@
 package identity
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -24,7 +26,8 @@ import (
 
 // Names by which a request carries an anonymous id: the cookie from pages on the server's own
 // origin, the header or the query parameter "id" from pages on another origin. Cookie is the
-// cookie of the default site; cookieOf returns the names for other sites.
+// cookie of the default site, unless Config names another one; cookieOf returns the names for
+// other sites.
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
@@ -75,10 +78,12 @@ const (
 type Config struct {
 	IDSecrets [][]byte         // the first signs ids, all verify; at least one, none empty
 	HashKey   []byte           // key of the user hashes; empty: SetHashKey sets it before the first request
-	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
+	Cookie    string           // the name of the cookie of anonymous ids; default Cookie
+	JWTSecret []byte           // verifies HS256 tokens, with or without white space around it; empty: they are refused
 	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
 	Audiences []string         // a token's aud must have one of them; empty: it may be any
+	Leeway    time.Duration    // how long before its nbf a token is valid: clocks of issuers may be ahead
 	Now       func() time.Time // default time.Now
 	// KeysError is called after a fetch of JWKSURL failed, by one goroutine at a time, at most
 	// every 5s on average. It may be nil.
@@ -105,6 +110,7 @@ type Identities struct {
 	cfg     Config
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
 	hash    atomic.Pointer[keyedMAC] // of users; SetHashKey changes it
+	secrets jwt.VerificationKeySet   // of HS256 tokens
 	keys    *keySource               // nil without Config.JWKSURL
 	methods []string                 // algorithms that are accepted; empty: users are anonymous
 	parser  *jwt.Parser
@@ -116,6 +122,7 @@ func New(cfg Config) *Identities {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	cfg.Cookie = cmp.Or(cfg.Cookie, Cookie)
 	ids := &Identities{cfg: cfg}
 	for _, secret := range cfg.IDSecrets {
 		ids.macs = append(ids.macs, newMAC(secret))
@@ -126,6 +133,11 @@ func New(cfg Config) *Identities {
 	ids.SetHashKey(cfg.HashKey)
 	if len(cfg.JWTSecret) > 0 {
 		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
+		ids.secrets.Keys = append(ids.secrets.Keys, cfg.JWTSecret)
+		// A file or a variable often ends with a newline, which the issuer of tokens may have, too, or may not.
+		if bare := bytes.TrimSpace(cfg.JWTSecret); len(bare) > 0 && len(bare) < len(cfg.JWTSecret) {
+			ids.secrets.Keys = append(ids.secrets.Keys, bare)
+		}
 	}
 	if cfg.JWKSURL != "" {
 		ids.keys = newKeySource(cfg.JWKSURL, cfg.Now, cfg.KeysError)
@@ -178,17 +190,22 @@ func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error
 	return ids.fromToken(r.Context(), token)
 }
 
-// CheckToken is Identify for public resources: it returns an error for a bad token,
-// and none for a request without a token in its header. It issues no id.
+// CheckToken is Identify for public resources: it returns an error for a bad token, but none
+// for a request that Nobody applies to. It looks for a token in the header alone, and issues no id.
 func (ids *Identities) CheckToken(r *http.Request) error {
 	if !ids.tokensRequired() {
 		return nil
 	}
-	if _, err := ids.fromRequest(r, false); err != nil && !errors.Is(err, ErrNoToken) {
+	if _, err := ids.fromRequest(r, false); err != nil && !Nobody(err) {
 		return err
 	}
 	return nil
 }
+
+// Nobody reports whether an error of Identify is of a request that names nobody, so that it may
+// still use what is public: it has no token, or one that somebody else signed, such as that of a
+// proxy which authenticates its clients by itself.
+func Nobody(err error) bool { return errors.Is(err, ErrNoToken) || errors.Is(err, errOthers) }
 
 // in returns id as the user of a site.
 func (ids *Identities) in(site presence.Site, id Identity) Identity {
@@ -196,12 +213,13 @@ func (ids *Identities) in(site presence.Site, id Identity) Identity {
 	return id
 }
 
-// cookieOf is the name of the cookie that holds the anonymous id of a site.
-func cookieOf(site presence.Site) string {
+// cookieOf returns the name of the cookie that holds the anonymous id of a site, where that of
+// the default site has name.
+func cookieOf(name string, site presence.Site) string {
 	if site == presence.DefaultSite {
-		return Cookie
+		return name
 	}
-	return Cookie + "_" + site.String()
+	return name + "_" + site.String()
 }
 
 // SetHashKey sets the key of the user hashes. It must be called before the first request.
@@ -233,7 +251,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	framed := secure && storageIs(r, storagePartitioned)
 	if !id.Fresh || id.Derived {
 		tries := maxIDs
-		held, ok := ids.fromCookie(r, id.Site, &tries)
+		held, ok := ids.fromCookie(r, id.Site, &tries, ids.cookiesOf(id.Site)...)
 		if ok && held.User != id.User {
 			return
 		}
@@ -246,7 +264,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	}
 
 	cookie := &http.Cookie{
-		Name:     cookieOf(id.Site),
+		Name:     cookieOf(ids.cfg.Cookie, id.Site),
 		Value:    id.Signed,
 		Path:     "/",
 		MaxAge:   365 * 24 * 60 * 60,
@@ -267,13 +285,29 @@ func fromOwnPage(r *http.Request, secure bool) bool {
 	return ok && from == ownOrigin(r.Host, secure)
 }
 
-// ForgetCookie deletes the cookie of a site at a client that has sent one.
+// ForgetCookie deletes the cookies of a site at a client that has sent them.
 func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Site, secure bool) {
-	if name := cookieOf(site); len(r.CookiesNamed(name)) > 0 {
-		http.SetCookie(w, &http.Cookie{
-			Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
-		})
+	for _, name := range ids.cookiesOf(site) {
+		tries := maxIDs
+		_, valid := ids.fromCookie(r, site, &tries, name)
+		sent := len(r.CookiesNamed(name)) > 0
+		ours := name == cookieOf(ids.cfg.Cookie, site) || valid // one of another server on this host stays
+
+		if sent && ours {
+			http.SetCookie(w, &http.Cookie{
+				Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
+			})
+		}
 	}
+}
+
+// cookiesOf returns the names of the cookies that may hold the anonymous id of a site: that of the settings, and the
+// default name, under which visitors have it from before the settings had another.
+func (ids *Identities) cookiesOf(site presence.Site) []string {
+	if ids.cfg.Cookie == Cookie {
+		return []string{cookieOf(Cookie, site)}
+	}
+	return []string{cookieOf(ids.cfg.Cookie, site), cookieOf(Cookie, site)}
 }
 
 // anonymous returns the user of the first valid id. It tries the URL first, then the header, then
@@ -283,7 +317,7 @@ func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site
 // browser makes at its first visit, or after the server has lost its secret, are those of one user:
 // they carry the same seed, or the same old id. A request that presents nothing gets a random id.
 func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool) Identity {
-	presented, linked := presentedIDs(r, site, query)
+	presented, linked := ids.presentedIDs(r, site, query)
 	tries := maxIDs
 	for i, text := range presented {
 		if id, ok := ids.verify(text, site, &tries); ok {
@@ -303,7 +337,7 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 // presentedIDs returns what r carries as anonymous ids or seeds, in the order in which they count. The
 // first ones, linked in number, are from the URL.
-func presentedIDs(r *http.Request, site presence.Site, query bool) (presented []string, linked int) {
+func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query bool) (presented []string, linked int) {
 	if query {
 		presented = slices.Clone(queryValues(r, "id"))
 	}
@@ -313,8 +347,10 @@ func presentedIDs(r *http.Request, site presence.Site, query bool) (presented []
 	if storageIs(r, storageNone) {
 		return presented, linked
 	}
-	presented = append(presented, cookieValues(r, cookieOf(site))...)
-	return append(presented, cookieValues(r, SeedCookie)...), linked
+	for _, name := range append(ids.cookiesOf(site), SeedCookie) {
+		presented = append(presented, cookieValues(r, name)...)
+	}
+	return presented, linked
 }
 
 // storageIs reports whether the URL's parameter "storage" has a value.
@@ -332,11 +368,13 @@ func cookieValues(r *http.Request, name string) []string {
 	return values
 }
 
-// fromCookie returns the user of the first valid cookie, if there is one.
-func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *int) (Identity, bool) {
-	for _, value := range cookieValues(r, cookieOf(site)) {
-		if id, ok := ids.verify(value, site, tries); ok {
-			return id, true
+// fromCookie returns the user of the first valid cookie with one of the names, if there is one.
+func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *int, names ...string) (Identity, bool) {
+	for _, name := range names {
+		for _, value := range cookieValues(r, name) {
+			if id, ok := ids.verify(value, site, tries); ok {
+				return id, true
+			}
 		}
 	}
 	return Identity{}, false

@@ -309,6 +309,46 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	}
 }
 
+// Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays who he
+// is and gets the new one; that of another server is nobody's, and stays.
+func TestCookieOfANameOfItsOwn(t *testing.T) {
+	ids, other := newTestIDs(t, Config{Cookie: "mine"}), newTestIDs(t, Config{IDSecrets: [][]byte{[]byte("another secret")}})
+	shop := presence.SiteOf("shop")
+	for site, names := range map[presence.Site][2]string{presence.DefaultSite: {"mine", "headcount_id"}, shop: {"mine_shop", "headcount_id_shop"}} {
+		own, before := names[0], names[1]
+		a, b, foreign := ids.issue(site).Signed, ids.issue(site).Signed, other.issue(site).Signed
+		for cookies, want := range map[string]struct{ id, forgets string }{
+			own + "=" + a:                                 {a, own},
+			before + "=" + a:                              {a, before},
+			own + "=" + a + "; " + before + "=" + b:       {a, own + " " + before},
+			own + "=" + a + "; " + before + "=" + foreign: {a, own},
+			before + "=" + foreign:                        {"", ""},
+		} {
+			r := getRequest("/", "Cookie", cookies)
+			id := mustIdentifyOn(t, ids, r, site)
+			if id.Signed != want.id && !id.Fresh || id.Fresh != (want.id == "") {
+				t.Errorf("%s: %+v", cookies, id)
+			}
+
+			w := httptest.NewRecorder()
+			ids.SetCookie(w, r, id, false)
+			if set := w.Result().Cookies(); len(set) != 1 || set[0].Name != own || set[0].Value != id.Signed {
+				t.Errorf("%s: the cookies %v are set", cookies, set)
+			}
+
+			w = httptest.NewRecorder()
+			ids.ForgetCookie(w, r, site, false)
+			var forgotten []string
+			for _, c := range w.Result().Cookies() {
+				forgotten = append(forgotten, c.Name)
+			}
+			if got := strings.Join(forgotten, " "); got != want.forgets {
+				t.Errorf("%s: %q are forgotten, want %q", cookies, got, want.forgets)
+			}
+		}
+	}
+}
+
 // signToken signs claims by HS256 with secret; header members may be added.
 func signToken(t testing.TB, secret string, claims jwt.MapClaims, header ...string) string {
 	t.Helper()
@@ -334,7 +374,7 @@ func signRaw(secret, header, payload string) string {
 
 func TestTokens(t *testing.T) {
 	now := time.Unix(1_900_000_000, 500_000_000)
-	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Now: func() time.Time { return now }})
+	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Leeway: time.Minute, Now: func() time.Time { return now }})
 	if !ids.tokensRequired() {
 		t.Fatal("a secret requires tokens")
 	}
@@ -361,8 +401,8 @@ func TestTokens(t *testing.T) {
 		"exp as text":         {signRaw("s3cret", hs, `{"sub":"ada","exp":"2900000000"}`), "", "exp"},
 		"exp null":            {signRaw("s3cret", hs, `{"sub":"ada","exp":null}`), "", "exp"},
 		"begun":               {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix()}), "ada", ""},
-		"issuer a bit ahead":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 1}), "ada", ""},
-		"not begun":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 2}), "", "not valid yet"},
+		"issuer a bit ahead":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 60}), "ada", ""},
+		"not begun":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 61}), "", "not valid yet"},
 		"nbf as text":         {signRaw("s3cret", hs, `{"sub":"ada","nbf":"0"}`), "", "nbf"},
 		"other claims":        {signRaw("s3cret", hs, `{"sub":"ada","aud":7,"iat":99e99,"iss":[]}`), "ada", ""},
 		"SUB is not sub":      {signRaw("s3cret", hs, `{"sub":"ada","SUB":"eve","Exp":0}`), "ada", ""},
@@ -399,7 +439,8 @@ func TestTokens(t *testing.T) {
 				"query":  getRequest("/?token=" + url.QueryEscape(tc.token)),
 			} {
 				id, err := ids.Identify(r, presence.DefaultSite, true)
-				if checked := ids.CheckToken(r); where == "header" && (checked == nil) != (err == nil) {
+				others := tc.why == "signature" || tc.why == "algorithm" // somebody else signed it, who has no say in what is public
+				if checked := ids.CheckToken(r); where == "header" && (checked == nil) != (err == nil || others) {
 					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
 				}
 				if tc.user == "" {
@@ -428,6 +469,23 @@ func signAda(t testing.TB, method jwt.SigningMethod, key any) string {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// White space around a secret, such as the newline of a file, may belong to it or not.
+func TestSecretWithANewline(t *testing.T) {
+	for written, signs := range map[string]map[string]bool{
+		"s3cret":      {"s3cret": true, "s3cret\n": false},
+		" s3cret\r\n": {"s3cret": true, " s3cret\r\n": true, " s3cret": false},
+		" \n":         {" \n": true, "": false},
+	} {
+		ids := newTestIDs(t, Config{JWTSecret: []byte(written)})
+		for secret, good := range signs {
+			id, err := ids.Identify(getRequest("/?token="+signRaw(secret, `{"alg":"HS256"}`, `{"sub":"ada"}`)), presence.DefaultSite, true)
+			if (err == nil && id.User == "ada") != good {
+				t.Errorf("a token by %q where the secret is %q: %+v, %v", secret, written, id, err)
+			}
+		}
+	}
 }
 
 // Where issuers and audiences are named, a token has one of each, written exactly so.
@@ -489,8 +547,9 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 		"query":                    {getRequest("/?token=" + a), true, "a", nil},
 		"query where it may not":   {getRequest("/?token=" + a), false, "", ErrNoToken},
 		"bad query where it isn't": {getRequest("/?token=x"), false, "", ErrNoToken},
-		"header before query":      {getRequest("/?token="+b, "Authorization", "Bearer "+a), true, "a", nil},
-		"bad header, good query":   {getRequest("/?token="+b, "Authorization", "Bearer x"), true, "", ErrBadToken},
+		"query before header":      {getRequest("/?token="+b, "Authorization", "Bearer "+a), true, "b", nil},
+		"bad header, good query":   {getRequest("/?token="+b, "Authorization", "Bearer x"), true, "b", nil},
+		"a proxy's, good query":    {getRequest("/?token="+b, "Authorization", "Bearer "+signToken(t, "proxy", jwt.MapClaims{"sub": "p"})), true, "b", nil},
 		"another scheme":           {getRequest("/", "Authorization", "Basic YTpi"), true, "", ErrNoToken},
 		"another scheme and query": {getRequest("/?token="+b, "Authorization", "Basic YTpi"), true, "b", nil},
 		"second line":              {getRequest("/", "Authorization", "Basic YTpi", "Authorization", "Bearer "+a), true, "a", nil},
@@ -504,7 +563,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 				t.Fatalf("Identify = %+v, %v; want %q, %v", id, err, tc.user, tc.err)
 			}
 			_, want := ids.Identify(tc.r, presence.DefaultSite, false)
-			if errors.Is(want, ErrNoToken) {
+			if Nobody(want) {
 				want = nil
 			}
 			if err := ids.CheckToken(tc.r); fmt.Sprint(err) != fmt.Sprint(want) {

@@ -15,20 +15,20 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Clocks of issuers run a little ahead of ours: a token counts from this long
-// before its nbf. Its exp has no leeway.
-const nbfLeeway = time.Second
-
 // Errors of Identify, for errors.Is. No error text repeats any part of the token.
 var (
 	ErrNoToken  = errors.New("no token: this server requires a JWT")
 	ErrBadToken = errors.New("bad token")
+	// errOthers: it is a token, but not one that was signed for this server.
+	errOthers = fmt.Errorf("%w", ErrBadToken)
 	// ErrKeysAway: the key that signed the token is unknown and the keys cannot be fetched
 	// now, so the token may be good or bad. The caller should try again later.
 	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
 )
 
 func badToken(why string) error { return fmt.Errorf("%w: %s", ErrBadToken, why) }
+
+func othersToken(why string) error { return fmt.Errorf("%w: %s", errOthers, why) }
 
 // fromToken returns the user a token names.
 func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, error) {
@@ -42,7 +42,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if err != nil {
 		return Identity{}, err
 	}
-	expires, err := checkTimes(claims, ids.cfg.Now())
+	expires, err := checkTimes(claims, ids.cfg.Now(), ids.cfg.Leeway)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -100,9 +100,9 @@ func (ids *Identities) verifySignature(ctx context.Context, raw string) (claims 
 	case errors.Is(err, jwt.ErrTokenMalformed):
 		return nil, nil, badToken("it is malformed")
 	case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
-		return nil, nil, badToken("its algorithm is not accepted")
+		return nil, nil, othersToken("its algorithm is not accepted")
 	}
-	return nil, set, badToken("its signature is wrong")
+	return nil, set, othersToken("its signature is wrong")
 }
 
 // findKey returns the key or keys to verify t with, and set as verifySignature does. The
@@ -113,7 +113,7 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
 	}
 	if t.Method == jwt.SigningMethodHS256 {
-		return ids.cfg.JWTSecret, nil, nil
+		return ids.secrets, nil, nil
 	}
 	if set, err = ids.keys.current(ctx); err != nil {
 		return nil, nil, err
@@ -124,14 +124,14 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 	case exact:
 		return jwt.VerificationKeySet{Keys: found}, nil, nil
 	case len(found) == 0:
-		return nil, set, badToken("the key that signed it is unknown")
+		return nil, set, othersToken("the key that signed it is unknown")
 	}
 	return jwt.VerificationKeySet{Keys: found}, set, nil
 }
 
 // checkTimes returns when the token expires; zero means never. Its error says why
-// the token is not valid now.
-func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err error) {
+// the token is not valid now. Only the nbf has a leeway: a token that has expired was once given for a time.
+func checkTimes(claims jwt.MapClaims, now time.Time, leeway time.Duration) (expires time.Time, err error) {
 	if v, ok := claims["exp"]; ok {
 		if expires, ok = numericDate(v); !ok {
 			return time.Time{}, badToken("its exp is not a number")
@@ -145,7 +145,7 @@ func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err err
 		if !ok {
 			return time.Time{}, badToken("its nbf is not a number")
 		}
-		if now.Add(nbfLeeway).Before(from) {
+		if now.Add(leeway).Before(from) {
 			return time.Time{}, badToken("it is not valid yet")
 		}
 	}
@@ -157,14 +157,14 @@ func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err err
 func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
 	if len(ids.cfg.Issuers) > 0 {
 		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.cfg.Issuers, iss) {
-			return badToken("its iss is another")
+			return othersToken("its iss is another")
 		}
 	}
 	if len(ids.cfg.Audiences) > 0 {
 		aud, err := claims.GetAudience()
 		ours := func(one string) bool { return slices.Contains(ids.cfg.Audiences, one) }
 		if err != nil || !slices.ContainsFunc(aud, ours) {
-			return badToken("its aud is another")
+			return othersToken("its aud is another")
 		}
 	}
 	return nil
@@ -212,18 +212,19 @@ func isPlain(text string) bool {
 	return !strings.ContainsFunc(text, func(c rune) bool { return c == utf8.RuneError || unicode.IsControl(c) })
 }
 
-// presentedToken returns the token of r and whether there is one. The header comes
-// before the query. An empty token counts as presented.
+// presentedToken returns the token of r and whether there is one. That of the URL, which a client gives on purpose, comes
+// before the header, which a proxy may have set. An empty token counts as presented.
 func presentedToken(r *http.Request, query bool) (string, bool) {
+	if query {
+		if tokens := queryValues(r, "token"); len(tokens) > 0 {
+			return tokens[0], true
+		}
+	}
+
 	for _, v := range r.Header["Authorization"] {
 		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
 		if strings.EqualFold(scheme, "Bearer") {
 			return strings.TrimSpace(token), true
-		}
-	}
-	if query {
-		if tokens := queryValues(r, "token"); len(tokens) > 0 {
-			return tokens[0], true
 		}
 	}
 	return "", false

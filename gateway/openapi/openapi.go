@@ -88,7 +88,7 @@ func OpenAPI(base string) []byte {
 				"key":    object{"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "One of --api-key."},
 				"token":  object{"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "With --jwt-secret or --jwks-url; its sub is the user."},
 				"id":     object{"type": "apiKey", "in": "header", "name": "Headcount-Id", "description": "The signed id of an anonymous visitor."},
-				"cookie": object{"type": "apiKey", "in": "cookie", "name": "headcount_id", "description": "The same as a cookie, which the server sets. That of a site other than default ends in _ and its name."},
+				"cookie": object{"type": "apiKey", "in": "cookie", "name": "headcount_id", "description": "The same as a cookie, which the server sets. Its name may be another (--cookie-name). That of a site other than default ends in _ and its name."},
 			},
 		},
 	})

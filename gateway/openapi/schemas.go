@@ -65,7 +65,8 @@ var schemas = object{
 	"Count":  members(with(countMembers, "regions?", object{"type": "object", "additionalProperties": natural, "description": "each region's share, with ?regions=1"})...),
 	"Counts": members("counters", list(ref("Count"))),
 	"Stats": members("page", id, "now", natural, "peak", members("count", natural, "at", never), "joins", natural, "visitors", natural,
-		"points", list(members("at", moment, "max", natural, "joins", natural))),
+		"points", list(members("at", moment, "max", natural, "joins", natural)),
+		"stale?", about(yes, "now is the last known count")),
 	"Action": members("action", one("increment", "decrement")),
 	"Empty":  members(),
 

@@ -277,13 +277,6 @@ func (s *Conn) probe(ctx context.Context, u redis.UniversalClient) (*Client, err
 	if err != nil {
 		return nil, err
 	}
-	memory, err := u.Info(ctx, "memory").Result()
-	if err != nil {
-		return nil, err
-	}
-	if p := InfoField(memory, "maxmemory_policy"); strings.HasPrefix(p, "allkeys") && InfoField(memory, "maxmemory") != "0" {
-		s.cfg.Log.Warn().Str("maxmemory_policy", p).Msg("redis drops keys when its memory is full; counts will then be wrong: set noeviction")
-	}
 	c := &Client{UniversalClient: u, Publish: "PUBLISH"}
 	c.Cluster, _ = u.(*redis.ClusterClient)
 	single, _ := u.(*redis.Client)

@@ -4,6 +4,7 @@
 package setting
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -76,3 +77,6 @@ func IsLoopback(address string) bool {
 	ip, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
+
+// WithoutMark returns the text of a file without the byte order mark that some editors put in front of it.
+func WithoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }

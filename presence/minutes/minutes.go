@@ -161,6 +161,7 @@ type Answer struct {
 	Joins    int64   `json:"joins"`
 	Visitors int64   `json:"visitors"`
 	Points   []Point `json:"points"`
+	Stale    bool    `json:"stale,omitempty"` // Now may be old
 }
 
 // Answer answers the question from what a Store returned and the current count.

@@ -116,7 +116,7 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	if info, err = c.Info(ctx, "memory").Result(); err != nil {
 		return err
 	}
-	if p := redisconn.InfoField(info, "maxmemory_policy"); p != "" && p != "noeviction" && redisconn.InfoField(info, "maxmemory") != "0" {
+	if p := redisconn.DropsKeys(info); p != "" {
 		k.problem("Redis drops keys when its memory is full (maxmemory-policy is %s), and counts are wrong then; set maxmemory-policy noeviction.", p)
 	}
 	before := time.Now()

@@ -10,20 +10,25 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// lookEvery is how often the store checks for a loss of data.
-const lookEvery = time.Second
+const (
+	lookEvery     = time.Second // how often the store checks for a loss of data
+	evictionLooks = 10          // one of so many checks also looks for evictions; INFO costs Redis more
+	// sayAgain is the least time between two lines about evictions. A loss within this time of one has the same cause.
+	sayAgain = time.Minute
+)
 
 // The values of the metric's label.
 const (
 	lostWrites     = "writes" // the last writes
+	lostKeys       = "keys"   // some keys, by eviction
 	lostEverything = "everything"
 )
 
 func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 	losses := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_store_losses_total", Help: "Losses of data that Redis had acknowledged to this process, by extent: the last writes, or everything.",
+		Name: "headcount_store_losses_total", Help: "Losses of data that Redis had acknowledged to this process, by extent: the last writes, keys that were evicted, or everything.",
 	}, []string{"lost"})
-	for _, what := range []string{lostWrites, lostEverything} {
+	for _, what := range []string{lostWrites, lostKeys, lostEverything} {
 		losses.WithLabelValues(what) // so that the first loss is an increase
 	}
 	if registerer != nil {
@@ -39,7 +44,8 @@ func (s *Store) watchLosses(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	var tokens []string
-	for {
+	evictions := evictionLog{store: s}
+	for looks := 0; ; looks++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -67,10 +73,15 @@ func (s *Store) watchLosses(ctx context.Context) {
 			}
 			return err
 		})
+		if looks%evictionLooks == 0 || found.Lost > 0 {
+			evictions.look(ctx)
+		}
+		evicted := found.Lost > 0 && evictions.lately() // the mark was among the keys that were dropped
 		switch lost := found.Lost.Round(time.Millisecond); {
 		case emptied && found.Missing:
 			s.losses.WithLabelValues(lostEverything).Inc()
 			s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had are gone; presence is written again")
+		case evicted: // that is said already
 		case found.Lost > 0:
 			s.losses.WithLabelValues(lostWrites).Inc()
 			how := ""
@@ -82,5 +93,50 @@ func (s *Store) watchLosses(ctx context.Context) {
 		case found.Restarted:
 			s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: it has everything that it acknowledged to this process")
 		}
+	}
+}
+
+// evictionLog logs and counts what Redis drops because its memory is full. watchLosses alone uses it.
+type evictionLog struct {
+	store   *Store
+	watched redisconn.Evictions
+	last    time.Time // when evictions were last found
+	said    time.Time // when the log last said so
+	keys    int64     // dropped since then
+}
+
+// lately reports whether Redis dropped keys so short a time ago that what is missing was among them.
+func (l *evictionLog) lately() bool { return !l.last.IsZero() && time.Since(l.last) < sayAgain }
+
+func (l *evictionLog) look(ctx context.Context) {
+	var found redisconn.Evicted
+	err := l.store.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
+		found, err = l.watched.Look(ctx, c)
+		return err
+	})
+	if err != nil {
+		return // the next look finds it
+	}
+
+	log := &l.store.cfg.Log
+	switch {
+	case found.Changed && found.Policy == "":
+		log.Info().Msg("Redis drops no keys any more when its memory is full")
+	case found.Changed:
+		log.Warn().Str("maxmemory_policy", found.Policy).Msg(
+			"Redis drops keys when its memory is full, which loses idempotency keys, follows, unread counts and counters: set maxmemory-policy noeviction")
+	}
+
+	if found.Keys > 0 {
+		l.last = time.Now()
+		l.keys += found.Keys
+		l.store.losses.WithLabelValues(lostKeys).Inc()
+	}
+	if l.keys > 0 && time.Since(l.said) >= sayAgain {
+		log.Warn().Int64("keys", l.keys).Str("maxmemory_policy", found.Policy).Msg(
+			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis has may be gone, and repeated calls may " +
+				"count again; presence is written again. Give it memory, and set maxmemory-policy noeviction")
+		l.keys = 0
+		l.said = time.Now()
 	}
 }

@@ -577,6 +577,7 @@ test('a token is asked for at every connection, and replaces the id', async () =
 });
 
 test('a fixed token that has expired is not tried again, until there is another', async () => {
+  const complaints = mock.method(console, 'error', () => {});
   const headcount = await connected({ token: 'old' });
   sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
   sockets[0].drop();
@@ -584,6 +585,7 @@ test('a fixed token that has expired is not tried again, until there is another'
   headcount.join('q');
   await settle();
   assert.equal(sockets.length, 1);
+  assert.deepEqual(complaints.mock.calls.map((call) => call.arguments), [['expired']], 'the console says so once');
   assert.equal(headcount.state, 'waiting');
   headcount.token = 'new';
   await settle();

@@ -77,7 +77,7 @@ func (c *Command) readFile(path string) (map[string]any, error) {
 	if err != nil {
 		return nil, setting.Errorf(configFlag, "%v; name a file that can be read", err)
 	}
-	values, err := c.parseFile(data)
+	values, err := c.parseFile(setting.WithoutMark(data))
 	if err != nil {
 		return nil, setting.Errorf(configFlag, "%s: %v", path, err)
 	}

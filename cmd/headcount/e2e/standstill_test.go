@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"encoding/json"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+)
+
+// TestClockReadsAfterStandstill: a process that stood still answers the first reads with what happened meanwhile, or says
+// that what it knows is stale.
+func TestClockReadsAfterStandstill(t *testing.T) {
+	t.Parallel()
+
+	const changes, pause = 5, 6 * time.Second // longer than the built-in stale
+	redis := redistest.Start(t).URL()
+	both := startAll(t, overRedis(redis, "--api-key="+apiKey), overRedis(redis, "--api-key="+apiKey))
+	goes, stands := both[0], both[1]
+
+	looks := stands.ws(t)
+	looks.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
+	looks.awaitAll(shows("views:1", 0, false), func(f frame) bool { return f.counts("p", 0) })
+
+	stands.Signal(syscall.SIGSTOP)
+	for range changes {
+		goes.ws(t).join("p")
+		goes.add(t, "views:1")
+	}
+	testkit.Eventually(t, "the others are counted", func() bool { return goes.count(t, "p") == changes })
+	time.Sleep(pause)
+
+	var asked sync.WaitGroup
+	for range 20 {
+		for path, member := range map[string]string{"/p/counter": "count", root + "views:1": "value"} {
+			asked.Go(func() {
+				a, err := try("GET", stands.url+path, "", withKey)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+
+				is := map[string]any{}
+				if err := json.Unmarshal([]byte(a.body), &is); err != nil || is[member] != float64(changes) && is["stale"] != true {
+					t.Errorf("%s: %s", path, a.body)
+				}
+			})
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // they are sent: the first are read before what was published meanwhile
+	stands.Signal(syscall.SIGCONT)
+	asked.Wait()
+
+	late := stands.ws(t)
+	late.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
+	late.awaitAll(shows("views:1", changes, false), func(f frame) bool {
+		if f.isCount("p") && *f.Count < changes && !f.Stale {
+			t.Errorf("a frame says %s", f.text)
+		}
+		return f.counts("p", changes) && !f.Stale
+	})
+}
