@@ -95,11 +95,13 @@ func TestStatsTakeTurns(t *testing.T) {
 
 // Statistics say that the number of users in them is only the last known one.
 func TestStatsOfAStaleCount(t *testing.T) {
-	h, _ := serve(t, nil, Config{PageStats: 24 * time.Hour, Minutes: &slowMinutes{}})
-	for page, stale := range map[string]bool{"p": false, "old": true} {
-		body := call(t, h, http.StatusOK, http.MethodGet, "/"+page+"/stats").Body.String()
-		if strings.Contains(body, `"stale":true`) != stale {
-			t.Errorf("%s: %s", page, body)
+	synctest.Test(t, func(t *testing.T) {
+		h, _ := serve(t, nil, Config{PageStats: 24 * time.Hour, Minutes: &slowMinutes{}})
+		for page, stale := range map[string]bool{"p": false, "old": true} {
+			body := call(t, h, http.StatusOK, http.MethodGet, "/"+page+"/stats").Body.String()
+			if strings.Contains(body, `"stale":true`) != stale {
+				t.Errorf("%s: %s", page, body)
+			}
 		}
-	}
+	})
 }

@@ -9,8 +9,8 @@ import (
 	"headcount/presence/seal"
 )
 
-// TestClock: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between readings.
-func TestClock(t *testing.T) {
+// TestTimeOfTheStore: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between readings.
+func TestTimeOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
 		if !c.Now().IsZero() {
