@@ -270,6 +270,7 @@ func (s *system) openIdentities() {
 		Issuers:   s.cfg.JWTIssuers,
 		Audiences: s.cfg.JWTAudiences,
 		Leeway:    s.cfg.JWTLeeway,
+		Sites:     s.cfg.AllSites.Names(),
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
 	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })

@@ -83,6 +83,7 @@ type Config struct {
 	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
 	Audiences []string         // a token's aud must have one of them; empty: it may be any
+	Sites     []presence.Site  // all sites of the server; an id of one of them says nothing on another
 	Leeway    time.Duration    // how long before its nbf a token is valid: clocks of issuers may be ahead
 	Now       func() time.Time // default time.Now
 	// KeysError is called after a fetch of JWKSURL failed, by one goroutine at a time, at most
@@ -327,7 +328,8 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 	}
 
 	id := ids.issue(site)
-	if i := slices.IndexFunc(presented, shaped); i >= 0 {
+	derivable := func(text string) bool { return shaped(text) && !ids.ofAnotherSite(text, site) }
+	if i := slices.IndexFunc(presented, derivable); i >= 0 {
 		id = ids.derive(presented[i], site)
 		id.Linked = i < linked
 	}
@@ -385,6 +387,20 @@ func (ids *Identities) issue(site presence.Site) Identity {
 	var random [idBytes]byte
 	rand.Read(random[:]) // never fails; the runtime ends the process instead
 	return ids.made(random, site)
+}
+
+// ofAnotherSite reports whether text is a valid id of another site. That site knows it, and must not learn by it who its
+// visitor is here.
+func (ids *Identities) ofAnotherSite(text string, site presence.Site) bool {
+	return slices.ContainsFunc(ids.cfg.Sites, func(other presence.Site) bool {
+		if other == site {
+			return false
+		}
+
+		tries := 1
+		_, valid := ids.verify(text, other, &tries)
+		return valid
+	})
 }
 
 // derive returns the new user that a seed or an invalid id stands for. No secret is part of the hash, so

@@ -304,6 +304,10 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	if elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false); err != nil || elsewhere.User == one.User {
 		t.Errorf("on another site the seed is the same user, or an error: %v", err)
 	}
+	shopOwn := newTestIDs(t, Config{Sites: []presence.Site{presence.DefaultSite, shop}})
+	if got, err := shopOwn.Identify(getRequest("/", Header, shopOwn.issue(presence.DefaultSite).Signed), shop, false); err != nil || got.Derived {
+		t.Errorf("an id of one site names a user of another: %+v, %v", got, err)
+	}
 	if got := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", SeedCookie+"="+seed), false); got.Derived {
 		t.Error("a page that wants nothing stored was known by a cookie")
 	}
