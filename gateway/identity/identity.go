@@ -329,7 +329,7 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 	id := ids.issue(site)
 	derivable := func(text string) bool { return shaped(text) && !ids.ofAnotherSite(text, site) }
-	if i := slices.IndexFunc(presented, derivable); i >= 0 {
+	if i := slices.IndexFunc(presented[:min(len(presented), maxIDs)], derivable); i >= 0 {
 		id = ids.derive(presented[i], site)
 		id.Linked = i < linked
 	}
