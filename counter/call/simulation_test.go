@@ -39,7 +39,11 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 
-	forSeeds(*simSeeds, func(seed uint64) bool {
+	seeds := *simSeeds
+	if testing.Short() {
+		seeds = min(seeds, 20)
+	}
+	forSeeds(seeds, func(seed uint64) bool {
 		wrong := simulate(t, seed, nil, false)
 		for _, line := range wrong {
 			t.Errorf("seed %d: %s\nreplay: go test ./counter/call -run Simulation -seed %d", seed, line, seed)
@@ -57,7 +61,10 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 		"a loss that nobody notices":  func(w *world) { w.complete = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			const most = 30
+			most := 30
+			if testing.Short() {
+				most = 6
+			}
 			found := 0
 			forSeeds(most, func(seed uint64) bool {
 				wrong := simulate(t, seed, plant, false)
@@ -135,6 +142,7 @@ const (
 	simGateways  = 3
 	simWorkers   = 3 // of each gateway
 	simFaults    = 12
+	simHeal      = 3 * time.Second // for owners to heal what the store lost
 	simRest      = 8 * time.Second // without faults, at the end
 )
 
@@ -368,7 +376,7 @@ func (s *simulation) fault() {
 		s.move(id, i)
 	case 5:
 		s.logf("the store lost %d changes", s.world.loseTail())
-		time.Sleep(3 * time.Second) // what an owner has not healed when it loses its partition is lost
+		time.Sleep(simHeal) // what an owner has not healed when it dies or stands still is lost
 	case 6:
 		s.logf("the store is away")
 		s.set(&s.world.away, true)

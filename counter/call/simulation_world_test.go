@@ -30,7 +30,8 @@ type world struct {
 	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not, since
 	// its former owner would take itself for the owner again.
 	orphans map[int]bool
-	away    bool // nobody reaches the store
+	lost    time.Time // when the store lost something last
+	away    bool      // nobody reaches the store
 	full    bool
 
 	trust    bool // a planted fault: the store does not look at epochs
@@ -56,7 +57,7 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	if w.away {
+	if w.away || w.asksFormer(partitions) {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -79,6 +80,16 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 	}
 
 	return claims, nil
+}
+
+// asksFormer reports whether a partition to claim has an owner that lives and has not healed what the store lost. A
+// process that takes a partition over asks such an owner to give it up first.
+func (w *world) asksFormer(partitions []rows.Former) bool {
+	if time.Since(w.lost) > simHeal {
+		return false
+	}
+
+	return slices.ContainsFunc(partitions, func(f rows.Former) bool { return f.Epoch == 0 && !w.orphans[f.Partition] })
 }
 
 func (w *world) commit(c rows.Commit) error {
@@ -161,6 +172,7 @@ func (w *world) loseTail() int {
 
 	at = time.Time{}
 
+	w.lost = time.Now()
 	w.log = w.log[:keep]
 	w.store = store
 	w.late = nil // connections to the former master are gone
