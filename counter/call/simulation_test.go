@@ -156,13 +156,13 @@ type simulation struct {
 	seed    uint64
 	verbose bool
 	rand    *dice // of the one who makes faults
-	faults  faults
 	world   *world
 	start   time.Time
 	stray   sync.WaitGroup // calls that nobody waits for
 	keys    []string
 
-	mu        sync.Mutex       // guards the fields below
+	mu        sync.Mutex // guards the fields below
+	faults    faults
 	rolled    map[string]*dice // by name
 	processes []*process
 	made      int                    // processes so far
@@ -238,6 +238,21 @@ func (s *simulation) dice(who, what string, partition int) *dice {
 	}
 
 	return d
+}
+
+func (s *simulation) chances() faults {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.faults
+}
+
+// routeOf returns who should own a partition.
+func (s *simulation) routeOf(id int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.route[id]
 }
 
 func (s *simulation) logf(format string, args ...any) {
@@ -404,7 +419,7 @@ func (s *simulation) replace(i int) {
 	p := s.processes[i]
 	var owned []int
 	for _, id := range s.partitions() {
-		if s.route[id] == i {
+		if s.routeOf(id) == i {
 			owned = append(owned, id)
 		}
 	}
@@ -424,7 +439,7 @@ func (s *simulation) replace(i int) {
 // moveAll has others claim the partitions of a process.
 func (s *simulation) moveAll(from int) {
 	for _, id := range s.partitions() {
-		if s.route[id] == from {
+		if s.routeOf(id) == from {
 			s.move(id, (from+1+s.rand.below(simProcesses-1))%simProcesses)
 		}
 	}
@@ -432,14 +447,16 @@ func (s *simulation) moveAll(from int) {
 
 // healAll ends all faults.
 func (s *simulation) healAll() {
+	s.mu.Lock()
 	s.faults = faults{}
+	s.mu.Unlock()
 	for _, p := range s.processes {
 		p.resume()
 	}
 
 	// A process that was fenced by one that has died since owns nothing.
 	for _, id := range s.partitions() {
-		s.move(id, s.route[id])
+		s.move(id, s.routeOf(id))
 	}
 }
 

@@ -296,14 +296,14 @@ func (p *process) kill() {
 func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) ([]rows.Claim, error) {
 	dice := p.of.dice(p.name, "claims", partitions[0].Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.faults.store) {
+	if !p.alive() || dice.chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable
 	}
 
 	claims, err := p.of.world.claim(p.name, partitions)
 	p.of.logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.faults.store) {
+	if !p.alive() || dice.chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable // the answer is lost
 	}
 
@@ -317,7 +317,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	alive := p.alive()
 	for i, c := range commits {
-		if !alive || dice.chance(p.of.faults.store) {
+		if !alive || dice.chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 			p.of.world.repeatLater(c) // or never
 			continue
@@ -333,7 +333,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	alive = p.alive()
 	for i := range errs {
-		if !alive || dice.chance(p.of.faults.store) {
+		if !alive || dice.chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 		}
 	}
@@ -389,7 +389,7 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.faults.calls) {
+	if dice.chance(p.of.chances().calls) {
 		delay := dice.upTo(3 * time.Second)
 		p.of.stray.Go(func() {
 			time.Sleep(delay)
@@ -403,7 +403,7 @@ func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error)
 
 	answer, err := p.do(ctx, one)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.faults.calls) {
+	if dice.chance(p.of.chances().calls) {
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}
