@@ -39,7 +39,11 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 
-	forSeeds(*simSeeds, func(seed uint64) bool {
+	seeds := *simSeeds
+	if testing.Short() {
+		seeds = min(seeds, 20)
+	}
+	forSeeds(seeds, func(seed uint64) bool {
 		wrong := simulate(t, seed, nil, false)
 		for _, line := range wrong {
 			t.Errorf("seed %d: %s\nreplay: go test ./counter/call -run Simulation -seed %d", seed, line, seed)
@@ -57,7 +61,10 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 		"a loss that nobody notices":  func(w *world) { w.complete = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			const most = 30
+			most := 30
+			if testing.Short() {
+				most = 6
+			}
 			found := 0
 			forSeeds(most, func(seed uint64) bool {
 				wrong := simulate(t, seed, plant, false)
@@ -135,6 +142,7 @@ const (
 	simGateways  = 3
 	simWorkers   = 3 // of each gateway
 	simFaults    = 12
+	simHeal      = 3 * time.Second // for owners to heal what the store lost
 	simRest      = 8 * time.Second // without faults, at the end
 )
 
@@ -148,13 +156,13 @@ type simulation struct {
 	seed    uint64
 	verbose bool
 	rand    *dice // of the one who makes faults
-	faults  faults
 	world   *world
 	start   time.Time
 	stray   sync.WaitGroup // calls that nobody waits for
 	keys    []string
 
-	mu        sync.Mutex       // guards the fields below
+	mu        sync.Mutex // guards the fields below
+	faults    faults
 	rolled    map[string]*dice // by name
 	processes []*process
 	made      int                    // processes so far
@@ -230,6 +238,21 @@ func (s *simulation) dice(who, what string, partition int) *dice {
 	}
 
 	return d
+}
+
+func (s *simulation) chances() faults {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.faults
+}
+
+// routeOf returns who should own a partition.
+func (s *simulation) routeOf(id int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.route[id]
 }
 
 func (s *simulation) logf(format string, args ...any) {
@@ -368,7 +391,7 @@ func (s *simulation) fault() {
 		s.move(id, i)
 	case 5:
 		s.logf("the store lost %d changes", s.world.loseTail())
-		time.Sleep(3 * time.Second) // what an owner has not healed when it loses its partition is lost
+		time.Sleep(simHeal) // what an owner has not healed when it dies or stands still is lost
 	case 6:
 		s.logf("the store is away")
 		s.set(&s.world.away, true)
@@ -396,7 +419,7 @@ func (s *simulation) replace(i int) {
 	p := s.processes[i]
 	var owned []int
 	for _, id := range s.partitions() {
-		if s.route[id] == i {
+		if s.routeOf(id) == i {
 			owned = append(owned, id)
 		}
 	}
@@ -416,7 +439,7 @@ func (s *simulation) replace(i int) {
 // moveAll has others claim the partitions of a process.
 func (s *simulation) moveAll(from int) {
 	for _, id := range s.partitions() {
-		if s.route[id] == from {
+		if s.routeOf(id) == from {
 			s.move(id, (from+1+s.rand.below(simProcesses-1))%simProcesses)
 		}
 	}
@@ -424,14 +447,16 @@ func (s *simulation) moveAll(from int) {
 
 // healAll ends all faults.
 func (s *simulation) healAll() {
+	s.mu.Lock()
 	s.faults = faults{}
+	s.mu.Unlock()
 	for _, p := range s.processes {
 		p.resume()
 	}
 
 	// A process that was fenced by one that has died since owns nothing.
 	for _, id := range s.partitions() {
-		s.move(id, s.route[id])
+		s.move(id, s.routeOf(id))
 	}
 }
 

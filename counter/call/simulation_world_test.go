@@ -30,7 +30,8 @@ type world struct {
 	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not, since
 	// its former owner would take itself for the owner again.
 	orphans map[int]bool
-	away    bool // nobody reaches the store
+	lost    time.Time // when the store lost something last
+	away    bool      // nobody reaches the store
 	full    bool
 
 	trust    bool // a planted fault: the store does not look at epochs
@@ -56,7 +57,7 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	if w.away {
+	if w.away || w.asksFormer(partitions) {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -79,6 +80,16 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 	}
 
 	return claims, nil
+}
+
+// asksFormer reports whether a partition to claim has an owner that lives and has not healed what the store lost. A
+// process that takes a partition over asks such an owner to give it up first.
+func (w *world) asksFormer(partitions []rows.Former) bool {
+	if time.Since(w.lost) > simHeal {
+		return false
+	}
+
+	return slices.ContainsFunc(partitions, func(f rows.Former) bool { return f.Epoch == 0 && !w.orphans[f.Partition] })
 }
 
 func (w *world) commit(c rows.Commit) error {
@@ -161,6 +172,7 @@ func (w *world) loseTail() int {
 
 	at = time.Time{}
 
+	w.lost = time.Now()
 	w.log = w.log[:keep]
 	w.store = store
 	w.late = nil // connections to the former master are gone
@@ -284,14 +296,14 @@ func (p *process) kill() {
 func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) ([]rows.Claim, error) {
 	dice := p.of.dice(p.name, "claims", partitions[0].Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.faults.store) {
+	if !p.alive() || dice.chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable
 	}
 
 	claims, err := p.of.world.claim(p.name, partitions)
 	p.of.logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.faults.store) {
+	if !p.alive() || dice.chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable // the answer is lost
 	}
 
@@ -305,7 +317,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	alive := p.alive()
 	for i, c := range commits {
-		if !alive || dice.chance(p.of.faults.store) {
+		if !alive || dice.chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 			p.of.world.repeatLater(c) // or never
 			continue
@@ -321,7 +333,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	alive = p.alive()
 	for i := range errs {
-		if !alive || dice.chance(p.of.faults.store) {
+		if !alive || dice.chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 		}
 	}
@@ -377,7 +389,7 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.faults.calls) {
+	if dice.chance(p.of.chances().calls) {
 		delay := dice.upTo(3 * time.Second)
 		p.of.stray.Go(func() {
 			time.Sleep(delay)
@@ -391,7 +403,7 @@ func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error)
 
 	answer, err := p.do(ctx, one)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.faults.calls) {
+	if dice.chance(p.of.chances().calls) {
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}

@@ -114,17 +114,15 @@ func New(store rows.Store, cfg Config) *Owner {
 	return o
 }
 
-// Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner.
+// Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called once.
 func (o *Owner) Close() {
 	o.stop()
-	o.wg.Wait()
-
-	o.turn <- struct{}{}
-	defer o.unlock()
+	o.turn <- struct{}{} // for ever, so that no turn begins a goroutine any more
 
 	for _, p := range o.partitions() {
 		o.giveUp(p)
 	}
+	o.wg.Wait()
 }
 
 // Own claims partitions, whoever owns them now. Those that this process owns already stay as they are.
