@@ -58,10 +58,10 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 type calls struct {
 	*presencemem.Store
 	away           atomic.Bool
-	attach, detach atomic.Int64    // topics
-	failDetach     atomic.Int64    // this many times
-	during         func()          // an attach, once
-	newest         presence.Update // what a read returns, and an attach once it is set
+	attach, detach atomic.Int64                    // topics
+	failDetach     atomic.Int64                    // this many times
+	during         func()                          // an attach, once
+	newest         atomic.Pointer[presence.Update] // what a read returns, and an attach once it is set
 	reads          atomic.Int64
 	slow           time.Duration // how long a read takes
 }
@@ -74,11 +74,16 @@ func (c *calls) Updates(_ context.Context, topics []presence.Topic) ([]presence.
 	}
 	updates := make([]presence.Update, len(topics))
 	for i, t := range topics {
-		updates[i] = c.newest
+		if newest := c.newest.Load(); newest != nil {
+			updates[i] = *newest
+		}
 		updates[i].Topic = t
 	}
 	return updates, nil
 }
+
+// brings says what the store returns from now on.
+func (c *calls) brings(u presence.Update) { c.newest.Store(&u) }
 
 func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error) {
 	if during := c.during; during != nil {
@@ -90,10 +95,10 @@ func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic
 		return nil, presence.ErrUnavailable
 	}
 	updates, err := c.Store.Attach(ctx, life, topics)
-	if err == nil && c.newest.Version != (presence.Version{}) {
+	if newest := c.newest.Load(); err == nil && newest != nil {
 		updates = make([]presence.Update, len(topics))
 		for i, t := range topics {
-			updates[i] = c.newest
+			updates[i] = *newest
 			updates[i].Topic = t
 		}
 	}

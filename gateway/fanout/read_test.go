@@ -35,11 +35,11 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 		h.Want(readTopic)
 		synctest.Wait()
 		h.Update(version(18))
-		store.newest = version(20)
+		store.brings(version(20))
 		wantRead(t, store, h.Newest, version(18), 0) // as subscribers have it
 		wantRead(t, store, h.Read, version(20), 1)
 		wantRead(t, store, h.Newest, version(20), 0)
-		store.newest = version(19) // a read that began earlier and ends later
+		store.brings(version(19)) // a read that began earlier and ends later
 		wantRead(t, store, h.Read, version(20), 1)
 		h.Away()
 		store.away.Store(true)
@@ -52,7 +52,7 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 // A topic that is read twice in a second is followed until it has not been read for a while.
 func TestABusyTopicIsReadOnce(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		store.newest = version(1)
+		store.brings(version(1))
 		for range 3 { // seldom
 			wantRead(t, store, h.Newest, version(1), 1)
 			time.Sleep(2 * readAgain)
@@ -73,7 +73,7 @@ func TestABusyTopicIsReadOnce(t *testing.T) {
 		if n := h.Topics(); n > 0 {
 			t.Errorf("%d topics are kept", n)
 		}
-		store.newest = version(3)
+		store.brings(version(3))
 		wantRead(t, store, h.Newest, version(3), 1)
 	})
 }
@@ -82,7 +82,7 @@ func TestABusyTopicIsReadOnce(t *testing.T) {
 // not come: after the endpoint was lost, and while the store is away.
 func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		store.newest = version(1)
+		store.brings(version(1))
 		wantRead(t, store, h.Newest, version(1), 1)
 		wantRead(t, store, h.Newest, version(1), 1)
 		synctest.Wait()
@@ -93,7 +93,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(lingerFor - time.Second) // within one time of lingering
-		store.newest = version(2)
+		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
 		wantRead(t, store, h.Newest, version(2), 1) // again in a second: followed again
 		synctest.Wait()
@@ -102,7 +102,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 		wantRead(t, store, h.Newest, version(2), 0)
 
 		h.Away()
-		store.newest = version(3)
+		store.brings(version(3))
 		wantRead(t, store, h.Newest, version(3), 1)
 		h.Back()
 	})
@@ -111,7 +111,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 // While the store is away no topic is followed for readers, and none is kept afterwards.
 func TestReadersLeaveNothingBehind(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		store.newest = version(1)
+		store.brings(version(1))
 		for i := range 2 * maxLingering {
 			topics := []presence.Topic{presence.CountTopic(fmt.Sprint("p", i))}
 			h.Newest(t.Context(), topics)
@@ -138,7 +138,8 @@ func TestReadersLeaveNothingBehind(t *testing.T) {
 // Reads of one topic at the same time are one call, and a caller who goes takes nobody with it.
 func TestConcurrentReadsAreOneCall(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		store.newest, store.slow = version(1), time.Second
+		store.brings(version(1))
+		store.slow = time.Second
 		first, leave := context.WithCancel(t.Context())
 		answers := make(chan bool, 64)
 		read := func(ctx context.Context) {

@@ -45,7 +45,7 @@ func TestStandstillMakesCountsStale(t *testing.T) {
 		h.Want(readTopic)
 		synctest.Wait()
 		h.Update(version(18))
-		store.newest = version(20)
+		store.brings(version(20))
 		wantRead(t, store, h.Newest, version(18), 0)
 
 		var during []bool

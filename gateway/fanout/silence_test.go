@@ -26,7 +26,7 @@ func TestASilentDispatcher(t *testing.T) {
 					known, last.Version, last.Stale, u.Version, u.Stale)
 			}
 		}
-		store.newest = version(1)
+		store.brings(version(1))
 		h.Want(readTopic)
 		want(version(1))
 
@@ -34,16 +34,16 @@ func TestASilentDispatcher(t *testing.T) {
 		want(version(1))
 		h.Silence([]int{bucket})
 		want(stale(1))
-		store.newest = version(2)
+		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
 		want(stale(2))
-		store.newest = version(3)
+		store.brings(version(3))
 		time.Sleep(verifyEvery)
 		want(stale(3))
 		h.Update(version(4))
 		want(stale(4))
 
-		store.newest = version(5)
+		store.brings(version(5))
 		h.Silence(nil)
 		want(version(5))
 		wantRead(t, store, h.Newest, version(5), 0)
