@@ -406,7 +406,7 @@ export class Headcount extends EventTarget {
   async lend(call, method, name) {
     const token = await ask(this.#token);
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
-    if (method && !token && this.#sharing && !this.#hub && idOf(this.#base.origin, this.#keep)?.startsWith(SEED))
+    if (method && !token && this.#sharing && !this.#hub && idOf(this.#base, this.#keep)?.startsWith(SEED))
       await timely(new Promise((known) => this.addEventListener('state', () => (this.#hub || this.#state === 'open') && known(0)))).catch(() => {});
     return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
@@ -650,7 +650,7 @@ export class Headcount extends EventTarget {
     this.#heard();
     // Not every browser says that a hidden page is seen again.
     if (this.#hidden && !globalThis.document?.hidden) this.countHidden = this.#countHidden;
-    if (id) idOf(this.#base.origin, this.#keep, id);
+    if (id) idOf(this.#base, this.#keep, id);
     if (user) this.#identify();
     if (lead) this.#tell();
     if (full) {
@@ -842,7 +842,7 @@ function Hub(base, keep, getToken, same, say) {
         say({ user: true });
         throw 'the token is of another user';
       }
-      const id = now ? '' : idOf(base.origin, keep);
+      const id = now ? '' : idOf(base, keep);
       if (now) address.searchParams.set('token', now);
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
@@ -900,7 +900,7 @@ function Hub(base, keep, getToken, same, say) {
       link._heartbeat = frame.heartbeat_ms || link._heartbeat;
       setTimeout(() => links.has(link) && (attempt = 0), STEADY_MS);
       issued = frame.id;
-      if (issued) idOf(base.origin, keep, issued);
+      if (issued) idOf(base, keep, issued);
       links.forEach((other) => other === link || other._end());
       return show();
     }
@@ -1077,15 +1077,16 @@ const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((b
 /** @type {Record<string, string>} */ const memory = {}; // ids and seeds, by whether they may be stored and where
 
 /**
- * The anonymous id that the server of an origin issued, or a seed; with an id, keeps it. On the server's own
+ * The anonymous id that a server issued, or a seed; with an id, keeps it. On the server's own
  * origin a cookie says who we are, and this returns nothing, unless the browser keeps no cookies: the page is in
  * a frame of another site, or the user forbids them.
- * @param {string} origin
+ * @param {URL} base of the server: others may be on other paths of its origin
  * @param {boolean} keep whether it may be stored
  * @param {string} [id]
  */
-function idOf(origin, keep, id) {
-  const key = `headcount_id ${origin}`;
+function idOf({ origin, pathname }, keep, id) {
+  const old = `headcount_id ${origin}`; // once of all servers there
+  const key = old + pathname.slice(0, -1);
   const own = keep + key;
   const fresh = () => memory[`false${key}`] ?? seed(); // who consents to storage stays who they were
   try {
@@ -1100,7 +1101,7 @@ function idOf(origin, keep, id) {
     if (id && keep) localStorage[key] = id;
     if (keep) {
       // What this document has presented counts more than another tab's seed.
-      const stored = localStorage[key];
+      const stored = localStorage[key] ?? localStorage[old];
       if (stored && !(memory[own] && stored.startsWith(SEED))) memory[own] = stored;
       return (localStorage[key] = memory[own] ??= fresh());
     }

@@ -54,10 +54,10 @@ function place({ style, offsetWidth }, button) {
  * @param {URL} base of the server
  * @param {string | undefined} token
  * @param {boolean} keep whether the user's id may be stored
- * @param {(origin: string, keep: boolean) => string | undefined} idOf
+ * @param {(base: URL, keep: boolean) => string | undefined} idOf
  */
 async function call(method, page, base, token, keep, idOf) {
-  const id = idOf(base.origin, keep);
+  const id = idOf(base, keep);
   const answer = await fetch(new URL(`-/me/notifications${page && `/${encodeURIComponent(page)}`}${base.search}`, base), {
     method,
     headers: token ? { Authorization: `Bearer ${token}` } : id ? { 'Headcount-Id': id } : {},

@@ -29,7 +29,7 @@ const PATIENCE_MS = 10_000; // how long a change may take
 /** @typedef {import('./headcount.js').Headcount} Headcount */
 /** @typedef {import('./headcount.js').CounterValue} CounterValue */
 /** @typedef {import('./live.js').Parts} Parts */
-/** @typedef {(origin: string, keep: boolean, id?: string) => string | undefined} IdOf */
+/** @typedef {(base: URL, keep: boolean, id?: string) => string | undefined} IdOf */
 
 /**
  * A request of this user.
@@ -43,7 +43,7 @@ const PATIENCE_MS = 10_000; // how long a change may take
  */
 async function request(path, method, base, token, keep, idOf) {
   /** @type {Record<string, string>} */ const headers = {};
-  const id = idOf(base.origin, keep);
+  const id = idOf(base, keep);
   if (token) headers.Authorization = `Bearer ${token}`;
   else if (id) headers['Headcount-Id'] = id;
   const url = new URL(path, base);
@@ -57,7 +57,7 @@ async function request(path, method, base, token, keep, idOf) {
     signal: AbortSignal.timeout?.(PATIENCE_MS), // Chromium before 103 waits as long as it likes
   });
   const issued = answer.headers.get('Headcount-Id');
-  if (issued && !token) idOf(base.origin, keep, issued);
+  if (issued && !token) idOf(base, keep, issued);
   const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON, and a 204 says nothing
   if (!answer.ok)
     throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), { status: answer.status });

@@ -508,6 +508,18 @@ test('where the own origin keeps no cookie the id goes along', async () => {
   assert.deepEqual(storage, { 'headcount_id https://framed.example': 'framed.sig' }, 'for a reload');
 });
 
+test('servers on two paths of a host keep an id each, and take over that of before', async () => {
+  storage['headcount_id https://paths.example'] = 'before.sig';
+  for (const path of ['one', 'two']) client({}, `https://paths.example/${path}/`).join('p');
+  await settle();
+  assert.deepEqual(sockets.map(({ url }) => new URL(url).searchParams.get('id')), ['before.sig', 'before.sig']);
+
+  sockets.forEach((socket, i) => socket.welcome({ id: `${i}.sig` }));
+  await settle();
+  assert.equal(storage['headcount_id https://paths.example/one'], '0.sig');
+  assert.equal(storage['headcount_id https://paths.example/two'], '1.sig');
+});
+
 test('a user with a token has neither seed nor cookie', async () => {
   const said = answered();
   globalThis.location = new URL('https://tokens.example/');
