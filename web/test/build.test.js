@@ -1,7 +1,7 @@
 // The served files match the sources.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { readFile } from 'node:fs/promises';
+import { readFile, readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -34,4 +34,11 @@ test('the package has all that it needs and nothing else', async () => {
   const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
   assert.deepEqual(files.map((file) => file.path).sort(), ['LICENSE', 'README.md', 'package.json', ...names].sort());
   for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
+});
+
+test('each test is run by one script', async () => {
+  const { scripts } = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'));
+  const named = Object.values(scripts).flatMap((script) => script.match(/e2e\/[\w.-]+\.test\.js/g) ?? []);
+  const files = (await readdir(new URL('../e2e', import.meta.url))).filter((name) => name.endsWith('.test.js'));
+  assert.deepEqual(named.sort(), files.map((name) => `e2e/${name}`).sort());
 });
