@@ -151,9 +151,9 @@ func FewHistories(t testing.TB) {
 	}
 }
 
-func setFlag(t testing.TB, f *flag.Flag, value string) {
+func setFlag(t testing.TB, f *flag.Flag, to string) {
 	t.Helper()
-	if err := f.Value.Set(value); err != nil {
+	if err := f.Value.Set(to); err != nil {
 		t.Fatal(err)
 	}
 }
