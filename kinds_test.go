@@ -292,7 +292,8 @@ func (r reader) resolve(e ast.Expr) (n name, ok bool) {
 }
 
 // leaves returns the names through which a test comes to something that a pure test may not have. It is empty for a
-// test that is pure. What the product itself does is not looked at.
+// test that is pure. What the product itself does is not looked at. A local name counts as the function of the package that
+// has the same name: rename it.
 func (p *program) leaves(test name) (way []string) {
 	type place struct {
 		name

@@ -74,7 +74,7 @@ func instance(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestServerContract(t *testing.T) {
+func TestServerContractInPostgres(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "SQL makes the changes",
 		"64 bits are kept to the last":               "SQL adds up",

@@ -36,7 +36,7 @@ func (e eager) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 }
 
 // A store whose sums are sharded from their second change on keeps the contract.
-func TestServerContract(t *testing.T) {
+func TestServerContractOfShardedSums(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	begin := func() eager {
 		log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
