@@ -92,9 +92,8 @@ export async function within(promise, what, wait) {
   assert.ok(took - HOPS * lost <= promise, `${what}: it took ${took} ms, of which the machine lost ${lost}; promised are ${promise}`);
 }
 
-/** Waits, in a window without WebSockets, until a stream holds the user on the page, and no PUT does; of a client that has only PUTs, for ten seconds. */
-export const streaming = (page) =>
-  page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: 10_000 }).catch(() => {});
+/** Waits, in a window without WebSockets, until a stream holds the user on the page, and no PUT does. */
+export const streaming = (page) => page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: TIMEOUT });
 
 /** Waits until the console of a window has these complaints, and forgets all so far: the browser may note a refused request after its answer. */
 export async function expectComplaints(page, ...all) {

@@ -11,7 +11,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 
 import {
-  GRACE, LEAVE_GRACE, eventually, expectComplaints, expectCount, expectState, launch, open as openIn, record, recorded, shown, startSite, within,
+  GRACE, LEAVE_GRACE, eventually, expectComplaints, expectCount, expectState, launch, open as openIn, record, recorded, shown, startSite,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -102,7 +102,7 @@ test('the pages of the list can be visited one after the other, there and back',
   await expectCount(one, 1);
   await one.click('#pages a[data-page="docs/getting started"]');
   assert.equal(await one.evaluate(() => location.search), '?page=docs%2Fgetting%20started');
-  await within(LEAVE_GRACE - 500, 'left at once', () => eventually(0, 'on the page before', () => server.count('walk')));
+  await eventually(0, 'on the page before', () => server.count('walk'));
   await eventually(1, 'on the next page', () => server.count('docs/getting started'));
   await expectCount(one, 1);
   await one.goBack();
@@ -214,7 +214,7 @@ test('a simulated crowd comes, each with an identity, and goes with and without 
   await expectCount(one, 11);
   await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '10 simulated viewers are here.');
   await one.click('#uncrowd button[value="leave"]');
-  await within(LEAVE_GRACE - 500, 'a leave is no mere close', () => expectCount(one, 1));
+  await expectCount(one, 1);
   await one.waitForFunction(() => /^They left\./.test(document.getElementById('crowd-state').textContent));
   await one.context().close();
 });

@@ -42,3 +42,12 @@ test('each test is run by one script', async () => {
   const files = (await readdir(new URL('../e2e', import.meta.url))).filter((name) => name.endsWith('.test.js'));
   assert.deepEqual(named.sort(), files.map((name) => `e2e/${name}`).sort());
 });
+
+test('promises in seconds are held by the script that runs last', async () => {
+  const { scripts } = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'));
+  const folder = new URL('../e2e/', import.meta.url);
+  for (const name of await readdir(folder)) {
+    if (!name.endsWith('.test.js') || scripts['test:clock'].includes(`e2e/${name}`)) continue;
+    assert.doesNotMatch(await readFile(new URL(name, folder), 'utf8'), /\bwithin\([A-Z\d]/, `${name} promises seconds, but does not run in test:clock`);
+  }
+});
