@@ -4,6 +4,8 @@ import assert from 'node:assert/strict';
 import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import Pusher from 'pusher-js';
+
 import {
   GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, startCable, startOfficeProxy, startSite, streaming, within,
 } from './browser.js';
@@ -208,5 +210,31 @@ test('where WebSockets do not pass and tabs cannot share, six tabs are counted a
     }
   } finally {
     shops.close();
+  }
+});
+
+test('clients of Pusher are back soon after a restart, and none meets a port that is closed', async () => {
+  const KEY = 'key-of-the-app';
+  const restarted = await Server.start(binary.path, ['--pusher-key', KEY, '--shutdown-timeout', '2s']);
+  const { hostname, port } = new URL(restarted.url);
+  const clients = Array.from({ length: 10 }, () => {
+    const pusher = new Pusher(KEY, { wsHost: hostname, wsPort: port, forceTLS: false, enabledTransports: ['ws'], enableStats: false, cluster: '' });
+    const client = { pusher, errors: [], count: 0 };
+    pusher.connection.bind('error', (error) => client.errors.push(error.error?.data ?? error.data));
+    pusher.subscribe('restart').bind('pusher:subscription_count', (data) => (client.count = data.subscription_count));
+    return client;
+  });
+  const together = () => Promise.all(clients.map((client) => eventually(clients.length, 'a client', () => client.count)));
+
+  try {
+    await together();
+    await restarted.stop();
+    for (const client of clients) client.count = 0;
+    await restarted.run();
+    await within(10_000, 'who is refused once waits for 15 s', together);
+    for (const { errors } of clients) assert.equal(errors[0].code, 4100);
+  } finally {
+    for (const { pusher } of clients) pusher.disconnect();
+    await restarted.stop();
   }
 });

@@ -109,21 +109,6 @@ test('node: a wrong key is refused for good', async (t) => {
   assert.match(pusher.errors[0].message, /--pusher-key/);
 });
 
-test('node: clients come back after a restart, and none meets a port that is closed', async (t) => {
-  const clients = Array.from({ length: 10 }, () => connect(t));
-  const channels = clients.map((client) => enter(client, 'restart'));
-  await Promise.all(channels.map((channel) => expectCount(channel, channels.length)));
-  for (const channel of channels) channel.count = undefined;
-  await server.stop();
-  await server.run();
-  const began = performance.now();
-  await Promise.all(channels.map((channel) => expectCount(channel, channels.length)));
-  const seconds = (performance.now() - began) / 1000;
-  assert.ok(seconds < 10, `the last client was back after ${seconds} s: one that is refused waits for 15 s`);
-  t.diagnostic(`the last client was back after ${seconds.toFixed(1)} s`);
-  for (const { errors } of clients) assert.equal(errors[0].code, 4100);
-});
-
 /** A tab with pusher-js, which shows a channel's count. */
 async function tab(context, site, channel, url = server.url) {
   const page = await open(context, site.url);
