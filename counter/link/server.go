@@ -1,0 +1,192 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+)
+
+const (
+	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. It is more than
+	// one for each partition, which is all that a process sends.
+	underWay = 2 * rows.Partitions
+	// longest is how long a call may take here. Its sender has repeated it by then.
+	longest = 10 * time.Second
+)
+
+// Owner makes the calls of other processes.
+type Owner interface {
+	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
+	// Release gives partitions up, and returns when everything that was acknowledged is in the store.
+	Release(ctx context.Context, partitions ...int) error
+}
+
+// Server makes the calls that other processes send to this one. Its methods may be called from any goroutine.
+type Server struct {
+	owner Owner
+	rules *counter.Rules
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+
+	mu     sync.Mutex // guards closed, and wg until it is set
+	closed bool
+	wg     sync.WaitGroup // Serve
+}
+
+// NewServer returns a Server that has calls made by o, with the rules of this process. Close ends it.
+func NewServer(o Owner, rules *counter.Rules) *Server {
+	s := &Server{owner: o, rules: rules}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+
+	return s
+}
+
+// Close ends all connections, and waits until the calls under way have ended. It is called once.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+
+	s.stop()
+	s.wg.Wait()
+}
+
+// Serve makes the calls that come from a connection until it ends, or until Close. The key is that of its signatures.
+func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
+	defer stream.Close()
+	if !s.begin() {
+		return
+	}
+	defer s.wg.Done()
+
+	ctx, end := context.WithCancel(s.ctx)
+	defer end()
+	stop := context.AfterFunc(ctx, func() { _ = stream.Close() }) // wakes the reader
+	defer stop()
+
+	out := make(chan []byte, underWay)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer end()
+	wg.Go(func() {
+		defer end()
+		_ = pump(newWriter(stream, key, fromServer), out, ctx.Done()) // the client makes a new connection
+	})
+
+	slots := make(chan struct{}, underWay)
+	for r := newReader(stream, key, fromClient); ; {
+		payload, err := r.read()
+		if err != nil {
+			return
+		}
+		m, body, err := parse(payload)
+		if err != nil {
+			return
+		}
+
+		if m.what == askNothing {
+			select {
+			case out <- message{id: m.id}.appendTo(nil):
+			case <-ctx.Done():
+				return
+			}
+			continue
+		}
+
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			select {
+			case out <- s.answer(ctx, m, body):
+			case <-ctx.Done():
+			}
+		})
+	}
+}
+
+func (s *Server) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.closed {
+		return false
+	}
+	s.wg.Add(1)
+
+	return true
+}
+
+// answer carries out what is asked, and returns the payload of the answer.
+func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+
+	answer := message{id: m.id}
+	result, err := s.carryOut(ctx, m.what, body)
+	if err != nil {
+		answer.what = howOf(err)
+		result = []byte(err.Error())
+	}
+
+	return append(answer.appendTo(make([]byte, 0, 16+len(result))), result...)
+}
+
+// refusal is an error about a call that cannot be made here.
+type refusal struct{ error }
+
+func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, error) {
+	switch what {
+	case askRelease:
+		return nil, s.release(ctx, body)
+	case askCall:
+		call, err := owner.ParseCall(body, s.rules)
+		if err != nil {
+			return nil, refusal{err}
+		}
+		answer, err := s.owner.Do(ctx, call)
+		if err != nil {
+			return nil, err
+		}
+		return owner.AppendAnswer(nil, call, &answer), nil
+	}
+
+	return nil, refusal{errors.New("this version does not know what is asked; run the same version everywhere")}
+}
+
+func (s *Server) release(ctx context.Context, body []byte) error {
+	partitions := parsePartitions(body)
+	for _, id := range partitions {
+		if id >= rows.Partitions {
+			return refusal{errors.New("there is no such partition")}
+		}
+	}
+
+	return s.owner.Release(ctx, partitions...)
+}
+
+// howOf returns how a call ended that has an error.
+func howOf(err error) byte {
+	var refused refusal
+	switch {
+	case errors.As(err, &refused):
+		return endedRefused
+	case errors.Is(err, owner.ErrNotOwner):
+		return endedNotOwner
+	case errors.Is(err, owner.ErrOld):
+		return endedOld
+	case errors.Is(err, counter.ErrBusy):
+		return endedBusy
+	}
+
+	return endedUnavailable
+}
