@@ -292,12 +292,14 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 				defer server.Close()
 
 				mine, theirs := net.Pipe()
-				go func() {
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				wg.Go(func() {
 					_, _ = mine.Write(frames)
 					time.Sleep(time.Second) // until all of them were carried out, if any
 					_ = mine.Close()
-				}()
-				go func() { _, _ = io.Copy(io.Discard, mine) }()
+				})
+				wg.Go(func() { _, _ = io.Copy(io.Discard, mine) })
 				server.Serve(theirs, []byte("key"))
 
 				if most := map[bool]int{true: 1}[name == "twice"]; calls > most {
