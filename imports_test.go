@@ -71,6 +71,7 @@ var layers = []layer{
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
+	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on

@@ -26,7 +26,11 @@ const silence = 900 * time.Millisecond
 // errClosed ends what is under way when the client closes.
 var errClosed = errors.New("the process ends")
 
-var errSilent = errors.New("the other process says nothing")
+// ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says nothing at
+// all. A process whose store is slow can be reached.
+var ErrUnreachable = errors.New("the process cannot be reached")
+
+var errSilent = fmt.Errorf("%w: it says nothing", ErrUnreachable)
 
 // Dial makes a connection to the process at addr, and returns the key of its signatures, nil without cluster secrets.
 type Dial func(ctx context.Context, addr string) (conn io.ReadWriteCloser, key []byte, err error)
@@ -127,6 +131,20 @@ func (p *Peer) Release(ctx context.Context, partitions []int) error {
 	return err
 }
 
+// Ping asks the process whether it is there.
+func (p *Peer) Ping(ctx context.Context) error {
+	_, err := p.ask(ctx, askNothing, func(b []byte) []byte { return b })
+
+	return err
+}
+
+// Probe asks the process whether it can reach the one with that name.
+func (p *Peer) Probe(ctx context.Context, name string) (bool, error) {
+	answer, err := p.ask(ctx, askProbe, func(b []byte) []byte { return append(b, name...) })
+
+	return len(answer) == 1 && answer[0] == 1, err
+}
+
 // ask sends a frame and returns the body of the answer.
 func (p *Peer) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]byte, error) {
 	c, err := p.connect(ctx)
@@ -162,9 +180,14 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 		return nil, errClosed
 	}
 
+	began := time.Now()
 	stream, key, err := p.client.dial(ctx, p.addr)
-	if err != nil {
-		return nil, err
+	switch {
+	case err == nil:
+	case ctx.Err() != nil && time.Since(began) < silence:
+		return nil, context.Cause(ctx) // the process had too little time to be told unreachable
+	default:
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 
 	c := newConn(stream, key)
@@ -314,6 +337,7 @@ func (c *conn) late(ctx context.Context) error {
 
 	if silent {
 		c.end(errSilent)
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errSilent)
 	}
 	c.ping(time.Now())
 

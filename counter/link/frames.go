@@ -139,6 +139,7 @@ const (
 	askCall    = 1 // to make a call; the answer is that of the owner
 	askRelease = 2 // to give up partitions; the answer is empty
 	askNothing = 3 // a ping; the answer is empty, and comes at once
+	askProbe   = 4 // whether the process with the name in the body can be reached; the answer is 1 byte, 1: it can
 )
 
 // How it ended.

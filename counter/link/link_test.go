@@ -45,6 +45,8 @@ func (o *ownerFunc) Do(ctx context.Context, call *owner.Call) (owner.Answer, err
 	return o.do(ctx, call)
 }
 
+func (o *ownerFunc) Probe(_ context.Context, name string) bool { return name == "c" }
+
 func (o *ownerFunc) Release(_ context.Context, partitions ...int) error {
 	o.released = append(o.released, partitions...)
 
@@ -61,7 +63,7 @@ type world struct {
 	wg    sync.WaitGroup
 }
 
-func start(t *testing.T, o link.Owner, key []byte) *world {
+func start(t *testing.T, o link.Process, key []byte) *world {
 	t.Helper()
 	w := &world{server: link.NewServer(o, rules)}
 	w.client = link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
@@ -189,6 +191,11 @@ func TestErrorsComeBack(t *testing.T) {
 
 		if err := w.client.To("b").Release(t.Context(), []int{3, 63}); err != nil || !slices.Equal(o.released, []int{3, 63}) {
 			t.Errorf("released %v: %v", o.released, err)
+		}
+		for _, name := range []string{"c", "d"} {
+			if reached, err := w.client.To("b").Probe(t.Context(), name); err != nil || reached != (name == "c") {
+				t.Errorf("%s is reached: %v, %v", name, reached, err)
+			}
 		}
 	})
 }

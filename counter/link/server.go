@@ -13,35 +13,37 @@ import (
 )
 
 const (
-	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. It is more than
-	// one for each partition, which is all that a process sends.
-	underWay = 2 * rows.Partitions
+	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. A process sends
+	// one call for each partition, again each second, and each takes longest at most.
+	underWay = 16 * rows.Partitions
 	// longest is how long a call may take here. Its sender has repeated it by then.
 	longest = 10 * time.Second
 )
 
-// Owner makes the calls of other processes.
-type Owner interface {
+// Process does what other processes ask for.
+type Process interface {
 	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
 	// Release gives partitions up, and returns when everything that was acknowledged is in the store.
 	Release(ctx context.Context, partitions ...int) error
+	// Probe reports whether this process can reach the one with that name.
+	Probe(ctx context.Context, name string) bool
 }
 
 // Server makes the calls that other processes send to this one. Its methods may be called from any goroutine.
 type Server struct {
-	owner Owner
-	rules *counter.Rules
-	ctx   context.Context // ends with Close
-	stop  context.CancelFunc
+	process Process
+	rules   *counter.Rules
+	ctx     context.Context // ends with Close
+	stop    context.CancelFunc
 
 	mu     sync.Mutex // guards closed, and wg until it is set
 	closed bool
 	wg     sync.WaitGroup // Serve
 }
 
-// NewServer returns a Server that has calls made by o, with the rules of this process. Close ends it.
-func NewServer(o Owner, rules *counter.Rules) *Server {
-	s := &Server{owner: o, rules: rules}
+// NewServer returns a Server that has p do what is asked, with the rules of this process. Close ends it.
+func NewServer(p Process, rules *counter.Rules) *Server {
+	s := &Server{process: p, rules: rules}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 
 	return s
@@ -148,12 +150,17 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 	switch what {
 	case askRelease:
 		return nil, s.release(ctx, body)
+	case askProbe:
+		if s.process.Probe(ctx, string(body)) {
+			return []byte{1}, nil
+		}
+		return []byte{0}, nil
 	case askCall:
 		call, err := owner.ParseCall(body, s.rules)
 		if err != nil {
 			return nil, refusal{err}
 		}
-		answer, err := s.owner.Do(ctx, call)
+		answer, err := s.process.Do(ctx, call)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +178,7 @@ func (s *Server) release(ctx context.Context, body []byte) error {
 		}
 	}
 
-	return s.owner.Release(ctx, partitions...)
+	return s.process.Release(ctx, partitions...)
 }
 
 // howOf returns how a call ended that has an error.
