@@ -68,51 +68,67 @@ func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
 	defer s.wg.Done()
 
 	ctx, end := context.WithCancel(s.ctx)
-	defer end()
-	stop := context.AfterFunc(ctx, func() { _ = stream.Close() }) // wakes the reader
-	defer stop()
-
-	out := make(chan []byte, underWay)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer end()
-	wg.Go(func() {
+	c := &served{
+		server: s,
+		ctx:    ctx,
+		out:    make(chan []byte, underWay),
+		slots:  make(chan struct{}, underWay),
+	}
+	c.wg.Go(func() {
 		defer end()
-		_ = pump(newWriter(stream, key, fromServer), out, ctx.Done()) // the client makes a new connection
+		_ = pump(newWriter(stream, key, fromServer), c.out, ctx.Done()) // the client makes a new connection
 	})
+	closed := context.AfterFunc(ctx, func() { _ = stream.Close() }) // wakes the reader
 
-	slots := make(chan struct{}, underWay)
-	for r := newReader(stream, key, fromClient); ; {
+	// What ends the connection is of no interest: the client makes a new one.
+	_ = c.read(newReader(stream, key, fromClient))
+	end()
+	closed()
+	c.wg.Wait()
+}
+
+// served is a connection of another process.
+type served struct {
+	server *Server
+	ctx    context.Context // ends with the connection
+	out    chan []byte     // payloads for the client
+	slots  chan struct{}   // one for each call under way
+	wg     sync.WaitGroup  // the writer, and the calls under way
+}
+
+// read begins the calls that come, until the connection ends.
+func (c *served) read(r *reader) error {
+	for {
 		payload, err := r.read()
 		if err != nil {
-			return
+			return err
 		}
 		m, body, err := parse(payload)
 		if err != nil {
-			return
+			return err
 		}
 
 		if m.what == askNothing {
-			select {
-			case out <- message{id: m.id}.appendTo(nil):
-			case <-ctx.Done():
-				return
-			}
+			c.send(message{id: m.id}.appendTo(nil)) // at once, whatever else is under way
 			continue
 		}
-
 		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return
+		case c.slots <- struct{}{}:
+		case <-c.ctx.Done():
+			return c.ctx.Err()
 		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			select {
-			case out <- s.answer(ctx, m, body):
-			case <-ctx.Done():
-			}
+		c.wg.Go(func() {
+			defer func() { <-c.slots }()
+			c.send(c.server.answer(c.ctx, m, body))
 		})
+	}
+}
+
+// send has a payload written, unless the connection ends.
+func (c *served) send(payload []byte) {
+	select {
+	case c.out <- payload:
+	case <-c.ctx.Done():
 	}
 }
 
