@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"headcount/counter"
@@ -64,9 +65,9 @@ func New(owners Owners, cfg Config) *Caller {
 	return c
 }
 
-// Do makes a call, whose stream and number it sets. The error is counter.ErrBusy if nothing was made, or
+// Do makes a call, to which it gives its stream and a number. The error is counter.ErrBusy if nothing was made, or
 // counter.ErrUnavailable when ctx ended first; then the call may still be made.
-func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+func (c *Caller) Do(ctx context.Context, call *owner.Call) (owner.Answer, error) {
 	l := &c.lanes[call.Partition]
 	select {
 	case l.turn <- struct{}{}:
@@ -77,15 +78,16 @@ func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 
 	// A call that was given up is overtaken by this one, and its owner will not make it any more.
 	l.number++
-	call.Number = l.number
-	call.Stream = c.cfg.Stream
+	numbered := *call
+	numbered.Number = l.number
+	numbered.Stream = c.cfg.Stream
 
 	for {
-		answer, err := c.try(ctx, call)
+		answer, err := c.try(ctx, numbered)
 		if err == nil {
 			return answer, nil
 		}
-		if !call.Repeated && errors.Is(err, counter.ErrBusy) {
+		if !numbered.Repeated && errors.Is(err, counter.ErrBusy) {
 			return owner.Answer{}, err // after an attempt whose outcome is unknown it would not say that nothing was made
 		}
 		if !wake.Wait(ctx, c.cfg.RepeatAfter, nil) {
@@ -93,8 +95,20 @@ func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 			return owner.Answer{}, fmt.Errorf("call: %w: %v", counter.ErrUnavailable, err)
 		}
 
-		call.Repeated = true
+		numbered.Repeated = true
 	}
+}
+
+// DoAll makes calls to different partitions at the same time, as Do does.
+func (c *Caller) DoAll(ctx context.Context, calls []*owner.Call) []owner.Outcome {
+	outcomes := make([]owner.Outcome, len(calls))
+	var made sync.WaitGroup
+	for i, call := range calls {
+		made.Go(func() { outcomes[i].Answer, outcomes[i].Err = c.Do(ctx, call) })
+	}
+	made.Wait()
+
+	return outcomes
 }
 
 // try makes one attempt.

@@ -206,6 +206,19 @@ func (w *world) read(addresses []rows.Address) []rows.Found {
 	return w.store.Read(context.Background(), addresses)
 }
 
+func (w *world) scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	w.mu.Lock()
+	store := w.store
+	away := w.away
+	w.mu.Unlock()
+
+	if away {
+		return rows.ErrUnavailable
+	}
+
+	return store.Scan(ctx, id, collection, after, each)
+}
+
 // dice are random. Each goroutine has its own, so that their order does not matter.
 type dice struct {
 	mu sync.Mutex
@@ -375,9 +388,13 @@ func (p *process) Read(_ context.Context, addresses []rows.Address) []rows.Found
 	return p.of.world.read(addresses)
 }
 
-// Scan implements rows.Store. Owners do not scan.
-func (p *process) Scan(context.Context, int, string, string, func(string, []byte) error) error {
-	return fmt.Errorf("an owner scans: %w", rows.ErrUnavailable)
+// Scan implements rows.Store.
+func (p *process) Scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	if !p.alive() {
+		return rows.ErrUnavailable
+	}
+
+	return p.of.world.scan(ctx, id, collection, after, each)
 }
 
 // Watch implements rows.Store. Owners do not watch.
