@@ -23,7 +23,7 @@ func (s *Store) place(key string) int {
 
 // placeOf returns the partition of the counter that c changes, without a search for its rule.
 func placeOf(c *counter.Change) int {
-	if c.Rule.Kind == counter.Exact {
+	if c.Rule != nil && c.Rule.Kind == counter.Exact {
 		return owner.ExactPartition
 	}
 
@@ -75,18 +75,14 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// applyOne makes a lone operation, with as little ceremony as possible.
+// applyOne makes a lone operation, with as little ceremony as possible. Its owner checks it.
 func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
-	if err := ops[0].Check(); err != nil {
-		return []counter.Result{{Err: err}}
-	}
-
 	partition, whole := partitionOf(&ops[0])
 	if !whole {
 		return []counter.Result{s.applyParts(ctx, &ops[0])}
 	}
 
-	answer, err := s.do(ctx, &owner.Call{Partition: partition, Ops: ops})
+	answer, err := s.do(ctx, owner.Call{Partition: partition, Ops: ops})
 	if err != nil {
 		return []counter.Result{{Err: err}}
 	}
@@ -97,6 +93,10 @@ func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result
 // partitionOf returns the partition of an operation, and whether that partition has all of it: every counter, and the
 // memory of its idempotency key.
 func partitionOf(op *counter.Op) (partition int, whole bool) {
+	if len(op.Changes) == 0 {
+		return 0, true
+	}
+
 	partition = placeOf(&op.Changes[0])
 	for i := 1; i < len(op.Changes); i++ {
 		if placeOf(&op.Changes[i]) != partition {
@@ -175,13 +175,13 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 // doAll makes calls to different partitions.
 func (s *Store) doAll(ctx context.Context, parts []part) {
 	if len(parts) == 1 {
-		parts[0].Answer, parts[0].Err = s.do(ctx, &parts[0].call)
+		parts[0].Answer, parts[0].Err = s.do(ctx, parts[0].call)
 		return
 	}
 
-	calls := make([]*owner.Call, len(parts))
+	calls := make([]owner.Call, len(parts))
 	for i := range parts {
-		calls[i] = &parts[i].call
+		calls[i] = parts[i].call
 	}
 	for i, outcome := range s.to.DoAll(ctx, calls) {
 		parts[i].Outcome = outcome
@@ -196,6 +196,10 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 // so that a repetition makes what is missing and nothing twice. The home remembers the key itself when all parts are
 // made: from then on it is known for any batch.
 func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
+	if err := op.Check(); err != nil {
+		return counter.Result{Err: err}
+	}
+
 	known, err := s.known(ctx, op.IdempotencyKey)
 	if err != nil {
 		return counter.Result{Err: err}
@@ -227,13 +231,13 @@ func (s *Store) known(ctx context.Context, id counter.IdempotencyKey) (bool, err
 		return false, nil
 	}
 
-	call := &owner.Call{Partition: homeOf(id), Asked: []counter.IdempotencyKey{id}}
-	answer, err := s.do(ctx, call)
+	more := owner.More{Asked: []counter.IdempotencyKey{id}}
+	answer, err := s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
 	if err != nil {
 		return false, err
 	}
 
-	return answer.Known[0], nil
+	return answer.More.Known[0], nil
 }
 
 // remember has the home of an idempotency key remember it.
@@ -242,7 +246,9 @@ func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.
 		return owner.Answer{}, nil
 	}
 
-	return s.do(ctx, &owner.Call{Partition: homeOf(id), Remembered: []counter.IdempotencyKey{id}})
+	more := owner.More{Remembered: []counter.IdempotencyKey{id}}
+
+	return s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
 }
 
 // refusal returns why the counters before would refuse a batch, or nil.

@@ -21,7 +21,7 @@ import (
 
 // Owner makes calls: an *owner.Owner, or a connection to one in another process.
 type Owner interface {
-	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
+	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
 }
 
 // Owners knows who owns a partition now. It returns nil if nobody does, as far as it knows.
@@ -67,7 +67,7 @@ func New(owners Owners, cfg Config) *Caller {
 
 // Do makes a call, to which it gives its stream and a number. The error is counter.ErrBusy if nothing was made, or
 // counter.ErrUnavailable when ctx ended first; then the call may still be made.
-func (c *Caller) Do(ctx context.Context, call *owner.Call) (owner.Answer, error) {
+func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	l := &c.lanes[call.Partition]
 	select {
 	case l.turn <- struct{}{}:
@@ -78,16 +78,15 @@ func (c *Caller) Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
 
 	// A call that was given up is overtaken by this one, and its owner will not make it any more.
 	l.number++
-	numbered := *call
-	numbered.Number = l.number
-	numbered.Stream = c.cfg.Stream
+	call.Number = l.number
+	call.Stream = c.cfg.Stream
 
 	for {
-		answer, err := c.try(ctx, numbered)
+		answer, err := c.try(ctx, call)
 		if err == nil {
 			return answer, nil
 		}
-		if !numbered.Repeated && errors.Is(err, counter.ErrBusy) {
+		if !call.Repeated && errors.Is(err, counter.ErrBusy) {
 			return owner.Answer{}, err // after an attempt whose outcome is unknown it would not say that nothing was made
 		}
 		if !wake.Wait(ctx, c.cfg.RepeatAfter, nil) {
@@ -95,12 +94,12 @@ func (c *Caller) Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
 			return owner.Answer{}, fmt.Errorf("call: %w: %v", counter.ErrUnavailable, err)
 		}
 
-		numbered.Repeated = true
+		call.Repeated = true
 	}
 }
 
 // DoAll makes calls to different partitions at the same time, as Do does.
-func (c *Caller) DoAll(ctx context.Context, calls []*owner.Call) []owner.Outcome {
+func (c *Caller) DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome {
 	outcomes := make([]owner.Outcome, len(calls))
 	var made sync.WaitGroup
 	for i, call := range calls {
@@ -121,5 +120,5 @@ func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error)
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 
-	return to.Do(ctx, &call)
+	return to.Do(ctx, call)
 }

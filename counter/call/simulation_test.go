@@ -525,7 +525,7 @@ func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *dice
 	}
 
 	s.logf("%s by %d %s?", key, delta, name)
-	answer, err := caller.Do(ctx, &owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
+	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
 	s.logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
 	if err != nil {
 		s.unanswered(key, name, delta, err)

@@ -112,6 +112,11 @@ func (w *world) commit(c rows.Commit) error {
 		c = w.trusted(c)
 	}
 
+	// The log outlives the commit, and the owner may use the slices again.
+	c.Rows = slices.Clone(c.Rows)
+	c.IDs = slices.Clone(c.IDs)
+	c.Asked = slices.Clone(c.Asked)
+
 	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err == nil {
 		w.log = append(w.log, change{commit: &c})
@@ -359,6 +364,10 @@ func (w *world) repeatLater(c rows.Commit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
+	c.Rows = slices.Clone(c.Rows)
+	c.IDs = slices.Clone(c.IDs)
+	c.Asked = slices.Clone(c.Asked)
+
 	const most = 50
 	if len(w.late) < most {
 		w.late = append(w.late, c)
@@ -403,7 +412,7 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 }
 
 // Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
-func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	if dice.chance(p.of.chances().calls) {
@@ -429,7 +438,7 @@ func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error)
 }
 
 // do makes a call, and answers nothing while the process stands still.
-func (p *process) do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+func (p *process) do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	type outcome struct {
 		answer owner.Answer
 		err    error

@@ -32,8 +32,8 @@ type Store struct {
 
 // maker makes calls: a Caller, which finds the owners, or the one owner of everything.
 type maker interface {
-	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
-	DoAll(ctx context.Context, calls []*owner.Call) []owner.Outcome
+	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
+	DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome
 }
 
 var _ counter.Store = (*Store)(nil)
@@ -154,7 +154,7 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 }
 
 // do makes a call, unless the store is closed.
-func (s *Store) do(ctx context.Context, call *owner.Call) (owner.Answer, error) {
+func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	if s.ended.Err() != nil {
 		return owner.Answer{}, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
 	}
@@ -183,17 +183,17 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 
 	results := make([]counter.LimitResult, len(calls))
 	for partition, indexes := range by {
-		call := &owner.Call{Partition: partition}
+		var more owner.More
 		for _, i := range indexes {
-			call.Limits = append(call.Limits, calls[i])
+			more.Limits = append(more.Limits, calls[i])
 		}
 
-		answer, err := s.do(ctx, call)
+		answer, err := s.do(ctx, owner.Call{Partition: partition, More: &more})
 		for at, i := range indexes {
 			if err != nil {
 				results[i].Err = err
 			} else {
-				results[i].Answer = answer.Limits[at]
+				results[i].Answer = answer.More.Limits[at]
 			}
 		}
 	}

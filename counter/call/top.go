@@ -21,12 +21,12 @@ func fieldOf(number int64) string { return fmt.Sprintf("%016x", number) }
 
 // Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
-	call := &owner.Call{Partition: rows.PartitionOf(match)}
+	var more owner.More
 	for _, key := range keys {
 		name := rows.Name{Collection: marksOf(match), Field: fieldOf(number) + key}
-		call.Rows = append(call.Rows, owner.Expiring{Row: rows.Row{Name: name, Value: []byte{1}}})
+		more.Rows = append(more.Rows, owner.Expiring{Row: rows.Row{Name: name, Value: []byte{1}}})
 	}
-	_, err := s.do(ctx, call)
+	_, err := s.do(ctx, owner.Call{Partition: rows.PartitionOf(match), More: &more})
 
 	return err
 }
@@ -56,16 +56,16 @@ func (s *Store) KeepTop(
 	ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string,
 ) error {
 	name := rows.Name{Collection: listsOf(match, step), Field: fieldOf(list.Number)}
-	call := &owner.Call{Partition: rows.PartitionOf(match)}
-	call.Rows = append(call.Rows, owner.Expiring{
+	var more owner.More
+	more.Rows = append(more.Rows, owner.Expiring{
 		Row:   rows.Row{Name: name, Value: owner.EncodeGained(list.Most)},
 		Until: counter.ForgetAt(list.Number, step, kept),
 	})
 	for _, key := range marks {
 		mark := rows.Name{Collection: marksOf(match), Field: fieldOf(list.Number) + key}
-		call.Rows = append(call.Rows, owner.Expiring{Row: rows.Row{Name: mark}})
+		more.Rows = append(more.Rows, owner.Expiring{Row: rows.Row{Name: mark}})
 	}
-	_, err := s.do(ctx, call)
+	_, err := s.do(ctx, owner.Call{Partition: rows.PartitionOf(match), More: &more})
 
 	return err
 }

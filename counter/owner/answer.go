@@ -27,13 +27,17 @@ func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
 	for i := range answer.Results {
 		b = appendResult(b, &answer.Results[i])
 	}
-	for i := range answer.Limits {
-		one := &answer.Limits[i]
+	if answer.More == nil {
+		return b
+	}
+
+	for i := range answer.More.Limits {
+		one := &answer.More.Limits[i]
 		b = append(b, flag(one.Allowed))
 		b = binary.AppendVarint(b, one.Remaining)
 		b = binary.AppendVarint(b, one.Reset)
 	}
-	for _, known := range answer.Known {
+	for _, known := range answer.More.Known {
 		b = append(b, flag(known))
 	}
 
@@ -105,11 +109,19 @@ func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error
 	}
 
 	answer.Results = make([]counter.Result, len(call.Ops))
-	answer.Limits = make([]limit.Answer, len(call.Limits))
-	answer.Known = make([]bool, len(call.Asked))
 	for i := range answer.Results {
 		answer.Results[i] = r.result(&call.Ops[i])
 	}
+	if call.More != nil {
+		answer.More = r.more(call.More)
+	}
+
+	return number, answer, r.end("an answer")
+}
+
+// more reads the answer to the More of a call.
+func (r *reader) more(m *More) *MoreAnswer {
+	answer := &MoreAnswer{Limits: make([]limit.Answer, len(m.Limits)), Known: make([]bool, len(m.Asked))}
 	for i := range answer.Limits {
 		one := &answer.Limits[i]
 		one.Allowed = r.byte() == 1
@@ -120,7 +132,7 @@ func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error
 		answer.Known[i] = r.byte() == 1
 	}
 
-	return number, answer, r.end("an answer")
+	return answer
 }
 
 // result reads the result of op.

@@ -21,6 +21,12 @@ func (r *reader) fail() {
 }
 
 func (r *reader) uint() uint64 {
+	if len(r.rest) > 0 && r.rest[0] < 0x80 { // most numbers
+		value := r.rest[0]
+		r.rest = r.rest[1:]
+		return uint64(value)
+	}
+
 	value, n := binary.Uvarint(r.rest)
 	if n <= 0 {
 		r.fail()

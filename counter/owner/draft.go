@@ -18,8 +18,9 @@ const (
 // draft is what the calls of a turn change in a partition. It reads through to the rows in memory, which stay as they
 // are until the store has the draft. It implements counter.Step.
 type draft struct {
-	p   *partition
-	now time.Time
+	p    *partition
+	near near // a store in memory, or nil
+	now  time.Time
 
 	rows    table // that the calls need, and how they change them
 	missing int   // how many of them were not in memory and have to be read; then what was judged is void
@@ -28,19 +29,19 @@ type draft struct {
 
 	meta        meta
 	metaChanged bool
+	room        []byte     // for the head that is encoded
+	changes     []rows.Row // of the commit
 	ids         []rows.ID
 	used        map[[16]byte]struct{} // the same; empty while there are few
 	asked       []rows.ID             // of refused operations: one that was made before is a replay, and not refused
 	news        []counter.Notification
-	outcomes    []Outcome
+	judged      bool
 	writes      int // so far, also those to the same row
 
 	malformed error // a row that an operation needed; then what was judged is void
 }
 
 var _ counter.Step = (*draft)(nil)
-
-func newDraft(p *partition, now time.Time) *draft { return &draft{p: p, now: now} }
 
 // large is the number of rows from which the memory of a draft is not used again.
 const large = 1024
@@ -76,15 +77,15 @@ func (d *draft) clear() {
 	d.meta = meta{}
 	d.metaChanged = false
 
-	// A store may still look at the IDs of a commit, so they get new memory.
-	d.ids = nil
-	d.asked = nil
+	clear(d.changes)
+	d.changes = d.changes[:0]
+	d.ids = d.ids[:0]
+	d.asked = d.asked[:0]
 	clear(d.used)
 
 	clear(d.news)
 	d.news = d.news[:0]
-	clear(d.outcomes)
-	d.outcomes = d.outcomes[:0]
+	d.judged = false
 	d.writes = 0
 	d.malformed = nil
 }
@@ -104,8 +105,11 @@ func (d *draft) prepare(calls []*pending) {
 				d.row(headOf(one.Ops[i].Changes[j].Key))
 			}
 		}
-		for i := range one.Limits {
-			d.row(limitName(one.Limits[i].Name))
+		if one.More == nil {
+			continue
+		}
+		for i := range one.More.Limits {
+			d.row(limitName(one.More.Limits[i].Name))
 		}
 	}
 }
@@ -134,6 +138,7 @@ func (d *draft) fill(found []rows.Found) error {
 		}
 
 		e.is = found[next].Value
+		e.value = e.is
 		e.missing = false
 		next++
 	}
@@ -144,97 +149,110 @@ func (d *draft) fill(found []rows.Found) error {
 
 // judge makes calls, beginning anew.
 func (d *draft) judge(calls []*pending) {
-	d.clear()
+	if d.judged {
+		d.clear()
+	}
+	d.judged = true
 	d.loadMeta()
 	for _, one := range calls {
-		d.outcomes = append(d.outcomes, d.judgeCall(one.Call))
+		d.judgeCall(one)
 	}
 }
 
-// judgeCall makes a call, unless the stream's last call was this one or a later one.
-func (d *draft) judgeCall(call *Call) Outcome {
-	if call.Stream == "" {
-		return Outcome{Answer: d.make(call)}
+// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the store
+// has the draft.
+func (d *draft) judgeCall(one *pending) {
+	one.answer = Answer{}
+	one.err = nil
+	if one.Stream == "" {
+		d.make(one)
+		return
 	}
 
-	stream := rows.Name{Collection: streams, Field: call.Stream}
+	stream := rows.Name{Collection: streams, Field: one.Stream}
 	row := d.get(stream)
-	last, answer, err := decodeAnswer(row, call)
+	last, answer, err := decodeAnswer(row, &one.Call)
 	switch {
 	case err != nil:
-		return Outcome{Err: err}
-	case last == call.Number:
-		return Outcome{Answer: answer}
-	case last > call.Number:
-		return Outcome{Err: ErrOld}
+		one.err = err
+		return
+	case last == one.Number:
+		one.answer = answer
+		return
+	case last > one.Number:
+		one.err = ErrOld
+		return
 	}
 
 	writes := d.writes
-	answer = d.make(call)
+	d.make(one)
 
 	// What changed nothing may be judged again, unless an earlier copy of the call may come after the answer.
-	if call.Repeated || d.writes > writes {
-		d.put(stream, encodeAnswer(call.Number, d.now, &answer))
+	if one.Repeated || d.writes > writes {
+		d.put(stream, encodeAnswer(one.Number, d.now, &one.answer))
 		if row == nil {
 			d.expire(stream, d.now.Add(streamKept))
 		}
 	}
-
-	return Outcome{Answer: answer}
 }
 
-func (d *draft) make(call *Call) Answer {
-	var answer Answer
-	if len(call.Ops) > 0 {
-		answer.Results = make([]counter.Result, len(call.Ops))
+// make makes everything in a call.
+func (d *draft) make(one *pending) {
+	if len(one.Ops) > 0 {
+		one.answer.Results = make([]counter.Result, len(one.Ops))
 	}
-	if len(call.Limits) > 0 {
-		answer.Limits = make([]limit.Answer, len(call.Limits))
+	for i := range one.Ops {
+		d.judgeOp(&one.Ops[i], &one.answer.Results[i])
 	}
 
-	for i := range call.Ops {
-		answer.Results[i] = d.judgeOp(&call.Ops[i])
+	if one.More != nil {
+		one.answer.More = d.makeMore(one.More)
 	}
-	for i := range call.Limits {
-		answer.Limits[i] = d.limit(&call.Limits[i])
+}
+
+func (d *draft) makeMore(m *More) *MoreAnswer {
+	answer := &MoreAnswer{Limits: make([]limit.Answer, len(m.Limits)), Known: d.ask(m.Asked)}
+	for i := range m.Limits {
+		answer.Limits[i] = d.limit(&m.Limits[i])
 	}
-	for _, row := range call.Rows {
+
+	for i := range m.Rows {
+		row := &m.Rows[i]
 		d.put(row.Name, row.Value)
 		if !row.Until.IsZero() {
 			d.expire(row.Name, row.Until)
 		}
 	}
-
-	answer.Known = d.ask(call.Asked)
-	for _, id := range call.Remembered {
+	for _, id := range m.Remembered {
 		if !d.Remembered(id) {
 			d.Remember(id)
 		}
 	}
-	if call.sweep != nil {
-		d.sweep(call.sweep)
+	if m.sweep != nil {
+		d.sweep(m.sweep)
 	}
 
 	return answer
 }
 
 // judgeOp makes one operation, unless the row of one of its counters is malformed or in another partition.
-func (d *draft) judgeOp(op *counter.Op) counter.Result {
+func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	for i := range op.Changes {
-		if err := d.head(op.Changes[i].Key).err; err != nil {
-			return counter.Result{Err: err}
+		h := d.head(op.Changes[i].Key)
+		if result.Err == nil {
+			result.Err = h.err
+		}
+		if result.Err == nil && h.Version == (counter.Version{}) {
+			result.Err = d.misplaced(h.key)
 		}
 	}
 
-	result := counter.Result{Err: d.misplaced(op)}
 	if result.Err == nil {
-		result = counter.Judge(d, op, d.now)
+		*result = counter.Judge(d, op, d.now)
 	}
 	if result.Err != nil && op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		d.asked = append(d.asked, rows.ID{Bytes: op.IdempotencyKey})
 	}
-
-	return result
 }
 
 // ask reports which idempotency keys are remembered. If this owner does not know, the store says so when it gets the
@@ -262,21 +280,15 @@ func (d *draft) empty() bool {
 
 // commit returns the commit of the draft. It follows the partition's newest one.
 func (d *draft) commit(publish bool) rows.Commit {
-	changed := 0
 	for _, h := range d.heads {
 		if h.changed {
-			d.putAt(h.at, h.encode())
+			d.room = h.append(d.room[:0])
+			d.putAt(h.at, exactly(d.room))
 		}
 	}
 	if d.metaChanged {
 		d.put(metaRow, d.meta.encode())
 	}
-	for at := range d.rows.list {
-		if d.rows.list[at].written {
-			changed++
-		}
-	}
-
 	commit := rows.Commit{
 		Partition: d.p.id,
 		Epoch:     d.p.epoch,
@@ -285,8 +297,9 @@ func (d *draft) commit(publish bool) rows.Commit {
 		At:        d.now,
 		IDs:       d.ids,
 		Asked:     d.distinctAsked(),
-		Rows:      make([]rows.Row, 0, changed),
 	}
+
+	changes := d.changes[:0]
 	for at := range d.rows.list {
 		e := &d.rows.list[at]
 		if !e.written {
@@ -295,15 +308,30 @@ func (d *draft) commit(publish bool) rows.Commit {
 
 		// A value that has grown keeps room that nobody needs any more.
 		if cap(e.value) > len(e.value)+slack {
-			e.value = slices.Clip(slices.Clone(e.value))
+			e.value = exactly(e.value)
 		}
-		commit.Rows = append(commit.Rows, rows.Row{Name: e.name, Value: e.value})
+		changes = append(changes, rows.Row{Name: e.name, Value: e.value})
 	}
+	d.changes = changes
+	commit.Rows = changes
+
 	if publish && len(d.news) > 0 {
 		commit.Publication = d.publication()
 	}
 
 	return commit
+}
+
+// exactly returns a copy of a value, nil of an empty one.
+func exactly(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+
+	value := make([]byte, len(b))
+	copy(value, b)
+
+	return value
 }
 
 // slack is the room at the end of a value that is not worth a copy, in bytes.
@@ -339,9 +367,9 @@ func (d *draft) row(name rows.Name) int {
 		return at
 	}
 
-	is, ok := d.p.rows.get(name)
-	e.is = is.value
-	e.value = is.value
+	is, ok := d.lookUp(name)
+	e.is = is
+	e.value = is
 	e.unknown = false
 	e.cached = ok
 	e.missing = !ok
@@ -350,6 +378,18 @@ func (d *draft) row(name rows.Name) int {
 	}
 
 	return at
+}
+
+// lookUp returns the value of a row in memory, and whether it is known there.
+func (d *draft) lookUp(name rows.Name) (value []byte, ok bool) {
+	if d.near != nil {
+		at := d.address(name)
+		return d.near.Get(at.Partition, at.Name), true
+	}
+
+	is, ok := d.p.rows.get(name)
+
+	return is.value, ok
 }
 
 // get returns the value of a row, nil if it does not exist.

@@ -192,32 +192,30 @@ func (d *draft) discardParts(h *head) {
 	}
 }
 
-// encode returns the row of a counter, nil for one that does not exist.
-func (h *head) encode() []byte {
+// append appends the row of a counter; nothing for one that does not exist.
+func (h *head) append(b []byte) []byte {
 	if h.Version == (counter.Version{}) {
-		return nil
+		return b
 	}
 
-	var room [128]byte
-	b := append(room[:0], byte(h.Kind))
+	b = append(b, byte(h.Kind))
 	b = binary.AppendVarint(b, h.Value)
 	b = binary.AppendVarint(b, h.Updated)
 	b = binary.AppendUvarint(b, h.Version.Incarnation)
 	b = binary.AppendUvarint(b, h.Version.Sequence)
-	b = binary.AppendUvarint(b, h.life)
+	b = binary.AppendUvarint(b, h.Version.Incarnation-h.life) // mostly 0
 	b = binary.AppendUvarint(b, h.Entries)
 	b = binary.AppendUvarint(b, uint64(h.parts))
 
 	if h.Kind.Number() {
-		b = h.appendSlots(b)
-	} else {
-		b = binary.AppendUvarint(b, h.emptied)
-		b = binary.AppendUvarint(b, h.members)
-		b = binary.AppendUvarint(b, h.shards)
-		b = h.ranks.append(b)
+		return h.appendSlots(b)
 	}
 
-	return slices.Clone(b)
+	b = binary.AppendUvarint(b, h.emptied)
+	b = binary.AppendUvarint(b, h.members)
+	b = binary.AppendUvarint(b, h.shards)
+
+	return h.ranks.append(b)
 }
 
 func (h *head) appendSlots(b []byte) []byte {
@@ -247,7 +245,7 @@ func (h *head) decode(b []byte) error {
 	h.Updated = r.int()
 	h.Version.Incarnation = r.uint()
 	h.Version.Sequence = r.uint()
-	h.life = r.uint()
+	h.life = h.Version.Incarnation - r.uint()
 	h.Entries = r.uint()
 	h.parts = parts(r.uint())
 

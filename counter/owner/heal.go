@@ -21,7 +21,7 @@ func (o *Owner) giveUp(p *partition) {
 	o.mu.Unlock()
 
 	for _, one := range queue {
-		o.answer(one, Answer{}, ErrNotOwner)
+		o.refuse(one, ErrNotOwner)
 	}
 }
 

@@ -41,10 +41,10 @@ func newMemory(cfg *Config) memory {
 }
 
 // forget keeps what is in memory within its bounds. The caller has the turn.
-func (m *memory) forget(now time.Time, partitions func() []*partition) {
+func (m *memory) forget(now time.Time, o *Owner) {
 	if m.cache.size > m.cache.limit && m.cache.limit >= 0 {
 		m.cache.size = 0
-		for _, p := range partitions() {
+		for _, p := range o.partitions() {
 			p.rows.age()
 		}
 	}
@@ -54,7 +54,7 @@ func (m *memory) forget(now time.Time, partitions func() []*partition) {
 	if m.recent.limit >= 0 && (full || old) {
 		m.recent.size = 0
 		m.aged = now
-		for _, p := range partitions() {
+		for _, p := range o.partitions() {
 			p.written.age()
 			p.ids.age()
 		}

@@ -34,25 +34,18 @@ func (d *draft) address(name rows.Name) rows.Address {
 	return rows.Address{Partition: partition, Name: headOf(name.Field)}
 }
 
-// misplaced returns the conflict of an operation that would begin a counter anew, or nil.
-func (d *draft) misplaced(op *counter.Op) error {
-	var refused error
-	for i := range op.Changes {
-		key := op.Changes[i].Key
-		_, ok := d.otherPlace(key)
-		if !ok || d.head(key).Version != (counter.Version{}) {
-			continue
-		}
-
-		other := head{key: key}
-		err := other.decode(d.get(rows.Name{Collection: beside, Field: key}))
-		if err == nil && other.Kind != 0 {
-			err = counter.Misplaced(other.Counter(key))
-		}
-		if refused == nil {
-			refused = err
-		}
+// misplaced returns the conflict of a change that would begin a counter anew, or nil.
+func (d *draft) misplaced(key string) error {
+	_, ok := d.otherPlace(key)
+	if !ok {
+		return nil
 	}
 
-	return refused
+	other := head{key: key}
+	err := other.decode(d.get(rows.Name{Collection: beside, Field: key}))
+	if err != nil || other.Kind == 0 {
+		return err
+	}
+
+	return counter.Misplaced(other.Counter(key))
 }

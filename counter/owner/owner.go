@@ -97,6 +97,7 @@ func (cfg Config) withDefaults() Config {
 type Owner struct {
 	cfg   Config
 	store rows.Store
+	near  near // the same store, if it is in memory
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
@@ -115,18 +116,30 @@ type Owner struct {
 	busy  []*partition // those with calls in their queue; see partition.listed
 }
 
-// scratch has what every turn needs, and the next one may use again.
+// scratch has what every turn needs, and the next one uses again.
 type scratch struct {
-	call     *pending // of the caller that has the turn, if nobody else knows it
-	drafts   []*draft
-	work     []*partition
-	complete []*partition
+	call      *pending // of the caller that has the turn, if nobody else knows it
+	drafts    []*draft
+	work      []*partition
+	ready     []*partition
+	complete  []*partition
+	addresses []rows.Address
+	commits   []rows.Commit
+}
+
+// near is a store in the memory of this process. Its rows are looked up where they are needed, instead of gathered for
+// a Read.
+type near interface {
+	Get(partition int, name rows.Name) []byte
 }
 
 // New returns an Owner that owns nothing yet. Close ends it.
 func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: make(chan struct{}, 1)}
 	o.memory = newMemory(&o.cfg)
+	if o.cfg.Memory < 0 {
+		o.near, _ = store.(near)
+	}
 	o.ctx, o.stop = context.WithCancel(context.Background())
 	if o.cfg.VerifyEvery > 0 {
 		o.wg.Go(o.verify)

@@ -78,6 +78,9 @@ func (p *partition) landDraft() {
 	d := p.draft
 	p.meta = d.meta
 	p.known = nil
+	if d.near != nil {
+		return // the store itself is as near
+	}
 
 	for i := range d.rows.list {
 		e := &d.rows.list[i]

@@ -22,7 +22,12 @@ type Call struct {
 	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
 	Repeated bool
 
-	Ops        []counter.Op
+	Ops  []counter.Op
+	More *More // nil: nothing else
+}
+
+// More is the work of a call beside operations. Few calls have any, so it is apart from those that are many.
+type More struct {
 	Limits     []limit.Call
 	Rows       []Expiring               // written as they are
 	Asked      []counter.IdempotencyKey // distinct: whether they are remembered
@@ -34,13 +39,21 @@ type Call struct {
 // Answer is the answer to a call.
 type Answer struct {
 	Results []counter.Result // of the operations, in order, as counter.Writer returns them
-	Limits  []limit.Answer   // in order
-	Known   []bool           // in the order of Asked
+	More    *MoreAnswer      // nil if the call has no More
+}
+
+// MoreAnswer is the answer to the More of a call.
+type MoreAnswer struct {
+	Limits []limit.Answer // in order
+	Known  []bool         // in the order of Asked
 }
 
 // size returns the number of changes of a call, for the bounds of the queue and of a turn.
 func (c *Call) size() int {
-	n := len(c.Limits) + len(c.Rows) + len(c.Asked) + len(c.Remembered)
+	n := 0
+	if m := c.More; m != nil {
+		n = len(m.Limits) + len(m.Rows) + len(m.Asked) + len(m.Remembered)
+	}
 	for i := range c.Ops {
 		n += len(c.Ops[i].Changes)
 	}
@@ -50,7 +63,10 @@ func (c *Call) size() int {
 
 // ids returns the number of idempotency keys of a call.
 func (c *Call) ids() int {
-	n := len(c.Asked) + len(c.Remembered)
+	n := 0
+	if m := c.More; m != nil {
+		n = len(m.Asked) + len(m.Remembered)
+	}
 	for i := range c.Ops {
 		if c.Ops[i].IdempotencyKey != (counter.IdempotencyKey{}) {
 			n++
@@ -62,8 +78,8 @@ func (c *Call) ids() int {
 
 // pending is a call that is not answered yet.
 type pending struct {
-	*Call
-	changes int
+	Call
+	changes int // as they count for the bound of the queue
 
 	// Who has the turn writes these.
 	answered bool
@@ -83,11 +99,11 @@ func (one *pending) awaitable() {
 
 // Do makes a call, and answers when everything is durable. The error is ErrNotOwner, ErrOld, counter.ErrBusy (nothing
 // was made) or counter.ErrUnavailable: repeat the call.
-func (o *Owner) Do(ctx context.Context, call *Call) (Answer, error) {
+func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
 	// Without competition a call is a function call.
 	select {
 	case o.turn <- struct{}{}:
-		return o.doNow(ctx, call)
+		return o.doNow(ctx, &call)
 	default:
 	}
 
@@ -107,22 +123,21 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 		one = &pending{}
 	}
 	o.scratch.call = nil
-	one.Call = call
-	one.changes = call.size()
+	one.Call = *call
 
-	if err := o.enqueue(one); err != nil {
+	err := o.enterTurn(one)
+	if err != nil {
 		o.unlock()
 		return Answer{}, err
 	}
-
-	o.makeTurn()
 	if !one.answered {
 		one.awaitable()
 		o.unlock()
 		return o.await(ctx, one)
 	}
 
-	answer, err := one.answer, one.err
+	answer := one.answer
+	err = one.err
 	*one = pending{}
 	o.scratch.call = one
 	o.unlock()
@@ -137,7 +152,7 @@ type Outcome struct {
 }
 
 // DoAll makes calls to different partitions, each by itself, as Do does. Without competition they share one turn.
-func (o *Owner) DoAll(ctx context.Context, calls []*Call) []Outcome {
+func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	outcomes := make([]Outcome, len(calls))
 	if err := o.lock(ctx); err != nil {
 		for i := range outcomes {
@@ -147,8 +162,8 @@ func (o *Owner) DoAll(ctx context.Context, calls []*Call) []Outcome {
 	}
 
 	all := make([]pending, len(calls))
-	for i, call := range calls {
-		all[i] = pending{Call: call, changes: call.size()}
+	for i := range calls {
+		all[i] = pending{Call: calls[i], changes: calls[i].size()}
 		outcomes[i].Err = o.enqueue(&all[i])
 	}
 	o.makeTurn()
@@ -198,10 +213,38 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	}
 }
 
+// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as waiting,
+// and has no changes. The caller has the turn.
+func (o *Owner) enterTurn(one *pending) error {
+	o.mu.Lock()
+	p := o.owned[one.Partition]
+	if p == nil || p.unsure || len(o.busy) > 0 {
+		one.changes = one.size()
+		err := o.enqueueLocked(one)
+		o.mu.Unlock()
+		if err == nil {
+			o.makeTurn()
+		}
+		return err
+	}
+	o.mu.Unlock()
+
+	p.calls = append(p.calls, one)
+	o.scratch.work = append(o.scratch.work[:0], p)
+	o.make(o.scratch.work)
+
+	return nil
+}
+
 func (o *Owner) enqueue(one *pending) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	return o.enqueueLocked(one)
+}
+
+// enqueueLocked puts a call into the queue of its partition. The caller has mu.
+func (o *Owner) enqueueLocked(one *pending) error {
 	p := o.owned[one.Partition]
 	if p == nil {
 		return ErrNotOwner
@@ -240,16 +283,22 @@ func (o *Owner) withdraw(ctx context.Context, one *pending) error {
 	return fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
 
-// answer answers a call. The caller has the turn.
-func (o *Owner) answer(one *pending, a Answer, err error) {
-	o.waiting.Add(-int64(one.changes))
-
-	one.answer = a
-	one.err = err
+// answer answers a call with what its draft says. The caller has the turn.
+func (o *Owner) answer(one *pending) {
+	if one.changes > 0 {
+		o.waiting.Add(-int64(one.changes))
+	}
 	one.answered = true
 	if one.done != nil {
 		close(one.done)
 	}
+}
+
+// refuse answers a call with an error. The caller has the turn.
+func (o *Owner) refuse(one *pending, err error) {
+	one.answer = Answer{}
+	one.err = err
+	o.answer(one)
 }
 
 // turnIDs is the number of idempotency keys after which a turn takes no further call of a partition.

@@ -275,7 +275,7 @@ func (o *Owner) doSweep(partition int, part *swept) error {
 	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
 	defer cancel()
 
-	_, err := o.Do(ctx, &Call{Partition: partition, sweep: part})
+	_, err := o.Do(ctx, Call{Partition: partition, More: &More{sweep: part}})
 
 	return err
 }

@@ -12,11 +12,16 @@ import (
 
 // makeTurn makes the calls that wait. The caller has the turn.
 func (o *Owner) makeTurn() {
+	o.make(o.take())
+}
+
+// make makes the calls that partitions have in the turn. The caller has the turn.
+func (o *Owner) make(work []*partition) {
 	now := time.Now()
-	drafted := o.judge(o.take(), now)
+	drafted := o.judge(work, now)
 
 	dirty := drafted[:0]
-	commits := make([]rows.Commit, 0, len(drafted))
+	commits := o.scratch.commits[:0]
 	for _, p := range drafted {
 		if p.draft.empty() {
 			o.land(p) // nothing was changed, and what the answers say is committed
@@ -29,7 +34,9 @@ func (o *Owner) makeTurn() {
 	}
 
 	o.commit(dirty, commits)
-	o.memory.forget(now, o.partitions)
+	clear(commits)
+	o.scratch.commits = commits
+	o.memory.forget(now, o)
 }
 
 // take moves waiting calls into the turn, and returns the partitions that have any.
@@ -67,7 +74,9 @@ func (o *Owner) take() []*partition {
 func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	for _, p := range work {
 		p.draft = o.newDraft(p, now)
-		p.draft.prepare(p.calls)
+		if o.near == nil {
+			p.draft.prepare(p.calls)
+		}
 	}
 
 	complete := o.scratch.complete[:0]
@@ -93,24 +102,22 @@ func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 
 // read reads the rows that the drafts of partitions miss, and returns the partitions that have them now.
 func (o *Owner) read(work []*partition) []*partition {
-	missing := 0
-	for _, p := range work {
-		missing += p.draft.missing
-	}
-	if missing == 0 {
-		return work
-	}
-
-	addresses := make([]rows.Address, 0, missing)
+	addresses := o.scratch.addresses[:0]
 	for _, p := range work {
 		addresses = p.draft.appendMissing(addresses)
+	}
+	if len(addresses) == 0 {
+		return work
 	}
 
 	ctx, cancel := o.limited()
 	found := o.store.Read(ctx, addresses)
 	cancel()
 
-	var ready []*partition
+	clear(addresses)
+	o.scratch.addresses = addresses
+
+	ready := o.scratch.ready[:0]
 	for _, p := range work {
 		n := p.draft.missing
 		if err := p.draft.fill(found[:n]); err != nil {
@@ -120,6 +127,7 @@ func (o *Owner) read(work []*partition) []*partition {
 		}
 		found = found[n:]
 	}
+	o.scratch.ready = ready
 
 	return ready
 }
@@ -186,8 +194,8 @@ func (o *Owner) land(p *partition) {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
 
-	for i, one := range p.calls {
-		o.answer(one, d.outcomes[i].Answer, d.outcomes[i].Err)
+	for _, one := range p.calls {
+		o.answer(one)
 	}
 	o.end(p)
 }
@@ -195,7 +203,7 @@ func (o *Owner) land(p *partition) {
 // fail answers the calls in the turn of p with an error. Nothing of them was made.
 func (o *Owner) fail(p *partition, err error) {
 	for _, one := range p.calls {
-		o.answer(one, Answer{}, err)
+		o.refuse(one, err)
 	}
 	o.end(p)
 }
@@ -225,14 +233,17 @@ func (o *Owner) requeue(p *partition) {
 
 // newDraft returns an empty draft, perhaps one that was used before. The caller has the turn.
 func (o *Owner) newDraft(p *partition, now time.Time) *draft {
+	var d *draft
 	last := len(o.scratch.drafts) - 1
 	if last < 0 {
-		return newDraft(p, now)
+		d = &draft{}
+	} else {
+		d = o.scratch.drafts[last]
+		o.scratch.drafts = o.scratch.drafts[:last]
 	}
 
-	d := o.scratch.drafts[last]
-	o.scratch.drafts = o.scratch.drafts[:last]
 	d.p = p
+	d.near = o.near
 	d.now = now
 
 	return d
