@@ -12,20 +12,19 @@ import (
 // A ledger is in rows of 64 entries: entry n is in row (n-1)/64.
 const ledgerRow = 64
 
-func ledgerCollection(h *head, key string) string {
-	return "ledger:" + strconv.FormatUint(h.life, 36) + ":" + key
+func ledgerCollection(h *head) string {
+	return "ledger:" + strconv.FormatUint(h.life, 36) + ":" + h.key
 }
 
 // ledgerName returns the name of the row that has entry seq.
-func ledgerName(h *head, key string, seq uint64) rows.Name {
-	return rows.Name{Collection: ledgerCollection(h, key), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
+func ledgerName(h *head, seq uint64) rows.Name {
+	return rows.Name{Collection: ledgerCollection(h), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
 }
 
 // Enter implements counter.Step.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
-	name := ledgerName(d.head(key), key, e.Seq)
-	row := d.get(name)
-	d.put(name, appendEntry(row[:len(row):len(row)], &e))
+	name := ledgerName(d.head(key), e.Seq)
+	d.put(name, appendEntry(d.own(name), &e))
 
 	// The last entry of a row is the last to expire.
 	if e.Seq%ledgerRow == 0 && kept > 0 {

@@ -4,8 +4,8 @@ package rowsmem
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,12 +34,21 @@ type partition struct {
 	owner       string
 	epoch       uint64
 	number      uint64
-	collections map[string]map[string][]byte // none of them is empty
+	collections map[string]collection // none of them is empty
+	// last is the row that was looked up last, since who reads a row often writes it next.
+	last     *value
+	lastName rows.Name
 	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
 	// no other bound.
 	ids    map[[16]byte]time.Time
 	oldest []rows.ID // the same, in the order in which they came
 }
+
+// collection has values by field. They are behind pointers, so that a new value leaves the map and its field alone: the
+// field of a commit may be a part of a larger text.
+type collection map[string]*value
+
+type value struct{ bytes []byte }
 
 // watch is one call of Watch.
 type watch struct {
@@ -56,7 +65,7 @@ func New(cfg Config) *Store {
 
 	for i := range s.partitions {
 		p := &s.partitions[i]
-		p.collections = map[string]map[string][]byte{}
+		p.collections = map[string]collection{}
 		p.ids = map[[16]byte]time.Time{}
 	}
 
@@ -87,11 +96,24 @@ func (p *partition) claim(owner string, former uint64, now time.Time) rows.Claim
 	return rows.Claim{Epoch: p.epoch, Number: p.number}
 }
 
+// made are the errors of commits without any.
+var made [rows.Partitions]error
+
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
 func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
-	errs := make([]error, len(commits))
+	errs := made[:len(commits):len(commits)]
+	own := false
 	for i := range commits {
-		errs[i] = s.commit(&commits[i])
+		err := s.commit(&commits[i])
+		if err == nil {
+			continue
+		}
+
+		if !own {
+			errs = make([]error, len(commits))
+			own = true
+		}
+		errs[i] = err
 	}
 
 	return errs
@@ -165,21 +187,45 @@ func (p *partition) known(c *rows.Commit) []rows.ID {
 	return known
 }
 
-func (p *partition) put(row *rows.Row) {
-	of := p.collections[row.Collection]
-	if row.Value == nil {
-		delete(of, row.Field)
-		if len(of) == 0 {
-			delete(p.collections, row.Collection)
-		}
-		return
+// find returns the row with a name, or nil. The caller has mu.
+func (p *partition) find(name rows.Name) *value {
+	if p.last == nil || p.lastName != name {
+		p.last = p.collections[name.Collection][name.Field]
+		p.lastName = name
 	}
 
-	if of == nil {
-		of = map[string][]byte{}
-		p.collections[row.Collection] = of
+	return p.last
+}
+
+func (p *partition) put(row *rows.Row) {
+	is := p.find(row.Name)
+	switch {
+	case row.Value == nil:
+		p.remove(row.Name)
+	case is != nil:
+		is.bytes = row.Value
+	default:
+		p.add(row)
 	}
-	of[row.Field] = row.Value
+}
+
+// add adds a row that is not there.
+func (p *partition) add(row *rows.Row) {
+	of := p.collections[row.Collection]
+	if of == nil {
+		of = collection{}
+		p.collections[strings.Clone(row.Collection)] = of
+	}
+	of[strings.Clone(row.Field)] = &value{row.Value}
+}
+
+func (p *partition) remove(name rows.Name) {
+	p.last = nil
+	of := p.collections[name.Collection]
+	delete(of, name.Field)
+	if len(of) == 0 {
+		delete(p.collections, name.Collection)
+	}
 }
 
 func (s *Store) publish(c *rows.Commit) {
@@ -207,8 +253,17 @@ func (p *partition) read(name rows.Name) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.collections[name.Collection][name.Field]
+	is := p.find(name)
+	if is == nil {
+		return nil
+	}
+
+	return is.bytes
 }
+
+// Get returns the value of a row, nil if there is none. It waits for nothing, so a caller with one row need not gather
+// others for a Read.
+func (s *Store) Get(partition int, name rows.Name) []byte { return s.partitions[partition].read(name) }
 
 // Scan implements rows.Store. Each sees the rows as of one moment.
 func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
@@ -224,15 +279,15 @@ func (s *Store) Scan(_ context.Context, at int, collection, after string, each f
 // after returns a copy of the rows of a collection whose fields are greater than after, in their order.
 func (p *partition) after(collection, after string) []rows.Row {
 	p.mu.Lock()
-	of := maps.Clone(p.collections[collection])
-	p.mu.Unlock()
-
+	of := p.collections[collection]
 	found := make([]rows.Row, 0, len(of))
-	for field, value := range of {
+	for field, is := range of {
 		if field > after {
-			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: value})
+			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: is.bytes})
 		}
 	}
+	p.mu.Unlock()
+
 	slices.SortFunc(found, func(a, b rows.Row) int { return cmp.Compare(a.Field, b.Field) })
 
 	return found
