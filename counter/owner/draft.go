@@ -211,6 +211,9 @@ func (d *draft) make(call *Call) Answer {
 			d.Remember(id)
 		}
 	}
+	if call.Restore != nil {
+		answer.Restored = d.restore(call.Restore)
+	}
 	if call.sweep != nil {
 		d.sweep(call.sweep)
 	}

@@ -28,6 +28,8 @@ type Call struct {
 	Asked      []counter.IdempotencyKey // distinct: whether they are remembered
 	Remembered []counter.IdempotencyKey // distinct: are remembered from now on
 
+	Restore *Restore
+
 	sweep *swept // of the owner itself
 }
 
@@ -36,11 +38,16 @@ type Answer struct {
 	Results []counter.Result // of the operations, in order, as counter.Writer returns them
 	Limits  []limit.Answer   // in order
 	Known   []bool           // in the order of Asked
+
+	Restored int // how many counters Restore put in the place of older ones
 }
 
 // size returns the number of changes of a call, for the bounds of the queue and of a turn.
 func (c *Call) size() int {
 	n := len(c.Limits) + len(c.Rows) + len(c.Asked) + len(c.Remembered)
+	if c.Restore != nil {
+		n += len(c.Restore.Copies)
+	}
 	for i := range c.Ops {
 		n += len(c.Ops[i].Changes)
 	}
