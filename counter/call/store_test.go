@@ -1,7 +1,10 @@
 package call_test
 
 import (
+	"reflect"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"headcount/counter"
 	"headcount/counter/call"
@@ -61,4 +64,34 @@ func TestContract(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return inMemory(t, counter.BuiltinRules()) })
+	})
+}
+
+// The first entries of a ledger may have expired in the store that an export comes from.
+func TestALedgerWithoutItsBeginning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := inMemory(t, counter.BuiltinRules())
+		now := time.Now().UTC()
+		is := counter.Copy{Key: "stock:1", State: counter.State{
+			Kind: counter.Exact, Value: 72, Updated: now.UnixMilli(), Entries: 72, Version: counter.Version{Incarnation: 1, Sequence: 72},
+		}}
+		for seq := uint64(70); seq <= 72; seq++ {
+			is.Ledger = append(is.Ledger, counter.Entry{
+				Seq: seq, At: now, Op: counter.LedgerIncrement, Delta: 1, Before: int64(seq - 1), After: int64(seq),
+			})
+		}
+		if n, err := s.Restore(t.Context(), []counter.Copy{is}, counter.BuiltinRules()); n != 1 || err != nil {
+			t.Fatalf("restored %d counters: %v", n, err)
+		}
+
+		copies := countertest.Everything(t, s)
+		if len(copies) != 1 || !reflect.DeepEqual(copies[0].Ledger, is.Ledger) {
+			t.Errorf("the ledger is %+v, want %+v", copies, is.Ledger)
+		}
+	})
 }

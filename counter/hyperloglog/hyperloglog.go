@@ -288,6 +288,17 @@ func (r *Registers) Merge(o Registers) {
 	r.b = u.encode(r.b)
 }
 
+// Each calls each with the registers that are not 0.
+func (r *Registers) Each(each func(index int, rank uint8)) {
+	var u Union
+	u.Merge(*r)
+	for index, rank := range u.values {
+		if rank > 0 {
+			each(index, rank)
+		}
+	}
+}
+
 // Union is the union of many sets, with a byte for each register. The zero Union is empty.
 type Union struct{ values [registers]uint8 }
 

@@ -110,13 +110,13 @@ type Peer struct {
 
 // Do implements call.Owner. Its errors are those of owner.Owner; when the process cannot be reached, the error is
 // counter.ErrUnavailable and wraps that of the connection.
-func (p *Peer) Do(ctx context.Context, call *owner.Call) (owner.Answer, error) {
-	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, call) })
+func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, &call) })
 	if err != nil {
 		return owner.Answer{}, err
 	}
 
-	answer, err := owner.ParseAnswer(body, call)
+	answer, err := owner.ParseAnswer(body, &call)
 	if err != nil {
 		return owner.Answer{}, fmt.Errorf("call of %s: %w: %w", p.addr, counter.ErrUnavailable, err)
 	}

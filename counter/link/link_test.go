@@ -37,11 +37,11 @@ func parse(text string) *counter.Rules {
 
 // ownerFunc makes calls by a function, and remembers what it was asked to release.
 type ownerFunc struct {
-	do       func(ctx context.Context, call *owner.Call) (owner.Answer, error)
+	do       func(ctx context.Context, call owner.Call) (owner.Answer, error)
 	released []int
 }
 
-func (o *ownerFunc) Do(ctx context.Context, call *owner.Call) (owner.Answer, error) {
+func (o *ownerFunc) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	return o.do(ctx, call)
 }
 
@@ -91,15 +91,15 @@ func (w *world) connections() int {
 	return len(w.pipes)
 }
 
-func call(partition int, number uint64) *owner.Call {
+func call(partition int, number uint64) owner.Call {
 	key := fmt.Sprintf("k%d", number)
 	change := counter.Change{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: int64(number)}
 
-	return &owner.Call{Partition: partition, Stream: "s", Number: number, Ops: []counter.Op{{Changes: []counter.Change{change}}}}
+	return owner.Call{Partition: partition, Stream: "s", Number: number, Ops: []counter.Op{{Changes: []counter.Change{change}}}}
 }
 
 // valueOf answers a call with a counter that has the delta as its value.
-func valueOf(call *owner.Call) owner.Answer {
+func valueOf(call owner.Call) owner.Answer {
 	change := call.Ops[0].Changes[0]
 	result := counter.Result{Counters: []counter.Counter{{Key: change.Key, Kind: counter.Sum, Value: change.Delta}}}
 
@@ -108,12 +108,10 @@ func valueOf(call *owner.Call) owner.Answer {
 
 func TestCallsComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var got []*owner.Call
-		o := &ownerFunc{do: func(_ context.Context, call *owner.Call) (owner.Answer, error) {
+		var got []owner.Call
+		o := &ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
 			got = append(got, call)
-			answer := valueOf(call)
-			answer.Limits = make([]limit.Answer, len(call.Limits))
-			return answer, nil
+			return valueOf(call), nil
 		}}
 		w := start(t, o, []byte("key"))
 
@@ -124,23 +122,31 @@ func TestCallsComeBack(t *testing.T) {
 		sent.Ops[0].Changes[0].Dimensions = []counter.Dimension{{Name: "country", Value: "de"}}
 		member := counter.Change{Key: "m", Rule: rules.Find("m"), Verb: counter.Edit, Join: []string{"a", "b"}, Leave: []string{"c"}}
 		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}})
-		sent.Limits = []limit.Call{{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2}}
-		sent.Rows = []rows.Row{{Name: rows.Name{Collection: "c", Field: "f"}, Value: []byte{}}, {Name: rows.Name{Collection: "c", Field: "g"}}}
+		sent.More = &owner.More{}
+		sent.More.Limits = []limit.Call{{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2}}
+		sent.More.Rows = []owner.Expiring{
+			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "f"}, Value: []byte{}}, Until: time.UnixMilli(1234)},
+			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "g"}}},
+		}
+		sent.More.Asked = []counter.IdempotencyKey{{7}}
+		sent.More.Remembered = []counter.IdempotencyKey{{8}, {9}}
 
-		o.do = func(_ context.Context, call *owner.Call) (owner.Answer, error) {
+		o.do = func(_ context.Context, call owner.Call) (owner.Answer, error) {
 			got = append(got, call)
 			edited := counter.Result{Counters: []counter.Counter{{Key: "m", Value: 2}}}
-			return owner.Answer{Results: append(valueOf(call).Results, edited), Limits: []limit.Answer{{Allowed: true, Remaining: 3}}}, nil
+			more := &owner.MoreAnswer{Limits: []limit.Answer{{Allowed: true, Remaining: 3}}, Known: []bool{true}}
+			return owner.Answer{Results: append(valueOf(call).Results, edited), More: more}, nil
 		}
 		answer, err := w.client.To("b").Do(t.Context(), sent)
 		if err != nil {
 			t.Fatal(err)
 		}
 
+		want := &owner.MoreAnswer{Limits: []limit.Answer{{Allowed: true, Remaining: 3}}, Known: []bool{true}}
 		if len(got) != 1 || !reflect.DeepEqual(got[0], sent) {
 			t.Errorf("sent\n%+v\ngot\n%+v", sent, got)
 		}
-		if len(answer.Results) != 2 || answer.Results[0].Counters[0].Value != 3 || answer.Limits[0] != (limit.Answer{Allowed: true, Remaining: 3}) {
+		if len(answer.Results) != 2 || answer.Results[0].Counters[0].Value != 3 || !reflect.DeepEqual(answer.More, want) {
 			t.Errorf("the answer is %+v", answer)
 		}
 	})
@@ -149,7 +155,7 @@ func TestCallsComeBack(t *testing.T) {
 // Many calls share a connection, and a slow one holds up no other.
 func TestCallsShareAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &ownerFunc{do: func(_ context.Context, call *owner.Call) (owner.Answer, error) {
+		o := &ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
 			time.Sleep(time.Duration(100-call.Number) * time.Millisecond)
 			return valueOf(call), nil
 		}}
@@ -181,7 +187,7 @@ func TestErrorsComeBack(t *testing.T) {
 		o := &ownerFunc{}
 		w := start(t, o, nil)
 		for _, want := range []error{owner.ErrNotOwner, owner.ErrOld, counter.ErrBusy, counter.ErrUnavailable} {
-			o.do = func(context.Context, *owner.Call) (owner.Answer, error) {
+			o.do = func(context.Context, owner.Call) (owner.Answer, error) {
 				return owner.Answer{}, fmt.Errorf("here: %w", want)
 			}
 			if _, err := w.client.To("b").Do(t.Context(), call(0, 1)); !errors.Is(err, want) {
@@ -203,7 +209,7 @@ func TestErrorsComeBack(t *testing.T) {
 // While the store of the other process says nothing, its calls wait and its connection stays: it answers pings.
 func TestAWaitingOwnerKeepsItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &ownerFunc{do: func(ctx context.Context, _ *owner.Call) (owner.Answer, error) {
+		o := &ownerFunc{do: func(ctx context.Context, _ owner.Call) (owner.Answer, error) {
 			<-ctx.Done()
 			return owner.Answer{}, counter.ErrUnavailable
 		}}
@@ -252,7 +258,7 @@ func TestASilentConnectionIsGivenUp(t *testing.T) {
 func TestABrokenConnectionIsMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := make(chan struct{})
-		o := &ownerFunc{do: func(ctx context.Context, _ *owner.Call) (owner.Answer, error) {
+		o := &ownerFunc{do: func(ctx context.Context, _ owner.Call) (owner.Answer, error) {
 			close(begun)
 			<-ctx.Done()
 			return owner.Answer{}, ctx.Err()
@@ -269,7 +275,7 @@ func TestABrokenConnectionIsMadeAnew(t *testing.T) {
 			t.Errorf("the call ended with %v", err)
 		}
 
-		o.do = func(_ context.Context, call *owner.Call) (owner.Answer, error) { return valueOf(call), nil }
+		o.do = func(_ context.Context, call owner.Call) (owner.Answer, error) { return valueOf(call), nil }
 		if _, err := w.client.To("b").Do(t.Context(), call(0, 2)); err != nil {
 			t.Error(err)
 		}
@@ -291,7 +297,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := 0
-				o := &ownerFunc{do: func(_ context.Context, call *owner.Call) (owner.Answer, error) {
+				o := &ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
 					calls++
 					return valueOf(call), nil
 				}}
@@ -354,7 +360,7 @@ func flip(b []byte, at int) []byte {
 // A process whose rules lack a counter says so, and makes nothing.
 func TestAKeyWithoutARule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &ownerFunc{do: func(context.Context, *owner.Call) (owner.Answer, error) {
+		o := &ownerFunc{do: func(context.Context, owner.Call) (owner.Answer, error) {
 			t.Error("the call was made")
 			return owner.Answer{}, nil
 		}}
@@ -375,7 +381,8 @@ func TestAKeyWithoutARule(t *testing.T) {
 }
 
 func FuzzCall(f *testing.F) {
-	f.Add(owner.AppendCall(nil, call(3, 9)))
+	one := call(3, 9)
+	f.Add(owner.AppendCall(nil, &one))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parsed, err := owner.ParseCall(b, rules)
 		if err != nil {

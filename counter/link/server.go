@@ -22,7 +22,7 @@ const (
 
 // Process does what other processes ask for.
 type Process interface {
-	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
+	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
 	// Release gives partitions up, and returns when everything that was acknowledged is in the store.
 	Release(ctx context.Context, partitions ...int) error
 	// Probe reports whether this process can reach the one with that name.
@@ -176,7 +176,7 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 		if err != nil {
 			return nil, refusal{err}
 		}
-		answer, err := s.process.Do(ctx, call)
+		answer, err := s.process.Do(ctx, *call)
 		if err != nil {
 			return nil, err
 		}

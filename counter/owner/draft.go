@@ -228,6 +228,9 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 			d.Remember(id)
 		}
 	}
+	if m.Restore != nil {
+		answer.Restored = d.restore(m.Restore)
+	}
 	if m.sweep != nil {
 		d.sweep(m.sweep)
 	}

@@ -58,7 +58,13 @@ func (d *draft) See(key string, s counter.Slot, members []string, kept time.Dura
 		d.change(h) // its version stays as it is
 	}
 
-	until := counter.ForgetAt(int64(s.Number), time.Duration(s.Step)*time.Second, kept)
-	bucket := registers{d: d, collection: historyCollection(h, s.Step), prefix: numberField(int64(s.Number)), until: until}
+	bucket := d.bucket(h, s, kept)
 	bucket.add(members)
+}
+
+// bucket returns the registers of a time bucket.
+func (d *draft) bucket(h *head, s counter.Slot, kept time.Duration) registers {
+	until := counter.ForgetAt(int64(s.Number), time.Duration(s.Step)*time.Second, kept)
+
+	return registers{d: d, collection: historyCollection(h, s.Step), prefix: numberField(int64(s.Number)), until: until}
 }

@@ -42,7 +42,8 @@ func appendEntry(b []byte, e *counter.Entry) []byte {
 	return appendBytes(b, e.By)
 }
 
-// entries reads a row of a ledger, whose first entry has that Seq.
+// entries reads a row of a ledger, whose first entry has that Seq. An entry without an operation stands for one that an
+// import did not have any more.
 func (r *reader) entries(seq uint64) []counter.Entry {
 	var all []counter.Entry
 	for ; len(r.rest) > 0; seq++ {
@@ -54,7 +55,9 @@ func (r *reader) entries(seq uint64) []counter.Entry {
 		e.After = e.Before + e.Delta
 		e.Reason = string(r.bytes())
 		e.By = string(r.bytes())
-		all = append(all, e)
+		if e.Op != 0 {
+			all = append(all, e)
+		}
 	}
 
 	return all

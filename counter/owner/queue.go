@@ -33,6 +33,8 @@ type More struct {
 	Asked      []counter.IdempotencyKey // distinct: whether they are remembered
 	Remembered []counter.IdempotencyKey // distinct: are remembered from now on
 
+	Restore *Restore
+
 	sweep *swept // of the owner itself
 }
 
@@ -46,6 +48,8 @@ type Answer struct {
 type MoreAnswer struct {
 	Limits []limit.Answer // in order
 	Known  []bool         // in the order of Asked
+
+	Restored int // how many counters Restore put in the place of older ones
 }
 
 // size returns the number of changes of a call, for the bounds of the queue and of a turn.
@@ -53,6 +57,9 @@ func (c *Call) size() int {
 	n := 0
 	if m := c.More; m != nil {
 		n = len(m.Limits) + len(m.Rows) + len(m.Asked) + len(m.Remembered)
+		if m.Restore != nil {
+			n += len(m.Restore.Copies)
+		}
 	}
 	for i := range c.Ops {
 		n += len(c.Ops[i].Changes)

@@ -3,6 +3,7 @@ package owner
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"headcount/counter"
 	"headcount/counter/limit"
@@ -11,10 +12,10 @@ import (
 
 // What a change has besides a key, a verb and a delta.
 const (
-	hasMerged = 1 << iota
-	hasMembers
-	hasReason
-	hasDimensions
+	withMerged = 1 << iota
+	withMembers
+	withReason
+	withDimensions
 )
 
 // AppendCall appends a call as one process sends it to another. Rules are not in it: the owner judges by its own.
@@ -29,9 +30,18 @@ func AppendCall(b []byte, call *Call) []byte {
 		b = appendOp(b, &call.Ops[i])
 	}
 
-	b = binary.AppendUvarint(b, uint64(len(call.Limits)))
-	for i := range call.Limits {
-		one := &call.Limits[i]
+	b = append(b, flag(call.More != nil))
+	if call.More == nil {
+		return b
+	}
+
+	return appendMore(b, call.More)
+}
+
+func appendMore(b []byte, m *More) []byte {
+	b = binary.AppendUvarint(b, uint64(len(m.Limits)))
+	for i := range m.Limits {
+		one := &m.Limits[i]
 		b = appendBytes(b, one.Key)
 		b = append(b, byte(one.Algorithm))
 		b = binary.AppendVarint(b, one.Window)
@@ -39,12 +49,32 @@ func AppendCall(b []byte, call *Call) []byte {
 		b = binary.AppendVarint(b, one.Cost)
 	}
 
-	b = binary.AppendUvarint(b, uint64(len(call.Rows)))
-	for _, row := range call.Rows {
+	b = binary.AppendUvarint(b, uint64(len(m.Rows)))
+	for i := range m.Rows {
+		row := &m.Rows[i]
 		b = appendBytes(b, row.Collection)
 		b = appendBytes(b, row.Field)
 		b = append(b, flag(row.Value != nil))
 		b = appendBytes(b, row.Value)
+		b = appendTime(b, row.Until)
+	}
+
+	return appendIDs(appendIDs(b, m.Asked), m.Remembered)
+}
+
+// appendTime appends a time in ms, 0 for the zero time.
+func appendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return append(b, 0)
+	}
+
+	return binary.AppendVarint(b, t.UnixMilli())
+}
+
+func appendIDs(b []byte, ids []counter.IdempotencyKey) []byte {
+	b = binary.AppendUvarint(b, uint64(len(ids)))
+	for i := range ids {
+		b = append(b, ids[i][:]...)
 	}
 
 	return b
@@ -66,25 +96,25 @@ func appendOp(b []byte, op *counter.Op) []byte {
 }
 
 func appendChange(b []byte, c *counter.Change) []byte {
-	has := hasMerged*flag(c.Merged > 1) | hasMembers*flag(len(c.Join)+len(c.Leave) > 0) |
-		hasReason*flag(c.Reason+c.By != "") | hasDimensions*flag(len(c.Dimensions) > 0)
-	b = append(b, has)
+	with := withMerged*flag(c.Merged > 1) | withMembers*flag(len(c.Join)+len(c.Leave) > 0) |
+		withReason*flag(c.Reason+c.By != "") | withDimensions*flag(len(c.Dimensions) > 0)
+	b = append(b, with)
 
 	b = appendBytes(b, c.Key)
 	b = append(b, byte(c.Verb))
 	b = binary.AppendVarint(b, c.Delta)
-	if has&hasMerged != 0 {
+	if with&withMerged != 0 {
 		b = binary.AppendUvarint(b, uint64(c.Merged))
 	}
-	if has&hasMembers != 0 {
+	if with&withMembers != 0 {
 		b = appendStrings(b, c.Join)
 		b = appendStrings(b, c.Leave)
 	}
-	if has&hasReason != 0 {
+	if with&withReason != 0 {
 		b = appendBytes(b, c.Reason)
 		b = appendBytes(b, c.By)
 	}
-	if has&hasDimensions != 0 {
+	if with&withDimensions != 0 {
 		b = binary.AppendUvarint(b, uint64(len(c.Dimensions)))
 		for _, d := range c.Dimensions {
 			b = appendBytes(b, d.Name)
@@ -107,20 +137,8 @@ func ParseCall(b []byte, rules *counter.Rules) (*Call, error) {
 	for range r.count() {
 		call.Ops = append(call.Ops, r.op())
 	}
-	for range r.count() {
-		one := limit.Call{Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()}}
-		one.Limit = r.int()
-		one.Cost = r.int()
-		call.Limits = append(call.Limits, one)
-	}
-	for range r.count() {
-		row := rows.Row{Name: rows.Name{Collection: string(r.bytes()), Field: string(r.bytes())}}
-		exists := r.byte() == 1
-		value := r.bytes()
-		if exists {
-			row.Value = append([]byte{}, value...)
-		}
-		call.Rows = append(call.Rows, row)
+	if r.byte() == 1 {
+		call.More = r.work()
 	}
 	if err := r.end("a call"); err != nil {
 		return nil, err
@@ -129,12 +147,56 @@ func ParseCall(b []byte, rules *counter.Rules) (*Call, error) {
 	return call, call.check(rules)
 }
 
+// work reads the More of a call.
+func (r *reader) work() *More {
+	m := &More{}
+	for range r.count() {
+		one := limit.Call{Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()}}
+		one.Limit = r.int()
+		one.Cost = r.int()
+		m.Limits = append(m.Limits, one)
+	}
+
+	for range r.count() {
+		row := Expiring{Row: rows.Row{Name: rows.Name{Collection: string(r.bytes()), Field: string(r.bytes())}}}
+		exists := r.byte() == 1
+		value := r.bytes()
+		if exists {
+			row.Value = append([]byte{}, value...)
+		}
+		if until := r.int(); until != 0 {
+			row.Until = time.UnixMilli(until)
+		}
+		m.Rows = append(m.Rows, row)
+	}
+
+	m.Asked = r.ids()
+	m.Remembered = r.ids()
+
+	return m
+}
+
+func (r *reader) ids() []counter.IdempotencyKey {
+	var ids []counter.IdempotencyKey
+	for range r.count() {
+		ids = append(ids, r.id())
+	}
+
+	return ids
+}
+
+func (r *reader) id() (id counter.IdempotencyKey) {
+	for i := range id {
+		id[i] = r.byte()
+	}
+
+	return id
+}
+
 func (r *reader) op() counter.Op {
 	var op counter.Op
 	if r.byte() == 1 {
-		for i := range op.IdempotencyKey {
-			op.IdempotencyKey[i] = r.byte()
-		}
+		op.IdempotencyKey = r.id()
 	}
 
 	op.Changes = make([]counter.Change, r.count())
@@ -146,20 +208,20 @@ func (r *reader) op() counter.Op {
 }
 
 func (r *reader) change() counter.Change {
-	has := r.byte()
+	with := r.byte()
 	c := counter.Change{Key: string(r.bytes()), Verb: counter.Verb(r.byte()), Delta: r.int()}
-	if has&hasMerged != 0 {
+	if with&withMerged != 0 {
 		c.Merged = int(r.uint())
 	}
-	if has&hasMembers != 0 {
+	if with&withMembers != 0 {
 		c.Join = r.strings()
 		c.Leave = r.strings()
 	}
-	if has&hasReason != 0 {
+	if with&withReason != 0 {
 		c.Reason = string(r.bytes())
 		c.By = string(r.bytes())
 	}
-	if has&hasDimensions != 0 {
+	if with&withDimensions != 0 {
 		c.Dimensions = make([]counter.Dimension, r.count())
 		for i := range c.Dimensions {
 			c.Dimensions[i] = counter.Dimension{Name: string(r.bytes()), Value: string(r.bytes())}
@@ -184,9 +246,13 @@ func (call *Call) check(rules *counter.Rules) error {
 			return err
 		}
 	}
-	for i := range call.Limits {
-		if err := call.Limits[i].Check(); err != nil {
-			return fmt.Errorf("limit %q: %w", call.Limits[i].Key, err)
+	if call.More == nil {
+		return nil
+	}
+	for i := range call.More.Limits {
+		one := &call.More.Limits[i]
+		if err := one.Check(); err != nil {
+			return fmt.Errorf("limit %q: %w", one.Key, err)
 		}
 	}
 
@@ -195,7 +261,7 @@ func (call *Call) check(rules *counter.Rules) error {
 
 // AppendAnswer appends the answer to a call as one process sends it to another.
 func AppendAnswer(b []byte, call *Call, answer *Answer) []byte {
-	return append(b, encodeAnswer(call.Number, answer)...)
+	return append(b, encodeAnswer(call.Number, time.Unix(0, 0), answer)...)
 }
 
 // ParseAnswer reads the answer to a call. The error is ErrMalformed.

@@ -294,7 +294,7 @@ type there struct {
 }
 
 // Do implements call.Owner.
-func (t there) Do(ctx context.Context, c *owner.Call) (owner.Answer, error) {
+func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	answer, err := t.d.cfg.Peer(t.name).Do(ctx, c)
 	switch {
 	case err == nil:
@@ -311,11 +311,11 @@ func (t there) Do(ctx context.Context, c *owner.Call) (owner.Answer, error) {
 type here struct{ d *Directory }
 
 // Do implements call.Owner.
-func (h here) Do(ctx context.Context, c *owner.Call) (owner.Answer, error) { return h.d.Do(ctx, c) }
+func (h here) Do(ctx context.Context, c owner.Call) (owner.Answer, error) { return h.d.Do(ctx, c) }
 
 // Do makes a call of this process or of another one, if this process owns the partition or should. It implements
 // link.Process.
-func (d *Directory) Do(ctx context.Context, c *owner.Call) (owner.Answer, error) {
+func (d *Directory) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	local := d.cfg.Local
 	if local == nil {
 		return owner.Answer{}, owner.ErrNotOwner
