@@ -156,7 +156,11 @@ func TestOwnersAreCutOff(t *testing.T) {
 // Whatever happens to processes and links, and whatever rings they believe in, each value is what was acknowledged, and
 // at the end everything works again.
 func TestAnything(t *testing.T) {
-	for seed := range uint64(*seeds) {
+	n := *seeds
+	if testing.Short() {
+		n = min(n, 1)
+	}
+	for seed := range uint64(n) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { anything(t, seed) })
 		})

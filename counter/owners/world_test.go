@@ -293,7 +293,7 @@ func (s *store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return s.Store.Commit(ctx, commits)
 }
 
-// load increments a counter of each partition all the time, through one gateway.
+// load increments a counter of each fourth partition all the time, through one gateway.
 type load struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -324,6 +324,9 @@ func (p *process) change(each time.Duration) *load {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &load{stop: stop, made: map[string]int64{}, unknown: map[string]int64{}}
 	for partition, key := range keys {
+		if partition%4 > 0 {
+			continue // a part of them tells as much
+		}
 		l.wg.Go(func() {
 			for wake.Wait(ctx, each, nil) {
 				l.increment(p, partition, key)
