@@ -67,6 +67,7 @@ var layers = []layer{
 	}},
 	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
+	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},

@@ -256,6 +256,13 @@ func idsAreUsedOnce(b *bench) {
 	if err := b.commit(claim.Epoch, 2, id(2, time.Hour)); !errors.As(err, &known) {
 		b.Errorf("got %v, want that ID 2 is known: it was used again", err)
 	}
+
+	// A store's own clock may be late.
+	later := newCommit(partition, claim.Epoch, 2, id(1, 3*time.Hour))
+	later.At = time.Now().Add(2 * time.Hour)
+	if err := b.store.Commit(b.Context(), []rows.Commit{later})[0]; err != nil {
+		b.Errorf("got %v, although ID 1 is forgotten at the time of the commit", err)
+	}
 }
 
 func idsAreAsked(b *bench) {
