@@ -21,9 +21,7 @@ type Config struct {
 type Store struct {
 	now        func() time.Time
 	partitions [rows.Partitions]partition
-
-	mu      sync.RWMutex // guards watches
-	watches map[*watch]struct{}
+	watches    rows.Watches
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -41,15 +39,9 @@ type partition struct {
 	oldest []rows.ID // the same, in the order in which they came
 }
 
-// watch is one call of Watch.
-type watch struct {
-	mu    sync.Mutex // serialises the calls
-	heard func(partition int, number uint64, publication []byte)
-}
-
 // New returns an empty Store.
 func New(cfg Config) *Store {
-	s := &Store{now: cfg.Now, watches: map[*watch]struct{}{}}
+	s := &Store{now: cfg.Now}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -127,9 +119,7 @@ func (s *Store) commit(c *rows.Commit) error {
 	}
 
 	// Under the lock of the partition, because publications come in the order of commits.
-	if c.Publication != nil {
-		s.publish(c)
-	}
+	s.watches.Publish(c)
 
 	return nil
 }
@@ -182,17 +172,6 @@ func (p *partition) put(row *rows.Row) {
 	of[row.Field] = row.Value
 }
 
-func (s *Store) publish(c *rows.Commit) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-
-	for w := range s.watches {
-		w.mu.Lock()
-		w.heard(c.Partition, c.Number, c.Publication)
-		w.mu.Unlock()
-	}
-}
-
 // Read implements rows.Store.
 func (s *Store) Read(_ context.Context, addresses []rows.Address) []rows.Found {
 	found := make([]rows.Found, len(addresses))
@@ -240,20 +219,7 @@ func (p *partition) after(collection, after string) []rows.Row {
 
 // Watch implements rows.Store. It has no gaps. The publishing owner calls heard, which must not block.
 func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	w := &watch{heard: heard}
-	s.mu.Lock()
-	s.watches[w] = struct{}{}
-	s.mu.Unlock()
-
-	w.mu.Lock()
-	missed()
-	w.mu.Unlock()
-
-	<-ctx.Done()
-
-	s.mu.Lock()
-	delete(s.watches, w)
-	s.mu.Unlock()
+	s.watches.Watch(ctx, heard, missed)
 
 	return nil
 }
