@@ -29,9 +29,7 @@ var _ rows.Store = (*Store)(nil)
 // partition has the rows of one partition.
 type partition struct {
 	mu          sync.Mutex // guards the fields below
-	owner       string
-	epoch       uint64
-	number      uint64
+	ownership   rows.Ownership
 	collections map[string]map[string][]byte // none of them is empty
 	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
 	// no other bound.
@@ -59,24 +57,13 @@ func New(cfg Config) *Store {
 func (s *Store) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims := make([]rows.Claim, len(partitions))
 	for i, former := range partitions {
-		claims[i] = s.partitions[former.Partition].claim(owner, former.Epoch, s.now())
+		p := &s.partitions[former.Partition]
+		p.mu.Lock()
+		claims[i] = p.ownership.Claim(owner, former.Epoch, s.now())
+		p.mu.Unlock()
 	}
 
 	return claims, nil
-}
-
-func (p *partition) claim(owner string, former uint64, now time.Time) rows.Claim {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	overtaken := former != 0 && p.epoch > former
-	if overtaken && p.owner != owner {
-		return rows.Claim{}
-	}
-
-	p.owner = owner
-	p.epoch = max(uint64(now.UnixMilli()), p.epoch+1, former+1)
-	return rows.Claim{Epoch: p.epoch, Number: p.number}
 }
 
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
@@ -94,22 +81,16 @@ func (s *Store) commit(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if c.Epoch != p.epoch {
-		return &rows.Fenced{Epoch: p.epoch}
-	}
-	if c.Number == p.number {
-		return nil // a repetition
-	}
-	if c.After != p.number {
-		return &rows.Lost{Number: p.number}
+	if err := p.ownership.Refuses(c); err != nil || p.ownership.Has(c) {
+		return err
 	}
 
 	p.forget(c.At, 2*len(c.IDs)+1)
-	if known := p.known(c); len(known) > 0 {
-		return &rows.Known{IDs: known}
+	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
+		return err
 	}
 
-	p.number = c.Number
+	p.ownership.Number = c.Number
 	for _, id := range c.IDs {
 		p.ids[id.Bytes] = id.Until
 		p.oldest = append(p.oldest, id)
@@ -139,20 +120,6 @@ func (p *partition) forget(now time.Time, n int) {
 			delete(p.ids, oldest.Bytes)
 		}
 	}
-}
-
-// known returns the IDs of c that are remembered.
-func (p *partition) known(c *rows.Commit) []rows.ID {
-	var known []rows.ID
-	for _, ids := range [][]rows.ID{c.IDs, c.Asked} {
-		for _, id := range ids {
-			if until := p.ids[id.Bytes]; until.After(c.At) {
-				known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
-			}
-		}
-	}
-
-	return known
 }
 
 func (p *partition) put(row *rows.Row) {
