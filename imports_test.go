@@ -68,6 +68,8 @@ var layers = []layer{
 	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
+	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
+	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},

@@ -21,9 +21,7 @@ type Config struct {
 type Store struct {
 	now        func() time.Time
 	partitions [rows.Partitions]partition
-
-	mu      sync.RWMutex // guards watches
-	watches map[*watch]struct{}
+	watches    rows.Watches
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -31,9 +29,7 @@ var _ rows.Store = (*Store)(nil)
 // partition has the rows of one partition.
 type partition struct {
 	mu          sync.Mutex // guards the fields below
-	owner       string
-	epoch       uint64
-	number      uint64
+	ownership   rows.Ownership
 	collections map[string]collection // none of them is empty
 	// last is the row that was looked up last, since who reads a row often writes it next.
 	last     *value
@@ -50,15 +46,9 @@ type collection map[string]*value
 
 type value struct{ bytes []byte }
 
-// watch is one call of Watch.
-type watch struct {
-	mu    sync.Mutex // serialises the calls
-	heard func(partition int, number uint64, publication []byte)
-}
-
 // New returns an empty Store.
 func New(cfg Config) *Store {
-	s := &Store{now: cfg.Now, watches: map[*watch]struct{}{}}
+	s := &Store{now: cfg.Now}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -76,24 +66,13 @@ func New(cfg Config) *Store {
 func (s *Store) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims := make([]rows.Claim, len(partitions))
 	for i, former := range partitions {
-		claims[i] = s.partitions[former.Partition].claim(owner, former.Epoch, s.now())
+		p := &s.partitions[former.Partition]
+		p.mu.Lock()
+		claims[i] = p.ownership.Claim(owner, former.Epoch, s.now())
+		p.mu.Unlock()
 	}
 
 	return claims, nil
-}
-
-func (p *partition) claim(owner string, former uint64, now time.Time) rows.Claim {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	overtaken := former != 0 && p.epoch > former
-	if overtaken && p.owner != owner {
-		return rows.Claim{}
-	}
-
-	p.owner = owner
-	p.epoch = max(uint64(now.UnixMilli()), p.epoch+1, former+1)
-	return rows.Claim{Epoch: p.epoch, Number: p.number}
 }
 
 // made are the errors of commits without any.
@@ -124,22 +103,16 @@ func (s *Store) commit(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if c.Epoch != p.epoch {
-		return &rows.Fenced{Epoch: p.epoch}
-	}
-	if c.Number == p.number {
-		return nil // a repetition
-	}
-	if c.After != p.number {
-		return &rows.Lost{Number: p.number}
+	if err := p.ownership.Refuses(c); err != nil || p.ownership.Has(c) {
+		return err
 	}
 
 	p.forget(c.At, 2*len(c.IDs)+1)
-	if known := p.known(c); len(known) > 0 {
-		return &rows.Known{IDs: known}
+	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
+		return err
 	}
 
-	p.number = c.Number
+	p.ownership.Number = c.Number
 	for _, id := range c.IDs {
 		p.ids[id.Bytes] = id.Until
 		p.oldest = append(p.oldest, id)
@@ -149,9 +122,7 @@ func (s *Store) commit(c *rows.Commit) error {
 	}
 
 	// Under the lock of the partition, because publications come in the order of commits.
-	if c.Publication != nil {
-		s.publish(c)
-	}
+	s.watches.Publish(c)
 
 	return nil
 }
@@ -171,20 +142,6 @@ func (p *partition) forget(now time.Time, n int) {
 			delete(p.ids, oldest.Bytes)
 		}
 	}
-}
-
-// known returns the IDs of c that are remembered.
-func (p *partition) known(c *rows.Commit) []rows.ID {
-	var known []rows.ID
-	for _, ids := range [][]rows.ID{c.IDs, c.Asked} {
-		for _, id := range ids {
-			if until := p.ids[id.Bytes]; until.After(c.At) {
-				known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
-			}
-		}
-	}
-
-	return known
 }
 
 // find returns the row with a name, or nil. The caller has mu.
@@ -225,17 +182,6 @@ func (p *partition) remove(name rows.Name) {
 	delete(of, name.Field)
 	if len(of) == 0 {
 		delete(p.collections, name.Collection)
-	}
-}
-
-func (s *Store) publish(c *rows.Commit) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-
-	for w := range s.watches {
-		w.mu.Lock()
-		w.heard(c.Partition, c.Number, c.Publication)
-		w.mu.Unlock()
 	}
 }
 
@@ -295,20 +241,7 @@ func (p *partition) after(collection, after string) []rows.Row {
 
 // Watch implements rows.Store. It has no gaps. The publishing owner calls heard, which must not block.
 func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	w := &watch{heard: heard}
-	s.mu.Lock()
-	s.watches[w] = struct{}{}
-	s.mu.Unlock()
-
-	w.mu.Lock()
-	missed()
-	w.mu.Unlock()
-
-	<-ctx.Done()
-
-	s.mu.Lock()
-	delete(s.watches, w)
-	s.mu.Unlock()
+	s.watches.Watch(ctx, heard, missed)
 
 	return nil
 }
