@@ -67,9 +67,14 @@ var layers = []layer{
 	}},
 	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
+	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
+	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
+	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
+	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
+	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on

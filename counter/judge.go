@@ -52,9 +52,9 @@ type Step interface {
 	// Join adds member to the set of key, Leave removes it. Both report whether the set changed.
 	Join(key, member string) bool
 	Leave(key, member string) bool
-	// Registers returns the registers of key, of kind Unique, which Judge changes in place. The pointer is valid until
-	// the next Empty or Drop of key.
-	Registers(key string) *hyperloglog.Registers
+	// Registers returns the registers of key, of kind Unique, to which Judge adds members. They are valid until the next
+	// Empty or Drop of key.
+	Registers(key string) Registers
 	// Empty removes all members, or clears the registers, of key.
 	Empty(key string)
 	// Enter appends an entry to the ledger of key, whose entries are kept that long; 0 means for ever.
@@ -72,6 +72,14 @@ type Step interface {
 	// Changed notes that key changed, and the members that joined and left, for the feed. all means that further
 	// members left. Judge calls it once for each change of an operation that it makes.
 	Changed(key string, joined, left []string, all bool)
+}
+
+// Registers are those of a counter of kind Unique, such as *hyperloglog.Registers.
+type Registers interface {
+	// Add adds members and reports whether a register changed.
+	Add(members ...string) bool
+	// Count returns the estimate.
+	Count() int64
 }
 
 // Judge makes op in step, or refuses it and leaves step unchanged. The counters of the result are those after op. A

@@ -61,7 +61,13 @@ const (
 	HookTake        Name = "hook_take"
 	HookReport      Name = "hook_report"
 	HookReported    Name = "hook_reported"
+
+	RowsClaim  Name = "rows_claim"
+	RowsCommit Name = "rows_commit"
 )
+
+// Rows are the scripts of rows.
+var Rows = []Name{RowsClaim, RowsCommit}
 
 // Webhooks are the scripts of webhooks.
 var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"headcount/counter"
@@ -20,7 +21,7 @@ import (
 
 // Owner makes calls: an *owner.Owner, or a connection to one in another process.
 type Owner interface {
-	Do(ctx context.Context, call *owner.Call) (owner.Answer, error)
+	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
 }
 
 // Owners knows who owns a partition now. It returns nil if nobody does, as far as it knows.
@@ -64,7 +65,7 @@ func New(owners Owners, cfg Config) *Caller {
 	return c
 }
 
-// Do makes a call, whose stream and number it sets. The error is counter.ErrBusy if nothing was made, or
+// Do makes a call, to which it gives its stream and a number. The error is counter.ErrBusy if nothing was made, or
 // counter.ErrUnavailable when ctx ended first; then the call may still be made.
 func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	l := &c.lanes[call.Partition]
@@ -97,6 +98,18 @@ func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	}
 }
 
+// DoAll makes calls to different partitions at the same time, as Do does.
+func (c *Caller) DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome {
+	outcomes := make([]owner.Outcome, len(calls))
+	var made sync.WaitGroup
+	for i, call := range calls {
+		made.Go(func() { outcomes[i].Answer, outcomes[i].Err = c.Do(ctx, call) })
+	}
+	made.Wait()
+
+	return outcomes
+}
+
 // try makes one attempt.
 func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	to := c.owners.OwnerOf(call.Partition)
@@ -107,5 +120,5 @@ func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error)
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 
-	return to.Do(ctx, &call)
+	return to.Do(ctx, call)
 }

@@ -112,6 +112,11 @@ func (w *world) commit(c rows.Commit) error {
 		c = w.trusted(c)
 	}
 
+	// The log outlives the commit, and the owner may use the slices again.
+	c.Rows = slices.Clone(c.Rows)
+	c.IDs = slices.Clone(c.IDs)
+	c.Asked = slices.Clone(c.Asked)
+
 	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err == nil {
 		w.log = append(w.log, change{commit: &c})
@@ -204,6 +209,19 @@ func (w *world) read(addresses []rows.Address) []rows.Found {
 	}
 
 	return w.store.Read(context.Background(), addresses)
+}
+
+func (w *world) scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	w.mu.Lock()
+	store := w.store
+	away := w.away
+	w.mu.Unlock()
+
+	if away {
+		return rows.ErrUnavailable
+	}
+
+	return store.Scan(ctx, id, collection, after, each)
 }
 
 // dice are random. Each goroutine has its own, so that their order does not matter.
@@ -346,6 +364,10 @@ func (w *world) repeatLater(c rows.Commit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
+	c.Rows = slices.Clone(c.Rows)
+	c.IDs = slices.Clone(c.IDs)
+	c.Asked = slices.Clone(c.Asked)
+
 	const most = 50
 	if len(w.late) < most {
 		w.late = append(w.late, c)
@@ -375,9 +397,13 @@ func (p *process) Read(_ context.Context, addresses []rows.Address) []rows.Found
 	return p.of.world.read(addresses)
 }
 
-// Scan implements rows.Store. Owners do not scan.
-func (p *process) Scan(context.Context, int, string, string, func(string, []byte) error) error {
-	return fmt.Errorf("an owner scans: %w", rows.ErrUnavailable)
+// Scan implements rows.Store.
+func (p *process) Scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	if !p.alive() {
+		return rows.ErrUnavailable
+	}
+
+	return p.of.world.scan(ctx, id, collection, after, each)
 }
 
 // Watch implements rows.Store. Owners do not watch.
@@ -386,7 +412,7 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 }
 
 // Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
-func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
 	time.Sleep(dice.upTo(2 * time.Millisecond))
 	if dice.chance(p.of.chances().calls) {
@@ -412,7 +438,7 @@ func (p *process) Do(ctx context.Context, one *owner.Call) (owner.Answer, error)
 }
 
 // do makes a call, and answers nothing while the process stands still.
-func (p *process) do(ctx context.Context, one *owner.Call) (owner.Answer, error) {
+func (p *process) do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	type outcome struct {
 		answer owner.Answer
 		err    error

@@ -2,8 +2,8 @@ package call
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -18,14 +18,22 @@ import (
 // be called from any goroutine.
 type Store struct {
 	*owner.Reader
-	rows   rows.Store
-	rules  *counter.Rules
-	caller *Caller
-	hub    counter.Hub
+	rows  rows.Store
+	rules *counter.Rules
+	to    maker
+	local *owner.Owner // nil unless this process owns everything
+	hub   *counter.Hub
 
-	stop  context.CancelFunc
-	wg    sync.WaitGroup // the watch
-	ended context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup // the watch
+	ended  context.Context
+	closed sync.Once
+}
+
+// maker makes calls: a Caller, which finds the owners, or the one owner of everything.
+type maker interface {
+	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
+	DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome
 }
 
 var _ counter.Store = (*Store)(nil)
@@ -35,10 +43,7 @@ const startTimeout = time.Second
 
 // NewStore returns a Store that finds owners with owners. Rules say where a counter is. Close ends the store.
 func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config) *Store {
-	s := &Store{rules: rules, caller: New(owners, cfg)}
-	s.ended, s.stop = context.WithCancel(context.Background())
-	s.rows = until{store, s.ended}
-	s.Reader = owner.NewReader(s.rows, s.place)
+	s := newStore(store, New(owners, cfg), rules)
 	begun := make(chan struct{}, 1)
 	s.wg.Go(func() { s.watch(begun) })
 
@@ -51,10 +56,45 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 	return s
 }
 
+// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change is
+// a function call then, and so is its publication.
+func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
+	cfg.Hub = &counter.Hub{}
+	o := owner.New(store, cfg)
+	var all []int
+	for id := range rows.Partitions {
+		all = append(all, id)
+	}
+	if err := o.Own(ctx, all...); err != nil {
+		o.Close()
+		return nil, fmt.Errorf("call: %w", err)
+	}
+
+	s := newStore(store, o, rules)
+	s.local = o
+	s.hub = cfg.Hub
+
+	return s, nil
+}
+
+func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {
+	s := &Store{rules: rules, to: to, hub: &counter.Hub{}}
+	s.ended, s.stop = context.WithCancel(context.Background())
+	s.rows = until{store, s.ended}
+	s.Reader = owner.NewReader(s.rows, s.place)
+
+	return s
+}
+
 // Close implements counter.Store.
 func (s *Store) Close() error {
-	s.stop()
-	s.wg.Wait()
+	s.closed.Do(func() {
+		s.stop()
+		s.wg.Wait()
+		if s.local != nil {
+			s.local.Close()
+		}
+	})
 
 	return nil
 }
@@ -119,109 +159,18 @@ func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 		return owner.Answer{}, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
 	}
 
-	return s.caller.Do(ctx, call)
+	answer, err := s.to.Do(ctx, call)
+
+	return answer, unavailable(err)
 }
 
-// exactPartition has all exact counters, so that a batch of them is one commit.
-const exactPartition = 0
-
-// place returns the partition of a counter.
-func (s *Store) place(key string) int {
-	if rule := s.rules.Find(key); rule != nil && rule.Kind == counter.Exact {
-		return exactPartition
+// unavailable returns the error of a call as callers of a counter.Store know it.
+func unavailable(err error) error {
+	if errors.Is(err, owner.ErrNotOwner) {
+		return fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err) // this process has lost what it owned, or it ends
 	}
 
-	return rows.PartitionOf(key)
-}
-
-// Apply implements counter.Writer. What several partitions have of a batch that is not exact is made separately.
-func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := make([]counter.Result, len(ops))
-	calls := map[int]*part{}
-	for i := range ops {
-		if err := ops[i].Check(); err != nil {
-			results[i].Err = err
-			continue
-		}
-		results[i] = counter.Result{Counters: make([]counter.Counter, len(ops[i].Changes)), Replay: true}
-		for partition, changes := range s.split(&ops[i]) {
-			one := calls[partition]
-			if one == nil {
-				one = &part{call: owner.Call{Partition: partition}}
-				calls[partition] = one
-			}
-			one.add(i, &ops[i], changes)
-		}
-	}
-
-	var made sync.WaitGroup
-	for _, one := range calls {
-		made.Go(func() { one.answer, one.err = s.do(ctx, one.call) })
-	}
-	made.Wait()
-
-	for _, one := range calls {
-		one.join(results)
-	}
-
-	return results
-}
-
-// split returns which changes of op belong to which partition, by index.
-func (s *Store) split(op *counter.Op) map[int][]int {
-	by := map[int][]int{}
-	for i := range op.Changes {
-		partition := s.place(op.Changes[i].Key)
-		by[partition] = append(by[partition], i)
-	}
-
-	return by
-}
-
-// part is what one partition has of some operations.
-type part struct {
-	call    owner.Call
-	ops     []int   // of each of the call's operations, the index of the whole one
-	changes [][]int // the indexes of its changes there
-
-	answer owner.Answer
-	err    error
-}
-
-func (p *part) add(i int, op *counter.Op, changes []int) {
-	own := *op
-	if len(changes) < len(op.Changes) {
-		own.Changes = make([]counter.Change, len(changes))
-		for at, c := range changes {
-			own.Changes[at] = op.Changes[c]
-		}
-	}
-
-	p.call.Ops = append(p.call.Ops, own)
-	p.ops = append(p.ops, i)
-	p.changes = append(p.changes, changes)
-}
-
-// join puts the results of the part into those of the whole operations.
-func (p *part) join(results []counter.Result) {
-	for at, i := range p.ops {
-		whole := &results[i]
-		own := counter.Result{Err: p.err}
-		if p.err == nil {
-			own = p.answer.Results[at]
-		}
-
-		whole.Replay = whole.Replay && own.Replay
-		if own.Err != nil {
-			*whole = counter.Result{Err: own.Err}
-		}
-		if whole.Err != nil {
-			continue
-		}
-		for c, change := range p.changes[at] {
-			whole.Counters[change] = own.Counters[c]
-		}
-	}
+	return err
 }
 
 // Limit implements counter.Limiter.
@@ -234,111 +183,22 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 
 	results := make([]counter.LimitResult, len(calls))
 	for partition, indexes := range by {
-		call := owner.Call{Partition: partition}
+		var more owner.More
 		for _, i := range indexes {
-			call.Limits = append(call.Limits, calls[i])
+			more.Limits = append(more.Limits, calls[i])
 		}
 
-		answer, err := s.do(ctx, call)
+		answer, err := s.do(ctx, owner.Call{Partition: partition, More: &more})
 		for at, i := range indexes {
 			if err != nil {
 				results[i].Err = err
 			} else {
-				results[i].Answer = answer.Limits[at]
+				results[i].Answer = answer.More.Limits[at]
 			}
 		}
 	}
 
 	return results
-}
-
-// The candidates and the lists of a rule are in the partition of its match.
-
-func marksOf(match string) string { return "marks:" + match }
-
-// fieldOf returns a field that sorts as its number.
-func fieldOf(number int64) string { return fmt.Sprintf("%016x", number) }
-
-// Mark implements counter.TopStore.
-func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
-	call := owner.Call{Partition: rows.PartitionOf(match)}
-	for _, key := range keys {
-		name := rows.Name{Collection: marksOf(match), Field: fieldOf(number) + key}
-		call.Rows = append(call.Rows, rows.Row{Name: name, Value: []byte{1}})
-	}
-	_, err := s.do(ctx, call)
-
-	return err
-}
-
-// Marked implements counter.TopStore.
-func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
-	marked := map[int64][]string{}
-	each := func(field string, _ []byte) error {
-		number, err := strconv.ParseInt(field[:16], 16, 64)
-		if err != nil {
-			return fmt.Errorf("mark %q: %w", field, owner.ErrMalformed)
-		}
-		marked[number] = append(marked[number], field[16:])
-		return nil
-	}
-	if err := s.rows.Scan(ctx, rows.PartitionOf(match), marksOf(match), "", each); err != nil {
-		return nil, fmt.Errorf("call: marks: %w: %w", counter.ErrUnavailable, err)
-	}
-
-	return marked, nil
-}
-
-func listsOf(match string, step time.Duration) string { return "top:" + step.String() + ":" + match }
-
-// KeepTop implements counter.TopStore.
-func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
-	name := rows.Name{Collection: listsOf(match, step), Field: fieldOf(list.Number)}
-	call := owner.Call{Partition: rows.PartitionOf(match)}
-	call.Rows = append(call.Rows,
-		rows.Row{Name: name, Value: owner.EncodeGained(list.Most)},
-		owner.Expiry(name, counter.ForgetAt(list.Number, step, kept)))
-	for _, key := range marks {
-		call.Rows = append(call.Rows, rows.Row{Name: rows.Name{Collection: marksOf(match), Field: fieldOf(list.Number) + key}})
-	}
-	_, err := s.do(ctx, call)
-
-	return err
-}
-
-// TopLists implements counter.TopStore.
-func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
-	var lists []counter.TopList
-	each := func(field string, value []byte) error {
-		number, err := strconv.ParseInt(field, 16, 64)
-		if err != nil {
-			return fmt.Errorf("list %q: %w", field, owner.ErrMalformed)
-		}
-		if number >= to {
-			return errEnough
-		}
-		most, err := owner.DecodeGained(value)
-		lists = append(lists, counter.TopList{Number: number, Most: most})
-		return err
-	}
-
-	after := ""
-	if from > 0 {
-		after = fieldOf(from - 1)
-	}
-	err := s.rows.Scan(ctx, rows.PartitionOf(match), listsOf(match, step), after, each)
-	if err != nil && err != errEnough {
-		return nil, fmt.Errorf("call: lists: %w: %w", counter.ErrUnavailable, err)
-	}
-
-	return lists, nil
-}
-
-var errEnough = fmt.Errorf("enough")
-
-// Histories implements counter.TopStore.
-func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
-	return counter.HistoriesOf(ctx, s.Reader, keys, step, from, to)
 }
 
 // Everywhere says that one owner in this process owns all partitions.

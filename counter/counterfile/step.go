@@ -144,7 +144,7 @@ func (t *step) Leave(key, member string) bool {
 	return true
 }
 
-func (t *step) Registers(key string) *hyperloglog.Registers {
+func (t *step) Registers(key string) counter.Registers {
 	u := t.unique[key]
 	if u == nil {
 		in, err := t.record(key).registers(t.tx.Bucket(registersBucket))

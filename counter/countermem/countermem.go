@@ -347,7 +347,7 @@ func (t *step) Leave(key, member string) bool {
 	return true
 }
 
-func (t *step) Registers(key string) *hyperloglog.Registers {
+func (t *step) Registers(key string) counter.Registers {
 	r := t.rest(key)
 	if r.unique == nil {
 		r.unique = &hyperloglog.Registers{}

@@ -53,7 +53,7 @@ func (w *step) Leave(key, member string) bool {
 	return true
 }
 
-func (w *step) Registers(key string) *hyperloglog.Registers { return &w.records[key].unique }
+func (w *step) Registers(key string) counter.Registers { return &w.records[key].unique }
 
 // Empty costs the same for a large set: its members are swept away later.
 func (w *step) Empty(key string) {

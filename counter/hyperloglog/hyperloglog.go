@@ -103,7 +103,7 @@ func (r *Registers) Add(members ...string) bool {
 	if len(r.b) == denseSize {
 		changed := false
 		for _, m := range members {
-			index, rank := place(m)
+			index, rank := Place(m)
 			changed = r.raise(index, rank) || changed
 		}
 		return changed
@@ -115,7 +115,7 @@ func (r *Registers) Add(members ...string) bool {
 	u.Merge(*r)
 	changed := false
 	for _, m := range members {
-		if index, rank := place(m); u.values[index] < rank {
+		if index, rank := Place(m); u.values[index] < rank {
 			u.values[index], changed = rank, true
 		}
 	}
@@ -132,7 +132,7 @@ func (r *Registers) has(members []string) bool {
 		return false
 	}
 	for _, m := range members {
-		index, rank := place(m)
+		index, rank := Place(m)
 		at, i := head, 0
 		for {
 			value, run, size := opcode(r.b[at:])
@@ -171,8 +171,14 @@ func (r *Registers) raise(index int, rank uint8) bool {
 // forget marks the estimate that Redis caches in the header as invalid.
 func forget(b []byte) { binary.LittleEndian.PutUint64(b[8:], 1<<63) }
 
-// place returns the register of a member, and the value that it has at least after adding the member.
-func place(member string) (index int, rank uint8) {
+// Size is the number of registers, and MaxRank the greatest value of one.
+const (
+	Size    = registers
+	MaxRank = rankBits + 1
+)
+
+// Place returns the register of a member, and the value that it has at least after adding the member.
+func Place(member string) (index int, rank uint8) {
 	h := hash(member)
 	return int(h & (registers - 1)), uint8(bits.TrailingZeros64(h>>indexBits|1<<rankBits)) + 1
 }
@@ -220,6 +226,14 @@ func (r *Registers) Count() int64 {
 		}
 	}
 	return estimate(&histogram)
+}
+
+// Estimate returns the estimate from the number of registers with each value.
+func Estimate(histogram *[MaxRank + 1]int) int64 {
+	var wide [64]int
+	copy(wide[:], histogram[:])
+
+	return estimate(&wide)
 }
 
 // estimate returns the estimate from the number of registers with each value: Ertl, "New cardinality estimation
@@ -274,6 +288,17 @@ func (r *Registers) Merge(o Registers) {
 	r.b = u.encode(r.b)
 }
 
+// Each calls each with the registers that are not 0.
+func (r *Registers) Each(each func(index int, rank uint8)) {
+	var u Union
+	u.Merge(*r)
+	for index, rank := range u.values {
+		if rank > 0 {
+			each(index, rank)
+		}
+	}
+}
+
 // Union is the union of many sets, with a byte for each register. The zero Union is empty.
 type Union struct{ values [registers]uint8 }
 
@@ -303,6 +328,9 @@ func (u *Union) Merge(r Registers) {
 		}
 	}
 }
+
+// Raise raises one register to at least rank.
+func (u *Union) Raise(index int, rank uint8) { u.values[index] = max(u.values[index], rank) }
 
 // Count returns the estimate of the union.
 func (u *Union) Count() int64 {

@@ -25,7 +25,7 @@ func numbered(r *Registers, set, n int) {
 	for i := range n {
 		binary.LittleEndian.PutUint32(name[4:], uint32(i))
 		if len(r.b) == denseSize {
-			r.raise(place(string(name[:])))
+			r.raise(Place(string(name[:])))
 		} else {
 			all = append(all, string(name[:]))
 		}
@@ -41,7 +41,7 @@ func TestErrors(t *testing.T) {
 	var name [8]byte
 	for i, next := 0, 10; i < 10_000_000; {
 		binary.LittleEndian.PutUint64(name[:], uint64(i))
-		r.raise(place(string(name[:])))
+		r.raise(Place(string(name[:])))
 		if i++; i < next {
 			continue
 		}

@@ -11,13 +11,16 @@ import (
 // Each value of a dimension has a row with its count. One more row of the dimension has the number of values, and the
 // count of those that have no row.
 
-func dimensionsOf(h *head, key string) string {
-	return "dimensions:" + strconv.FormatUint(h.life, 36) + ":" + key
+func dimensionsOf(h *head) string {
+	return "dimensions:" + strconv.FormatUint(h.life, 36) + ":" + h.key
 }
 
 // Count implements counter.Step.
 func (d *draft) Count(key, dimension, value string, delta int64) {
-	collection := dimensionsOf(d.head(key), key)
+	h := d.head(key)
+	h.parts |= hasDimensions // the counter changes, too
+	collection := dimensionsOf(h)
+
 	rest := rows.Name{Collection: collection, Field: dimension}
 	name := rows.Name{Collection: collection, Field: dimension + "\x00" + value}
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/counter/limit"
 	"headcount/internal/rows"
 )
@@ -14,129 +13,285 @@ import (
 const (
 	heads   = "heads"   // key -> counter.State
 	streams = "streams" // stream -> number and answer of its last call
-	meta    = "meta"
 )
-
-// deletedRow has the highest incarnation of all counters of the partition that were deleted.
-var deletedRow = rows.Name{Collection: meta, Field: "deleted"}
 
 // draft is what the calls of a turn change in a partition. It reads through to the rows in memory, which stay as they
 // are until the store has the draft. It implements counter.Step.
 type draft struct {
-	p        *partition
-	now      time.Time
-	rows     map[rows.Name][]byte
-	heads    map[string]*head // by key
-	ids      []rows.ID
-	asked    []rows.ID // of refused operations: one that was made before is a replay, and not refused
-	news     []counter.Notification
-	outcomes []outcome
-	writes   int // so far, also those to the same row
+	p    *partition
+	near near // a store in memory, or nil
+	now  time.Time
 
-	// The draft is void if one of these is set.
-	missing   map[rows.Name]struct{} // rows that are not in memory
-	malformed error                  // a row that an operation needed
-}
+	rows    table // that the calls need, and how they change them
+	missing int   // how many of them were not in memory and have to be read; then what was judged is void
+	heads   []*head
+	byKey   map[string]*head // the same by key; empty while there are few
 
-// head is the row of a counter: its state, and where its other rows are.
-type head struct {
-	counter.State
-	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again after
-	// its deletion has another one.
-	life    uint64
-	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
-	members uint64 // of a set
-	shards  uint64 // how many rows the members are in; 0: one
+	meta        meta
+	metaChanged bool
+	room        []byte     // for the head that is encoded
+	changes     []rows.Row // of the commit
+	ids         []rows.ID
+	used        map[[16]byte]struct{} // the same; empty while there are few
+	asked       []rows.ID             // of refused operations: one that was made before is a replay, and not refused
+	news        []counter.Notification
+	judged      bool
+	writes      int // so far, also those to the same row
 
-	registers *hyperloglog.Registers // of a unique, nil until they are needed
-
-	err     error // the row is malformed
-	changed bool
+	malformed error // a row that an operation needed; then what was judged is void
 }
 
 var _ counter.Step = (*draft)(nil)
 
-func newDraft(p *partition, now time.Time) *draft {
-	return &draft{
-		p:       p,
-		now:     now,
-		rows:    map[rows.Name][]byte{},
-		heads:   map[string]*head{},
-		missing: map[rows.Name]struct{}{},
+// large is the number of rows from which the memory of a draft is not used again.
+const large = 1024
+
+// reset empties the draft, and reports whether it may be used again.
+func (d *draft) reset() bool {
+	if cap(d.rows.list) > large || cap(d.heads) > large || cap(d.news) > large {
+		return false
+	}
+
+	d.clear()
+	d.rows.reset()
+	d.p = nil
+	d.missing = 0
+
+	return true
+}
+
+// clear forgets what was judged, and keeps what was read.
+func (d *draft) clear() {
+	for at := range d.rows.list {
+		e := &d.rows.list[at]
+		e.value = e.is
+		e.written = false
+		e.own = false
+	}
+
+	for _, h := range d.heads {
+		*h = head{}
+	}
+	d.heads = d.heads[:0]
+	clear(d.byKey)
+	d.meta = meta{}
+	d.metaChanged = false
+
+	clear(d.changes)
+	d.changes = d.changes[:0]
+	d.ids = d.ids[:0]
+	d.asked = d.asked[:0]
+	clear(d.used)
+
+	clear(d.news)
+	d.news = d.news[:0]
+	d.judged = false
+	d.writes = 0
+	d.malformed = nil
+}
+
+// prepare looks up the rows that calls name, so that most drafts have everything after one read of the store.
+func (d *draft) prepare(calls []*pending) {
+	if !d.p.meta.loaded {
+		d.row(metaRow)
+	}
+
+	for _, one := range calls {
+		if one.Stream != "" {
+			d.row(rows.Name{Collection: streams, Field: one.Stream})
+		}
+		for i := range one.Ops {
+			for j := range one.Ops[i].Changes {
+				d.row(headOf(one.Ops[i].Changes[j].Key))
+			}
+		}
+		if one.More == nil {
+			continue
+		}
+		for i := range one.More.Limits {
+			d.row(limitName(one.More.Limits[i].Name))
+		}
 	}
 }
 
-// judge makes a call, unless the stream's last call was this one or a later one.
-func (d *draft) judge(call *Call) {
-	stream := rows.Name{Collection: streams, Field: call.Stream}
-	last, answer, err := decodeAnswer(d.get(stream), call)
+// appendMissing appends the addresses of the rows that have to be read.
+func (d *draft) appendMissing(to []rows.Address) []rows.Address {
+	for at := range d.rows.list {
+		if e := &d.rows.list[at]; e.missing {
+			to = append(to, d.address(e.name))
+		}
+	}
+
+	return to
+}
+
+// fill takes the rows that were read, in the order of appendMissing.
+func (d *draft) fill(found []rows.Found) error {
+	next := 0
+	for at := range d.rows.list {
+		e := &d.rows.list[at]
+		if !e.missing {
+			continue
+		}
+		if err := found[next].Err; err != nil {
+			return err
+		}
+
+		e.is = found[next].Value
+		e.value = e.is
+		e.missing = false
+		next++
+	}
+	d.missing = 0
+
+	return nil
+}
+
+// judge makes calls, beginning anew.
+func (d *draft) judge(calls []*pending) {
+	if d.judged {
+		d.clear()
+	}
+	d.judged = true
+	d.loadMeta()
+	for _, one := range calls {
+		d.judgeCall(one)
+	}
+}
+
+// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the store
+// has the draft.
+func (d *draft) judgeCall(one *pending) {
+	one.answer = Answer{}
+	one.err = nil
+	if one.Stream == "" {
+		d.make(one)
+		return
+	}
+
+	stream := rows.Name{Collection: streams, Field: one.Stream}
+	row := d.get(stream)
+	last, answer, err := decodeAnswer(row, &one.Call)
 	switch {
 	case err != nil:
-		d.outcomes = append(d.outcomes, outcome{err: err})
+		one.err = err
 		return
-	case last == call.Number:
-		d.outcomes = append(d.outcomes, outcome{Answer: answer})
+	case last == one.Number:
+		one.answer = answer
 		return
-	case last > call.Number:
-		d.outcomes = append(d.outcomes, outcome{err: ErrOld})
+	case last > one.Number:
+		one.err = ErrOld
 		return
 	}
 
 	writes := d.writes
-	answer = d.make(call)
-	d.outcomes = append(d.outcomes, outcome{Answer: answer})
+	d.make(one)
 
 	// What changed nothing may be judged again, unless an earlier copy of the call may come after the answer.
-	if call.Repeated || d.writes > writes {
-		d.put(stream, encodeAnswer(call.Number, &answer))
+	if one.Repeated || d.writes > writes {
+		d.put(stream, encodeAnswer(one.Number, d.now, &one.answer))
+		if row == nil {
+			d.expire(stream, d.now.Add(streamKept))
+		}
 	}
 }
 
-func (d *draft) make(call *Call) Answer {
-	answer := Answer{Results: make([]counter.Result, len(call.Ops)), Limits: make([]limit.Answer, len(call.Limits))}
-	for i := range call.Ops {
-		answer.Results[i] = d.judgeOp(&call.Ops[i])
+// make makes everything in a call.
+func (d *draft) make(one *pending) {
+	if len(one.Ops) > 0 {
+		one.answer.Results = make([]counter.Result, len(one.Ops))
 	}
-	for i := range call.Limits {
-		answer.Limits[i] = d.limit(&call.Limits[i])
+	for i := range one.Ops {
+		d.judgeOp(&one.Ops[i], &one.answer.Results[i])
 	}
-	for _, row := range call.Rows {
+
+	if one.More != nil {
+		one.answer.More = d.makeMore(one.More)
+	}
+}
+
+func (d *draft) makeMore(m *More) *MoreAnswer {
+	answer := &MoreAnswer{Limits: make([]limit.Answer, len(m.Limits)), Known: d.ask(m.Asked)}
+	for i := range m.Limits {
+		answer.Limits[i] = d.limit(&m.Limits[i])
+	}
+
+	for i := range m.Rows {
+		row := &m.Rows[i]
 		d.put(row.Name, row.Value)
+		if !row.Until.IsZero() {
+			d.expire(row.Name, row.Until)
+		}
+	}
+	for _, id := range m.Remembered {
+		if !d.Remembered(id) {
+			d.Remember(id)
+		}
+	}
+	if m.Restore != nil {
+		answer.Restored = d.restore(m.Restore)
+	}
+	if m.sweep != nil {
+		d.sweep(m.sweep)
 	}
 
 	return answer
 }
 
-// judgeOp makes one operation, unless the row of one of its counters is malformed.
-func (d *draft) judgeOp(op *counter.Op) counter.Result {
+// judgeOp makes one operation, unless the row of one of its counters is malformed or in another partition.
+func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	for i := range op.Changes {
-		if err := d.head(op.Changes[i].Key).err; err != nil {
-			return counter.Result{Err: err}
+		h := d.head(op.Changes[i].Key)
+		if result.Err == nil {
+			result.Err = h.err
+		}
+		if result.Err == nil && h.Version == (counter.Version{}) {
+			result.Err = d.misplaced(h.key)
 		}
 	}
 
-	result := counter.Judge(d, op, d.now)
+	if result.Err == nil {
+		*result = counter.Judge(d, op, d.now)
+	}
 	if result.Err != nil && op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		d.asked = append(d.asked, rows.ID{Bytes: op.IdempotencyKey})
 	}
-
-	return result
 }
 
-// headOf returns the name of a counter's row.
-func headOf(key string) rows.Name { return rows.Name{Collection: heads, Field: key} }
+// ask reports which idempotency keys are remembered. If this owner does not know, the store says so when it gets the
+// commit, and the calls are judged again.
+func (d *draft) ask(ids []counter.IdempotencyKey) []bool {
+	if len(ids) == 0 {
+		return nil
+	}
 
-// empty reports whether the draft changes nothing.
-func (d *draft) empty() bool { return len(d.rows)+len(d.ids)+len(d.asked)+len(d.news) == 0 }
-
-// commit returns the commit of the draft. It follows the partition's newest one.
-func (d *draft) commit() rows.Commit {
-	for key, h := range d.heads {
-		if h.changed {
-			d.put(headOf(key), h.encode())
+	known := make([]bool, len(ids))
+	for i, id := range ids {
+		known[i] = d.Remembered(id)
+		if !known[i] {
+			d.asked = append(d.asked, rows.ID{Bytes: id})
 		}
 	}
 
+	return known
+}
+
+// empty reports whether the draft changes nothing.
+func (d *draft) empty() bool {
+	return d.writes == 0 && len(d.ids)+len(d.asked)+len(d.news) == 0
+}
+
+// commit returns the commit of the draft. It follows the partition's newest one.
+func (d *draft) commit(publish bool) rows.Commit {
+	for _, h := range d.heads {
+		if h.changed {
+			d.room = h.append(d.room[:0])
+			d.putAt(h.at, exactly(d.room))
+		}
+	}
+	if d.metaChanged {
+		d.put(metaRow, d.meta.encode())
+	}
 	commit := rows.Commit{
 		Partition: d.p.id,
 		Epoch:     d.p.epoch,
@@ -145,20 +300,52 @@ func (d *draft) commit() rows.Commit {
 		At:        d.now,
 		IDs:       d.ids,
 		Asked:     d.distinctAsked(),
-		Rows:      make([]rows.Row, 0, len(d.rows)),
 	}
-	for name, value := range d.rows {
-		commit.Rows = append(commit.Rows, rows.Row{Name: name, Value: value})
+
+	changes := d.changes[:0]
+	for at := range d.rows.list {
+		e := &d.rows.list[at]
+		if !e.written {
+			continue
+		}
+
+		// A value that has grown keeps room that nobody needs any more.
+		if cap(e.value) > len(e.value)+slack {
+			e.value = exactly(e.value)
+		}
+		changes = append(changes, rows.Row{Name: e.name, Value: e.value})
 	}
-	if len(d.news) > 0 {
+	d.changes = changes
+	commit.Rows = changes
+
+	if publish && len(d.news) > 0 {
 		commit.Publication = d.publication()
 	}
 
 	return commit
 }
 
+// exactly returns a copy of a value, nil of an empty one.
+func exactly(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+
+	value := make([]byte, len(b))
+	copy(value, b)
+
+	return value
+}
+
+// slack is the room at the end of a value that is not worth a copy, in bytes.
+const slack = 32
+
 // distinctAsked returns the IDs to ask for, each once, without those that the commit uses.
 func (d *draft) distinctAsked() []rows.ID {
+	if len(d.asked) == 0 {
+		return nil
+	}
+
 	seen := map[[16]byte]bool{}
 	for _, id := range d.ids {
 		seen[id.Bytes] = true
@@ -171,124 +358,113 @@ func (d *draft) distinctAsked() []rows.ID {
 	})
 }
 
-// notifyAll has the publication name every counter of the draft.
-func (d *draft) notifyAll() {
-	for name := range d.rows {
-		if name.Collection == heads {
-			d.news = append(d.news, counter.Notification{Key: name.Field, All: true})
-		}
+// row returns the index of a row, which is missing if it is not in memory.
+func (d *draft) row(name rows.Name) int {
+	at := d.rows.find(name)
+	if at < 0 {
+		at = d.rows.add(entry{name: name, unknown: true})
 	}
+
+	e := &d.rows.list[at]
+	if !e.unknown || e.written {
+		return at
+	}
+
+	is, ok := d.lookUp(name)
+	e.is = is
+	e.value = is
+	e.unknown = false
+	e.cached = ok
+	e.missing = !ok
+	if e.missing {
+		d.missing++
+	}
+
+	return at
+}
+
+// lookUp returns the value of a row in memory, and whether it is known there.
+func (d *draft) lookUp(name rows.Name) (value []byte, ok bool) {
+	if d.near != nil {
+		at := d.address(name)
+		return d.near.Get(at.Partition, at.Name), true
+	}
+
+	is, ok := d.p.rows.get(name)
+
+	return is.value, ok
 }
 
 // get returns the value of a row, nil if it does not exist.
-func (d *draft) get(name rows.Name) []byte {
-	if value, ok := d.rows[name]; ok {
-		return value
+func (d *draft) get(name rows.Name) []byte { return d.rows.list[d.row(name)].value }
+
+// own returns the value of a row, which the caller may modify before it puts it.
+func (d *draft) own(name rows.Name) []byte {
+	e := &d.rows.list[d.row(name)]
+	if e.own {
+		return e.value
 	}
 
-	is, ok := d.p.rows.get(name, func(name rows.Name, is row) int { return rowSize(name, is.value) })
-	if !ok {
-		d.missing[name] = struct{}{}
-	}
-
-	return is.value
+	return slices.Clone(e.value)
 }
 
 // put writes a row; nil deletes it.
 func (d *draft) put(name rows.Name, value []byte) {
-	d.rows[name] = value
+	at := d.rows.find(name)
+	if at < 0 {
+		at = d.rows.add(entry{name: name, unknown: true}) // written without a look at what it was
+	}
+	d.putAt(at, value)
+}
+
+// putAt writes the row with that index.
+func (d *draft) putAt(at int, value []byte) {
+	e := &d.rows.list[at]
+	e.value = value
+	e.written = true
+	e.own = true
 	d.writes++
 }
-
-// State implements counter.Step.
-func (d *draft) State(key string) *counter.State { return &d.head(key).State }
-
-func (d *draft) head(key string) *head {
-	h := d.heads[key]
-	if h == nil {
-		h = &head{}
-		h.err = h.decode(d.get(headOf(key)))
-		d.heads[key] = h
-	}
-	if h.life == 0 {
-		h.life = d.incarnation()
-	}
-
-	return h
-}
-
-// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless a
-// counter with a greater incarnation was deleted.
-func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.Deleted()+1) }
-
-// Deleted implements counter.Step.
-func (d *draft) Deleted() uint64 { return decodeNumber(d.get(deletedRow)) }
 
 // Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then the
 // store refuses the commit, and the calls are judged again.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool {
-	for i := range d.ids {
-		if d.ids[i].Bytes == id {
-			return true
-		}
+	if d.uses(id) || d.p.known[id].After(d.now) {
+		return true
 	}
 
-	is, ok := d.p.ids.get(id, func([16]byte, remembered) int { return idSize })
+	is, ok := d.p.ids.get(id)
 
 	return ok && is.until.After(d.now)
 }
 
+// uses reports whether the draft uses an ID.
+func (d *draft) uses(id [16]byte) bool {
+	if len(d.ids) > short {
+		_, ok := d.used[id]
+		return ok
+	}
+
+	return slices.ContainsFunc(d.ids, func(one rows.ID) bool { return one.Bytes == id })
+}
+
 // Remember implements counter.Step.
 func (d *draft) Remember(id counter.IdempotencyKey) {
-	d.ids = append(d.ids, rows.ID{Bytes: id, Until: d.now.Add(counter.IdempotencyKeyKept)})
+	d.remember(rows.ID{Bytes: id, Until: d.now.Add(counter.IdempotencyKeyKept)})
 	d.writes++
 }
 
-// Changed implements counter.Step.
-func (d *draft) Changed(key string, joined, left []string, all bool) {
-	h := d.head(key)
-	h.changed = true
-	d.writes++
-	d.raise(h)
-	if h.registers != nil {
-		d.put(registersName(h, key), h.registers.Bytes())
+func (d *draft) remember(id rows.ID) {
+	d.ids = append(d.ids, id)
+	if len(d.ids) <= short {
+		return
 	}
 
-	d.news = append(d.news, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
-}
-
-// raise gives the version of a changed counter the incarnation of the epoch.
-func (d *draft) raise(h *head) {
-	switch v := &h.Version; v.Sequence {
-	case 0: // deleted
-	case 1:
-		v.Incarnation = h.life
-	default:
-		v.Incarnation = max(d.p.epoch, v.Incarnation)
+	if len(d.used) == 0 {
+		d.used = map[[16]byte]struct{}{}
+		for _, one := range d.ids {
+			d.used[one.Bytes] = struct{}{}
+		}
 	}
-}
-
-// Drop implements counter.Step.
-func (d *draft) Drop(key string, v counter.Version) {
-	h := d.head(key)
-	for _, collection := range h.collections(key) {
-		d.discard(collection)
-	}
-	d.put(deletedRow, encodeNumber(max(v.Incarnation, h.life, d.Deleted())))
-
-	h.life = 0
-	h.emptied = 0
-	h.members = 0
-	h.shards = 0
-	h.registers = nil
-}
-
-// collections returns all that the rows of a counter may be in.
-func (h *head) collections(key string) []string {
-	all := []string{setCollection(h, key), ledgerCollection(h, key), dimensionsOf(h, key)}
-	for _, step := range counter.BucketSteps {
-		all = append(all, historyCollection(h, key, uint32(step/time.Second)))
-	}
-
-	return all
+	d.used[id.Bytes] = struct{}{}
 }

@@ -12,20 +12,19 @@ import (
 // A ledger is in rows of 64 entries: entry n is in row (n-1)/64.
 const ledgerRow = 64
 
-func ledgerCollection(h *head, key string) string {
-	return "ledger:" + strconv.FormatUint(h.life, 36) + ":" + key
+func ledgerCollection(h *head) string {
+	return "ledger:" + strconv.FormatUint(h.life, 36) + ":" + h.key
 }
 
 // ledgerName returns the name of the row that has entry seq.
-func ledgerName(h *head, key string, seq uint64) rows.Name {
-	return rows.Name{Collection: ledgerCollection(h, key), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
+func ledgerName(h *head, seq uint64) rows.Name {
+	return rows.Name{Collection: ledgerCollection(h), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
 }
 
 // Enter implements counter.Step.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
-	name := ledgerName(d.head(key), key, e.Seq)
-	row := d.get(name)
-	d.put(name, appendEntry(row[:len(row):len(row)], &e))
+	name := ledgerName(d.head(key), e.Seq)
+	d.put(name, appendEntry(d.own(name), &e))
 
 	// The last entry of a row is the last to expire.
 	if e.Seq%ledgerRow == 0 && kept > 0 {
@@ -43,7 +42,8 @@ func appendEntry(b []byte, e *counter.Entry) []byte {
 	return appendBytes(b, e.By)
 }
 
-// entries reads a row of a ledger, whose first entry has that Seq.
+// entries reads a row of a ledger, whose first entry has that Seq. An entry without an operation stands for one that an
+// import did not have any more.
 func (r *reader) entries(seq uint64) []counter.Entry {
 	var all []counter.Entry
 	for ; len(r.rest) > 0; seq++ {
@@ -55,7 +55,9 @@ func (r *reader) entries(seq uint64) []counter.Entry {
 		e.After = e.Before + e.Delta
 		e.Reason = string(r.bytes())
 		e.By = string(r.bytes())
-		all = append(all, e)
+		if e.Op != 0 {
+			all = append(all, e)
+		}
 	}
 
 	return all

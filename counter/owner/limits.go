@@ -18,6 +18,15 @@ func limitName(n limit.Name) rows.Name {
 	return rows.Name{Collection: limits, Field: string(field) + n.Key}
 }
 
+// limitOf returns the limit whose state is in the row with that field.
+func limitOf(field string) limit.Name {
+	r := reader{rest: []byte(field)}
+	n := limit.Name{Algorithm: limit.Algorithm(r.byte()), Window: r.int()}
+	n.Key = string(r.rest)
+
+	return n
+}
+
 // limit judges a call on a limit.
 func (d *draft) limit(call *limit.Call) limit.Answer {
 	name := limitName(call.Name)

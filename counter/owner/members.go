@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"strconv"
 
 	"headcount/counter"
@@ -50,20 +51,20 @@ func roundUp(n uint64) uint64 { return 1 << bits.Len64(n-1) }
 
 // set is the set of one counter within a draft.
 type set struct {
-	d   *draft
-	h   *head
-	key string
+	d *draft
+	h *head
 }
 
-func (d *draft) set(key string) set { return set{d: d, h: d.head(key), key: key} }
+func (d *draft) set(key string) set { return set{d: d, h: d.head(key)} }
 
 // row returns the name of one of the set's rows.
 func (s set) row(shard uint64) rows.Name {
-	return rows.Name{Collection: setCollection(s.h, s.key), Field: strconv.FormatUint(shard, 10)}
+	return rows.Name{Collection: setCollection(s.h), Field: strconv.FormatUint(shard, 10)}
 }
 
-func setCollection(h *head, key string) string {
-	return "members:" + strconv.FormatUint(h.life, 36) + "." + strconv.FormatUint(h.emptied, 36) + ":" + key
+// setCollection returns where the members or the registers of a counter are, since it was emptied last.
+func setCollection(h *head) string {
+	return "set:" + strconv.FormatUint(h.life, 36) + "." + strconv.FormatUint(h.emptied, 36) + ":" + h.key
 }
 
 func (s set) shards() uint64 { return max(s.h.shards, 1) }
@@ -84,13 +85,12 @@ func (d *draft) Join(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
 	name := s.row(shardOf(hash[:], s.shards()))
-	row := d.get(name)
-	if findHash(row, hash[:]) >= 0 {
+	if findHash(d.get(name), hash[:]) >= 0 {
 		return false
 	}
 
-	// A new slice, because the row may be one in memory.
-	d.put(name, append(row[:len(row):len(row)], hash[:]...))
+	d.put(name, append(d.own(name), hash[:]...))
+	s.h.parts |= hasSet // the counter changes, too
 	s.h.members++
 	if s.h.members > s.shards()*membersFull {
 		s.split()
@@ -104,13 +104,12 @@ func (d *draft) Leave(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
 	name := s.row(shardOf(hash[:], s.shards()))
-	row := d.get(name)
-	at := findHash(row, hash[:])
+	at := findHash(d.get(name), hash[:])
 	if at < 0 {
 		return false
 	}
 
-	d.put(name, bytes.Join([][]byte{row[:at], row[at+hashSize:]}, nil))
+	d.put(name, slices.Delete(d.own(name), at, at+hashSize))
 	s.h.members--
 
 	return true
@@ -140,8 +139,10 @@ func (s set) split() {
 // Empty implements counter.Step. The rows of the set are garbage from now on.
 func (d *draft) Empty(key string) {
 	h := d.head(key)
-	d.discard(setCollection(h, key))
+	d.discard(setCollection(h))
 	h.emptied = h.Version.Sequence + 1
+	h.parts &^= hasSet
 	h.members = 0
 	h.shards = 0
+	h.ranks = nil
 }

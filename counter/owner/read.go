@@ -2,9 +2,7 @@ package owner
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -69,6 +67,7 @@ func (r *Reader) heads(ctx context.Context, keys []string) ([]head, error) {
 
 	all := make([]head, len(keys))
 	for i := range all {
+		all[i].key = keys[i]
 		if err := all[i].decode(values[i]); err != nil {
 			return nil, fmt.Errorf("owner: read %q: %w", keys[i], err)
 		}
@@ -113,7 +112,7 @@ func (r *Reader) findMember(ctx context.Context, keys []string, all []head, memb
 		if all[i].Kind != counter.Members {
 			continue
 		}
-		s := set{h: &all[i], key: key}
+		s := set{h: &all[i]}
 		sets = append(sets, i)
 		addresses = append(addresses, r.address(key, s.row(shardOf(hash[:], s.shards()))))
 	}
@@ -164,7 +163,7 @@ func (r *Reader) entries(ctx context.Context, h *head, key string, first, n uint
 	last := min(first+n-1, (h.Entries-1)/ledgerRow)
 	addresses := make([]rows.Address, 0, last-first+1)
 	for row := first; row <= last; row++ {
-		addresses = append(addresses, r.address(key, ledgerName(h, key, row*ledgerRow+1)))
+		addresses = append(addresses, r.address(key, ledgerName(h, row*ledgerRow+1)))
 	}
 	values, err := r.values(ctx, addresses)
 	if err != nil {
@@ -181,84 +180,6 @@ func (r *Reader) entries(ctx context.Context, h *head, key string, first, n uint
 	}
 
 	return all, nil
-}
-
-// History implements counter.Reader.
-func (r *Reader) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	h, err := r.head(ctx, key)
-	if err != nil {
-		return counter.Counter{}, nil, err
-	}
-
-	if h.Version == (counter.Version{}) {
-		return h.Counter(key), nil, nil
-	}
-
-	seconds := int64(step / time.Second)
-	var gains []counter.Gain
-	each := func(number int64, row []byte) error {
-		some, err := h.gains(number, row)
-		for _, gain := range some {
-			if gain.Number >= from && gain.Number < to {
-				gains = append(gains, gain)
-			}
-		}
-		return err
-	}
-	first, last := from, to
-	if h.Kind != counter.Unique {
-		first, last = from/historyRow, to/historyRow+1
-	}
-	if err := r.scanNumbers(ctx, r.place(key), historyCollection(&h, key, uint32(seconds)), first, last, each); err != nil {
-		return counter.Counter{}, nil, fmt.Errorf("history of %q: %w", key, err)
-	}
-
-	return h.Counter(key), h.With(gains, step, from, to), nil
-}
-
-// errEnough ends a scan.
-var errEnough = errors.New("enough")
-
-// scanNumbers calls each with the rows of a collection whose fields are numbers from first to last-1.
-func (r *Reader) scanNumbers(ctx context.Context, partition int, collection string, first, last int64, each func(int64, []byte) error) error {
-	after := ""
-	if first > 0 {
-		after = fmt.Sprintf("%08x", first-1)
-	}
-	err := r.store.Scan(ctx, partition, collection, after, func(field string, row []byte) error {
-		number, err := strconv.ParseInt(field, 16, 64)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%w: a row of %q named %q", ErrMalformed, collection, field)
-		case number >= last:
-			return errEnough
-		}
-		return each(number, row)
-	})
-	if err == nil || errors.Is(err, errEnough) {
-		return nil
-	}
-	if errors.Is(err, ErrMalformed) {
-		return err
-	}
-
-	return unavailable("scan", err)
-}
-
-// gains reads the time buckets in a row of a counter's history.
-func (h *head) gains(number int64, row []byte) ([]counter.Gain, error) {
-	if h.Kind == counter.Unique {
-		registers, err := hyperloglog.Parse(row)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-		}
-		return []counter.Gain{{Number: number, Seen: &registers}}, nil
-	}
-
-	read := reader{rest: row}
-	gains := read.gains(number)
-
-	return gains, read.end("a history")
 }
 
 // Dimension implements counter.Reader.
@@ -284,7 +205,7 @@ func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.
 		return read.end("a dimension")
 	}
 	if h.Version != (counter.Version{}) {
-		err = r.store.Scan(ctx, r.place(key), dimensionsOf(&h, key), "", each)
+		err = r.store.Scan(ctx, r.place(key), dimensionsOf(&h), "", each)
 	}
 	if err != nil {
 		return counter.Counter{}, counter.Counted{}, unavailable("dimension", err)
@@ -294,17 +215,17 @@ func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.
 }
 
 // all calls each with every counter of a site whose name begins with prefix.
-func (r *Reader) all(ctx context.Context, prefix string, each func(key string, h *head) error) error {
+func (r *Reader) all(ctx context.Context, prefix string, each func(h *head) error) error {
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
 			if !presence.HasPrefix(key, prefix) {
 				return nil
 			}
-			var h head
+			h := head{key: key}
 			if err := h.decode(row); err != nil {
 				return fmt.Errorf("%q: %w", key, err)
 			}
-			return each(key, &h)
+			return each(&h)
 		})
 		if err != nil {
 			return unavailable("scan", err)
@@ -317,11 +238,11 @@ func (r *Reader) all(ctx context.Context, prefix string, each func(key string, h
 // Aggregate implements counter.Reader.
 func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
-	var uniques []rows.Address
-	err := r.all(ctx, prefix, func(key string, h *head) error {
+	var uniques []head
+	err := r.all(ctx, prefix, func(h *head) error {
 		total.Add(h.State)
 		if h.Kind == counter.Unique {
-			uniques = append(uniques, r.address(key, registersName(h, key)))
+			uniques = append(uniques, *h)
 		}
 		return nil
 	})
@@ -329,14 +250,10 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		return counter.Aggregate{}, err
 	}
 
-	values, err := r.values(ctx, uniques)
-	if err != nil {
-		return counter.Aggregate{}, err
-	}
-	for _, value := range values {
-		registers, err := hyperloglog.Parse(value)
+	for i := range uniques {
+		registers, err := r.registers(ctx, &uniques[i])
 		if err != nil {
-			return counter.Aggregate{}, fmt.Errorf("owner: aggregate: %w: %w", ErrMalformed, err)
+			return counter.Aggregate{}, err
 		}
 		total.Merge(registers)
 	}
@@ -344,9 +261,35 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	return total.Aggregate(prefix)
 }
 
+// registers returns the registers of a unique.
+func (r *Reader) registers(ctx context.Context, h *head) (hyperloglog.Registers, error) {
+	addresses := make([]rows.Address, 1, registerRows)
+	if h.ranks != nil {
+		addresses = addresses[:registerRows]
+	}
+	of := registers{collection: setCollection(h)}
+	for row := range addresses {
+		addresses[row] = r.address(h.key, of.name(row))
+	}
+
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return hyperloglog.Registers{}, err
+	}
+
+	var all hyperloglog.Union
+	for row, value := range values {
+		if err := mergeRow(&all, row, value); err != nil {
+			return hyperloglog.Registers{}, fmt.Errorf("owner: %q: %w", h.key, err)
+		}
+	}
+
+	return all.Registers(), nil
+}
+
 // Size implements counter.Reader.
 func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
-	err = r.all(ctx, prefix, func(string, *head) error {
+	err = r.all(ctx, prefix, func(*head) error {
 		n++
 		return nil
 	})

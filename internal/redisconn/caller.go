@@ -131,7 +131,7 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 		}
 		return fn(ctx, c)
 	})
-	if err != nil && err != errAway {
+	if err != nil && err != ErrAway {
 		s.Metrics.errors.Inc()
 	}
 	return s.classify(err)

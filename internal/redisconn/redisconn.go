@@ -313,13 +313,14 @@ func InfoField(info, name string) string {
 	return ""
 }
 
-var errAway = errors.New("it did not answer a moment ago")
+// ErrAway is in the errors of calls that were not sent, because Redis did not answer or refused commands a moment ago.
+var ErrAway = errors.New("it did not answer a moment ago")
 
 // do runs fn against Redis, unless it is known not to answer.
 func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	done, err := s.breaker.Allow()
 	if err != nil {
-		return errAway
+		return ErrAway
 	}
 	start := time.Now()
 	within, span := tracing.Start(ctx, "redis")

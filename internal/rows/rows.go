@@ -129,7 +129,8 @@ type Known struct {
 func (e *Known) Error() string { return fmt.Sprintf("%d IDs are remembered", len(e.IDs)) }
 
 // Store keeps rows. Its methods may be called from any goroutine. Errors are ErrUnavailable unless their comment says
-// more. The caller does not modify what it passes, nor what it gets.
+// more. Neither the caller nor the store modifies values. A store keeps the values that it gets, but not the slices of
+// commits, IDs, rows and addresses: after the call the caller may use these again.
 type Store interface {
 	// Claim makes owner the writer of partitions. A caller with a former claim, whose store has lost something, gets no
 	// new one if another process has claimed the partition since. A claim whose answer was lost may be repeated. The claims

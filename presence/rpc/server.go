@@ -54,6 +54,7 @@ type Config struct {
 	Holds   Holds
 	Users   Users
 	Reports Reports
+	Links   Links
 
 	Registerer prometheus.Registerer // registers the handler's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -96,12 +97,11 @@ func NewHandler(cfg Config) (*Handler, error) {
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
-	known := path == updatesPath && h.cfg.Updates != nil || path == holdPath && h.cfg.Holds != nil || path == usersPath && h.cfg.Users != nil || path == reportPath && h.cfg.Reports != nil
 	switch {
 	case otherFormat(r.Header.Get("Authorization")):
 		h.refuseFormat(w, r)
 		return
-	case !known:
+	case !h.serves(path):
 		writeProblem(w, http.StatusNotFound, "not_found", "there is no such path here")
 		return
 	case r.Method != http.MethodPut:
@@ -110,6 +110,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req, err := h.open(w, r)
+	if err == nil && path == linkPath {
+		h.requests.WithLabelValues(path, "ok").Inc()
+		h.serveLink(w, r)
+		return
+	}
+
 	var answer []byte
 	switch {
 	case err != nil:
@@ -140,6 +146,24 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		writeProblem(w, status, code, err.Error())
 	}
+}
+
+// serves reports whether somebody takes the requests for a path.
+func (h *Handler) serves(path string) bool {
+	switch path {
+	case updatesPath:
+		return h.cfg.Updates != nil
+	case holdPath:
+		return h.cfg.Holds != nil
+	case usersPath:
+		return h.cfg.Users != nil
+	case reportPath:
+		return h.cfg.Reports != nil
+	case linkPath:
+		return h.cfg.Links != nil
+	}
+
+	return false
 }
 
 // refuseFormat refuses a request of another format. It logs only the first such request:

@@ -121,6 +121,18 @@ func (s *Sealer) Sign(b, message []byte) []byte {
 	return append(b, s.of(s.macs[0], message)...)
 }
 
+// Derive returns a further key from the key with that id, nil if there is none. Who does not know the secret learns
+// nothing about one from the other.
+func (s *Sealer) Derive(id ID, purpose []byte) []byte {
+	for _, m := range s.macs {
+		if m.id == id {
+			return append([]byte{}, s.of(m, purpose)...)
+		}
+	}
+
+	return nil
+}
+
 // of returns the signature of message, which is valid until the next call.
 func (s *Sealer) of(m mac, message []byte) []byte {
 	m.hash.Reset()

@@ -4,8 +4,8 @@ package rowsmem
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,9 +21,7 @@ type Config struct {
 type Store struct {
 	now        func() time.Time
 	partitions [rows.Partitions]partition
-
-	mu      sync.RWMutex // guards watches
-	watches map[*watch]struct{}
+	watches    rows.Watches
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -31,32 +29,33 @@ var _ rows.Store = (*Store)(nil)
 // partition has the rows of one partition.
 type partition struct {
 	mu          sync.Mutex // guards the fields below
-	owner       string
-	epoch       uint64
-	number      uint64
-	collections map[string]map[string][]byte // none of them is empty
+	ownership   rows.Ownership
+	collections map[string]collection // none of them is empty
+	// last is the row that was looked up last, since who reads a row often writes it next.
+	last     *value
+	lastName rows.Name
 	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
 	// no other bound.
 	ids    map[[16]byte]time.Time
 	oldest []rows.ID // the same, in the order in which they came
 }
 
-// watch is one call of Watch.
-type watch struct {
-	mu    sync.Mutex // serialises the calls
-	heard func(partition int, number uint64, publication []byte)
-}
+// collection has values by field. They are behind pointers, so that a new value leaves the map and its field alone: the
+// field of a commit may be a part of a larger text.
+type collection map[string]*value
+
+type value struct{ bytes []byte }
 
 // New returns an empty Store.
 func New(cfg Config) *Store {
-	s := &Store{now: cfg.Now, watches: map[*watch]struct{}{}}
+	s := &Store{now: cfg.Now}
 	if s.now == nil {
 		s.now = time.Now
 	}
 
 	for i := range s.partitions {
 		p := &s.partitions[i]
-		p.collections = map[string]map[string][]byte{}
+		p.collections = map[string]collection{}
 		p.ids = map[[16]byte]time.Time{}
 	}
 
@@ -67,31 +66,33 @@ func New(cfg Config) *Store {
 func (s *Store) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims := make([]rows.Claim, len(partitions))
 	for i, former := range partitions {
-		claims[i] = s.partitions[former.Partition].claim(owner, former.Epoch, s.now())
+		p := &s.partitions[former.Partition]
+		p.mu.Lock()
+		claims[i] = p.ownership.Claim(owner, former.Epoch, s.now())
+		p.mu.Unlock()
 	}
 
 	return claims, nil
 }
 
-func (p *partition) claim(owner string, former uint64, now time.Time) rows.Claim {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	overtaken := former != 0 && p.epoch > former
-	if overtaken && p.owner != owner {
-		return rows.Claim{}
-	}
-
-	p.owner = owner
-	p.epoch = max(uint64(now.UnixMilli()), p.epoch+1, former+1)
-	return rows.Claim{Epoch: p.epoch, Number: p.number}
-}
+// made are the errors of commits without any.
+var made [rows.Partitions]error
 
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
 func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
-	errs := make([]error, len(commits))
+	errs := made[:len(commits):len(commits)]
+	own := false
 	for i := range commits {
-		errs[i] = s.commit(&commits[i])
+		err := s.commit(&commits[i])
+		if err == nil {
+			continue
+		}
+
+		if !own {
+			errs = make([]error, len(commits))
+			own = true
+		}
+		errs[i] = err
 	}
 
 	return errs
@@ -102,22 +103,16 @@ func (s *Store) commit(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if c.Epoch != p.epoch {
-		return &rows.Fenced{Epoch: p.epoch}
-	}
-	if c.Number == p.number {
-		return nil // a repetition
-	}
-	if c.After != p.number {
-		return &rows.Lost{Number: p.number}
+	if err := p.ownership.Refuses(c); err != nil || p.ownership.Has(c) {
+		return err
 	}
 
 	p.forget(c.At, 2*len(c.IDs)+1)
-	if known := p.known(c); len(known) > 0 {
-		return &rows.Known{IDs: known}
+	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
+		return err
 	}
 
-	p.number = c.Number
+	p.ownership.Number = c.Number
 	for _, id := range c.IDs {
 		p.ids[id.Bytes] = id.Until
 		p.oldest = append(p.oldest, id)
@@ -127,9 +122,7 @@ func (s *Store) commit(c *rows.Commit) error {
 	}
 
 	// Under the lock of the partition, because publications come in the order of commits.
-	if c.Publication != nil {
-		s.publish(c)
-	}
+	s.watches.Publish(c)
 
 	return nil
 }
@@ -151,45 +144,44 @@ func (p *partition) forget(now time.Time, n int) {
 	}
 }
 
-// known returns the IDs of c that are remembered.
-func (p *partition) known(c *rows.Commit) []rows.ID {
-	var known []rows.ID
-	for _, ids := range [][]rows.ID{c.IDs, c.Asked} {
-		for _, id := range ids {
-			if until := p.ids[id.Bytes]; until.After(c.At) {
-				known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
-			}
-		}
+// find returns the row with a name, or nil. The caller has mu.
+func (p *partition) find(name rows.Name) *value {
+	if p.last == nil || p.lastName != name {
+		p.last = p.collections[name.Collection][name.Field]
+		p.lastName = name
 	}
 
-	return known
+	return p.last
 }
 
 func (p *partition) put(row *rows.Row) {
-	of := p.collections[row.Collection]
-	if row.Value == nil {
-		delete(of, row.Field)
-		if len(of) == 0 {
-			delete(p.collections, row.Collection)
-		}
-		return
+	is := p.find(row.Name)
+	switch {
+	case row.Value == nil:
+		p.remove(row.Name)
+	case is != nil:
+		is.bytes = row.Value
+	default:
+		p.add(row)
 	}
-
-	if of == nil {
-		of = map[string][]byte{}
-		p.collections[row.Collection] = of
-	}
-	of[row.Field] = row.Value
 }
 
-func (s *Store) publish(c *rows.Commit) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+// add adds a row that is not there.
+func (p *partition) add(row *rows.Row) {
+	of := p.collections[row.Collection]
+	if of == nil {
+		of = collection{}
+		p.collections[strings.Clone(row.Collection)] = of
+	}
+	of[strings.Clone(row.Field)] = &value{row.Value}
+}
 
-	for w := range s.watches {
-		w.mu.Lock()
-		w.heard(c.Partition, c.Number, c.Publication)
-		w.mu.Unlock()
+func (p *partition) remove(name rows.Name) {
+	p.last = nil
+	of := p.collections[name.Collection]
+	delete(of, name.Field)
+	if len(of) == 0 {
+		delete(p.collections, name.Collection)
 	}
 }
 
@@ -207,8 +199,17 @@ func (p *partition) read(name rows.Name) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.collections[name.Collection][name.Field]
+	is := p.find(name)
+	if is == nil {
+		return nil
+	}
+
+	return is.bytes
 }
+
+// Get returns the value of a row, nil if there is none. It waits for nothing, so a caller with one row need not gather
+// others for a Read.
+func (s *Store) Get(partition int, name rows.Name) []byte { return s.partitions[partition].read(name) }
 
 // Scan implements rows.Store. Each sees the rows as of one moment.
 func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
@@ -224,15 +225,15 @@ func (s *Store) Scan(_ context.Context, at int, collection, after string, each f
 // after returns a copy of the rows of a collection whose fields are greater than after, in their order.
 func (p *partition) after(collection, after string) []rows.Row {
 	p.mu.Lock()
-	of := maps.Clone(p.collections[collection])
-	p.mu.Unlock()
-
+	of := p.collections[collection]
 	found := make([]rows.Row, 0, len(of))
-	for field, value := range of {
+	for field, is := range of {
 		if field > after {
-			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: value})
+			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: is.bytes})
 		}
 	}
+	p.mu.Unlock()
+
 	slices.SortFunc(found, func(a, b rows.Row) int { return cmp.Compare(a.Field, b.Field) })
 
 	return found
@@ -240,20 +241,7 @@ func (p *partition) after(collection, after string) []rows.Row {
 
 // Watch implements rows.Store. It has no gaps. The publishing owner calls heard, which must not block.
 func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	w := &watch{heard: heard}
-	s.mu.Lock()
-	s.watches[w] = struct{}{}
-	s.mu.Unlock()
-
-	w.mu.Lock()
-	missed()
-	w.mu.Unlock()
-
-	<-ctx.Done()
-
-	s.mu.Lock()
-	delete(s.watches, w)
-	s.mu.Unlock()
+	s.watches.Watch(ctx, heard, missed)
 
 	return nil
 }

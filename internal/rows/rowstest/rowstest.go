@@ -45,6 +45,8 @@ var contract = map[string]func(*bench){
 	"an ID is asked for":                        idsAreAsked,
 	"a refused commit writes nothing":           refusedWritesNothing,
 	"commits of partitions are separate":        partitionsAreSeparate,
+	"IDs of partitions are separate":            idsAreSeparate,
+	"collections are separate":                  collectionsAreSeparate,
 	"a scan goes on after a field":              scanGoesOn,
 	"any bytes are a row":                       anyBytes,
 	"publications come in order":                publicationsInOrder,
@@ -256,6 +258,13 @@ func idsAreUsedOnce(b *bench) {
 	if err := b.commit(claim.Epoch, 2, id(2, time.Hour)); !errors.As(err, &known) {
 		b.Errorf("got %v, want that ID 2 is known: it was used again", err)
 	}
+
+	// A store's own clock may be late.
+	later := newCommit(partition, claim.Epoch, 2, id(1, 3*time.Hour))
+	later.At = time.Now().Add(2 * time.Hour)
+	if err := b.store.Commit(b.Context(), []rows.Commit{later})[0]; err != nil {
+		b.Errorf("got %v, although ID 1 is forgotten at the time of the commit", err)
+	}
 }
 
 func idsAreAsked(b *bench) {
@@ -317,26 +326,60 @@ func partitionsAreSeparate(b *bench) {
 	b.want(partition + 2)
 }
 
+func idsAreSeparate(b *bench) {
+	first := b.claim("a", partition, 0)
+	other := b.claim("a", partition+1, 0)
+	b.must(b.commit(first.Epoch, 0, id(1, time.Hour)))
+	b.must(b.store.Commit(b.Context(), []rows.Commit{newCommit(partition+1, other.Epoch, 0, id(1, time.Hour))})[0])
+}
+
+// collectionsAreSeparate has names that are the same when they are joined.
+func collectionsAreSeparate(b *bench) {
+	claim := b.claim("a", partition, 0)
+	long := rows.Row{Name: rows.Name{Collection: "c:d", Field: "e"}, Value: []byte("long")}
+	short := rows.Row{Name: rows.Name{Collection: "c", Field: ":de"}, Value: []byte("short")}
+	odd := rows.Row{Name: rows.Name{Collection: "c\x07", Field: "e"}, Value: []byte("odd")}
+	b.must(b.commit(claim.Epoch, 0, long, short, odd))
+	b.want(partition, ":de=short")
+
+	b.must(b.commit(claim.Epoch, 1, remove(":de")))
+	b.want(partition)
+	found := b.store.Read(b.Context(), []rows.Address{{Partition: partition, Name: long.Name}, {Partition: partition, Name: odd.Name}})
+	if string(found[0].Value) != "long" || string(found[1].Value) != "odd" {
+		b.Errorf("other collections have %q and %q", found[0].Value, found[1].Value)
+	}
+}
+
 func scanGoesOn(b *bench) {
 	claim := b.claim("a", partition, 0)
-	const n = 300
+	const n = 2500
 	all := make([]any, n)
 	for i := range all {
-		all[i] = put(fmt.Sprintf("%03d", i), "v")
+		all[i] = put(fmt.Sprintf("%04d", i), "v")
 	}
 	b.must(b.commit(claim.Epoch, 0, all...))
 
 	var got []string
 	enough := errors.New("enough")
-	err := b.store.Scan(b.Context(), partition, "c", "097", func(field string, _ []byte) error {
+	err := b.store.Scan(b.Context(), partition, "c", "0097", func(field string, _ []byte) error {
 		got = append(got, field)
 		if len(got) == 150 {
 			return enough
 		}
 		return nil
 	})
-	if !errors.Is(err, enough) || got[0] != "098" || got[149] != "247" || !slices.IsSorted(got) {
+	if !errors.Is(err, enough) || got[0] != "0098" || got[149] != "0247" || !slices.IsSorted(got) {
 		b.Errorf("got %v and %d fields from %q to %q", err, len(got), got[0], got[len(got)-1])
+	}
+
+	// A store may read them in pages, and a caller may stop at any row.
+	got = nil
+	b.must(b.store.Scan(b.Context(), partition, "c", "", func(field string, _ []byte) error {
+		got = append(got, field)
+		return nil
+	}))
+	if len(got) != n || !slices.IsSorted(got) {
+		b.Errorf("%d fields of %d are scanned, sorted: %t", len(got), n, slices.IsSorted(got))
 	}
 }
 

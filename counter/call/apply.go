@@ -1,0 +1,320 @@
+package call
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+)
+
+// place returns the partition of a counter.
+func (s *Store) place(key string) int {
+	if rule := s.rules.Find(key); rule != nil && rule.Kind == counter.Exact {
+		return owner.ExactPartition
+	}
+
+	return rows.PartitionOf(key)
+}
+
+// placeOf returns the partition of the counter that c changes, without a search for its rule.
+func placeOf(c *counter.Change) int {
+	if c.Rule != nil && c.Rule.Kind == counter.Exact {
+		return owner.ExactPartition
+	}
+
+	return rows.PartitionOf(c.Key)
+}
+
+// homeOf returns the partition that remembers the idempotency key of a batch.
+func homeOf(id counter.IdempotencyKey) int {
+	return int(binary.LittleEndian.Uint32(id[:]) % rows.Partitions)
+}
+
+// partKey returns the idempotency key of what one partition has of a batch.
+func partKey(id counter.IdempotencyKey, partition int) counter.IdempotencyKey {
+	hash := sha256.Sum256(append(id[:], byte(partition)))
+
+	return counter.IdempotencyKey(hash[:len(id)])
+}
+
+// Apply implements counter.Writer. What several partitions have of a batch is made part by part, see applyParts.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	if len(ops) == 1 {
+		return s.applyOne(ctx, ops)
+	}
+
+	results := make([]counter.Result, len(ops))
+	var waiting gathered
+	for i := range ops {
+		op := &ops[i]
+		if err := op.Check(); err != nil {
+			results[i].Err = err
+			continue
+		}
+
+		partition, whole := partitionOf(op)
+		if !whole {
+			// Operations are made in order, and the parts of this one are in many partitions.
+			s.flush(ctx, &waiting, results)
+			results[i] = s.applyParts(ctx, op)
+			continue
+		}
+
+		if !waiting.fits(partition, op) {
+			s.flush(ctx, &waiting, results)
+		}
+		waiting.add(partition, op, i)
+	}
+	s.flush(ctx, &waiting, results)
+
+	return results
+}
+
+// applyOne makes a lone operation, with as little ceremony as possible. Its owner checks it.
+func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
+	partition, whole := partitionOf(&ops[0])
+	if !whole {
+		return []counter.Result{s.applyParts(ctx, &ops[0])}
+	}
+
+	answer, err := s.do(ctx, owner.Call{Partition: partition, Ops: ops})
+	if err != nil {
+		return []counter.Result{{Err: err}}
+	}
+
+	return answer.Results
+}
+
+// partitionOf returns the partition of an operation, and whether that partition has all of it: every counter, and the
+// memory of its idempotency key.
+func partitionOf(op *counter.Op) (partition int, whole bool) {
+	if len(op.Changes) == 0 {
+		return 0, true
+	}
+
+	partition = placeOf(&op.Changes[0])
+	for i := 1; i < len(op.Changes); i++ {
+		if placeOf(&op.Changes[i]) != partition {
+			return partition, false
+		}
+	}
+
+	return partition, !op.OfBatch() || homeOf(op.IdempotencyKey) == partition
+}
+
+// gathered has whole operations on their way to owners: one call for each partition.
+type gathered struct {
+	calls []part
+}
+
+// part is a call, and which results belong to it.
+type part struct {
+	call    owner.Call
+	indexes []int
+	changes int
+	owner.Outcome
+}
+
+// Bounds of one call: what one commit has to hold.
+const (
+	callChanges = 4096
+	callIDs     = 1000
+)
+
+func (g *gathered) find(partition int) *part {
+	for i := range g.calls {
+		if g.calls[i].call.Partition == partition {
+			return &g.calls[i]
+		}
+	}
+
+	return nil
+}
+
+// fits reports whether op may join the call to a partition.
+func (g *gathered) fits(partition int, op *counter.Op) bool {
+	to := g.find(partition)
+
+	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
+}
+
+func (g *gathered) add(partition int, op *counter.Op, index int) {
+	to := g.find(partition)
+	if to == nil {
+		g.calls = append(g.calls, part{call: owner.Call{Partition: partition}})
+		to = &g.calls[len(g.calls)-1]
+	}
+
+	to.call.Ops = append(to.call.Ops, *op)
+	to.indexes = append(to.indexes, index)
+	to.changes += len(op.Changes)
+}
+
+// flush makes the calls, and notes their results.
+func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result) {
+	s.doAll(ctx, g.calls)
+	for i := range g.calls {
+		one := &g.calls[i]
+		for at, index := range one.indexes {
+			if one.Err != nil {
+				results[index] = counter.Result{Err: one.Err}
+				continue
+			}
+			results[index] = one.Results[at]
+		}
+	}
+
+	g.calls = nil
+}
+
+// doAll makes calls to different partitions.
+func (s *Store) doAll(ctx context.Context, parts []part) {
+	if len(parts) == 1 {
+		parts[0].Answer, parts[0].Err = s.do(ctx, parts[0].call)
+		return
+	}
+
+	calls := make([]owner.Call, len(parts))
+	for i := range parts {
+		calls[i] = parts[i].call
+	}
+	for i, outcome := range s.to.DoAll(ctx, calls) {
+		parts[i].Outcome = outcome
+		parts[i].Err = unavailable(outcome.Err)
+	}
+}
+
+// applyParts makes a batch that several partitions have, as one operation for each of them. It finds out what refuses
+// the batch before it makes the first part, so that only a concurrent change can have it made in part.
+//
+// All batches share one space of idempotency keys, and each key has a home. A part has a key derived for its partition,
+// so that a repetition makes what is missing and nothing twice. The home remembers the key itself when all parts are
+// made: from then on it is known for any batch.
+func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
+	if err := op.Check(); err != nil {
+		return counter.Result{Err: err}
+	}
+
+	known, err := s.known(ctx, op.IdempotencyKey)
+	if err != nil {
+		return counter.Result{Err: err}
+	}
+
+	before, err := op.ReadFrom(ctx, s)
+	if err != nil {
+		return counter.Result{Err: err}
+	}
+	if known {
+		return counter.Result{Counters: op.Counters(before), Replay: true}
+	}
+	if err := refusal(op, before); err != nil {
+		return counter.Result{Err: err}
+	}
+
+	result := s.makeParts(ctx, op)
+	if result.Err == nil {
+		// If this fails, the keys of the parts still make a repetition a replay.
+		_, _ = s.remember(ctx, op.IdempotencyKey)
+	}
+
+	return result
+}
+
+// known reports whether a batch with that idempotency key was made.
+func (s *Store) known(ctx context.Context, id counter.IdempotencyKey) (bool, error) {
+	if id == (counter.IdempotencyKey{}) {
+		return false, nil
+	}
+
+	more := owner.More{Asked: []counter.IdempotencyKey{id}}
+	answer, err := s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
+	if err != nil {
+		return false, err
+	}
+
+	return answer.More.Known[0], nil
+}
+
+// remember has the home of an idempotency key remember it.
+func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.Answer, error) {
+	if id == (counter.IdempotencyKey{}) {
+		return owner.Answer{}, nil
+	}
+
+	more := owner.More{Remembered: []counter.IdempotencyKey{id}}
+
+	return s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
+}
+
+// refusal returns why the counters before would refuse a batch, or nil.
+func refusal(op *counter.Op, before map[string]counter.Counter) error {
+	after := maps.Clone(before)
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		have := after[c.Key].Or(c.Rule.Kind)
+		if conflict := c.Refusal(have); conflict != nil {
+			conflict.Value = before[c.Key].Value
+			return conflict
+		}
+
+		have.Value += c.Delta
+		after[c.Key] = have
+	}
+
+	return nil
+}
+
+// makeParts makes what each partition has of a batch.
+func (s *Store) makeParts(ctx context.Context, op *counter.Op) counter.Result {
+	var parts gathered
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		partition := placeOf(c)
+		to := parts.find(partition)
+		if to == nil {
+			parts.add(partition, &counter.Op{}, 0)
+			to = parts.find(partition)
+			to.indexes = nil
+			if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+				to.call.Ops[0].IdempotencyKey = partKey(op.IdempotencyKey, partition)
+			}
+		}
+
+		to.call.Ops[0].Changes = append(to.call.Ops[0].Changes, *c)
+		to.indexes = append(to.indexes, i)
+	}
+	s.doAll(ctx, parts.calls)
+
+	return join(op, parts.calls)
+}
+
+// join returns the result of a batch from those of its parts. The first part decides whether it is a replay, so of two
+// repetitions at the same time exactly one is.
+func join(op *counter.Op, parts []part) counter.Result {
+	whole := counter.Result{Counters: make([]counter.Counter, len(op.Changes))}
+	for i := range parts {
+		one := &parts[i]
+		if one.Err != nil {
+			// Not %w: that of the part may say that nothing was made, and others may be made.
+			return counter.Result{Err: fmt.Errorf("call: %w: a part of a batch: %v", counter.ErrUnavailable, one.Err)}
+		}
+
+		own := &one.Results[0]
+		if own.Err != nil {
+			return counter.Result{Err: own.Err}
+		}
+		if i == 0 {
+			whole.Replay = own.Replay
+		}
+		for at, index := range one.indexes {
+			whole.Counters[index] = own.Counters[at]
+		}
+	}
+
+	return whole
+}

@@ -1,0 +1,57 @@
+package call_test
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/countermem"
+)
+
+// BenchmarkIncrement makes embedded increments, of one key and of many, as the program without a store does. The store
+// that keeps records in a map is the floor.
+func BenchmarkIncrement(b *testing.B) {
+	rules := counter.BuiltinRules()
+	for _, keys := range []int{1, 100_000} {
+		b.Run(fmt.Sprintf("%d keys/owner", keys), func(b *testing.B) { increment(b, inMemory(b, rules), rules, keys) })
+		b.Run(fmt.Sprintf("%d keys/map", keys), func(b *testing.B) {
+			increment(b, countermem.New(countermem.Config{}), rules, keys)
+		})
+	}
+}
+
+func increment(b *testing.B, store counter.Writer, rules *counter.Rules, keys int) {
+	changes := make([]counter.Change, keys)
+	for i := range changes {
+		key := fmt.Sprint("votes:", i)
+		changes[i] = counter.Change{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: 1}
+	}
+
+	for i := range changes {
+		store.Apply(b.Context(), []counter.Op{{Changes: changes[i : i+1]}})
+	}
+
+	b.ReportAllocs()
+	before := cpu(b)
+	for i := 0; b.Loop(); i++ {
+		at := i % keys
+		result := store.Apply(b.Context(), []counter.Op{{Changes: changes[at : at+1]}})[0]
+		if result.Err != nil {
+			b.Fatal(result.Err)
+		}
+	}
+	b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
+}
+
+// cpu returns what this process has used of the processors, which the time on a busy machine does not say.
+func cpu(b *testing.B) time.Duration {
+	b.Helper()
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}

@@ -1,0 +1,97 @@
+package call_test
+
+import (
+	"reflect"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/countertest"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// inMemory returns a store in the memory of this process, as the program without a store has it.
+func inMemory(t testing.TB, rules *counter.Rules) *call.Store {
+	t.Helper()
+	return openedOver(t, rowsmem.New(rowsmem.Config{}), rules, owner.InMemory)
+}
+
+// openedOver returns a store all of whose partitions this process owns.
+func openedOver(t testing.TB, over rows.Store, rules *counter.Rules, cfg owner.Config) *call.Store {
+	t.Helper()
+	s, err := call.NewLocal(t.Context(), over, rules, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+
+	return s
+}
+
+// calledBy returns a store that finds the owner of its partitions, as a process beside others does.
+func calledBy(t testing.TB, store rows.Store, rules *counter.Rules, cfg owner.Config) *call.Store {
+	t.Helper()
+	o := owner.New(store, cfg)
+	for id := range rows.Partitions {
+		if err := o.Own(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	s := call.NewStore(store, call.Everywhere(o), rules, call.Config{Stream: "gateway"})
+	t.Cleanup(func() {
+		_ = s.Close()
+		o.Close()
+	})
+
+	return s
+}
+
+func TestContract(t *testing.T) {
+	for name, open := range map[string]func(testing.TB) *call.Store{
+		"in memory": func(t testing.TB) *call.Store { return inMemory(t, countertest.Rules) },
+		"through calls": func(t testing.TB) *call.Store {
+			return calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
+				return countertest.Instance{Store: open(t)}
+			})
+		})
+	}
+}
+
+func TestCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return inMemory(t, counter.BuiltinRules()) })
+	})
+}
+
+// The first entries of a ledger may have expired in the store that an export comes from.
+func TestALedgerWithoutItsBeginning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := inMemory(t, counter.BuiltinRules())
+		now := time.Now().UTC()
+		is := counter.Copy{Key: "stock:1", State: counter.State{
+			Kind: counter.Exact, Value: 72, Updated: now.UnixMilli(), Entries: 72, Version: counter.Version{Incarnation: 1, Sequence: 72},
+		}}
+		for seq := uint64(70); seq <= 72; seq++ {
+			is.Ledger = append(is.Ledger, counter.Entry{
+				Seq: seq, At: now, Op: counter.LedgerIncrement, Delta: 1, Before: int64(seq - 1), After: int64(seq),
+			})
+		}
+		if n, err := s.Restore(t.Context(), []counter.Copy{is}, counter.BuiltinRules()); n != 1 || err != nil {
+			t.Fatalf("restored %d counters: %v", n, err)
+		}
+
+		copies := countertest.Everything(t, s)
+		if len(copies) != 1 || !reflect.DeepEqual(copies[0].Ledger, is.Ledger) {
+			t.Errorf("the ledger is %+v, want %+v", copies, is.Ledger)
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package call_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/counter/limit"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// ledgerOfRows is a store that knows which rows it has.
+type ledgerOfRows struct {
+	*rowsmem.Store
+
+	mu      sync.Mutex // guards the fields below
+	rows    map[rows.Address]int
+	deletes int // the most rows that one commit deleted
+}
+
+func newLedgerOfRows() *ledgerOfRows {
+	return &ledgerOfRows{Store: rowsmem.New(rowsmem.Config{}), rows: map[rows.Address]int{}}
+}
+
+// Commit implements rows.Store.
+func (l *ledgerOfRows) Commit(ctx context.Context, commits []rows.Commit) []error {
+	errs := l.Store.Commit(ctx, commits)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	for i, c := range commits {
+		deletes := 0
+		for _, row := range c.Rows {
+			at := rows.Address{Partition: c.Partition, Name: row.Name}
+			switch {
+			case errs[i] != nil:
+			case row.Value == nil:
+				delete(l.rows, at)
+				deletes++
+			default:
+				l.rows[at] = len(row.Value)
+			}
+		}
+		l.deletes = max(l.deletes, deletes)
+	}
+
+	return errs
+}
+
+// left returns the collections that have rows, with their number.
+func (l *ledgerOfRows) left() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	left := map[string]int{}
+	for at := range l.rows {
+		left[at.Collection]++
+	}
+
+	return left
+}
+
+func must(t *testing.T, s counter.Writer, key string, c counter.Change) {
+	t.Helper()
+	c.Key = key
+	c.Rule = historyRules.Find(key)
+	result := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]
+	if result.Err != nil {
+		t.Fatalf("%+v: %v", c, result.Err)
+	}
+}
+
+// fill gives each kind of counter everything that it can have.
+func fill(t *testing.T, s counter.Store) {
+	t.Helper()
+	country := []counter.Dimension{{Name: "country", Value: "de"}}
+	for round := range 30 {
+		var members []string
+		for i := range counter.MaxMembers {
+			members = append(members, fmt.Sprint(round, " ", i))
+		}
+		must(t, s, "likes:1", counter.Change{Verb: counter.Edit, Join: members})
+		must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: members})
+		must(t, s, "sum:1", counter.Change{Verb: counter.Add, Delta: 1, Dimensions: country})
+		must(t, s, "stock:1", counter.Change{Verb: counter.Adjust, Delta: 1, Reason: "x", By: "y"})
+		must(t, s, "stock:1", counter.Change{Verb: counter.Reset, Reason: "x", By: "y"})
+		time.Sleep(time.Minute)
+	}
+	must(t, s, "likes:1", counter.Change{Verb: counter.Reset, Reason: "x", By: "y"})
+	must(t, s, "seen:1", counter.Change{Verb: counter.Reset, Reason: "x", By: "y"})
+}
+
+// TestDeletedCountersLeaveNoRows also holds that no turn has to delete more than some rows.
+func TestDeletedCountersLeaveNoRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newLedgerOfRows()
+		cfg := owner.InMemory
+		cfg.SweepEvery = 30 * time.Minute
+		s := openedOver(t, store, historyRules, cfg)
+		fill(t, s)
+		before := store.left()
+		for _, key := range []string{"likes:1", "seen:1", "sum:1", "stock:1"} {
+			must(t, s, key, counter.Change{Verb: counter.Delete})
+		}
+
+		time.Sleep(100 * 24 * time.Hour)
+		left := store.left()
+		delete(left, "meta")
+		if len(left) > 0 || len(before) < 10 {
+			t.Errorf("%v is left of %v", left, before)
+		}
+		const most = 2*256 + 10 // rows of a sweep with the rows that say when they expire
+		if store.deletes > most {
+			t.Errorf("one commit deleted %d rows", store.deletes)
+		}
+	})
+}
+
+// TestExpiredRowsAreSwept: of counters that nobody touches any more only the values are left in the end, and nothing of
+// limits and of gateways.
+func TestExpiredRowsAreSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newLedgerOfRows()
+		s := calledBy(t, store, historyRules, owner.Config{Name: "only", VerifyEvery: -1, SweepEvery: 30 * time.Minute})
+
+		for range 300 {
+			must(t, s, "sum:1", counter.Change{Verb: counter.Add, Delta: 1})
+			must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: []string{"a"}})
+			ask := limit.Call{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 3000}, Limit: 5, Cost: 1}
+			if r := s.Limit(t.Context(), []limit.Call{ask})[0]; r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			time.Sleep(time.Second)
+		}
+		busy := store.left()
+		time.Sleep(3 * time.Hour)
+		quiet := store.left()
+		time.Sleep(100 * 24 * time.Hour)
+		end := store.left()
+
+		if busy["limits"] != 1 || busy["streams"] == 0 {
+			t.Errorf("while it is used it has %v", busy)
+		}
+		if quiet["limits"]+quiet["streams"] > 0 || len(quiet) < 4 {
+			t.Errorf("after hours it has %v", quiet)
+		}
+		if end["heads"] != 2 || len(end) != 3 { // with the meta rows and the registers of the unique
+			t.Errorf("in the end it has %v", end)
+		}
+	})
+}
+
+// TestRowsOfUniquesAreSmall: a new member never writes all registers.
+func TestRowsOfUniquesAreSmall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newLedgerOfRows()
+		s := openedOver(t, store, historyRules, owner.InMemory)
+		for round := range 30 {
+			var members []string
+			for i := range counter.MaxMembers {
+				members = append(members, fmt.Sprint(round, " ", i))
+			}
+			must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: members[:1+round*round]})
+		}
+
+		sizes := slices.Collect(maps.Values(store.rows))
+		if most := slices.Max(sizes); most > 1024 || len(sizes) < 16 {
+			t.Errorf("%d rows, one with %d bytes", len(sizes), most)
+		}
+	})
+}
+
+// TestMisplaced: a counter whose rule got another kind is refused in its new place, and does not begin anew there.
+func TestMisplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := inMemory(t, countertest.Rules)
+		was := *historyRules.Find("stock:1")
+		now := *historyRules.Find("sum:1")
+		for _, key := range []string{"a", "b"} {
+			before, after := &was, &now
+			if key == "b" {
+				before, after = after, before
+			}
+
+			first := counter.Change{Key: key, Rule: before, Verb: counter.Add, Delta: 7}
+			if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{first}}})[0]; r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			first.Rule = after
+			r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{first}}})[0]
+			if fault(r.Err) == true || fault(r.Err) == false {
+				t.Errorf("%q after its rule changed: %+v", key, r)
+			}
+		}
+	})
+}

@@ -1,0 +1,438 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+)
+
+// inFlight is how many frames of a connection may wait to be written. The calls of one process to another are at most
+// one for each partition, so senders hardly ever wait.
+const inFlight = 128
+
+// pingEvery is how often at most a call brings a ping, which the other process answers at once, also while its store says
+// nothing.
+const pingEvery = 100 * time.Millisecond
+
+// silence is how long a ping may have no answer when a call is given up.
+const silence = 900 * time.Millisecond
+
+// errClosed ends what is under way when the client closes.
+var errClosed = errors.New("the process ends")
+
+// ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says nothing at
+// all. A process whose store is slow can be reached.
+var ErrUnreachable = errors.New("the process cannot be reached")
+
+var errSilent = fmt.Errorf("%w: it says nothing", ErrUnreachable)
+
+// Dial makes a connection to the process at addr, and returns the key of its signatures, nil without cluster secrets.
+type Dial func(ctx context.Context, addr string) (conn io.ReadWriteCloser, key []byte, err error)
+
+// Client makes calls in other processes. Its methods may be called from any goroutine.
+type Client struct {
+	dial Dial
+	ctx  context.Context // ends with Close
+	stop context.CancelFunc
+	wg   sync.WaitGroup // two goroutines for each connection
+
+	mu    sync.Mutex // guards peers
+	peers map[string]*Peer
+}
+
+// NewClient returns a Client that makes connections with dial. Close ends it.
+func NewClient(dial Dial) *Client {
+	c := &Client{dial: dial, peers: map[string]*Peer{}}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+
+	return c
+}
+
+// Close ends all connections and waits for their goroutines. Calls under way fail. It is called once.
+func (c *Client) Close() {
+	c.stop()
+
+	c.mu.Lock()
+	peers := c.peers
+	c.mu.Unlock()
+	for _, p := range peers {
+		p.drop()
+	}
+	c.wg.Wait()
+}
+
+// To returns the process at addr. There is no connection before the first call.
+func (c *Client) To(addr string) *Peer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	p := c.peers[addr]
+	if p == nil {
+		p = &Peer{client: c, addr: addr, dialing: make(chan struct{}, 1)}
+		c.peers[addr] = p
+	}
+
+	return p
+}
+
+// Forget ends the connections to all processes but those at addrs, as the others have ended.
+func (c *Client) Forget(addrs map[string]bool) {
+	c.mu.Lock()
+	var gone []*Peer
+	for addr, p := range c.peers {
+		if !addrs[addr] {
+			gone = append(gone, p)
+			delete(c.peers, addr)
+		}
+	}
+	c.mu.Unlock()
+
+	for _, p := range gone {
+		p.drop()
+	}
+}
+
+// Peer is another process. Its methods may be called from any goroutine.
+type Peer struct {
+	client  *Client
+	addr    string
+	dialing chan struct{} // a lock that a caller may stop waiting for: one connection is made at a time
+
+	mu   sync.Mutex // guards conn
+	conn *conn      // nil: there is none
+}
+
+// Do implements call.Owner. Its errors are those of owner.Owner; when the process cannot be reached, the error is
+// counter.ErrUnavailable and wraps that of the connection.
+func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, &call) })
+	if err != nil {
+		return owner.Answer{}, err
+	}
+
+	answer, err := owner.ParseAnswer(body, &call)
+	if err != nil {
+		return owner.Answer{}, fmt.Errorf("call of %s: %w: %w", p.addr, counter.ErrUnavailable, err)
+	}
+
+	return answer, nil
+}
+
+// Release asks the process to give up partitions, and returns when it has. What it acknowledged is in the store then.
+func (p *Peer) Release(ctx context.Context, partitions []int) error {
+	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendPartitions(b, partitions) })
+
+	return err
+}
+
+// Ping asks the process whether it is there.
+func (p *Peer) Ping(ctx context.Context) error {
+	_, err := p.ask(ctx, askNothing, func(b []byte) []byte { return b })
+
+	return err
+}
+
+// Probe asks the process whether it can reach the one with that name.
+func (p *Peer) Probe(ctx context.Context, name string) (bool, error) {
+	answer, err := p.ask(ctx, askProbe, func(b []byte) []byte { return append(b, name...) })
+
+	return len(answer) == 1 && answer[0] == 1, err
+}
+
+// ask sends a frame and returns the body of the answer.
+func (p *Peer) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]byte, error) {
+	c, err := p.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("call of %s: %w: %w", p.addr, counter.ErrUnavailable, err)
+	}
+
+	answer, err := c.ask(ctx, what, body)
+	if err != nil {
+		return nil, fmt.Errorf("call of %s: %w", p.addr, err)
+	}
+
+	return answer, nil
+}
+
+// connect returns the connection, and makes one if there is none.
+func (p *Peer) connect(ctx context.Context) (*conn, error) {
+	if c := p.current(); c != nil {
+		return c, nil
+	}
+
+	select {
+	case p.dialing <- struct{}{}:
+		defer func() { <-p.dialing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+
+	if c := p.current(); c != nil {
+		return c, nil // another caller has just made it
+	}
+	if p.client.ctx.Err() != nil {
+		return nil, errClosed
+	}
+
+	began := time.Now()
+	stream, key, err := p.client.dial(ctx, p.addr)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil && time.Since(began) < silence:
+		return nil, context.Cause(ctx) // the process had too little time to be told unreachable
+	default:
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+
+	c := newConn(stream, key)
+	p.mu.Lock()
+	p.conn = c
+	p.mu.Unlock()
+	p.client.wg.Go(c.write)
+	p.client.wg.Go(func() { c.read(); p.lose(c) })
+	if p.client.ctx.Err() != nil {
+		p.drop() // Close may have looked before
+	}
+
+	return c, nil
+}
+
+func (p *Peer) current() *conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.conn
+}
+
+// lose forgets a connection that has ended.
+func (p *Peer) lose(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.conn == c {
+		p.conn = nil
+	}
+}
+
+// drop ends the connection.
+func (p *Peer) drop() {
+	if c := p.current(); c != nil {
+		c.end(errClosed)
+	}
+}
+
+// conn is a connection to another process.
+type conn struct {
+	stream io.ReadWriteCloser
+	key    []byte
+	out    chan []byte   // payloads for write
+	gone   chan struct{} // closed by end
+
+	mu      sync.Mutex // guards the fields below
+	err     error      // why it ended; nil while it lasts
+	last    uint64     // id of the last call
+	heard   time.Time  // when the last frame came
+	pinged  time.Time  // when the last ping was sent
+	waiting map[uint64]chan<- answer
+}
+
+// answer is how a call ended.
+type answer struct {
+	how  byte
+	body []byte
+}
+
+func newConn(stream io.ReadWriteCloser, key []byte) *conn {
+	return &conn{
+		stream:  stream,
+		key:     key,
+		out:     make(chan []byte, inFlight),
+		gone:    make(chan struct{}),
+		waiting: map[uint64]chan<- answer{},
+	}
+}
+
+// end ends the connection, the first time, and with it all calls that wait.
+func (c *conn) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	close(c.gone)
+	_ = c.stream.Close() // it is of no use any more, whatever it says
+}
+
+func (c *conn) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return c.err
+}
+
+func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]byte, error) {
+	id, answered := c.expect()
+	defer c.forget(id)
+
+	payload := body(message{id, what}.appendTo(make([]byte, 0, 256)))
+	if len(payload) > maxFrame {
+		return nil, fmt.Errorf("%w: a call of %d bytes", counter.ErrOp, len(payload))
+	}
+
+	select {
+	case c.out <- payload:
+	case <-c.gone:
+		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
+	case <-ctx.Done():
+		return nil, c.late(ctx)
+	}
+
+	c.ping(time.Now())
+
+	select {
+	case a := <-answered:
+		return a.body, errorOf(a)
+	case <-c.gone:
+		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
+	case <-ctx.Done():
+		return nil, c.late(ctx)
+	}
+}
+
+// ping asks the other process whether it is there, unless it was asked a moment ago.
+func (c *conn) ping(now time.Time) {
+	c.mu.Lock()
+	due := c.answers() && now.Sub(c.pinged) >= pingEvery
+	if due {
+		c.pinged = now
+	}
+	c.mu.Unlock()
+	if !due {
+		return
+	}
+
+	select {
+	case c.out <- message{id: noID, what: askNothing}.appendTo(nil):
+	default: // so many frames wait that their answers will tell
+	}
+}
+
+// answers reports whether something came since the last ping. The caller has mu.
+func (c *conn) answers() bool { return !c.heard.Before(c.pinged) }
+
+// late returns the error of a call that was given up. If not even a ping was answered, the connection is given up, too:
+// the next attempt makes a new one, which finds out whether the other process is there.
+func (c *conn) late(ctx context.Context) error {
+	c.mu.Lock()
+	silent := !c.answers() && time.Since(c.pinged) >= silence
+	c.mu.Unlock()
+
+	if silent {
+		c.end(errSilent)
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errSilent)
+	}
+	c.ping(time.Now())
+
+	return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
+}
+
+// expect returns an id for a call, and where its answer comes.
+func (c *conn) expect() (uint64, <-chan answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	c.last++
+	answered := make(chan answer, 1)
+	c.waiting[c.last] = answered
+
+	return c.last, answered
+}
+
+func (c *conn) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	delete(c.waiting, id)
+}
+
+// write writes payloads until the connection ends.
+func (c *conn) write() {
+	w := newWriter(c.stream, c.key, fromClient)
+	if err := pump(w, c.out, c.gone); err != nil {
+		c.end(err)
+	}
+}
+
+// pump writes payloads until gone is closed. It flushes when none is left, so that frames share a packet under load.
+func pump(w *writer, payloads <-chan []byte, gone <-chan struct{}) error {
+	for {
+		select {
+		case payload := <-payloads:
+			if err := w.write(payload); err != nil {
+				return err
+			}
+		case <-gone:
+			return nil
+		}
+
+		if len(payloads) > 0 {
+			continue
+		}
+		if err := w.flush(); err != nil {
+			return err
+		}
+	}
+}
+
+// read passes answers on until the connection ends.
+func (c *conn) read() {
+	r := newReader(c.stream, c.key, fromServer)
+	for {
+		payload, err := r.read()
+		if err != nil {
+			c.end(err)
+			return
+		}
+		m, body, err := parse(payload)
+		if err != nil {
+			c.end(err)
+			return
+		}
+
+		c.mu.Lock()
+		c.heard = time.Now()
+		answered := c.waiting[m.id]
+		delete(c.waiting, m.id)
+		c.mu.Unlock()
+
+		if answered != nil {
+			answered <- answer{m.what, body} // never blocks: it has room for one, and there is no other
+		}
+	}
+}
+
+// errorOf returns the error of an answer.
+func errorOf(a answer) error {
+	switch a.how {
+	case ended:
+		return nil
+	case endedNotOwner:
+		return owner.ErrNotOwner
+	case endedOld:
+		return owner.ErrOld
+	case endedBusy:
+		return counter.ErrBusy
+	case endedRefused:
+		return fmt.Errorf("%w: %s", counter.ErrOp, a.body)
+	}
+
+	return fmt.Errorf("%w: %s", counter.ErrUnavailable, a.body)
+}

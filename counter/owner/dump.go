@@ -1,0 +1,248 @@
+package owner
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+var _ counter.Dumper = (*Reader)(nil)
+
+const (
+	// dumpPage is how many heads of each partition an export reads at a time.
+	dumpPage = 64
+	// dumpTries is how often a counter that changes all the time is read. The last try is taken as it is: parts of it may
+	// be newer than others.
+	dumpTries = 5
+	// memberText is the length of a member's hash as exports have it, see counter.MemberHash.
+	memberText = 14
+)
+
+// Deleted implements counter.Dumper.
+func (r *Reader) Deleted(ctx context.Context) (deleted uint64, err error) {
+	addresses := make([]rows.Address, rows.Partitions)
+	for id := range addresses {
+		addresses[id] = rows.Address{Partition: id, Name: metaRow}
+	}
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return 0, err
+	}
+
+	for id, value := range values {
+		m, err := decodeMeta(value)
+		if err != nil {
+			return 0, fmt.Errorf("owner: partition %d: %w", id, err)
+		}
+		deleted = max(deleted, m.deleted)
+	}
+
+	return deleted, nil
+}
+
+// Dump implements counter.Dumper.
+func (r *Reader) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	var pages [rows.Partitions]dumpedKeys
+	for id := range pages {
+		pages[id] = dumpedKeys{partition: id, after: after}
+	}
+
+	for {
+		next, err := r.firstKey(ctx, &pages)
+		if err != nil || next == nil {
+			return err
+		}
+
+		is, err := r.dump(ctx, next.partition, next.take())
+		if err != nil {
+			return err
+		}
+		if is.Version == (counter.Version{}) {
+			continue // it was deleted meanwhile
+		}
+		if err := each(is); err != nil {
+			return err
+		}
+	}
+}
+
+// dumpedKeys are the next keys of one partition, in order.
+type dumpedKeys struct {
+	partition int
+	keys      []string
+	after     string // the last key that was read
+	all       bool   // there are no more
+}
+
+func (p *dumpedKeys) take() string {
+	key := p.keys[0]
+	p.keys = p.keys[1:]
+
+	return key
+}
+
+// firstKey returns the page with the first key of all, nil if there is none.
+func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKeys) (first *dumpedKeys, err error) {
+	for id := range pages {
+		p := &pages[id]
+		if len(p.keys) == 0 && !p.all {
+			err = r.turn(ctx, p)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(p.keys) > 0 && (first == nil || p.keys[0] < first.keys[0]) {
+			first = p
+		}
+	}
+
+	return first, nil
+}
+
+// turn reads the next keys of a partition.
+func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
+	err := r.store.Scan(ctx, p.partition, heads, p.after, func(key string, _ []byte) error {
+		p.keys = append(p.keys, key)
+		p.after = key
+		if len(p.keys) == dumpPage {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	if err != nil {
+		return unavailable("dump", err)
+	}
+	p.all = true
+
+	return nil
+}
+
+// dump returns everything about one counter, as of some moment, or a Copy without a version if it does not exist.
+func (r *Reader) dump(ctx context.Context, partition int, key string) (is counter.Copy, err error) {
+	// The counter is read where it was found, whatever the rules say about its place now.
+	here := &Reader{store: r.store, place: func(string) int { return partition }}
+	at := []rows.Address{{Partition: partition, Name: headOf(key)}}
+
+	before, err := here.values(ctx, at)
+	for range dumpTries {
+		if err != nil {
+			return counter.Copy{}, err
+		}
+		is, err = here.copyOf(ctx, key, before[0])
+		if err != nil {
+			return counter.Copy{}, fmt.Errorf("owner: dump of %q: %w", key, err)
+		}
+
+		var now [][]byte
+		now, err = here.values(ctx, at)
+		if err == nil && bytes.Equal(now[0], before[0]) {
+			return is, nil
+		}
+		before = now
+	}
+
+	return is, err
+}
+
+// copyOf returns everything about the counter with that head.
+func (r *Reader) copyOf(ctx context.Context, key string, row []byte) (is counter.Copy, err error) {
+	h := head{key: key}
+	if err := h.decode(row); err != nil {
+		return counter.Copy{}, err
+	}
+	is.Key = key
+	is.State = h.State
+	if h.Version == (counter.Version{}) {
+		return is, nil
+	}
+
+	if h.parts&hasSet != 0 && h.Kind == counter.Members {
+		is.Hashes, err = r.hashes(ctx, &h)
+	}
+	if err == nil && h.parts&hasSet != 0 && h.Kind == counter.Unique {
+		is.Registers, err = r.registers(ctx, &h)
+	}
+	if err == nil && h.parts&hasDimensions != 0 {
+		err = r.dumpDimensions(ctx, &h, &is)
+	}
+	for _, step := range counter.BucketSteps {
+		if err == nil && h.parts&historyPart(uint32(step/time.Second)) != 0 {
+			err = r.dumpHistory(ctx, &h, step, &is)
+		}
+	}
+	if err != nil || h.Entries == 0 {
+		return is, err
+	}
+
+	page, err := r.Ledger(ctx, key, 0, math.MaxInt)
+	is.Ledger = page.Entries
+
+	return is, err
+}
+
+// hashes returns the members of a set.
+func (r *Reader) hashes(ctx context.Context, h *head) ([]string, error) {
+	s := set{h: h}
+	addresses := make([]rows.Address, s.shards())
+	for shard := range addresses {
+		addresses[shard] = r.address(h.key, s.row(uint64(shard)))
+	}
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return nil, err
+	}
+
+	var all []string
+	for _, row := range values {
+		for at := 0; at+hashSize <= len(row); at += hashSize {
+			text := base64.RawURLEncoding.EncodeToString(row[at : at+hashSize])
+			all = append(all, text[:memberText])
+		}
+	}
+
+	return all, nil
+}
+
+func (r *Reader) dumpHistory(ctx context.Context, h *head, step time.Duration, into *counter.Copy) error {
+	read := r.gains
+	if h.Kind == counter.Unique {
+		read = r.uniqueGains
+	}
+	gains, err := read(ctx, h, step, 0, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+
+	for _, g := range gains {
+		into.Steps = append(into.Steps, counter.StepCopy{Step: uint32(step / time.Second), Number: g.Number, Value: g.Value, Seen: g.Seen})
+	}
+
+	return nil
+}
+
+func (r *Reader) dumpDimensions(ctx context.Context, h *head, into *counter.Copy) error {
+	// The row of a dimension comes before those of its values, whose fields begin with its name.
+	return r.store.Scan(ctx, r.place(h.key), dimensionsOf(h), "", func(field string, row []byte) error {
+		read := reader{rest: row}
+		name, value, isValue := strings.Cut(field, "\x00")
+		counted := into.Dimension(name)
+		if isValue {
+			counted.Values[value] = read.int()
+		} else {
+			read.uint()
+			counted.Other = read.int()
+		}
+		return read.end("a dimension")
+	})
+}

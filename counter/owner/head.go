@@ -1,0 +1,267 @@
+package owner
+
+import (
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+// head is the row of a counter: its state, and where its other rows are.
+type head struct {
+	key string
+	at  int // of its row in the draft
+
+	counter.State
+	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again after
+	// its deletion has another one.
+	life    uint64
+	parts   parts
+	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
+	members uint64 // of a set
+	shards  uint64 // how many rows the members are in; 0: one
+
+	ranks *ranks // of a unique whose registers are in several rows
+
+	err     error // the row is malformed
+	changed bool
+}
+
+// parts says what a counter has beside its head, so that a deletion knows what to discard: bit i stands for a history
+// with time buckets of counter.BucketSteps[i].
+type parts uint64
+
+const (
+	hasDimensions parts = 1 << 32 << iota
+	hasSet              // members, or registers
+)
+
+// historyPart returns the part that is a history with time buckets of a length, in seconds.
+func historyPart(step uint32) parts {
+	at := slices.Index(counter.BucketSteps, time.Duration(step)*time.Second)
+	if at < 0 {
+		return 0 // no rule has such buckets; they expire
+	}
+
+	return 1 << at
+}
+
+// headOf returns the name of a counter's row.
+func headOf(key string) rows.Name { return rows.Name{Collection: heads, Field: key} }
+
+// State implements counter.Step.
+func (d *draft) State(key string) *counter.State { return &d.head(key).State }
+
+// head returns the head of a counter. One that does not exist yet gets a life.
+func (d *draft) head(key string) *head {
+	h := d.findHead(key)
+	if h == nil {
+		h = d.addHead(key)
+	}
+	if h.life == 0 {
+		h.life = d.incarnation()
+	}
+
+	return h
+}
+
+func (d *draft) findHead(key string) *head {
+	if len(d.heads) > short {
+		return d.byKey[key]
+	}
+
+	for _, h := range d.heads {
+		if h.key == key {
+			return h
+		}
+	}
+
+	return nil
+}
+
+// addHead reads the head of a counter. It uses the memory of a former one, if there is any.
+func (d *draft) addHead(key string) *head {
+	n := len(d.heads)
+	if n == cap(d.heads) {
+		d.heads = append(d.heads, nil)
+	}
+	d.heads = d.heads[:n+1]
+	if d.heads[n] == nil {
+		d.heads[n] = &head{}
+	}
+
+	h := d.heads[n]
+	h.key = key
+	h.at = d.row(headOf(key))
+	h.err = h.decode(d.rows.list[h.at].value)
+
+	if len(d.heads) <= short {
+		return h
+	}
+	if len(d.byKey) == 0 {
+		d.byKey = make(map[string]*head, 4*short)
+		for _, one := range d.heads {
+			d.byKey[one.key] = one
+		}
+	}
+	d.byKey[key] = h
+
+	return h
+}
+
+// counter returns a counter as the draft has it.
+func (d *draft) counter(key string) counter.Counter { return d.head(key).Counter(key) }
+
+// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless a
+// counter with a greater incarnation was deleted.
+func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.meta.deleted+1) }
+
+// Deleted implements counter.Step.
+func (d *draft) Deleted() uint64 { return d.meta.deleted }
+
+// change notes that a head has to be written.
+func (d *draft) change(h *head) {
+	h.changed = true
+	d.writes++
+}
+
+// Changed implements counter.Step.
+func (d *draft) Changed(key string, joined, left []string, all bool) {
+	h := d.head(key)
+	d.change(h)
+	d.raise(h)
+
+	d.news = append(d.news, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
+}
+
+// raise gives the version of a changed counter the incarnation of the epoch.
+func (d *draft) raise(h *head) {
+	switch v := &h.Version; v.Sequence {
+	case 0: // deleted
+	case 1:
+		v.Incarnation = h.life
+	default:
+		v.Incarnation = max(d.p.epoch, v.Incarnation)
+	}
+}
+
+// notifyAll has the publication name every counter of the draft.
+func (d *draft) notifyAll() {
+	for at := range d.rows.list {
+		name := d.rows.list[at].name
+		if name.Collection == heads {
+			d.news = append(d.news, counter.Notification{Key: name.Field, All: true})
+		}
+	}
+}
+
+// Drop implements counter.Step.
+func (d *draft) Drop(key string, v counter.Version) {
+	h := d.head(key)
+	d.discardParts(h)
+	d.meta.deleted = max(v.Incarnation, h.life, d.meta.deleted)
+	d.metaChanged = true
+
+	h.life = 0
+	h.parts = 0
+	h.emptied = 0
+	h.members = 0
+	h.shards = 0
+	h.ranks = nil
+}
+
+// discardParts discards everything that a counter has beside its head.
+func (d *draft) discardParts(h *head) {
+	if h.Entries > 0 {
+		d.discard(ledgerCollection(h))
+	}
+	if h.parts&hasSet != 0 {
+		d.discard(setCollection(h))
+	}
+	if h.parts&hasDimensions != 0 {
+		d.discard(dimensionsOf(h))
+	}
+
+	for _, step := range counter.BucketSteps {
+		seconds := uint32(step / time.Second)
+		if h.parts&historyPart(seconds) != 0 {
+			d.discard(historyCollection(h, seconds))
+		}
+	}
+}
+
+// append appends the row of a counter; nothing for one that does not exist.
+func (h *head) append(b []byte) []byte {
+	if h.Version == (counter.Version{}) {
+		return b
+	}
+
+	b = append(b, byte(h.Kind))
+	b = binary.AppendVarint(b, h.Value)
+	b = binary.AppendVarint(b, h.Updated)
+	b = binary.AppendUvarint(b, h.Version.Incarnation)
+	b = binary.AppendUvarint(b, h.Version.Sequence)
+	b = binary.AppendUvarint(b, h.Version.Incarnation-h.life) // mostly 0
+	b = binary.AppendUvarint(b, h.Entries)
+	b = binary.AppendUvarint(b, uint64(h.parts))
+
+	if h.Kind.Number() {
+		return h.appendSlots(b)
+	}
+
+	b = binary.AppendUvarint(b, h.emptied)
+	b = binary.AppendUvarint(b, h.members)
+	b = binary.AppendUvarint(b, h.shards)
+
+	return h.ranks.append(b)
+}
+
+func (h *head) appendSlots(b []byte) []byte {
+	for i := range h.Slots {
+		slot := &h.Slots[i]
+		if slot.Step == 0 {
+			continue
+		}
+
+		b = binary.AppendUvarint(b, uint64(slot.Step))
+		b = binary.AppendUvarint(b, uint64(slot.Number))
+		b = binary.AppendVarint(b, slot.Value)
+	}
+
+	return b
+}
+
+// decode reads the row of a counter.
+func (h *head) decode(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+
+	r := reader{rest: b}
+	h.Kind = counter.Kind(r.byte())
+	h.Value = r.int()
+	h.Updated = r.int()
+	h.Version.Incarnation = r.uint()
+	h.Version.Sequence = r.uint()
+	h.life = h.Version.Incarnation - r.uint()
+	h.Entries = r.uint()
+	h.parts = parts(r.uint())
+
+	if !h.Kind.Number() {
+		h.emptied = r.uint()
+		h.members = r.uint()
+		h.shards = r.uint()
+		h.ranks = r.ranks()
+		return r.end("a counter")
+	}
+
+	for i := 0; len(r.rest) > 0 && i < len(h.Slots); i++ {
+		h.Slots[i].Step = uint32(r.uint())
+		h.Slots[i].Number = uint32(r.uint())
+		h.Slots[i].Value = r.int()
+	}
+
+	return r.end("a counter")
+}

@@ -1,0 +1,51 @@
+package owner
+
+import (
+	"headcount/counter"
+	"headcount/internal/rows"
+)
+
+// ExactPartition has all exact counters, so that a batch of them is one commit. Every other counter is in the partition
+// of its key. So when a rule changes its kind, the counters that it had are in a place where nobody looks, and must not
+// begin anew in the other one.
+const ExactPartition = 0
+
+// beside is the collection, within a draft, of the heads that keys have in their other place.
+const beside = "beside"
+
+// otherPlace returns the other partition that may have a key, and whether there is one.
+func (d *draft) otherPlace(key string) (partition int, ok bool) {
+	partition = rows.PartitionOf(key)
+	if partition == d.p.id {
+		partition = ExactPartition
+	}
+
+	return partition, partition != d.p.id
+}
+
+// address returns where the store has a row of the draft.
+func (d *draft) address(name rows.Name) rows.Address {
+	if name.Collection != beside {
+		return rows.Address{Partition: d.p.id, Name: name}
+	}
+
+	partition, _ := d.otherPlace(name.Field)
+
+	return rows.Address{Partition: partition, Name: headOf(name.Field)}
+}
+
+// misplaced returns the conflict of a change that would begin a counter anew, or nil.
+func (d *draft) misplaced(key string) error {
+	_, ok := d.otherPlace(key)
+	if !ok {
+		return nil
+	}
+
+	other := head{key: key}
+	err := other.decode(d.get(rows.Name{Collection: beside, Field: key}))
+	if err != nil || other.Kind == 0 {
+		return err
+	}
+
+	return counter.Misplaced(other.Counter(key))
+}

@@ -1,0 +1,359 @@
+package owner
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/limit"
+	"headcount/internal/rows"
+	"headcount/internal/wake"
+)
+
+// Call is some work for one partition, to which all of its keys belong.
+type Call struct {
+	Partition int
+	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a repetition
+	// has the same one. A sender in the same process, whose calls do not get lost, has no stream.
+	Stream string
+	Number uint64
+	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
+	Repeated bool
+
+	Ops  []counter.Op
+	More *More // nil: nothing else
+}
+
+// More is the work of a call beside operations. Few calls have any, so it is apart from those that are many.
+type More struct {
+	Limits     []limit.Call
+	Rows       []Expiring               // written as they are
+	Asked      []counter.IdempotencyKey // distinct: whether they are remembered
+	Remembered []counter.IdempotencyKey // distinct: are remembered from now on
+
+	Restore *Restore
+
+	sweep *swept // of the owner itself
+}
+
+// Answer is the answer to a call.
+type Answer struct {
+	Results []counter.Result // of the operations, in order, as counter.Writer returns them
+	More    *MoreAnswer      // nil if the call has no More
+}
+
+// MoreAnswer is the answer to the More of a call.
+type MoreAnswer struct {
+	Limits []limit.Answer // in order
+	Known  []bool         // in the order of Asked
+
+	Restored int // how many counters Restore put in the place of older ones
+}
+
+// size returns the number of changes of a call, for the bounds of the queue and of a turn.
+func (c *Call) size() int {
+	n := 0
+	if m := c.More; m != nil {
+		n = len(m.Limits) + len(m.Rows) + len(m.Asked) + len(m.Remembered)
+		if m.Restore != nil {
+			n += len(m.Restore.Copies)
+		}
+	}
+	for i := range c.Ops {
+		n += len(c.Ops[i].Changes)
+	}
+
+	return n
+}
+
+// ids returns the number of idempotency keys of a call.
+func (c *Call) ids() int {
+	n := 0
+	if m := c.More; m != nil {
+		n = len(m.Asked) + len(m.Remembered)
+	}
+	for i := range c.Ops {
+		if c.Ops[i].IdempotencyKey != (counter.IdempotencyKey{}) {
+			n++
+		}
+	}
+
+	return n
+}
+
+// pending is a call that is not answered yet.
+type pending struct {
+	Call
+	changes int // as they count for the bound of the queue
+
+	// Who has the turn writes these.
+	answered bool
+	answer   Answer
+	err      error
+
+	// Both are nil while only its own caller can answer the call.
+	done  chan struct{} // closed with the answer
+	ready chan struct{} // has capacity 1; a value means that the call waits for a turn
+}
+
+// awaitable lets others answer the call.
+func (one *pending) awaitable() {
+	one.done = make(chan struct{})
+	one.ready = make(chan struct{}, 1)
+}
+
+// Do makes a call, and answers when everything is durable. The error is ErrNotOwner, ErrOld, counter.ErrBusy (nothing
+// was made) or counter.ErrUnavailable: repeat the call.
+func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
+	// Without competition a call is a function call.
+	select {
+	case o.turn <- struct{}{}:
+		return o.doNow(ctx, &call)
+	default:
+	}
+
+	one := &pending{Call: call, changes: call.size()}
+	one.awaitable()
+	if err := o.enqueue(one); err != nil {
+		return Answer{}, err
+	}
+
+	return o.await(ctx, one)
+}
+
+// doNow makes a call with the turn that the caller has, and ends the turn.
+func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
+	one := o.scratch.call
+	if one == nil {
+		one = &pending{}
+	}
+	o.scratch.call = nil
+	one.Call = *call
+
+	err := o.enterTurn(one)
+	if err != nil {
+		o.unlock()
+		return Answer{}, err
+	}
+	if !one.answered {
+		one.awaitable()
+		o.unlock()
+		return o.await(ctx, one)
+	}
+
+	answer := one.answer
+	err = one.err
+	*one = pending{}
+	o.scratch.call = one
+	o.unlock()
+
+	return answer, err
+}
+
+// Outcome is the answer to one of several calls, or the error.
+type Outcome struct {
+	Answer
+	Err error
+}
+
+// DoAll makes calls to different partitions, each by itself, as Do does. Without competition they share one turn.
+func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
+	outcomes := make([]Outcome, len(calls))
+	if err := o.lock(ctx); err != nil {
+		for i := range outcomes {
+			outcomes[i].Err = err
+		}
+		return outcomes
+	}
+
+	all := make([]pending, len(calls))
+	for i := range calls {
+		all[i] = pending{Call: calls[i], changes: calls[i].size()}
+		outcomes[i].Err = o.enqueue(&all[i])
+	}
+	o.makeTurn()
+	for i := range all {
+		if !all[i].answered {
+			all[i].awaitable()
+		}
+	}
+	o.unlock()
+
+	for i := range all {
+		one := &all[i]
+		switch {
+		case outcomes[i].Err != nil: // it is in no queue
+		case one.done == nil:
+			outcomes[i] = Outcome{one.answer, one.err}
+		default:
+			outcomes[i].Answer, outcomes[i].Err = o.await(ctx, one)
+		}
+	}
+
+	return outcomes
+}
+
+// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers find
+// theirs answered.
+func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
+	for {
+		select {
+		case <-one.done:
+			return one.answer, one.err
+		case o.turn <- struct{}{}:
+			o.makeTurn()
+			o.unlock()
+		case <-ctx.Done():
+			return Answer{}, o.withdraw(ctx, one)
+		}
+
+		// The turn left a call alone if its partition is unsure.
+		select {
+		case <-one.done:
+			return one.answer, one.err
+		case <-one.ready:
+		case <-ctx.Done():
+			return Answer{}, o.withdraw(ctx, one)
+		}
+	}
+}
+
+// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as waiting,
+// and has no changes. The caller has the turn.
+func (o *Owner) enterTurn(one *pending) error {
+	o.mu.Lock()
+	p := o.owned[one.Partition]
+	if p == nil || p.unsure || len(o.busy) > 0 {
+		one.changes = one.size()
+		err := o.enqueueLocked(one)
+		o.mu.Unlock()
+		if err == nil {
+			o.makeTurn()
+		}
+		return err
+	}
+	o.mu.Unlock()
+
+	p.calls = append(p.calls, one)
+	o.scratch.work = append(o.scratch.work[:0], p)
+	o.make(o.scratch.work)
+
+	return nil
+}
+
+func (o *Owner) enqueue(one *pending) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return o.enqueueLocked(one)
+}
+
+// enqueueLocked puts a call into the queue of its partition. The caller has mu.
+func (o *Owner) enqueueLocked(one *pending) error {
+	p := o.owned[one.Partition]
+	if p == nil {
+		return ErrNotOwner
+	}
+	waiting := int(o.waiting.Load())
+	if waiting > 0 && waiting+one.changes > o.cfg.Queue {
+		return counter.ErrBusy
+	}
+
+	o.waiting.Add(int64(one.changes))
+	p.queue = append(p.queue, one)
+	o.listLocked(p)
+
+	return nil
+}
+
+// listLocked has a turn look into the queue of p. The caller has mu.
+func (o *Owner) listLocked(p *partition) {
+	if !p.listed && !p.unsure {
+		p.listed = true
+		o.busy = append(o.busy, p)
+	}
+}
+
+// withdraw takes a call back whose caller waits no longer, and returns the error for it. What is in a turn may be made.
+func (o *Owner) withdraw(ctx context.Context, one *pending) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	if p := o.owned[one.Partition]; p != nil {
+		before := len(p.queue)
+		p.queue = slices.DeleteFunc(p.queue, func(other *pending) bool { return other == one })
+		o.waiting.Add(-int64(one.changes * (before - len(p.queue))))
+	}
+
+	return fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
+}
+
+// answer answers a call with what its draft says. The caller has the turn.
+func (o *Owner) answer(one *pending) {
+	if one.changes > 0 {
+		o.waiting.Add(-int64(one.changes))
+	}
+	one.answered = true
+	if one.done != nil {
+		close(one.done)
+	}
+}
+
+// refuse answers a call with an error. The caller has the turn.
+func (o *Owner) refuse(one *pending, err error) {
+	one.answer = Answer{}
+	one.err = err
+	o.answer(one)
+}
+
+// turnIDs is the number of idempotency keys after which a turn takes no further call of a partition.
+const turnIDs = 1000
+
+// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the first.
+// The caller has Owner.mu.
+func (p *partition) takeLocked(most int) {
+	if len(p.queue) == 1 {
+		p.calls = append(p.calls, p.queue[0])
+		p.queue[0] = nil
+		p.queue = p.queue[:0]
+		return
+	}
+
+	streams := map[string]bool{}
+	changes := 0
+	ids := 0
+
+	left := p.queue[:0:0]
+	for _, one := range p.queue {
+		full := changes >= most || ids >= turnIDs
+		if full || streams[one.Stream] {
+			left = append(left, one)
+			continue
+		}
+
+		streams[one.Stream] = one.Stream != ""
+		changes += one.changes
+		ids += one.ids()
+		p.calls = append(p.calls, one)
+	}
+	p.queue = left
+}
+
+// callQueueLocked has the callers in the queue make a turn. The caller has Owner.mu.
+func (p *partition) callQueueLocked() {
+	if p.unsure {
+		return
+	}
+
+	for _, one := range p.queue {
+		wake.Signal(one.ready) // nil before the call is awaitable: then its caller has the turn
+	}
+}
+
+// Expiring is a row of a call, and until when it is kept; the zero time means for ever.
+type Expiring struct {
+	rows.Row
+	Until time.Time
+}

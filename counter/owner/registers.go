@@ -1,0 +1,375 @@
+package owner
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/rows"
+)
+
+// The registers of a set are in one row while few of them are not 0, and then in 16 rows of 1,024 each. So a new member
+// writes a row of 1 KB at most, and not all 12 KB. The first byte of a row says what follows.
+const (
+	// aloneForm: a number of three bytes, register and rank, for each register that is not 0. There are no other rows.
+	aloneForm = 'a'
+	// sparseForm: the same in two bytes, with the register within the row.
+	sparseForm = 's'
+	// denseForm: six bits for each register of the row.
+	denseForm = 'd'
+)
+
+const (
+	registerRows   = 16
+	registersOfRow = hyperloglog.Size / registerRows
+	aloneMost      = 340 // registers in aloneForm
+	sparseMost     = 127 // registers in sparseForm
+	rankBits       = 6
+	rankMask       = 1<<rankBits - 1
+	denseSize      = registersOfRow * rankBits / 8
+)
+
+// ranks has how many registers have which rank.
+type ranks [hyperloglog.MaxRank + 1]uint16
+
+// registers are those of one set within a draft.
+type registers struct {
+	d          *draft
+	collection string
+	prefix     string    // of the fields
+	until      time.Time // when the rows expire; zero: never
+	counts     bool      // whether somebody wants to know the ranks of registers in several rows
+	ranks      *ranks    // these; nil while all registers are in one row
+}
+
+func (r *registers) name(row int) rows.Name {
+	return rows.Name{Collection: r.collection, Field: r.prefix + strconv.FormatInt(int64(row), registerRows)}
+}
+
+// add adds members, and reports whether a register changed.
+func (r *registers) add(members []string) bool {
+	changed := false
+	for _, member := range members {
+		index, rank := hyperloglog.Place(member)
+		if r.raise(index, rank) {
+			changed = true
+		}
+	}
+
+	return changed
+}
+
+// raise raises a register to at least rank.
+func (r *registers) raise(index int, rank uint8) bool {
+	if r.ranks != nil {
+		return r.raiseInRow(index, rank)
+	}
+
+	first := r.get(0)
+	if len(first) > 0 && first[0] != aloneForm {
+		return r.raiseInRow(index, rank)
+	}
+
+	at := findAlone(first, index)
+	if at >= 0 && first[at+2]&rankMask >= rank {
+		return false
+	}
+
+	first = r.own(0, aloneForm)
+	if at < 0 {
+		at = len(first)
+		first = append(first, 0, 0, 0)
+	}
+	putAlone(first[at:], index, rank)
+	r.d.put(r.name(0), first)
+
+	if len(first) > 1+3*aloneMost {
+		r.split(first)
+	}
+
+	return true
+}
+
+// get returns a row, or nil if it cannot be one of registers.
+func (r *registers) get(row int) []byte {
+	b := r.d.get(r.name(row))
+	if err := checkRow(b); err != nil {
+		r.d.malformed = err
+		return nil
+	}
+
+	return b
+}
+
+// own returns a row to modify. A new one gets a form, and expires with the others.
+func (r *registers) own(row int, form byte) []byte {
+	name := r.name(row)
+	b := r.d.own(name)
+	if b != nil {
+		return b
+	}
+	if !r.until.IsZero() {
+		r.d.expire(name, r.until)
+	}
+
+	return []byte{form}
+}
+
+// split moves the registers of the only row to 16 rows.
+func (r *registers) split(alone []byte) {
+	if r.counts {
+		r.ranks = &ranks{0: hyperloglog.Size}
+	}
+
+	r.d.put(r.name(0), []byte{sparseForm})
+	for at := 1; at < len(alone); at += 3 {
+		r.raiseInRow(getAlone(alone[at:]))
+	}
+}
+
+// raiseInRow raises a register in one of 16 rows to at least rank.
+func (r *registers) raiseInRow(index int, rank uint8) bool {
+	row, at := index/registersOfRow, index%registersOfRow
+	before := rankIn(r.get(row), at)
+	if before >= rank {
+		return false
+	}
+
+	b := r.own(row, sparseForm)
+	if b[0] == sparseForm && before == 0 && len(b) > 2*sparseMost {
+		b = dense(b)
+	}
+	r.d.put(r.name(row), putRank(b, at, rank))
+	if r.ranks != nil {
+		r.ranks[before]--
+		r.ranks[rank]++
+	}
+
+	return true
+}
+
+// findAlone returns where a register is in aloneForm, or -1.
+func findAlone(b []byte, index int) int {
+	for at := 1; at+3 <= len(b); at += 3 {
+		is, _ := getAlone(b[at:])
+		if is == index {
+			return at
+		}
+	}
+
+	return -1
+}
+
+func getAlone(b []byte) (index int, rank uint8) {
+	n := int(b[0])<<16 | int(b[1])<<8 | int(b[2])
+
+	return n >> rankBits % hyperloglog.Size, uint8(n & rankMask)
+}
+
+func putAlone(b []byte, index int, rank uint8) {
+	n := index<<rankBits | int(rank)
+	b[0] = byte(n >> 16)
+	b[1] = byte(n >> 8)
+	b[2] = byte(n)
+}
+
+// findSparse returns where a register is in sparseForm, or -1.
+func findSparse(b []byte, at int) int {
+	for i := 1; i+2 <= len(b); i += 2 {
+		if int(binary.BigEndian.Uint16(b[i:])>>rankBits) == at {
+			return i
+		}
+	}
+
+	return -1
+}
+
+// rankIn returns a register of a row.
+func rankIn(b []byte, at int) uint8 {
+	if len(b) == 0 {
+		return 0
+	}
+	if b[0] == denseForm {
+		shift := at * rankBits % 8
+		return uint8(denseWord(b, at)>>shift) & rankMask
+	}
+
+	i := findSparse(b, at)
+	if i < 0 {
+		return 0
+	}
+
+	return b[i+1] & rankMask
+}
+
+// putRank sets a register of a row, which it may modify, and returns the row.
+func putRank(b []byte, at int, rank uint8) []byte {
+	if b[0] == denseForm {
+		shift := at * rankBits % 8
+		word := denseWord(b, at)&^(rankMask<<shift) | uint16(rank)<<shift
+		first := 1 + at*rankBits/8
+		b[first] = byte(word)
+		b[first+1] = byte(word >> 8)
+		return b
+	}
+
+	word := uint16(at)<<rankBits | uint16(rank)
+	i := findSparse(b, at)
+	if i < 0 {
+		return binary.BigEndian.AppendUint16(b, word)
+	}
+	binary.BigEndian.PutUint16(b[i:], word)
+
+	return b
+}
+
+// denseWord returns the two bytes of a row in denseForm that have a register.
+func denseWord(b []byte, at int) uint16 {
+	first := 1 + at*rankBits/8
+
+	return uint16(b[first]) | uint16(b[first+1])<<8
+}
+
+// dense returns a row in denseForm. A byte more than the registers need spares a case at the end.
+func dense(sparse []byte) []byte {
+	b := make([]byte, 1+denseSize+1)
+	b[0] = denseForm
+	for i := 1; i+2 <= len(sparse); i += 2 {
+		word := binary.BigEndian.Uint16(sparse[i:])
+		putRank(b, int(word>>rankBits), uint8(word&rankMask))
+	}
+
+	return b
+}
+
+// checkRow returns why a row cannot be one of registers, or nil.
+func checkRow(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+
+	valid := false
+	size := len(b) - 1
+	switch b[0] {
+	case aloneForm:
+		valid = size%3 == 0
+	case sparseForm:
+		valid = size%2 == 0
+	case denseForm:
+		valid = size == denseSize+1
+	}
+	if !valid {
+		return fmt.Errorf("%w: %d bytes of registers in form %d", ErrMalformed, len(b), b[0])
+	}
+
+	return nil
+}
+
+// mergeRow adds the registers of one row of a set to a union.
+func mergeRow(into *hyperloglog.Union, row int, b []byte) error {
+	err := checkRow(b)
+	if err != nil || len(b) == 0 {
+		return err
+	}
+
+	first := row * registersOfRow
+	switch b[0] {
+	case aloneForm:
+		for at := 1; at < len(b); at += 3 {
+			into.Raise(getAlone(b[at:]))
+		}
+	case sparseForm:
+		for at := 1; at < len(b); at += 2 {
+			word := binary.BigEndian.Uint16(b[at:])
+			into.Raise(first+int(word>>rankBits)%registersOfRow, uint8(word&rankMask))
+		}
+	default:
+		for at := range registersOfRow {
+			into.Raise(first+at, rankIn(b, at))
+		}
+	}
+
+	return nil
+}
+
+// unique is a counter of that kind within a draft.
+type unique struct {
+	d *draft
+	h *head
+}
+
+// Registers implements counter.Step.
+func (d *draft) Registers(key string) counter.Registers { return unique{d, d.head(key)} }
+
+// Add implements counter.Registers.
+func (u unique) Add(members ...string) bool {
+	r := registers{d: u.d, collection: setCollection(u.h), ranks: u.h.ranks, counts: true}
+	changed := r.add(members)
+	if changed {
+		u.h.parts |= hasSet // the counter changes, too
+		u.h.ranks = r.ranks
+	}
+
+	return changed
+}
+
+// Count implements counter.Registers.
+func (u unique) Count() int64 {
+	var histogram [hyperloglog.MaxRank + 1]int
+	if u.h.ranks != nil {
+		for rank, n := range u.h.ranks {
+			histogram[rank] = int(n)
+		}
+		return hyperloglog.Estimate(&histogram)
+	}
+
+	r := registers{d: u.d, collection: setCollection(u.h)}
+	alone := u.d.get(r.name(0))
+	histogram[0] = hyperloglog.Size
+	for at := 1; at+3 <= len(alone); at += 3 {
+		_, rank := getAlone(alone[at:])
+		histogram[0]--
+		histogram[rank]++
+	}
+
+	return hyperloglog.Estimate(&histogram)
+}
+
+// append appends the ranks that some register has; a nil ranks has none.
+func (r *ranks) append(b []byte) []byte {
+	if r == nil {
+		return b
+	}
+
+	for rank, n := range r {
+		if n > 0 {
+			b = append(b, byte(rank))
+			b = binary.AppendUvarint(b, uint64(n))
+		}
+	}
+
+	return b
+}
+
+// ranks reads what append wrote, to the end.
+func (r *reader) ranks() *ranks {
+	if len(r.rest) == 0 {
+		return nil
+	}
+
+	var all ranks
+	for len(r.rest) > 0 {
+		rank := r.byte()
+		n := r.uint()
+		if int(rank) >= len(all) || n > hyperloglog.Size {
+			r.fail()
+			return nil
+		}
+		all[rank] = uint16(n)
+	}
+
+	return &all
+}

@@ -1,0 +1,281 @@
+package owner
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/counter/limit"
+	"headcount/internal/rows"
+	"headcount/internal/wake"
+)
+
+// Rows that belong to no counter any more, and rows that expire, are deleted by who owns the partition, some at a time.
+const (
+	garbage   = "garbage" // its fields are collections to delete
+	expiry    = "expiry:" // before a minute; its fields are names of rows that expire then
+	sweepRows = 256       // that one call of a sweep deletes
+)
+
+// streamKept is how long the answer to a stream's last call is kept. Nobody repeats a call for so long.
+const streamKept = time.Hour
+
+// meta is a row of which each partition has one.
+type meta struct {
+	loaded  bool   // it was read
+	deleted uint64 // the highest incarnation of all counters that were deleted
+	swept   int64  // what expired until the end of this minute is deleted; 0: nothing ever expired
+}
+
+var metaRow = rows.Name{Collection: "meta", Field: "partition"}
+
+func (m *meta) encode() []byte {
+	return binary.AppendVarint(binary.AppendUvarint(nil, m.deleted), m.swept)
+}
+
+func decodeMeta(b []byte) (meta, error) {
+	m := meta{loaded: true}
+	if len(b) == 0 {
+		return m, nil
+	}
+
+	r := reader{rest: b}
+	m.deleted = r.uint()
+	m.swept = r.int()
+
+	return m, r.end("a partition")
+}
+
+// loadMeta takes the meta row from memory, or from the rows that were read.
+func (d *draft) loadMeta() {
+	d.meta = d.p.meta
+	if d.meta.loaded {
+		return
+	}
+
+	var err error
+	d.meta, err = decodeMeta(d.get(metaRow))
+	if err != nil {
+		d.malformed = err
+	}
+}
+
+// discard has all rows of a collection deleted, some time later.
+func (d *draft) discard(collection string) {
+	d.put(rows.Name{Collection: garbage, Field: collection}, []byte{1})
+}
+
+// expire has a row deleted at some time after a moment.
+func (d *draft) expire(name rows.Name, after time.Time) {
+	now := d.now.Unix() / 60
+	if d.meta.swept == 0 {
+		d.meta.swept = now
+		d.metaChanged = true
+	}
+
+	// A sweep may be about to end this minute.
+	minute := max(after.Unix()/60, now, d.meta.swept) + 1
+	d.put(rows.Name{Collection: expiryOf(minute), Field: joinName(name)}, []byte{1})
+}
+
+func expiryOf(minute int64) string { return expiry + strconv.FormatInt(minute, 10) }
+
+// joinName returns a name as one text.
+func joinName(name rows.Name) string {
+	return strconv.Itoa(len(name.Collection)) + " " + name.Collection + name.Field
+}
+
+// splitName returns the name that joinName joined.
+func splitName(text string) (rows.Name, error) {
+	length, rest, _ := strings.Cut(text, " ")
+	n, err := strconv.Atoi(length)
+	if err != nil || n > len(rest) {
+		return rows.Name{}, fmt.Errorf("%w: %q is no name of a row", ErrMalformed, text)
+	}
+
+	return rows.Name{Collection: rest[:n], Field: rest[n:]}, nil
+}
+
+// swept is what a call of a sweep deletes.
+type swept struct {
+	expired []rows.Name // rows of expiry
+	garbage []rows.Name
+	until   int64 // the minute that is done; 0: none yet
+}
+
+// sweep makes a part of a sweep.
+func (d *draft) sweep(s *swept) {
+	for _, name := range s.garbage {
+		d.put(name, nil)
+	}
+	for _, name := range s.expired {
+		d.put(name, nil)
+		d.sweepExpired(name.Field)
+	}
+
+	if s.until > d.meta.swept {
+		d.meta.swept = s.until
+		d.metaChanged = true
+		d.writes++
+	}
+}
+
+// sweepExpired deletes a row that has expired, unless it was used since.
+func (d *draft) sweepExpired(field string) {
+	name, err := splitName(field)
+	if err != nil {
+		return // the row is deleted, and what it named is unknown
+	}
+
+	until := d.usedUntil(name)
+	if until.After(d.now) {
+		d.expire(name, until)
+	} else {
+		d.put(name, nil)
+	}
+}
+
+// usedUntil returns until when a row is kept that was used after its expiry was noted, or the zero time.
+func (d *draft) usedUntil(name rows.Name) time.Time {
+	switch name.Collection {
+	case limits:
+		state, err := limit.Parse(d.get(name))
+		if err == nil {
+			return time.UnixMilli(state.End(limitOf(name.Field)))
+		}
+	case streams:
+		return lastCall(d.get(name)).Add(streamKept)
+	}
+
+	return time.Time{}
+}
+
+// sweep deletes what has expired, again and again.
+func (o *Owner) sweep() {
+	done := map[*partition]int64{} // the minute until which a partition is swept, also if nothing had expired
+	for wake.Wait(o.ctx, o.cfg.SweepEvery, nil) {
+		before := done
+		done = map[*partition]int64{}
+		now := time.Now().Unix() / 60
+		for _, p := range o.partitions() {
+			done[p] = before[p]
+
+			// What fails is swept the next time.
+			errGarbage := o.sweepGarbage(p.id)
+			errExpired := o.sweepExpired(p.id, before[p], now)
+			if errGarbage == nil && errExpired == nil {
+				done[p] = now
+			}
+		}
+	}
+}
+
+// errEnough ends a scan.
+var errEnough = errors.New("enough")
+
+// some returns the first rows of a collection, and whether these are all.
+func (o *Owner) some(partition int, collection string) (names []rows.Name, all bool, err error) {
+	ctx, cancel := o.limited()
+	defer cancel()
+
+	err = o.store.Scan(ctx, partition, collection, "", func(field string, _ []byte) error {
+		names = append(names, rows.Name{Collection: collection, Field: field})
+		if len(names) == sweepRows {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return names, false, nil
+	}
+
+	return names, true, err
+}
+
+// sweepGarbage deletes the collections of a partition that belong to no counter any more.
+func (o *Owner) sweepGarbage(partition int) error {
+	collections, _, err := o.some(partition, garbage)
+	if err != nil {
+		return err
+	}
+
+	for _, collection := range collections {
+		for all := false; !all; {
+			var names []rows.Name
+			names, all, err = o.some(partition, collection.Field)
+			if err != nil {
+				return err
+			}
+			if all {
+				names = append(names, collection)
+			}
+
+			err = o.doSweep(partition, &swept{garbage: names})
+			if err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
+// sweepExpired deletes the rows of a partition that have expired in the minutes after one and until another one.
+func (o *Owner) sweepExpired(partition int, after, until int64) error {
+	found := o.store.Read(o.ctx, []rows.Address{{Partition: partition, Name: metaRow}})[0]
+	m, err := decodeMeta(found.Value)
+	if found.Err != nil || err != nil || m.swept == 0 {
+		return errors.Join(found.Err, err)
+	}
+
+	for minute := max(after, m.swept) + 1; minute <= until; minute++ {
+		deleted, err := o.sweepMinute(partition, minute)
+		if err != nil {
+			return err
+		}
+
+		// Minutes in which nothing expired are not worth a commit each.
+		if deleted || minute-m.swept >= 60 {
+			m.swept = minute
+			err = o.doSweep(partition, &swept{until: minute})
+			if err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
+// sweepMinute deletes the rows that have expired in one minute, and reports whether there were any.
+func (o *Owner) sweepMinute(partition int, minute int64) (deleted bool, err error) {
+	for all := false; !all; {
+		var names []rows.Name
+		names, all, err = o.some(partition, expiryOf(minute))
+		if err != nil || len(names) == 0 {
+			return deleted, err
+		}
+
+		deleted = true
+		err = o.doSweep(partition, &swept{expired: names})
+		if err != nil {
+			return true, err
+		}
+	}
+
+	return deleted, nil
+}
+
+// doSweep has a turn make a part of a sweep.
+func (o *Owner) doSweep(partition int, part *swept) error {
+	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
+	defer cancel()
+
+	_, err := o.Do(ctx, Call{Partition: partition, More: &More{sweep: part}})
+
+	return err
+}

@@ -1,0 +1,68 @@
+package owner
+
+import "headcount/internal/rows"
+
+// table is a small map of rows, in the order in which they came.
+type table struct {
+	list  []entry
+	index map[rows.Name]int // by name; empty while the list is short
+}
+
+// entry is a row in a draft.
+type entry struct {
+	name  rows.Name
+	is    []byte // as of the partition's newest commit
+	value []byte // as the draft has it
+
+	unknown bool // nobody has looked for is
+	missing bool // is has to be read
+	cached  bool // is was in memory
+	written bool
+	own     bool // value is the draft's own, and may be modified
+}
+
+// short is the length up to which a list is searched faster than a map.
+const short = 8
+
+// find returns the index of a row, -1 if it is not there.
+func (t *table) find(name rows.Name) int {
+	if len(t.list) > short {
+		at, ok := t.index[name]
+		if !ok {
+			return -1
+		}
+		return at
+	}
+
+	for at := range t.list {
+		if t.list[at].name == name {
+			return at
+		}
+	}
+
+	return -1
+}
+
+// add adds a row that is not there, and returns its index.
+func (t *table) add(e entry) int {
+	at := len(t.list)
+	t.list = append(t.list, e)
+	switch {
+	case at > short:
+		t.index[e.name] = at
+	case at == short:
+		t.index = make(map[rows.Name]int, 4*short)
+		for i := range t.list {
+			t.index[t.list[i].name] = i
+		}
+	}
+
+	return at
+}
+
+// reset empties the table.
+func (t *table) reset() {
+	clear(t.list)
+	t.list = t.list[:0]
+	t.index = nil
+}

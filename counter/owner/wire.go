@@ -1,0 +1,275 @@
+package owner
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/limit"
+	"headcount/internal/rows"
+)
+
+// What a change has besides a key, a verb and a delta.
+const (
+	withMerged = 1 << iota
+	withMembers
+	withReason
+	withDimensions
+)
+
+// AppendCall appends a call as one process sends it to another. Rules are not in it: the owner judges by its own.
+func AppendCall(b []byte, call *Call) []byte {
+	b = binary.AppendUvarint(b, uint64(call.Partition))
+	b = appendBytes(b, call.Stream)
+	b = binary.AppendUvarint(b, call.Number)
+	b = append(b, flag(call.Repeated))
+
+	b = binary.AppendUvarint(b, uint64(len(call.Ops)))
+	for i := range call.Ops {
+		b = appendOp(b, &call.Ops[i])
+	}
+
+	b = append(b, flag(call.More != nil))
+	if call.More == nil {
+		return b
+	}
+
+	return appendMore(b, call.More)
+}
+
+func appendMore(b []byte, m *More) []byte {
+	b = binary.AppendUvarint(b, uint64(len(m.Limits)))
+	for i := range m.Limits {
+		one := &m.Limits[i]
+		b = appendBytes(b, one.Key)
+		b = append(b, byte(one.Algorithm))
+		b = binary.AppendVarint(b, one.Window)
+		b = binary.AppendVarint(b, one.Limit)
+		b = binary.AppendVarint(b, one.Cost)
+	}
+
+	b = binary.AppendUvarint(b, uint64(len(m.Rows)))
+	for i := range m.Rows {
+		row := &m.Rows[i]
+		b = appendBytes(b, row.Collection)
+		b = appendBytes(b, row.Field)
+		b = append(b, flag(row.Value != nil))
+		b = appendBytes(b, row.Value)
+		b = appendTime(b, row.Until)
+	}
+
+	return appendIDs(appendIDs(b, m.Asked), m.Remembered)
+}
+
+// appendTime appends a time in ms, 0 for the zero time.
+func appendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return append(b, 0)
+	}
+
+	return binary.AppendVarint(b, t.UnixMilli())
+}
+
+func appendIDs(b []byte, ids []counter.IdempotencyKey) []byte {
+	b = binary.AppendUvarint(b, uint64(len(ids)))
+	for i := range ids {
+		b = append(b, ids[i][:]...)
+	}
+
+	return b
+}
+
+func appendOp(b []byte, op *counter.Op) []byte {
+	keyed := op.IdempotencyKey != counter.IdempotencyKey{}
+	b = append(b, flag(keyed))
+	if keyed {
+		b = append(b, op.IdempotencyKey[:]...)
+	}
+
+	b = binary.AppendUvarint(b, uint64(len(op.Changes)))
+	for i := range op.Changes {
+		b = appendChange(b, &op.Changes[i])
+	}
+
+	return b
+}
+
+func appendChange(b []byte, c *counter.Change) []byte {
+	with := withMerged*flag(c.Merged > 1) | withMembers*flag(len(c.Join)+len(c.Leave) > 0) |
+		withReason*flag(c.Reason+c.By != "") | withDimensions*flag(len(c.Dimensions) > 0)
+	b = append(b, with)
+
+	b = appendBytes(b, c.Key)
+	b = append(b, byte(c.Verb))
+	b = binary.AppendVarint(b, c.Delta)
+	if with&withMerged != 0 {
+		b = binary.AppendUvarint(b, uint64(c.Merged))
+	}
+	if with&withMembers != 0 {
+		b = appendStrings(b, c.Join)
+		b = appendStrings(b, c.Leave)
+	}
+	if with&withReason != 0 {
+		b = appendBytes(b, c.Reason)
+		b = appendBytes(b, c.By)
+	}
+	if with&withDimensions != 0 {
+		b = binary.AppendUvarint(b, uint64(len(c.Dimensions)))
+		for _, d := range c.Dimensions {
+			b = appendBytes(b, d.Name)
+			b = appendBytes(b, d.Value)
+		}
+	}
+
+	return b
+}
+
+// ParseCall reads a call of another process, with the rules of this one. The error is ErrMalformed, or says which key
+// has no rule here.
+func ParseCall(b []byte, rules *counter.Rules) (*Call, error) {
+	r := reader{rest: b}
+	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
+	if call.Partition >= rows.Partitions {
+		r.fail()
+	}
+
+	for range r.count() {
+		call.Ops = append(call.Ops, r.op())
+	}
+	if r.byte() == 1 {
+		call.More = r.work()
+	}
+	if err := r.end("a call"); err != nil {
+		return nil, err
+	}
+
+	return call, call.check(rules)
+}
+
+// work reads the More of a call.
+func (r *reader) work() *More {
+	m := &More{}
+	for range r.count() {
+		one := limit.Call{Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()}}
+		one.Limit = r.int()
+		one.Cost = r.int()
+		m.Limits = append(m.Limits, one)
+	}
+
+	for range r.count() {
+		row := Expiring{Row: rows.Row{Name: rows.Name{Collection: string(r.bytes()), Field: string(r.bytes())}}}
+		exists := r.byte() == 1
+		value := r.bytes()
+		if exists {
+			row.Value = append([]byte{}, value...)
+		}
+		if until := r.int(); until != 0 {
+			row.Until = time.UnixMilli(until)
+		}
+		m.Rows = append(m.Rows, row)
+	}
+
+	m.Asked = r.ids()
+	m.Remembered = r.ids()
+
+	return m
+}
+
+func (r *reader) ids() []counter.IdempotencyKey {
+	var ids []counter.IdempotencyKey
+	for range r.count() {
+		ids = append(ids, r.id())
+	}
+
+	return ids
+}
+
+func (r *reader) id() (id counter.IdempotencyKey) {
+	for i := range id {
+		id[i] = r.byte()
+	}
+
+	return id
+}
+
+func (r *reader) op() counter.Op {
+	var op counter.Op
+	if r.byte() == 1 {
+		op.IdempotencyKey = r.id()
+	}
+
+	op.Changes = make([]counter.Change, r.count())
+	for i := range op.Changes {
+		op.Changes[i] = r.change()
+	}
+
+	return op
+}
+
+func (r *reader) change() counter.Change {
+	with := r.byte()
+	c := counter.Change{Key: string(r.bytes()), Verb: counter.Verb(r.byte()), Delta: r.int()}
+	if with&withMerged != 0 {
+		c.Merged = int(r.uint())
+	}
+	if with&withMembers != 0 {
+		c.Join = r.strings()
+		c.Leave = r.strings()
+	}
+	if with&withReason != 0 {
+		c.Reason = string(r.bytes())
+		c.By = string(r.bytes())
+	}
+	if with&withDimensions != 0 {
+		c.Dimensions = make([]counter.Dimension, r.count())
+		for i := range c.Dimensions {
+			c.Dimensions[i] = counter.Dimension{Name: string(r.bytes()), Value: string(r.bytes())}
+		}
+	}
+
+	return c
+}
+
+// check gives the changes of a call their rules, and checks what the sender should have checked.
+func (call *Call) check(rules *counter.Rules) error {
+	for i := range call.Ops {
+		op := &call.Ops[i]
+		for at := range op.Changes {
+			c := &op.Changes[at]
+			c.Rule = rules.Find(c.Key)
+			if c.Rule == nil {
+				return fmt.Errorf("no rule of the owner fits %q; give all processes the same --counters", c.Key)
+			}
+		}
+		if err := op.Check(); err != nil {
+			return err
+		}
+	}
+	if call.More == nil {
+		return nil
+	}
+	for i := range call.More.Limits {
+		one := &call.More.Limits[i]
+		if err := one.Check(); err != nil {
+			return fmt.Errorf("limit %q: %w", one.Key, err)
+		}
+	}
+
+	return nil
+}
+
+// AppendAnswer appends the answer to a call as one process sends it to another.
+func AppendAnswer(b []byte, call *Call, answer *Answer) []byte {
+	return append(b, encodeAnswer(call.Number, time.Unix(0, 0), answer)...)
+}
+
+// ParseAnswer reads the answer to a call. The error is ErrMalformed.
+func ParseAnswer(b []byte, call *Call) (Answer, error) {
+	number, answer, err := decodeAnswer(b, call)
+	if err == nil && number != call.Number {
+		err = fmt.Errorf("the answer to call %d, not %d: %w", number, call.Number, ErrMalformed)
+	}
+
+	return answer, err
+}

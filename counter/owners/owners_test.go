@@ -1,0 +1,224 @@
+package owners_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var seeds = flag.Int("seeds", 5, "random histories of faults")
+
+// threeAndAGateway is a cluster of three processes that own, and a gateway whose clients change all keys all the time.
+func threeAndAGateway(t *testing.T) (*world, *load) {
+	w := newWorld(t)
+	for _, name := range []string{"a", "b", "c"} {
+		w.start(name, true)
+	}
+	gateway := w.start("gateway", false)
+	w.ring("a", "b", "c")
+	l := gateway.change(100 * time.Millisecond)
+	time.Sleep(time.Second)
+	l.forget()
+
+	return w, l
+}
+
+// promised checks how long the slowest call waited since the last time, and that none failed.
+func (l *load) promised(t *testing.T, what string, most time.Duration) {
+	t.Helper()
+	longest := l.forget()
+	t.Logf("%s: a call waited for %v at most", what, longest)
+	if longest > most {
+		t.Errorf("%s: a call waited for %v, promised are %v", what, longest, most)
+	}
+	if l.failed > 0 {
+		t.Errorf("%s: %d calls failed", what, l.failed)
+	}
+}
+
+func TestNothingHappens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		claims := w.claims
+		time.Sleep(10 * time.Second)
+		l.promised(t, "without a fault", 10*time.Millisecond)
+		if w.claims != claims {
+			t.Errorf("%d claims", w.claims-claims)
+		}
+		w.end(l)
+	})
+}
+
+func TestAKilledOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		w.processes["b"].kill()
+		time.Sleep(3 * time.Second) // its lease
+		w.ring("a", "c")
+		time.Sleep(10 * time.Second)
+		l.promised(t, "a killed owner", 300*time.Millisecond)
+		w.end(l)
+	})
+}
+
+func TestASilentOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		w.processes["b"].freeze()
+		time.Sleep(4 * time.Second) // its lease
+		w.ring("a", "c")
+		time.Sleep(4 * time.Second)
+		l.promised(t, "a silent owner", 2200*time.Millisecond)
+
+		w.processes["b"].thaw()
+		time.Sleep(time.Second)
+		w.ring("a", "b", "c")
+		time.Sleep(10 * time.Second)
+		l.promised(t, "it wakes", 100*time.Millisecond)
+		w.end(l)
+	})
+}
+
+func TestAnOwnerComesAndLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		w.start("d", true)
+		w.ring("a", "b", "c", "d")
+		time.Sleep(time.Second)
+		l.promised(t, "an owner more", 50*time.Millisecond)
+
+		w.ring("b", "c", "d")
+		time.Sleep(time.Second)
+		l.promised(t, "an owner leaves", 50*time.Millisecond)
+		w.processes["a"].kill()
+		time.Sleep(5 * time.Second)
+		l.promised(t, "it has ended", 10*time.Millisecond)
+		w.end(l)
+	})
+}
+
+// A gateway that is cut off from an owner changes the others' keys, and partitions do not wander.
+func TestAGatewayIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		claims := w.claims
+		other := w.start("other", false)
+		w.ring("a", "b", "c")
+		from := other.change(100 * time.Millisecond)
+
+		w.separate("other", "b", true)
+		time.Sleep(15 * time.Second)
+		l.promised(t, "elsewhere", 50*time.Millisecond)
+		if w.claims != claims {
+			t.Errorf("%d claims", w.claims-claims)
+		}
+		if from.failed == 0 {
+			t.Error("calls of an owner that cannot be reached did not fail")
+		}
+
+		w.separate("other", "b", false)
+		time.Sleep(10 * time.Second)
+		from.failed = 0
+		from.forget()
+		time.Sleep(10 * time.Second)
+		from.promised(t, "the link is back", 50*time.Millisecond)
+		w.end(l, from)
+	})
+}
+
+// Two owners that are cut off from each other fight for no partition, as a third process reaches both.
+func TestOwnersAreCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := threeAndAGateway(t)
+		own := w.processes["a"].change(100 * time.Millisecond)
+		claims := w.claims
+		w.separate("a", "b", true)
+		time.Sleep(30 * time.Second)
+		if n := w.claims - claims; n > 0 {
+			t.Errorf("%d claims", n)
+		}
+		t.Logf("%d claims, %d calls failed at a third process, which waited for %v at most", w.claims-claims, l.failed, l.forget())
+
+		w.separate("a", "b", false)
+		time.Sleep(20 * time.Second)
+		l.failed = 0
+		l.forget()
+		time.Sleep(10 * time.Second)
+		l.promised(t, "the link is back", 50*time.Millisecond)
+		w.end(l, own)
+	})
+}
+
+// Whatever happens to processes and links, and whatever rings they believe in, each value is what was acknowledged, and
+// at the end everything works again.
+func TestAnything(t *testing.T) {
+	n := *seeds
+	if testing.Short() {
+		n = min(n, 1)
+	}
+	for seed := range uint64(n) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { anything(t, seed) })
+		})
+	}
+}
+
+func anything(t *testing.T, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	w := newWorld(t)
+	names := []string{"a", "b", "c", "d"}
+	for _, name := range names {
+		w.start(name, true)
+	}
+	gateway := w.start("gateway", false)
+	w.ring(names...)
+	loads := []*load{gateway.change(200 * time.Millisecond), w.processes["a"].change(300 * time.Millisecond)}
+
+	alive := slices.Clone(names)
+	for range 30 {
+		time.Sleep(time.Duration(random.IntN(1500)) * time.Millisecond)
+		one, other := names[random.IntN(len(names))], alive[random.IntN(len(alive))]
+		switch random.IntN(8) {
+		case 0, 1:
+			w.processes[one].freeze()
+		case 2, 3:
+			w.processes[one].thaw()
+		case 4:
+			w.separate(one, other, true)
+		case 5:
+			w.separate(one, other, false)
+		case 6: // each believes what it wants
+			for _, p := range w.processes {
+				some := slices.DeleteFunc(slices.Clone(names), func(string) bool { return random.IntN(3) == 0 })
+				p.directory.SetProcesses(some, names)
+			}
+		case 7:
+			if one != "a" && len(alive) > 2 && !w.processes[one].isDead() {
+				w.processes[one].kill()
+				alive = slices.DeleteFunc(alive, func(name string) bool { return name == one })
+			}
+		}
+	}
+
+	for _, one := range names {
+		w.processes[one].thaw()
+		for _, other := range append([]string{"gateway"}, names...) {
+			w.separate(one, other, false)
+		}
+	}
+	w.ring(alive...)
+	time.Sleep(15 * time.Second)
+	for _, l := range loads {
+		l.failed = 0
+		l.forget()
+	}
+	time.Sleep(5 * time.Second)
+	for _, l := range loads {
+		l.promised(t, "in the end", 50*time.Millisecond)
+	}
+	w.end(loads...)
+}

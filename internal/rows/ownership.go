@@ -1,0 +1,63 @@
+package rows
+
+import "time"
+
+// Ownership is what a store knows of a partition beside its rows. Stores that decide in Go share its rules.
+type Ownership struct {
+	Owner  string
+	Epoch  uint64
+	Number uint64 // of the newest commit
+}
+
+// Claim makes owner the owner, unless another one has claimed the partition after the caller's former claim.
+func (o *Ownership) Claim(owner string, former uint64, now time.Time) Claim {
+	// A caller without a former claim takes the partition from whoever has it.
+	overtaken := former != 0 && o.Epoch > former
+	if overtaken && o.Owner != owner {
+		return Claim{}
+	}
+
+	o.Owner = owner
+	o.Epoch = max(uint64(now.UnixMilli()), o.Epoch+1, former+1)
+
+	return Claim{Epoch: o.Epoch, Number: o.Number}
+}
+
+// Refuses returns why a commit must not be made: *Fenced, *Lost or nil.
+func (o *Ownership) Refuses(c *Commit) error {
+	switch {
+	case c.Epoch != o.Epoch:
+		return &Fenced{Epoch: o.Epoch}
+	case c.Number == o.Number:
+		return nil // a repetition
+	case c.After != o.Number:
+		return &Lost{Number: o.Number}
+	default:
+		return nil
+	}
+}
+
+// Has reports whether a commit that is not refused was made before.
+func (o *Ownership) Has(c *Commit) bool { return c.Number == o.Number }
+
+// Remembered returns *Known if IDs of the commit are remembered at its time. Until returns until when an ID is, or the
+// zero time.
+func (c *Commit) Remembered(until func(ID) time.Time) error {
+	if len(c.IDs)+len(c.Asked) == 0 {
+		return nil
+	}
+
+	var known []ID
+	for _, ids := range [][]ID{c.IDs, c.Asked} {
+		for _, id := range ids {
+			if ends := until(id); ends.After(c.At) {
+				known = append(known, ID{Bytes: id.Bytes, Until: ends})
+			}
+		}
+	}
+	if len(known) == 0 {
+		return nil
+	}
+
+	return &Known{IDs: known}
+}

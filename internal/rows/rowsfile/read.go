@@ -1,0 +1,88 @@
+package rowsfile
+
+import (
+	"bytes"
+	"context"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/internal/rows"
+)
+
+// scanAtOnce is how many rows one transaction reads. A longer one would keep pages that are no longer needed, and a
+// transaction that makes the file longer would wait for it.
+const scanAtOnce = 256
+
+// Read implements rows.Store.
+func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	found := make([]rows.Found, len(addresses))
+	err := s.view(ctx, func(tx *bbolt.Tx) error {
+		all := tx.Bucket(rowsBucket)
+		for i, at := range addresses {
+			// What bbolt returns is valid within the transaction alone.
+			found[i].Value = bytes.Clone(all.Get(rowKey(at.Partition, at.Name)))
+		}
+		return nil
+	})
+	if err != nil {
+		for i := range found {
+			found[i] = rows.Found{Err: err}
+		}
+	}
+
+	return found
+}
+
+// Scan implements rows.Store. Each may call the store.
+func (s *Store) Scan(ctx context.Context, at int, collection, after string, each func(string, []byte) error) error {
+	// Each is called outside of the transactions, so it may take its time.
+	for {
+		some, err := s.scan(ctx, at, collection, after)
+		if err != nil {
+			return err
+		}
+
+		for _, row := range some {
+			if err := each(row.Field, row.Value); err != nil {
+				return err
+			}
+		}
+		if len(some) < scanAtOnce {
+			return nil
+		}
+
+		after = some[len(some)-1].Field
+	}
+}
+
+// scan returns the first rows of a collection whose fields are greater than after.
+func (s *Store) scan(ctx context.Context, at int, collection, after string) ([]rows.Row, error) {
+	var some []rows.Row
+	prefix := collectionKey(at, collection)
+	start := append(prefix[:len(prefix):len(prefix)], after...)
+
+	err := s.view(ctx, func(tx *bbolt.Tx) error {
+		// Seek finds the first key that is not smaller, so it may be after itself.
+		c := tx.Bucket(rowsBucket).Cursor()
+		key, value := c.Seek(start)
+		if bytes.Equal(key, start) {
+			key, value = c.Next()
+		}
+
+		for len(some) < scanAtOnce && bytes.HasPrefix(key, prefix) {
+			name := rows.Name{Collection: collection, Field: string(key[len(prefix):])}
+			some = append(some, rows.Row{Name: name, Value: bytes.Clone(value)})
+			key, value = c.Next()
+		}
+		return nil
+	})
+
+	return some, err
+}
+
+// Watch implements rows.Store. It has no gaps. A committing caller calls heard, which must not block.
+func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	s.watches.Watch(ctx, heard, missed)
+
+	return nil
+}

@@ -1,0 +1,342 @@
+package rowsfile
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/internal/boltfile"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowstest"
+	"headcount/internal/testkit"
+)
+
+// childVariable names the directory in which a process commits until it is killed.
+const childVariable = "HEADCOUNT_ROWSFILE_CHILD"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childVariable); dir != "" {
+		commitUntilKilled(dir)
+	}
+	testkit.Main(m)
+}
+
+func open(t testing.TB, dir string, cfg Config) *Store {
+	t.Helper()
+	s, err := Open(dir, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+
+	return s
+}
+
+// writer is the owner of a partition.
+type writer struct {
+	store     rows.Store
+	partition int
+	claim     rows.Claim
+}
+
+func newWriter(t testing.TB, store rows.Store, partition int) *writer {
+	t.Helper()
+	claims, err := store.Claim(t.Context(), "test", []rows.Former{{Partition: partition}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return &writer{store: store, partition: partition, claim: claims[0]}
+}
+
+// next returns the commit that follows the newest one.
+func (w *writer) next(changes ...rows.Row) rows.Commit {
+	return rows.Commit{
+		Partition: w.partition, Epoch: w.claim.Epoch, After: w.claim.Number, Number: w.claim.Number + 1,
+		At: time.Now(), Rows: changes,
+	}
+}
+
+func (w *writer) commit(t testing.TB, c rows.Commit) error {
+	err := w.store.Commit(t.Context(), []rows.Commit{c})[0]
+	if err == nil {
+		w.claim.Number = c.Number
+	}
+
+	return err
+}
+
+func put(field string, value []byte) rows.Row {
+	return rows.Row{Name: rows.Name{Collection: "c", Field: field}, Value: value}
+}
+
+// read returns a row of collection c.
+func (w *writer) read(t testing.TB, field string) string {
+	t.Helper()
+	at := rows.Address{Partition: w.partition, Name: rows.Name{Collection: "c", Field: field}}
+	found := w.store.Read(t.Context(), []rows.Address{at})
+	if found[0].Err != nil {
+		t.Fatal(found[0].Err)
+	}
+
+	return string(found[0].Value)
+}
+
+func TestContract(t *testing.T) {
+	rowstest.RunInBubble(t, func(t *testing.T) rows.Store { return open(t, t.TempDir(), Config{}) })
+}
+
+func TestFilesThatCannotBeUsed(t *testing.T) {
+	const inUse = "it is in use by another process; end that one, or give each its own directory"
+	const newer = `its format is "2", this version knows "1"; use the version that wrote it`
+
+	for want, prepare := range map[string]func(t *testing.T, dir string){
+		inUse: func(t *testing.T, dir string) { open(t, dir, Config{}) },
+		newer: func(t *testing.T, dir string) {
+			s := open(t, dir, Config{})
+			change := func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2")) }
+			if err := errors.Join(s.db.Update(change), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the file is damaged": func(t *testing.T, dir string) {
+			text := strings.Repeat("not a database ", 1000)
+			if err := os.WriteFile(filepath.Join(dir, File), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		dir := t.TempDir()
+		prepare(t, dir)
+		if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), File+": "+want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+func TestOthersCannotReadTheFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	open(t, dir, Config{})
+	for path, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, File): 0o600} {
+		is, err := os.Stat(path)
+		if err != nil || is.Mode().Perm() != want {
+			t.Errorf("%s has mode %v, %v; want %v", path, is.Mode().Perm(), err, want)
+		}
+	}
+}
+
+// TestDeletedRowsLeaveRoom writes and deletes much more than the file has room for.
+func TestDeletedRowsLeaveRoom(t *testing.T) {
+	s := open(t, t.TempDir(), Config{})
+	w := newWriter(t, s, 7)
+	now := time.Now()
+	value := make([]byte, 1000)
+
+	var early int64
+	for round := range 20 {
+		now = now.Add(time.Hour)
+		c := w.next()
+		c.At = now
+		for i := range 300 {
+			c.Rows = append(c.Rows, put(fmt.Sprint(round, " ", i), value))
+			c.Rows = append(c.Rows, put(fmt.Sprint(round-1, " ", i), nil))
+			id := rows.ID{Bytes: [16]byte{byte(round), byte(i >> 8), byte(i)}, Until: now.Add(time.Hour)}
+			c.IDs = append(c.IDs, id)
+		}
+		if err := w.commit(t, c); err != nil {
+			t.Fatal(err)
+		}
+
+		is, err := os.Stat(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round == 4 {
+			early = is.Size()
+		}
+		if early > 0 && is.Size() > early {
+			t.Fatalf("the file has %d bytes after round %d, and had %d after five", is.Size(), round, early)
+		}
+	}
+
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		ids, forget := tx.Bucket(idsBucket).Stats().KeyN, tx.Bucket(forgetBucket).Stats().KeyN
+		if ids != 300 || forget != 300 {
+			t.Errorf("%d IDs and %d times are left, want those of the last round", ids, forget)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCommitsShareTransactions has many callers commit at the same time.
+func TestCommitsShareTransactions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, t.TempDir(), Config{})
+		var writers []*writer
+		for partition := range 32 {
+			writers = append(writers, newWriter(t, s, partition))
+		}
+
+		if n := queueAndCommit(t, s, writers, nil); n != 1 {
+			t.Errorf("%d commits made %d transactions, want 1", len(writers), n)
+		}
+
+		for _, w := range writers {
+			w.claim.Epoch--
+		}
+		if n := queueAndCommit(t, s, writers, &rows.Fenced{}); n != 0 {
+			t.Errorf("commits that were refused made %d transactions", n)
+		}
+	})
+}
+
+// queueAndCommit has all writers commit before any of them can write, and returns how many transactions that made. The
+// error of each is like want.
+func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (transactions int) {
+	t.Helper()
+	before := s.transactions(t)
+	s.turn <- struct{}{}
+
+	var all sync.WaitGroup
+	for _, w := range writers {
+		all.Go(func() {
+			if err := w.commit(t, w.next(put("x", []byte("1")))); reflect.TypeOf(err) != reflect.TypeOf(want) {
+				t.Errorf("got %v, want an error like %v", err, want)
+			}
+		})
+	}
+	synctest.Wait()
+	s.unlock()
+	all.Wait()
+
+	return s.transactions(t) - before
+}
+
+// transactions returns how many were made so far.
+func (s *Store) transactions(t testing.TB) (n int) {
+	t.Helper()
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		n = tx.ID()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return n
+}
+
+// TestClockKilledWhileItCommits: what was acknowledged before a process was killed is in the file, and every commit is
+// there whole or not at all.
+func TestClockKilledWhileItCommits(t *testing.T) {
+	dir := t.TempDir()
+	for round := range 3 {
+		acknowledged := killAfter(t, dir, 200*(round+1))
+
+		s := open(t, dir, Config{})
+		for partition := range childPartitions {
+			w := newWriter(t, s, partition)
+			is := w.claim.Number
+			if is < acknowledged[partition] {
+				t.Errorf("round %d: partition %d has %d commits, acknowledged were %d", round, partition, is, acknowledged[partition])
+			}
+			a, b := w.read(t, "a"), w.read(t, fmt.Sprint("b", is))
+			if a != fmt.Sprint(is) || b != a {
+				t.Errorf("round %d: commit %d of partition %d is half there: %q and %q", round, is, partition, a, b)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const childPartitions = 8
+
+// killAfter kills a process after some of its commits, and returns the newest one of each partition that was
+// acknowledged.
+func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint64) {
+	t.Helper()
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVariable+"="+dir)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+
+	acknowledged = map[int]uint64{}
+	lines := bufio.NewScanner(out)
+	for n := 0; lines.Scan(); n++ {
+		if n == commits {
+			_ = child.Process.Kill()
+		}
+
+		var partition int
+		var number uint64
+		if _, err := fmt.Sscan(lines.Text(), &partition, &number); err == nil { // the last line may be cut
+			acknowledged[partition] = number
+		}
+	}
+	if child.Wait() == nil {
+		t.Fatal("the process ended by itself")
+	}
+	if len(acknowledged) == 0 {
+		t.Fatal("nothing was acknowledged")
+	}
+
+	return acknowledged
+}
+
+// commitUntilKilled commits in several partitions at once, and prints what was acknowledged.
+func commitUntilKilled(dir string) {
+	t := &fatal{}
+	s := open(t, dir, Config{})
+	var all sync.WaitGroup
+	for partition := range childPartitions {
+		w := newWriter(t, s, partition)
+		all.Go(func() {
+			for {
+				number := fmt.Append(nil, w.claim.Number+1)
+				former := fmt.Sprint("b", w.claim.Number)
+				c := w.next(put("a", number), put("b"+string(number), number), put(former, nil))
+				if err := w.commit(t, c); err != nil {
+					t.Fatal(err)
+				}
+				fmt.Println(partition, w.claim.Number)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// fatal is a testing.TB for a process that has no test.
+type fatal struct{ testing.TB }
+
+func (*fatal) Helper()        {}
+func (*fatal) Cleanup(func()) {}
+
+func (*fatal) Context() context.Context { return context.Background() }
+
+func (*fatal) Fatal(args ...any) {
+	fmt.Fprintln(os.Stderr, args...)
+	os.Exit(1)
+}

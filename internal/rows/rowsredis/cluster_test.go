@@ -1,0 +1,153 @@
+package rowsredis_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/redistest"
+	"headcount/internal/rows"
+)
+
+// ownerOfAll has claimed all partitions, which are in slots of their own.
+type ownerOfAll struct {
+	t      testing.TB
+	store  rows.Store
+	claims []rows.Claim
+}
+
+func ownAll(t testing.TB, store rows.Store) *ownerOfAll {
+	t.Helper()
+	all := make([]rows.Former, rows.Partitions)
+	for p := range all {
+		all[p].Partition = p
+	}
+	claims, err := store.Claim(t.Context(), "a", all)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return &ownerOfAll{t: t, store: store, claims: claims}
+}
+
+// commit publishes a value and writes it to a row of each partition.
+func (o *ownerOfAll) commit(value string) []error {
+	commits := make([]rows.Commit, rows.Partitions)
+	for p := range commits {
+		is := o.claims[p]
+		commits[p] = rows.Commit{Partition: p, Epoch: is.Epoch, After: is.Number, Number: is.Number + 1, At: time.Now()}
+		commits[p].Rows = []rows.Row{{Name: rows.Name{Collection: "c", Field: "x"}, Value: []byte(value)}}
+		commits[p].Publication = []byte(value)
+	}
+
+	errs := o.store.Commit(o.t.Context(), commits)
+	for p, err := range errs {
+		if err == nil {
+			o.claims[p].Number++
+		}
+	}
+
+	return errs
+}
+
+// read reads the row of each partition.
+func (o *ownerOfAll) read() []rows.Found {
+	addresses := make([]rows.Address, rows.Partitions)
+	for p := range addresses {
+		addresses[p] = rows.Address{Partition: p, Name: rows.Name{Collection: "c", Field: "x"}}
+	}
+
+	return o.store.Read(o.t.Context(), addresses)
+}
+
+func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
+	s := open(t, redistest.ThreeMasters(t).URL())
+	o := ownAll(t, s)
+	heard := watch(t, s)
+
+	o.claims[partition].Epoch--
+	errs := o.commit("v")
+	o.claims[partition].Epoch++
+	for p, found := range o.read() {
+		var fenced *rows.Fenced
+		switch {
+		case found.Err != nil:
+			t.Errorf("partition %d: %v", p, found.Err)
+		case p == partition:
+			if !errors.As(errs[p], &fenced) || fenced.Epoch != o.claims[p].Epoch || found.Value != nil {
+				t.Errorf("a commit under an older epoch: %v, and the row is %q", errs[p], found.Value)
+			}
+		case errs[p] != nil || string(found.Value) != "v":
+			t.Errorf("partition %d: %v, and the row is %q", p, errs[p], found.Value)
+		}
+	}
+
+	heard.awaitAny(t, rows.Partitions-1) // one for each commit that was made
+}
+
+// TestServerClusterMasterRefuses has a master of three that takes no writes, and then one that permits no reads.
+func TestServerClusterMasterRefuses(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	o := ownAll(t, open(t, cluster.URL()))
+	refusing := cluster.Masters[1]
+
+	refusing.Do(t, "CONFIG", "SET", "maxmemory", "1")
+	errs := o.commit("v")
+	refusing.Do(t, "CONFIG", "SET", "maxmemory", "0")
+	refusing.Do(t, "ACL", "SETUSER", "default", "-hmget")
+	found := o.read()
+	refusing.Do(t, "ACL", "SETUSER", "default", "+hmget")
+
+	refused := 0
+	for p, err := range errs {
+		switch {
+		case errors.Is(err, rows.ErrFull):
+			refused++
+			if !errors.Is(found[p].Err, rows.ErrUnavailable) {
+				t.Errorf("partition %d is on the same master: %q, %v", p, found[p].Value, found[p].Err)
+			}
+		case err != nil || found[p].Err != nil || string(found[p].Value) != "v":
+			t.Errorf("partition %d is on another master: %v, and the row is %q, %v", p, err, found[p].Value, found[p].Err)
+		}
+	}
+	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
+		t.Errorf("one of three masters refused %d of %d partitions", refused, rows.Partitions)
+	}
+}
+
+// TestServerClusterMovesASlot moves a partition to another master while its owner commits rows and IDs.
+func TestServerClusterMovesASlot(t *testing.T) {
+	const (
+		atLeast = 2500 // rows: more than Redis returns at once
+		slot    = (2*partition + 1) * redisconn.Slots / (2 * rows.Partitions)
+	)
+	cluster := redistest.ThreeMasters(t)
+	o := own(t, open(t, cluster.URL()), 0)
+
+	var all []string
+	var commits sync.WaitGroup
+	var moved atomic.Bool
+	commits.Go(func() {
+		for i := 0; len(all) < atLeast || !moved.Load(); i++ {
+			var fields []string
+			for j := range 50 {
+				fields = append(fields, fmt.Sprintf("%06d.%02d=%d", i, j, i))
+			}
+			c := o.next(fields...)
+			c.IDs = []rows.ID{{Bytes: [16]byte{byte(i), byte(i >> 8)}, Until: time.Now().Add(time.Hour)}}
+			o.insist(c)
+			all = append(all, fields...)
+		}
+	})
+
+	cluster.Migrate(t, slot, 2)
+	cluster.Migrate(t, slot, 0)
+	moved.Store(true)
+	commits.Wait()
+
+	want(t, o.store, all...)
+}

@@ -1,0 +1,206 @@
+package rowsredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/scripts"
+)
+
+// Commit implements rows.Store.
+func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
+	errs := make([]error, len(commits))
+	c, err := s.caller.Known(ctx)
+	if err != nil {
+		fill(errs, s.commitError(err))
+		return errs
+	}
+
+	runs := groups(c, len(commits), func(i int) int { return sizeOf(&commits[i]) })
+	calls := make([]*redisconn.Call, len(runs))
+	for i, run := range runs {
+		calls[i] = s.commitCall(c, commits[run.first:run.end])
+	}
+	_ = s.caller.Run(ctx, calls) // each call has its own error
+
+	for i, run := range runs {
+		s.outcomes(calls[i], commits[run.first:run.end], errs[run.first:run.end])
+	}
+
+	return errs
+}
+
+func fill(errs []error, err error) {
+	for i := range errs {
+		errs[i] = err
+	}
+}
+
+// sizeOf returns about how many arguments a commit takes.
+func sizeOf(c *rows.Commit) int { return 16 + 3*len(c.IDs) + 3*len(c.Asked) + 2*len(c.Rows) }
+
+// commitCall returns the run of a script that makes commits.
+func (s *Store) commitCall(c *client, commits []rows.Commit) *redisconn.Call {
+	size := 0
+	for i := range commits {
+		size += sizeOf(&commits[i])
+	}
+
+	call := &redisconn.Call{Script: scripts.RowsCommit, Args: make([]any, 0, size)}
+	call.Args = append(call.Args, c.Publish)
+	for i := range commits {
+		s.appendCommit(call, &commits[i])
+	}
+
+	return call
+}
+
+// appendCommit appends the keys and arguments of a commit, as rows_commit.lua has them.
+func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
+	firstKey := len(call.Keys)
+	firstArg := len(call.Args)
+
+	channel := ""
+	if c.Publication != nil {
+		channel = s.channel(c.Partition)
+	}
+	call.Keys = append(call.Keys, s.ownerKey(c.Partition))
+	call.Args = append(call.Args, 0, 0, c.Epoch, c.After, c.Number, c.At.UnixMilli(), channel, c.Publication)
+
+	call.Args = append(call.Args, len(c.IDs)+len(c.Asked))
+	for i := range c.IDs {
+		id := &c.IDs[i]
+		call.Keys = append(call.Keys, s.idKey(c.Partition, id))
+		call.Args = append(call.Args, id.Until.UnixMilli(), max(id.Until.Sub(c.At).Milliseconds(), 0))
+	}
+	for i := range c.Asked {
+		call.Keys = append(call.Keys, s.idKey(c.Partition, &c.Asked[i]))
+		call.Args = append(call.Args, "", 0)
+	}
+
+	s.appendRows(call, c)
+
+	call.Args[firstArg] = len(call.Keys) - firstKey
+	call.Args[firstArg+1] = len(call.Args) - firstArg
+}
+
+// change is what a commit puts and deletes in a collection.
+type change struct {
+	collection string
+	puts       []any // fields and values
+	deletes    []any // fields
+}
+
+// changesOf returns the changes of a commit by collection.
+func changesOf(c *rows.Commit) []change {
+	var changes []change
+	at := map[string]int{}
+	for i := range c.Rows {
+		row := &c.Rows[i]
+		n, ok := at[row.Collection]
+		if !ok {
+			n = len(changes)
+			at[row.Collection] = n
+			changes = append(changes, change{collection: row.Collection})
+		}
+
+		if row.Value == nil {
+			changes[n].deletes = append(changes[n].deletes, row.Field)
+		} else {
+			changes[n].puts = append(changes[n].puts, row.Field, row.Value)
+		}
+	}
+
+	return changes
+}
+
+func (s *Store) appendRows(call *redisconn.Call, c *rows.Commit) {
+	changes := changesOf(c)
+	call.Args = append(call.Args, len(changes))
+	for i := range changes {
+		one := &changes[i]
+		call.Keys = append(call.Keys, s.collectionKey(c.Partition, one.collection))
+		call.Args = append(call.Args, len(one.puts), len(one.deletes))
+		call.Args = append(call.Args, one.puts...)
+		call.Args = append(call.Args, one.deletes...)
+	}
+}
+
+// outcomes sets the errors of the commits in a call.
+func (s *Store) outcomes(call *redisconn.Call, commits []rows.Commit, errs []error) {
+	if call.Err != nil {
+		fill(errs, s.commitError(call.Err))
+		return
+	}
+
+	for i, reply := range list(call.Reply) {
+		errs[i] = s.outcome(&commits[i], list(reply))
+	}
+}
+
+// outcome returns the error of a commit for the reply of the script.
+func (s *Store) outcome(c *rows.Commit, reply []any) error {
+	switch reply[0] {
+	case "made":
+		return nil
+	case "fenced":
+		epoch, err := s.number(c.Partition, "epoch", reply[1])
+		if err != nil {
+			return err
+		}
+		return &rows.Fenced{Epoch: epoch}
+	case "lost":
+		number, err := s.number(c.Partition, "number", reply[1])
+		if err != nil {
+			return err
+		}
+		return &rows.Lost{Number: number}
+	default:
+		return s.known(c, reply[1:])
+	}
+}
+
+// known returns the error for IDs that are remembered: positions among the IDs of c, and when they are forgotten.
+func (s *Store) known(c *rows.Commit, reply []any) error {
+	known := &rows.Known{}
+	for ; len(reply) > 1; reply = reply[2:] {
+		position, _ := reply[0].(int64)
+		ends, _ := reply[1].(string)
+		until, err := strconv.ParseInt(ends, 10, 64)
+		if err != nil {
+			return s.malformed(c.Partition, "an ID", ends)
+		}
+
+		id := rows.ID{Until: time.UnixMilli(until)}
+		if n := int(position); n < len(c.IDs) {
+			id.Bytes = c.IDs[n].Bytes
+		} else {
+			id.Bytes = c.Asked[n-len(c.IDs)].Bytes
+		}
+		known.IDs = append(known.IDs, id)
+	}
+
+	return known
+}
+
+// commitError returns the error of a commit that Redis did not answer, or refused.
+func (s *Store) commitError(err error) error {
+	// A call that was not sent made nothing, just as one that a full Redis refused.
+	full := isFull(err) || errors.Is(err, redisconn.ErrAway) && isFull(s.conn.Cause())
+	if full {
+		return fmt.Errorf("%w: %v", rows.ErrFull, err) // not %w: it is not rows.ErrUnavailable, too
+	}
+
+	return err
+}
+
+// isFull reports whether an error is a full Redis's. Redis 6.2 has a sentence of its own before it.
+func isFull(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "OOM command not allowed")
+}

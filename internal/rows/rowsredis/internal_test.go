@@ -1,0 +1,51 @@
+package rowsredis
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+)
+
+// A server of a Cluster that refuses the connection must not look as one that has no rows.
+func TestNoReplyIsNoRow(t *testing.T) {
+	one := &read{fields: []string{"x"}, places: []int{0}, cmd: redis.NewSliceCmd(t.Context())}
+	found := make([]rows.Found, 1)
+	one.finish(nil, found)
+	if !errors.Is(found[0].Err, rows.ErrUnavailable) {
+		t.Errorf("got %q, %v, want that the store is unavailable", found[0].Value, found[0].Err)
+	}
+}
+
+func TestCommitsAreGrouped(t *testing.T) {
+	sizes := []int{maxArgs - 1, 1, 1, maxArgs + 1, 1}
+	args := func(i int) int { return sizes[i] }
+
+	want := []span{{0, 2}, {2, 3}, {3, 4}, {4, 5}}
+	if got := groups(&client{}, len(sizes), args); !slices.Equal(got, want) {
+		t.Errorf("on one server: got %v, want %v", got, want)
+	}
+
+	cluster := &client{Cluster: &redis.ClusterClient{}}
+	if got := groups(cluster, 2, args); !slices.Equal(got, []span{{0, 1}, {1, 2}}) {
+		t.Errorf("on a Cluster: got %v, want one for each", got)
+	}
+}
+
+// TestTagsStay has the tags under which data is stored.
+func TestTagsStay(t *testing.T) {
+	tags := redisconn.EvenTags("r", rows.Partitions)
+	want := strings.Fields(`
+		rknd rbcyc rswm rnk rbiwm riir rbhel ryyc rgkq rbgun rfyp rbfgo rberx relg rblia rafrt
+		rrtn rbcha rjmg rbjsx rbaow raqh rbhtn rhjq rgzs rbgdl rfhr rbfvm rbecz ragqw rblxc rdod
+		rbcxs rcfl rbbjr rbtm raaz rbxtm rhzc rbqot rbvvn rgja rbnog rnqx remw rbesh rlvn rbdai
+		rbciq rcwn rbjrh rbeo rapx rbang rhka rbywn rbold rvys rbwum rfib rmum rbebj rdnt rbdpk`)
+	if !slices.Equal(tags, want) {
+		t.Errorf("the tags of partitions are now %q", tags)
+	}
+}

@@ -1,0 +1,166 @@
+package rowsredis
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/rows"
+)
+
+// read is one command: the rows of one collection.
+type read struct {
+	key    string
+	fields []string
+	places []int // of the rows in the result
+	cmd    *redis.SliceCmd
+}
+
+// reads returns the commands for addresses.
+func (s *Store) reads(addresses []rows.Address) []*read {
+	type place struct {
+		partition  int
+		collection string
+	}
+
+	var all []*read
+	at := map[place]*read{}
+	for i := range addresses {
+		address := &addresses[i]
+		where := place{address.Partition, address.Collection}
+		one := at[where]
+		if one == nil {
+			one = &read{key: s.collectionKey(address.Partition, address.Collection)}
+			at[where] = one
+			all = append(all, one)
+		}
+
+		one.fields = append(one.fields, address.Field)
+		one.places = append(one.places, i)
+	}
+
+	return all
+}
+
+// Read implements rows.Store.
+func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	found := make([]rows.Found, len(addresses))
+	reads := s.reads(addresses)
+	if len(reads) == 0 {
+		return found
+	}
+
+	err := s.caller.Do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		for _, one := range reads {
+			one.cmd = pipe.HMGet(ctx, one.key, one.fields...)
+		}
+		s.caller.Metrics.Commands.Add(float64(len(reads)))
+
+		_, err := pipe.Exec(ctx)
+		if slices.ContainsFunc(reads, func(one *read) bool { return one.err() == nil }) {
+			return nil // Redis answers, if not each of its masters
+		}
+		return cmp.Or(err, errNoReply)
+	})
+
+	for _, one := range reads {
+		one.finish(err, found)
+	}
+
+	return found
+}
+
+var errNoReply = errors.New("redis: no reply")
+
+// err returns the error of a command that was sent. When a connection is refused, go-redis may set none.
+func (r *read) err() error {
+	if r.cmd.Err() == nil && len(r.cmd.Val()) != len(r.fields) {
+		return errNoReply
+	}
+
+	return r.cmd.Err()
+}
+
+// finish sets the rows of a read, or their error. Failed is the error of the whole call.
+func (r *read) finish(failed error, found []rows.Found) {
+	if failed == nil && r.err() != nil {
+		failed = classify(r.err())
+	}
+	if failed != nil {
+		for _, i := range r.places {
+			found[i].Err = failed
+		}
+		return
+	}
+
+	for n, value := range r.cmd.Val() {
+		if text, ok := value.(string); ok {
+			found[r.places[n]].Value = []byte(text)
+		}
+	}
+}
+
+// Scan implements rows.Store. Each sees every row that exists all the time, and perhaps others. All rows of the
+// collection are in memory meanwhile, because a hash has no order.
+func (s *Store) Scan(ctx context.Context, partition int, collection, after string, each func(string, []byte) error) error {
+	key := s.collectionKey(partition, collection)
+	pairs, err := s.pairs(ctx, key)
+	if err != nil {
+		return err
+	}
+
+	pairs = slices.DeleteFunc(pairs, func(p pair) bool { return p.field <= after })
+	slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.field, b.field) })
+	pairs = slices.CompactFunc(pairs, func(a, b pair) bool { return a.field == b.field }) // Redis may return one twice
+
+	for _, p := range pairs {
+		if err := each(p.field, []byte(p.value)); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+type pair struct{ field, value string }
+
+// pairs returns all fields of a hash and their values.
+func (s *Store) pairs(ctx context.Context, key string) ([]pair, error) {
+	for {
+		// A cursor is of no use to another server, not even to a replica of the one that gave it. If one answered meanwhile,
+		// the result lacks fields.
+		runs := s.conn.Marks.Runs()
+		pairs, err := s.scan(ctx, key)
+		if err != nil || runs == s.conn.Marks.Runs() {
+			return pairs, err
+		}
+	}
+}
+
+// scanCount is about how many fields one command returns. Redis does nothing else meanwhile.
+const scanCount = 1000
+
+func (s *Store) scan(ctx context.Context, key string) (pairs []pair, err error) {
+	for cursor := uint64(0); ; {
+		var page []string
+		err := s.caller.Do(ctx, func(ctx context.Context, c *client) (err error) {
+			s.caller.Metrics.Commands.Inc()
+			page, cursor, err = c.HScan(ctx, key, cursor, "", scanCount).Result()
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+
+		for ; len(page) > 1; page = page[2:] {
+			pairs = append(pairs, pair{page[0], page[1]})
+		}
+		if cursor == 0 {
+			return pairs, nil
+		}
+	}
+}

@@ -1,0 +1,194 @@
+// Package rowsredis is a store of rows in Redis: a single server, one behind Sentinel, or a Cluster.
+//
+// Redis has three kinds of keys for each partition, all with the partition's hash tag: a hash with the owner and the
+// number of the newest commit, a hash for each collection, and a string for each ID, which expires. Two scripts write
+// them, rows_claim.lua and rows_commit.lua; scripts/README.md describes the keys. On a single server all commits of a call
+// are one run of the script. On a Cluster each partition is a slot of its own, so they are one pipeline.
+//
+// Redis may lose its newest commits in a failover, or everything. The store notices neither: the number in the next
+// commit shows it.
+package rowsredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/scripts"
+)
+
+// ErrMalformed is in errors about keys or values of partitions that no store of rows wrote so. They are also
+// rows.ErrUnavailable: the partition can be used when somebody has deleted the key.
+var ErrMalformed = errors.New("redis has malformed rows")
+
+// Config tunes a Store.
+type Config struct {
+	// Conn is the connection to Redis. The Store has to be closed before it. Required.
+	Conn *redisconn.Conn
+	// Registerer takes the metrics; nil: there are none.
+	Registerer prometheus.Registerer
+}
+
+// Store is a rows.Store in Redis. All methods may be called from any goroutine.
+type Store struct {
+	conn   *redisconn.Conn
+	caller *redisconn.Caller
+	tags   []string // what all keys of a partition begin with
+}
+
+var _ rows.Store = (*Store)(nil)
+
+type client = redisconn.Client
+
+// New returns a Store in the Redis of cfg.Conn. While Redis does not answer, calls return rows.ErrUnavailable.
+func New(cfg Config) *Store {
+	s := &Store{conn: cfg.Conn}
+	s.caller = cfg.Conn.Caller(redisconn.CallerConfig{
+		Scripts:     scripts.Rows,
+		Unavailable: rows.ErrUnavailable,
+		Classify:    classify,
+		Bounded:     true,
+		Registerer:  cfg.Registerer,
+		Metrics:     "headcount_rows_redis",
+	})
+
+	s.tags = redisconn.EvenTags("r", rows.Partitions)
+	for i, tag := range s.tags {
+		s.tags[i] = "hc:{" + tag + "}:"
+	}
+
+	return s
+}
+
+// Close makes all further calls fail. It does not end calls of Watch.
+func (s *Store) Close() { s.caller.Close() }
+
+// classify returns the error of the contract for an error of a call.
+func classify(err error) error {
+	if strings.Contains(err.Error(), "WRONGTYPE") {
+		return fmt.Errorf("%w: %w: another program wrote a key that begins with hc:{r; delete it: %w", rows.ErrUnavailable, ErrMalformed, err)
+	}
+
+	return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+}
+
+// malformed returns the error for a value that no store of rows wrote.
+func (s *Store) malformed(partition int, what string, value any) error {
+	return fmt.Errorf("%w: %w: %s of %s is %q; delete the key", rows.ErrUnavailable, ErrMalformed, what, s.ownerKey(partition), value)
+}
+
+func (s *Store) ownerKey(partition int) string { return s.tags[partition] + "o" }
+
+func (s *Store) collectionKey(partition int, collection string) string {
+	return s.tags[partition] + "r:" + collection
+}
+
+func (s *Store) idKey(partition int, id *rows.ID) string {
+	return s.tags[partition] + "i:" + string(id.Bytes[:])
+}
+
+// channel returns the channel of a partition. It names the database, because channels are shared by all databases.
+func (s *Store) channel(partition int) string {
+	return s.tags[partition] + "n/" + strconv.Itoa(s.conn.DB)
+}
+
+// Claim implements rows.Store. If the claim of one partition fails, the error is for all, though others may be claimed.
+func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	c, err := s.caller.Known(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	runs := groups(c, len(partitions), func(int) int { return 1 })
+	calls := make([]*redisconn.Call, len(runs))
+	for i, run := range runs {
+		calls[i] = s.claimCall(owner, partitions[run.first:run.end])
+	}
+	if err := s.caller.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+
+	claims := make([]rows.Claim, 0, len(partitions))
+	for i, run := range runs {
+		for j, reply := range list(calls[i].Reply) {
+			claim, err := s.claim(partitions[run.first+j].Partition, list(reply))
+			if err != nil {
+				return nil, err
+			}
+			claims = append(claims, claim)
+		}
+	}
+
+	return claims, nil
+}
+
+func (s *Store) claimCall(owner string, partitions []rows.Former) *redisconn.Call {
+	call := &redisconn.Call{Script: scripts.RowsClaim, Args: []any{owner}}
+	for _, former := range partitions {
+		call.Keys = append(call.Keys, s.ownerKey(former.Partition))
+		call.Args = append(call.Args, former.Epoch)
+	}
+
+	return call
+}
+
+// claim returns what rows_claim.lua replied for a partition.
+func (s *Store) claim(partition int, reply []any) (claim rows.Claim, err error) {
+	claim.Epoch, err = s.number(partition, "epoch", reply[0])
+	if err != nil {
+		return rows.Claim{}, err
+	}
+
+	claim.Number, err = s.number(partition, "number", reply[1])
+
+	return claim, err
+}
+
+// number returns a number that a script found in a partition.
+func (s *Store) number(partition int, what string, reply any) (uint64, error) {
+	text, _ := reply.(string)
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, s.malformed(partition, what, text)
+	}
+
+	return n, nil
+}
+
+// list returns the elements of a reply.
+func list(reply any) []any {
+	all, _ := reply.([]any)
+
+	return all
+}
+
+// span is a part of a list.
+type span struct{ first, end int }
+
+// maxArgs bounds the arguments of one run of a script, if it is for several partitions. Redis does nothing else during
+// the run.
+const maxArgs = 1 << 16
+
+// groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements are
+// in different slots; otherwise it has as many as fit, given the number of arguments of each.
+func groups(c *client, n int, args func(i int) int) (runs []span) {
+	left := 0
+	for i := range n {
+		size := args(i)
+		if i == 0 || c.Cluster != nil || size > left {
+			runs = append(runs, span{first: i})
+			left = maxArgs
+		}
+
+		left -= size
+		runs[len(runs)-1].end = i + 1
+	}
+
+	return runs
+}

@@ -1,0 +1,85 @@
+package rowsredis
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+)
+
+// Watch implements rows.Store. Both functions must not block, else Redis ends the subscription.
+func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	channels := make(map[string]int, rows.Partitions)
+	for p := range rows.Partitions {
+		channels[s.channel(p)] = p
+	}
+
+	s.caller.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: &watch{s: s, heard: heard, missed: missed}})
+
+	return nil
+}
+
+// watch is one call of Watch. It implements redisconn.Listener.
+type watch struct {
+	s *Store
+
+	mu     sync.Mutex // guards the fields below, and is held while the functions are called
+	heard  func(partition int, number uint64, publication []byte)
+	missed func()
+	// newest has the number of each partition's last publication, once there was one since the subscription.
+	newest [rows.Partitions]uint64
+	silent int // channels that are not subscribed yet
+}
+
+// Begin implements redisconn.Listener.
+func (w *watch) Begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	w.newest = [rows.Partitions]uint64{}
+	w.silent = rows.Partitions
+}
+
+// Subscribed implements redisconn.Listener.
+func (w *watch) Subscribed(*redis.PubSub, int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	w.silent--
+	if w.silent == 0 {
+		w.missed()
+	}
+}
+
+// Heard implements redisconn.Listener. The payload is that of rows_commit.lua.
+func (w *watch) Heard(partition int, payload string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	first, rest, _ := strings.Cut(payload, " ")
+	second, publication, ok := strings.Cut(rest, " ")
+	number, err := strconv.ParseUint(first, 10, 64)
+	before, malformed := strconv.ParseUint(second, 10, 64)
+	if !ok || err != nil || malformed != nil {
+		w.gap()
+		w.missed() // whatever it was to say
+		return
+	}
+
+	if newest := w.newest[partition]; newest != 0 && newest != before {
+		w.gap()
+		w.missed()
+	}
+	w.newest[partition] = number
+	w.heard(partition, number, []byte(publication))
+}
+
+func (w *watch) gap() { w.s.caller.Metrics.Gaps.Inc() }
+
+// Pong implements redisconn.Listener.
+func (w *watch) Pong(string) {}

@@ -1,0 +1,346 @@
+package rowstier
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// Claim implements rows.Store. While the back is away, a partition can be claimed whose front says how far it is; after
+// the front has lost that, its partitions are unavailable until the back says what was drained.
+func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	claims, err := s.front.Claim(ctx, owner, partitions)
+	if err != nil {
+		return nil, err
+	}
+
+	// The back must not be written by two drains at once.
+	s.draining.Lock()
+	defer s.draining.Unlock()
+
+	for i, former := range partitions {
+		if claims[i].Epoch == 0 {
+			continue
+		}
+		t := taking{s: s, p: &s.partitions[former.Partition], owner: owner, former: former.Epoch, claim: claims[i]}
+		claims[i], err = t.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+	}
+
+	return claims, nil
+}
+
+// taking is how a partition that was claimed in the front begins.
+type taking struct {
+	s      *Store
+	p      *partition
+	owner  string
+	former uint64 // epoch of the caller's former claim, or 0
+	claim  rows.Claim
+
+	state   state
+	isThere bool // the front has a state
+	goesOn  bool // this process owned the partition all the time
+
+	back    rows.Claim
+	reached bool   // the back was claimed
+	drained uint64 // the newest commit of the front that the back has
+}
+
+func (t *taking) take(ctx context.Context) (rows.Claim, error) {
+	if err := t.readState(ctx); err != nil {
+		return rows.Claim{}, err
+	}
+	if err := t.claimBack(ctx); err != nil && !t.isThere {
+		return rows.Claim{}, err
+	}
+	if err := t.begin(ctx); err != nil {
+		return rows.Claim{}, err
+	}
+
+	lost, err := t.lost()
+	switch {
+	case err != nil:
+		return rows.Claim{}, err
+	case lost:
+		return t.restore(ctx)
+	case !t.isThere:
+		t.state.whole = true // the partition is new
+	}
+	if t.reached {
+		t.state.back = t.back.Number
+	}
+	t.settle(t.reached)
+
+	return t.claim, nil
+}
+
+// lost reports whether the front has lost something that the back or the memory of this process has.
+func (t *taking) lost() (bool, error) {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if t.reached && t.claim.Number < t.drained {
+		return true, nil
+	}
+	if !t.goesOn || t.claim.Number >= p.newest {
+		return false, nil
+	}
+	if !t.reached && t.claim.Number < p.drainedUntil {
+		return false, fmt.Errorf("%w: what the front has lost is in the back alone", rows.ErrUnavailable)
+	}
+
+	return true, nil
+}
+
+func (t *taking) readState(ctx context.Context) error {
+	at := rows.Address{Partition: t.p.id, Name: stateName}
+	row := t.s.front.Read(ctx, []rows.Address{at})[0]
+	if row.Err != nil || row.Value == nil {
+		return row.Err
+	}
+
+	var err error
+	t.state, err = decodeState(row.Value)
+	t.isThere = true
+
+	return t.s.malformed(err, at)
+}
+
+// claimBack claims the partition in the back, and finds out what it has.
+func (t *taking) claimBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
+	defer cancel()
+
+	claims, err := t.s.back.Claim(ctx, t.owner, []rows.Former{{Partition: t.p.id}})
+	if err != nil {
+		return err
+	}
+	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
+	if row.Err != nil {
+		return row.Err
+	}
+
+	t.reached = true
+	t.back = claims[0]
+	t.drained, _ = binary.Uvarint(row.Value) // 0 if nothing was drained
+
+	return nil
+}
+
+// begin forgets what this process knew of the partition from a former time, and reads from the front what is not drained.
+func (t *taking) begin(ctx context.Context) error {
+	p := t.p
+	p.mu.Lock()
+	// A claim with a former one is granted only if no other process has claimed the partition since.
+	t.goesOn = t.former != 0 && p.epoch != 0
+	if !t.goesOn {
+		p.leave()
+	}
+	p.owner = t.owner
+	p.epoch = t.claim.Epoch
+	p.mu.Unlock()
+	if t.goesOn {
+		return nil // its memory has everything that is not drained, also what the front has lost
+	}
+
+	var names []rows.Name
+	var ids []rows.ID
+	var marks []uint64
+	err := t.s.front.Scan(ctx, p.id, dirtyRows, "", func(field string, b []byte) error {
+		var number uint64
+		if _, err := fmt.Sscanf(field, "%x", &number); err != nil {
+			return errMalformed
+		}
+		some, someIDs, err := decodeNames(b)
+		names = append(names, some...)
+		ids = append(ids, someIDs...)
+		marks = append(marks, number)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	pending, err := t.values(ctx, names)
+	if err != nil {
+		return err
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pending = pending
+	p.ids = distinct(ids)
+	p.marks = marks
+	p.newest = t.claim.Number
+
+	return nil
+}
+
+// values returns rows of the front.
+func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][]byte, error) {
+	values := map[rows.Name][]byte{}
+	var addresses []rows.Address
+	for _, name := range names {
+		if _, again := values[name]; !again {
+			values[name] = nil
+			addresses = append(addresses, rows.Address{Partition: t.p.id, Name: name})
+		}
+	}
+	if len(addresses) == 0 {
+		return values, nil
+	}
+
+	for i, row := range t.s.front.Read(ctx, addresses) {
+		if row.Err != nil {
+			return nil, row.Err
+		}
+		if row.Value == nil && !t.state.whole {
+			delete(values, addresses[i].Name) // it was drained before it left the front, as a deletion leaves a tombstone
+		}
+		if row.Value == nil {
+			continue
+		}
+		value, err := decodeValue(row.Value)
+		if err != nil {
+			return nil, t.s.malformed(err, addresses[i])
+		}
+		values[addresses[i].Name] = value
+	}
+
+	return values, nil
+}
+
+func distinct(ids []rows.ID) []rows.ID {
+	seen := map[[16]byte]bool{}
+	var once []rows.ID
+	for _, id := range ids {
+		if !seen[id.Bytes] {
+			seen[id.Bytes] = true
+			once = append(once, id)
+		}
+	}
+
+	return once
+}
+
+// settle notes how far front and back are. The front gets it with the next commit of the owner.
+func (t *taking) settle(changed bool) {
+	t.p.mu.Lock()
+	defer t.p.mu.Unlock()
+
+	t.p.state = t.state
+	t.p.changed = changed
+	if t.reached {
+		t.p.claimedNow(t.back)
+		t.p.drainedUntil = t.drained
+	}
+}
+
+// restore writes to the front what it has lost: what changed in the back since, and what this process has not drained
+// yet. That is one commit, after which the front is as it was.
+func (t *taking) restore(ctx context.Context) (rows.Claim, error) {
+	changed, err := t.changedInBack(ctx)
+	if err != nil {
+		return rows.Claim{}, err
+	}
+
+	now := time.Now()
+	t.state.whole = t.isThere && t.state.whole
+	t.state.lossy = now.Add(lossyFor)
+	if t.reached {
+		t.state.back = t.back.Number
+	}
+	commit := rows.Commit{Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, At: now}
+	t.p.addUndrained(&commit, changed, max(t.drained, t.claim.Number+1))
+	commit.Rows = append(commit.Rows, rows.Row{Name: stateName, Value: t.state.encode()})
+
+	if err := t.write(ctx, &commit); err != nil {
+		return rows.Claim{}, fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+	}
+	t.settle(false)
+
+	return rows.Claim{Epoch: t.claim.Epoch, Number: commit.Number}, nil
+}
+
+// changedInBack returns the rows that the back has and the front may have lost. A front that has nothing is filled by
+// reads.
+func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error) {
+	changed := map[rows.Name][]byte{}
+	if !t.reached || !t.isThere {
+		return changed, nil
+	}
+
+	err := t.s.back.Changed(ctx, t.p.id, t.state.back, func(name rows.Name, value []byte) error {
+		if name != drainedName {
+			changed[name] = value
+		}
+		return nil
+	})
+
+	return changed, err
+}
+
+// write makes a commit of the front, without the IDs that it has not lost.
+func (t *taking) write(ctx context.Context, c *rows.Commit) error {
+	for {
+		err := t.s.front.Commit(ctx, []rows.Commit{*c})[0]
+		var known *rows.Known
+		if !errors.As(err, &known) {
+			return err
+		}
+		c.IDs = without(c.IDs, known.IDs)
+	}
+}
+
+// without returns ids without others. It modifies neither.
+func without(ids, others []rows.ID) []rows.ID {
+	return slices.DeleteFunc(slices.Clone(ids), func(id rows.ID) bool {
+		return slices.ContainsFunc(others, func(other rows.ID) bool { return other.Bytes == id.Bytes })
+	})
+}
+
+// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of the
+// commit is the newest one of the partition, and at least least.
+func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, least uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	dirty := rows.Commit{}
+	values := map[rows.Name][]byte{}
+	if p.sending != nil {
+		for _, row := range p.sending.Rows {
+			if row.Name != drainedName {
+				values[row.Name] = row.Value
+			}
+		}
+		c.IDs = append(c.IDs, p.sending.IDs...)
+	}
+	maps.Copy(values, p.pending)
+	for name := range values {
+		dirty.Rows = append(dirty.Rows, rows.Row{Name: name})
+	}
+	c.IDs = append(c.IDs, p.ids...)
+	dirty.IDs = c.IDs
+
+	maps.Copy(changed, values)
+	for name, value := range changed {
+		c.Rows = append(c.Rows, rows.Row{Name: name, Value: encodeValue(value)})
+	}
+
+	c.Number = max(least, p.newest)
+	p.newest = c.Number
+	p.drained = nil // what is of no use to the front may be of use again
+	if len(dirty.Rows)+len(dirty.IDs) > 0 {
+		c.Rows = append(c.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(&dirty)})
+		p.marks = append(p.marks, c.Number)
+	}
+}

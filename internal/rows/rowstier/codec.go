@@ -1,0 +1,147 @@
+package rowstier
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+var errMalformed = errors.New("a row of the tier is malformed")
+
+// The first byte of a row of the front.
+const (
+	isTombstone = 0
+	isValue     = 1
+)
+
+// encodeValue returns a value as the front has it; nil is a tombstone.
+func encodeValue(value []byte) []byte {
+	if value == nil {
+		return []byte{isTombstone}
+	}
+
+	return append([]byte{isValue}, value...)
+}
+
+// decodeValue returns a value of the front. It is nil without an error for a tombstone.
+func decodeValue(b []byte) ([]byte, error) {
+	switch {
+	case len(b) == 1 && b[0] == isTombstone:
+		return nil, nil
+	case len(b) > 0 && b[0] == isValue:
+		return b[1:len(b):len(b)], nil
+	default:
+		return nil, errMalformed
+	}
+}
+
+// state is how far the front and the back are.
+type state struct {
+	whole bool      // everything that is not deleted is in the front
+	back  uint64    // a commit of the back that the front has all of
+	lossy time.Time // until then the front may lack IDs that the back has
+}
+
+func (s *state) encode() []byte {
+	whole := byte(0)
+	if s.whole {
+		whole = 1
+	}
+
+	b := binary.AppendUvarint([]byte{whole}, s.back)
+	if s.lossy.IsZero() {
+		return b
+	}
+
+	return binary.AppendVarint(b, s.lossy.UnixMilli())
+}
+
+func decodeState(b []byte) (s state, err error) {
+	if len(b) == 0 {
+		return s, errMalformed
+	}
+	s.whole = b[0] == 1
+
+	back, n := binary.Uvarint(b[1:])
+	if n <= 0 {
+		return s, errMalformed
+	}
+	s.back = back
+	if len(b) == 1+n {
+		return s, nil
+	}
+
+	ms, m := binary.Varint(b[1+n:])
+	if m <= 0 {
+		return s, errMalformed
+	}
+	s.lossy = time.UnixMilli(ms)
+
+	return s, nil
+}
+
+// encodeNames returns what a commit changes: the names of its rows, and its IDs.
+func encodeNames(c *rows.Commit) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(c.Rows)))
+	for i := range c.Rows {
+		b = appendText(b, c.Rows[i].Collection)
+		b = appendText(b, c.Rows[i].Field)
+	}
+	for i := range c.IDs {
+		b = append(b, c.IDs[i].Bytes[:]...)
+		b = binary.AppendVarint(b, c.IDs[i].Until.UnixMilli())
+	}
+
+	return b
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+func decodeNames(b []byte) (names []rows.Name, ids []rows.ID, err error) {
+	n, size := binary.Uvarint(b)
+	if size <= 0 {
+		return nil, nil, errMalformed
+	}
+	b = b[size:]
+
+	for range n {
+		var name rows.Name
+		var ok1, ok2 bool
+		name.Collection, b, ok1 = cutText(b)
+		name.Field, b, ok2 = cutText(b)
+		if !ok1 || !ok2 {
+			return nil, nil, errMalformed
+		}
+		names = append(names, name)
+	}
+	for len(b) > 0 {
+		var id rows.ID
+		if len(b) < len(id.Bytes) {
+			return nil, nil, errMalformed
+		}
+		b = b[copy(id.Bytes[:], b):]
+		ms, size := binary.Varint(b)
+		if size <= 0 {
+			return nil, nil, errMalformed
+		}
+		b = b[size:]
+		id.Until = time.UnixMilli(ms)
+		ids = append(ids, id)
+	}
+
+	return names, ids, nil
+}
+
+func cutText(b []byte) (text string, rest []byte, ok bool) {
+	n, size := binary.Uvarint(b)
+	if size <= 0 || n > uint64(len(b)-size) {
+		return "", nil, false
+	}
+	end := size + int(n)
+
+	return string(b[size:end]), b[end:], true
+}

@@ -1,0 +1,248 @@
+package rowstier
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"headcount/internal/rows"
+	"headcount/internal/wake"
+)
+
+// drainEach drains until ctx ends.
+func (s *Store) drainEach(ctx context.Context) {
+	pause := s.cfg.DrainEvery
+	for wake.Wait(ctx, pause, nil) {
+		_, err := s.drain(ctx)
+		pause = s.cfg.DrainEvery
+		if err != nil {
+			pause *= 5
+		}
+	}
+}
+
+// drain brings to the back what has changed. It returns how many rows and IDs are left, and the last error.
+func (s *Store) drain(ctx context.Context) (left int, err error) {
+	s.draining.Lock()
+	defer s.draining.Unlock()
+
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+
+	err = s.claimBack(ctx)
+	var sent []*partition
+	var commits []rows.Commit
+	for id := range s.partitions {
+		p := &s.partitions[id]
+		commit := p.toSend(time.Now())
+		if commit != nil {
+			sent = append(sent, p)
+			commits = append(commits, *commit)
+		}
+	}
+	if len(commits) > 0 {
+		for i, failed := range s.back.Commit(ctx, commits) {
+			if failed = sent[i].sent(&commits[i], failed); failed != nil {
+				err = failed
+			}
+		}
+	}
+
+	s.say(err)
+	for id := range s.partitions {
+		left += s.partitions[id].dirty()
+	}
+
+	return left, err
+}
+
+// say logs once that the back is away, and that it works again. The caller has draining.
+func (s *Store) say(err error) {
+	if err != nil && s.away == nil {
+		s.cfg.Log.Warn().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+	}
+	if err == nil && s.away != nil {
+		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
+	}
+	s.away = err
+}
+
+// claimBack claims in the back the partitions that this process owns in the front.
+func (s *Store) claimBack(ctx context.Context) error {
+	byOwner := map[string][]rows.Former{}
+	for id := range s.partitions {
+		if owner, former := s.partitions[id].unclaimed(); owner != "" {
+			byOwner[owner] = append(byOwner[owner], former)
+		}
+	}
+
+	var err error
+	for owner, formers := range byOwner {
+		claims, failed := s.back.Claim(ctx, owner, formers)
+		if failed != nil {
+			err = failed
+			continue
+		}
+		for i, claim := range claims {
+			s.partitions[formers[i].Partition].claimedBack(claim)
+		}
+	}
+
+	return err
+}
+
+// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in the
+// back yet.
+func (p *partition) unclaimed() (string, rows.Former) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.claimed || p.dirtyNow() == 0 {
+		return "", rows.Former{}
+	}
+
+	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
+}
+
+// claimedBack takes a claim of the back. Without one another process owns the partition, and drains it.
+func (p *partition) claimedBack(claim rows.Claim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if claim.Epoch == 0 {
+		p.leave()
+		return
+	}
+
+	p.claimedNow(claim)
+}
+
+// claimedNow goes on from a claim of the back. The caller has mu.
+func (p *partition) claimedNow(claim rows.Claim) {
+	p.claimed = true
+	p.backEpoch = claim.Epoch
+	p.backHas = claim.Number
+	p.state.back = claim.Number
+	if p.sending == nil {
+		return
+	}
+
+	// The back may have it already, but it is no harm to write it again.
+	again := *p.sending
+	again.Epoch = claim.Epoch
+	again.After = claim.Number
+	again.Number = claim.Number + 1
+	p.sending = &again
+}
+
+// leave forgets a partition that another process owns. The caller has mu.
+func (p *partition) leave() {
+	p.owner = ""
+	p.epoch = 0
+	p.state = state{}
+	p.pending = nil
+	p.ids = nil
+	p.marks = nil
+	p.claimed = false
+	p.backEpoch = 0
+	p.backHas = 0
+	p.sending = nil
+	p.newest = 0
+	p.drainedUntil = 0
+	p.evicted = nil
+	p.drained = nil
+	p.changed = false
+	p.opened = false
+}
+
+// toSend returns what the back shall get, the same again until it has it, or nil.
+func (p *partition) toSend(now time.Time) *rows.Commit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.sending != nil || !p.claimed || len(p.pending)+len(p.ids) == 0 {
+		return p.sendingIfClaimed()
+	}
+
+	c := &rows.Commit{
+		Partition: p.id,
+		Epoch:     p.backEpoch,
+		After:     p.backHas,
+		Number:    p.backHas + 1,
+		At:        now,
+		IDs:       slices.DeleteFunc(distinct(p.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
+	}
+	names := make(map[rows.Name]bool, len(p.pending))
+	for name, value := range p.pending {
+		names[name] = true
+		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
+	}
+	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: binary.AppendUvarint(nil, p.newest)})
+
+	p.sending = c
+	p.sendingNames = names
+	p.sendingTo = p.newest
+	p.pending = nil
+	p.ids = nil
+
+	return c
+}
+
+func (p *partition) sendingIfClaimed() *rows.Commit {
+	if !p.claimed {
+		return nil
+	}
+
+	return p.sending
+}
+
+// sent goes on with the outcome of a commit of the back.
+func (p *partition) sent(c *rows.Commit, err error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.sending == nil || p.sending.Epoch != c.Epoch || p.sending.Number != c.Number {
+		return nil // the partition was claimed anew meanwhile
+	}
+
+	var known *rows.Known
+	var fenced *rows.Fenced
+	var lost *rows.Lost
+	switch {
+	case err == nil:
+		p.drainedTo(c)
+		return nil
+	case errors.As(err, &known):
+		p.sending.IDs = without(p.sending.IDs, known.IDs)
+		return nil // the next drain sends the rest
+	case errors.As(err, &fenced), errors.As(err, &lost):
+		p.claimed = false // claimBack finds out whose it is now
+		return err
+	default:
+		return err
+	}
+}
+
+// drainedTo notes that the back has a commit. The caller has mu.
+func (p *partition) drainedTo(c *rows.Commit) {
+	p.sending = nil
+	p.backHas = c.Number
+	p.state.back = c.Number
+	p.drainedUntil = p.sendingTo
+	p.changed = true
+
+	p.marks = slices.DeleteFunc(p.marks, func(number uint64) bool {
+		done := number <= p.sendingTo
+		if done {
+			p.drained = append(p.drained, dirtyName(number))
+		}
+		return done
+	})
+	for _, row := range c.Rows {
+		if row.Value == nil && !p.state.whole {
+			p.drained = append(p.drained, row.Name) // its tombstone
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package rowstier
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// Rows of the front that belong to the tier.
+const (
+	collection = "tier"
+	dirtyRows  = "tier-dirty" // number of a commit -> the names of what it changed
+)
+
+var (
+	stateName   = rows.Name{Collection: collection, Field: "state"}   // in the front
+	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: the newest commit of the front that it has
+)
+
+func dirtyName(number uint64) rows.Name {
+	return rows.Name{Collection: dirtyRows, Field: fmt.Sprintf("%016x", number)}
+}
+
+// partition is what the owner of a partition knows about it.
+type partition struct {
+	id int
+
+	mu    sync.Mutex // guards the fields below
+	owner string     // empty: this process has not claimed the partition
+	epoch uint64     // of the claim in the front
+	state state      // of the front
+
+	pending map[rows.Name][]byte // what changed in the front since sending
+	ids     []rows.ID            // likewise
+	newest  uint64               // the front's newest commit in pending
+	marks   []uint64             // commits whose rows of names are in the front
+
+	claimed   bool   // in the back, too
+	backEpoch uint64 // of that claim
+	backHas   uint64 // the newest commit of the back
+	sending   *rows.Commit
+	sendingTo uint64 // the front's commit that the back has with sending
+
+	sendingNames map[rows.Name]bool // of its rows
+	// drainedUntil is the newest commit of the front that the back has, as far as this process knows.
+	drainedUntil uint64
+
+	evicted []rows.Name // rows that are to leave the front
+	drained []rows.Name // rows of the tier, and tombstones, that the front needs no more
+	// changed says that the front has not got the state yet.
+	changed bool
+	// opened says that the front has not got the commit yet from which on it is not whole.
+	opened bool
+}
+
+func (p *partition) dirty() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.dirtyNow()
+}
+
+// dirtyNow is dirty for who has mu.
+func (p *partition) dirtyNow() int {
+	n := len(p.pending) + len(p.ids)
+	if p.sending != nil {
+		n += len(p.sending.Rows) + len(p.sending.IDs)
+	}
+
+	return n
+}
+
+func (p *partition) isLossy(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return now.Before(p.state.lossy)
+}
+
+// begin returns the commit as it goes to the front.
+func (p *partition) begin(c *rows.Commit) rows.Commit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	leaving := slices.DeleteFunc(p.evicted, p.isDirty)
+	if len(leaving) > 0 && p.state.whole {
+		p.state.whole = false
+		p.changed = true
+		p.opened = true
+	}
+
+	front := *c
+	front.Rows = make([]rows.Row, 0, len(c.Rows)+len(p.evicted)+len(p.drained)+2)
+	written := make(map[rows.Name]bool, len(c.Rows))
+	for _, row := range c.Rows {
+		written[row.Name] = true
+		front.Rows = append(front.Rows, p.inFront(row))
+	}
+	if len(c.Rows)+len(c.IDs) > 0 {
+		front.Rows = append(front.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
+	}
+
+	for _, name := range p.drained {
+		if !written[name] && !p.isDirty(name) {
+			written[name] = true
+			front.Rows = append(front.Rows, rows.Row{Name: name})
+		}
+	}
+	for _, name := range leaving {
+		if !written[name] {
+			written[name] = true
+			front.Rows = append(front.Rows, rows.Row{Name: name})
+		}
+	}
+	if p.opened {
+		front.Rows = p.appendTombstones(front.Rows, written)
+	}
+	if p.changed {
+		front.Rows = append(front.Rows, rows.Row{Name: stateName, Value: p.state.encode()})
+	}
+
+	return front
+}
+
+// appendTombstones adds tombstones of rows whose deletion is not drained, because from now on the back may be asked for
+// rows that are not in the front. The caller has mu.
+func (p *partition) appendTombstones(to []rows.Row, written map[rows.Name]bool) []rows.Row {
+	add := func(name rows.Name, value []byte) {
+		if value == nil && !written[name] {
+			written[name] = true
+			to = append(to, rows.Row{Name: name, Value: encodeValue(nil)})
+		}
+	}
+	for name, value := range p.pending {
+		add(name, value)
+	}
+	if p.sending != nil {
+		for _, row := range p.sending.Rows {
+			if _, again := p.pending[row.Name]; !again {
+				add(row.Name, row.Value)
+			}
+		}
+	}
+
+	return to
+}
+
+// inFront returns a row as the front has it.
+func (p *partition) inFront(row rows.Row) rows.Row {
+	if row.Value == nil && p.state.whole {
+		return row // nobody looks for it in the back
+	}
+
+	return rows.Row{Name: row.Name, Value: encodeValue(row.Value)}
+}
+
+// isDirty reports whether a row has a change that is not drained. The caller has mu.
+func (p *partition) isDirty(name rows.Name) bool {
+	if _, is := p.pending[name]; is {
+		return true
+	}
+
+	return p.sending != nil && p.sendingNames[name]
+}
+
+// made notes that the front has a commit.
+func (p *partition) made(c, front *rows.Commit) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.pending == nil {
+		p.pending = map[rows.Name][]byte{}
+	}
+	for _, row := range c.Rows {
+		p.pending[row.Name] = row.Value
+	}
+	p.ids = append(p.ids, c.IDs...)
+	if len(c.Rows)+len(c.IDs) > 0 {
+		p.marks = append(p.marks, c.Number)
+	}
+	p.newest = c.Number
+
+	// If the commit was repeated, the front may have an earlier form of it, without some of these. Then rows stay that
+	// nobody needs.
+	written := map[rows.Name]bool{}
+	for _, row := range front.Rows {
+		written[row.Name] = true
+	}
+	p.drained = slices.DeleteFunc(p.drained, func(name rows.Name) bool { return written[name] })
+	p.evicted = nil
+	p.changed = false
+	p.opened = false
+}
+
+func (p *partition) evict(names []rows.Name) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.evicted = append(p.evicted, names...)
+}

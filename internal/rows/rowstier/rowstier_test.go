@@ -1,0 +1,505 @@
+package rowstier
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+	"headcount/internal/rows/rowstest"
+	"headcount/internal/testkit"
+)
+
+var histories = flag.Int("histories", 300, "random histories of faults")
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestContract(t *testing.T) {
+	rowstest.RunInBubble(t, func(t *testing.T) rows.Store {
+		s := New(newFront(), newBack(), Config{})
+		t.Cleanup(func() {
+			if err := s.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+
+		return s
+	})
+}
+
+// front is a store that can lose its newest commits, or everything.
+type front struct {
+	*rowsmem.Store
+	away bool
+
+	mu  sync.Mutex // guards log
+	log []event    // all that it has, in order
+}
+
+// event is a commit, or a claim.
+type event struct {
+	rows.Commit
+	owner string // of a claim
+	at    time.Time
+}
+
+func newFront() *front { return &front{Store: rowsmem.New(rowsmem.Config{})} }
+
+func (f *front) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	if f.away {
+		return nil, rows.ErrUnavailable
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	claims, err := f.Store.Claim(ctx, owner, partitions)
+	for i, claim := range claims {
+		if claim.Epoch != 0 {
+			f.log = append(f.log, event{owner: owner, at: time.Now(), Commit: rows.Commit{Partition: partitions[i].Partition}})
+		}
+	}
+
+	return claims, err
+}
+
+func (f *front) Commit(ctx context.Context, commits []rows.Commit) []error {
+	if f.away {
+		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	errs := f.Store.Commit(ctx, commits)
+	for i := range commits {
+		if errs[i] == nil {
+			f.log = append(f.log, event{Commit: commits[i]})
+		}
+	}
+
+	return errs
+}
+
+func (f *front) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	if f.away {
+		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
+	}
+
+	return f.Store.Read(ctx, addresses)
+}
+
+// lose forgets what happened last, n events.
+func (f *front) lose(n int) {
+	f.log = f.log[:max(len(f.log)-n, 0)]
+	var now time.Time
+	f.Store = rowsmem.New(rowsmem.Config{Now: func() time.Time {
+		if now.IsZero() {
+			return time.Now()
+		}
+		return now
+	}})
+	for _, e := range f.log {
+		if e.owner == "" {
+			f.Store.Commit(context.Background(), []rows.Commit{e.Commit})
+			continue
+		}
+		now = e.at
+		_, _ = f.Store.Claim(context.Background(), e.owner, []rows.Former{{Partition: e.Partition}})
+	}
+	now = time.Time{}
+}
+
+// back is a lasting store.
+type back struct {
+	*rowsmem.Store
+	away    bool
+	numbers map[rows.Address]uint64 // of the commit that changed a row last
+	ids     map[[16]byte]time.Time
+}
+
+func newBack() *back {
+	return &back{Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{}}
+}
+
+func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	if b.away {
+		return nil, rows.ErrUnavailable
+	}
+
+	return b.Store.Claim(ctx, owner, partitions)
+}
+
+func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
+	if b.away {
+		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
+	}
+
+	errs := b.Store.Commit(ctx, commits)
+	for i, c := range commits {
+		if errs[i] != nil {
+			continue
+		}
+		for _, row := range c.Rows {
+			b.numbers[rows.Address{Partition: c.Partition, Name: row.Name}] = c.Number
+		}
+		for _, id := range c.IDs {
+			b.ids[id.Bytes] = id.Until
+		}
+	}
+
+	return errs
+}
+
+func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	if b.away {
+		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
+	}
+
+	return b.Store.Read(ctx, addresses)
+}
+
+func (b *back) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+	if b.away {
+		return rows.ErrUnavailable
+	}
+
+	return b.Store.Scan(ctx, partition, of, after, each)
+}
+
+func (b *back) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
+	if b.away {
+		return rows.ErrUnavailable
+	}
+
+	for at, number := range b.numbers {
+		if at.Partition != partition || number <= after {
+			continue
+		}
+		if err := each(at.Name, b.Store.Read(ctx, []rows.Address{at})[0].Value); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func (b *back) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
+	if b.away {
+		return nil, rows.ErrUnavailable
+	}
+
+	var known []rows.ID
+	for _, id := range ids {
+		if until, is := b.ids[id.Bytes]; is {
+			known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
+		}
+	}
+
+	return known, nil
+}
+
+// writer is an owner of one partition: it remembers all that it has written, and heals the store.
+type writer struct {
+	store         *Store
+	name          string
+	epoch, number uint64
+	rows          map[rows.Name]written
+	ids           map[[16]byte]uint64 // the number of the commit
+}
+
+type written struct {
+	value  []byte
+	number uint64
+}
+
+const part = 7 // the partition of all tests
+
+func (w *writer) claim() error {
+	claims, err := w.store.Claim(context.Background(), w.name, []rows.Former{{Partition: part, Epoch: w.epoch}})
+	if err != nil {
+		return err
+	}
+	if claims[0].Epoch == 0 {
+		return errors.New("another process has claimed the partition")
+	}
+	if w.epoch != 0 && claims[0].Number < w.number {
+		w.epoch = claims[0].Epoch
+		return w.heal(claims[0])
+	}
+	w.epoch = claims[0].Epoch
+	w.number = claims[0].Number
+
+	return nil
+}
+
+// heal writes again what the store may lack.
+func (w *writer) heal(claim rows.Claim) error {
+	c := rows.Commit{Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now()}
+	for name, is := range w.rows {
+		if is.number > claim.Number {
+			c.Rows = append(c.Rows, rows.Row{Name: name, Value: is.value})
+		}
+	}
+	for id, number := range w.ids {
+		if number > claim.Number {
+			c.IDs = append(c.IDs, rows.ID{Bytes: id, Until: c.At.Add(time.Hour)})
+		}
+	}
+	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
+	if err == nil {
+		w.number = c.Number
+	}
+
+	return err
+}
+
+// commit makes a commit, healing the store as often as that takes.
+func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
+	for {
+		c := rows.Commit{Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(), Rows: changed, IDs: ids}
+		err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
+		var fenced *rows.Fenced
+		var lost *rows.Lost
+		switch {
+		case err == nil:
+			w.number = c.Number
+			for _, row := range changed {
+				w.rows[row.Name] = written{row.Value, c.Number}
+			}
+			for _, id := range ids {
+				w.ids[id.Bytes] = c.Number
+			}
+			return nil
+		case errors.As(err, &fenced), errors.As(err, &lost):
+			if err := w.claim(); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// world is a history: what was acknowledged, and the stores.
+type world struct {
+	*testing.T
+	random *rand.Rand
+	front  *front
+	back   *back
+	writer *writer
+	reader *Store // of another process
+	model  map[rows.Name][]byte
+	used   [][16]byte
+	n      int
+}
+
+func (w *world) open() *Store { return New(w.front, w.back, Config{DrainEvery: 1000 * time.Hour}) }
+
+func (w *world) close(s *Store) {
+	s.stop()
+	s.wg.Wait()
+}
+
+// TestHistories: whatever is lost, evicted or away, reads are what was acknowledged, and the back gets all of it.
+func TestHistories(t *testing.T) {
+	for seed := range uint64(*histories) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { history(t, seed) })
+		})
+	}
+}
+
+func history(t *testing.T, seed uint64) {
+	w := &world{
+		T:      t,
+		random: rand.New(rand.NewPCG(seed, 0)),
+		front:  newFront(),
+		back:   newBack(),
+		model:  map[rows.Name][]byte{},
+	}
+	w.reader = w.open()
+	w.begin()
+	for range 150 {
+		w.step()
+		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
+	}
+
+	w.back.away = false
+	w.check()
+	for left := 1; left > 0; {
+		var err error
+		if left, err = w.writer.store.drain(t.Context()); err != nil {
+			t.Logf("drain: %v", err)
+		}
+	}
+	w.checkBack()
+	w.close(w.reader)
+	w.close(w.writer.store)
+}
+
+// begin starts a process that takes the partition.
+func (w *world) begin() {
+	w.n++
+	w.writer = &writer{store: w.open(), name: fmt.Sprint("process ", w.n), rows: map[rows.Name]written{}, ids: map[[16]byte]uint64{}}
+	if err := w.writer.claim(); err != nil {
+		w.Fatalf("claim: %v", err)
+	}
+}
+
+func (w *world) step() {
+	switch w.random.IntN(16) {
+	default:
+		w.change()
+	case 0, 1, 2:
+		_, _ = w.writer.store.drain(context.Background())
+	case 3:
+		w.writer.store.Evict(part, w.names())
+	case 4:
+		w.back.away = !w.back.away
+	case 5:
+		w.front.lose(w.random.IntN(6))
+	case 6:
+		if w.random.IntN(3) == 0 {
+			w.front.lose(len(w.front.log))
+		}
+	case 7:
+		w.check()
+	case 8: // the process ends, without a loss of the front that it has not healed
+		w.back.away = false
+		w.heal()
+		w.close(w.writer.store)
+		w.begin()
+	}
+}
+
+func (w *world) names() []rows.Name {
+	var names []rows.Name
+	for range 1 + w.random.IntN(4) {
+		name := rows.Name{Collection: fmt.Sprint("c", w.random.IntN(3)), Field: fmt.Sprint("f", w.random.IntN(8))}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+
+	return names
+}
+
+func (w *world) change() {
+	var changed []rows.Row
+	for _, name := range w.names() {
+		value := fmt.Appendf(nil, "%d", w.random.IntN(1000))
+		if w.random.IntN(4) == 0 {
+			value = nil
+		}
+		changed = append(changed, rows.Row{Name: name, Value: value})
+	}
+	var ids []rows.ID
+	if w.random.IntN(3) == 0 {
+		id := rows.ID{Until: time.Now().Add(time.Hour)}
+		for i := range id.Bytes {
+			id.Bytes[i] = byte(w.random.IntN(256))
+		}
+		ids = append(ids, id)
+	}
+
+	if err := w.writer.commit(changed, ids); err != nil {
+		if !w.back.away {
+			w.Fatalf("commit: %v", err)
+		}
+		return // nothing was made: the front had lost too much
+	}
+	for _, row := range changed {
+		w.model[row.Name] = row.Value
+	}
+	for _, id := range ids {
+		w.used = append(w.used, id.Bytes)
+	}
+}
+
+// heal has the owner notice what the store lost.
+func (w *world) heal() bool {
+	err := w.writer.commit(nil, nil)
+	if err != nil && !w.back.away {
+		w.Fatalf("heal: %v", err)
+	}
+
+	return err == nil
+}
+
+// check compares what another process reads with what was acknowledged.
+func (w *world) check() {
+	w.Helper()
+	if !w.heal() {
+		return
+	}
+
+	for c := range 3 {
+		of := fmt.Sprint("c", c)
+		found := map[string][]byte{}
+		last := ""
+		err := w.reader.Scan(context.Background(), part, of, "", func(field string, value []byte) error {
+			if field <= last {
+				w.Fatalf("%q comes after %q", field, last)
+			}
+			last = field
+			found[field] = value
+			return nil
+		})
+		if err != nil && !w.back.away {
+			w.Fatalf("scan: %v", err)
+		}
+
+		for f := range 8 {
+			name := rows.Name{Collection: of, Field: fmt.Sprint("f", f)}
+			is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
+			if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
+				w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
+			}
+			if is.Err != nil && !w.back.away {
+				w.Fatalf("%v: %v", name, is.Err)
+			}
+			if err == nil && !bytes.Equal(found[name.Field], w.model[name]) {
+				w.Fatalf("a scan finds %q as %v, want %q", found[name.Field], name, w.model[name])
+			}
+		}
+	}
+	w.checkIDs()
+}
+
+// checkIDs uses an ID again that may still be remembered.
+func (w *world) checkIDs() {
+	if len(w.used) == 0 {
+		return
+	}
+
+	id := rows.ID{Bytes: w.used[w.random.IntN(len(w.used))], Until: time.Now().Add(time.Hour)}
+	var known *rows.Known
+	if err := w.writer.commit(nil, []rows.ID{id}); !errors.As(err, &known) && !w.back.away {
+		w.Fatalf("an ID was used twice: %v", err)
+	}
+}
+
+func (w *world) checkBack() {
+	is := map[rows.Name][]byte{}
+	for at := range w.back.numbers {
+		if at.Collection == collection {
+			continue
+		}
+		if value := w.back.Store.Read(context.Background(), []rows.Address{at})[0].Value; value != nil {
+			is[at.Name] = value
+		}
+	}
+	maps.DeleteFunc(w.model, func(_ rows.Name, value []byte) bool { return value == nil })
+	if !maps.EqualFunc(is, w.model, bytes.Equal) {
+		w.Errorf("the back has\n%q\nwant\n%q", is, w.model)
+	}
+}

@@ -1,0 +1,99 @@
+-- rows_commit.lua: make commits of rows, each as long as the caller owns the partition and Redis has the commit before.
+--
+-- KEYS     for each commit {r}:o (hash, as rows_claim.lua has it), its IDs (strings: when they are forgotten, unix ms; they
+--          expire), then the collections of its rows (hashes)
+-- ARGV[1]  PUBLISH or SPUBLISH; then for each commit:
+--          how many of KEYS and of ARGV it has; epoch, number before, number, time (unix ms); a channel, or '' to publish
+--          nothing, and the publication; how many IDs, and for each when it is forgotten and in how many ms that is,
+--          0: it is only asked for; how many collections, and for each how many arguments to put and to delete,
+--          fields and values to put, fields to delete
+-- Returns  for each commit {'made'}, or what made it change nothing: {'fenced', epoch}, {'lost', number},
+--          {'known', position of an ID that is remembered, when it is forgotten, and so on}
+-- Safe to repeat: a commit that Redis has is left alone. O(rows and IDs).
+
+local chunk = 4000 -- arguments of one command: Lua's stack has room for 8,000
+
+-- each calls run with the first and last of up to chunk positions, until it has had all from first to last.
+local function each(first, last, run)
+  for from = first, last, chunk do run(from, math.min(from + chunk - 1, last)) end
+end
+
+-- known returns those of n IDs that are remembered at a time. The IDs begin at KEYS[key].
+local function known(key, n, at)
+  local found = {'known'}
+  each(key, key + n - 1, function(first, last)
+    for i, ends in ipairs(redis.call('MGET', unpack(KEYS, first, last))) do
+      -- One that is no number is returned, too, for the caller to complain about.
+      if ends and (tonumber(ends) or math.huge) > at then
+        found[#found + 1] = first + i - 1 - key
+        found[#found + 1] = ends
+      end
+    end
+  end)
+
+  return found
+end
+
+local function call(command, key, first, last)
+  each(first, last, function(from, to) redis.call(command, key, unpack(ARGV, from, to)) end)
+end
+
+-- write puts and deletes rows of n collections, whose arguments begin at ARGV[arg].
+local function write(key, arg, n)
+  for collection = key, key + n - 1 do
+    local puts, deletes = ARGV[arg], ARGV[arg + 1]
+    arg = arg + 2
+
+    call('HSET', KEYS[collection], arg, arg + puts - 1)
+    arg = arg + puts
+
+    call('HDEL', KEYS[collection], arg, arg + deletes - 1)
+    arg = arg + deletes
+  end
+end
+
+-- remember writes n IDs, whose arguments begin at ARGV[arg].
+local function remember(key, arg, n)
+  for i = 0, n - 1 do
+    local ends, lasts = ARGV[arg + 2 * i], ARGV[arg + 2 * i + 1]
+    if lasts ~= '0' then redis.call('SET', KEYS[key + i], ends, 'PX', lasts) end
+  end
+end
+
+-- commit makes the commit that begins at KEYS[key] and ARGV[arg].
+local function commit(key, arg)
+  local owner, epoch, after, number, at, channel, publication, ids = KEYS[key], unpack(ARGV, arg, arg + 6)
+  local is = redis.call('HMGET', owner, 'epoch', 'number', 'published')
+  if is[1] ~= epoch then return {'fenced', is[1] or '0'} end
+  if is[2] == number then return {'made'} end
+  if is[2] ~= after then return {'lost', is[2] or '0'} end
+
+  ids = tonumber(ids)
+  local found = known(key + 1, ids, tonumber(at))
+  if #found > 1 then return found end
+
+  -- The number comes last. If a command before it fails, for example because a key of a collection is no hash, Redis does
+  -- not have the commit, and the repetition writes everything again. IDs come after the rows, because the repetition would
+  -- find them. A full Redis refuses the first command that takes memory, and only that one.
+  write(key + 1 + ids, arg + 8 + 2 * ids, tonumber(ARGV[arg + 7 + 2 * ids]))
+  remember(key + 1, arg + 7, ids)
+
+  -- A publication names the one before it, so a reader that misses one sees the gap.
+  local published = is[3] or '0'
+  if channel ~= '' then
+    redis.call(ARGV[1], channel, number .. ' ' .. published .. ' ' .. publication)
+    published = number
+  end
+  redis.call('HSET', owner, 'number', number, 'published', published)
+
+  return {'made'}
+end
+
+local results = {}
+local key, arg = 1, 2
+while KEYS[key] do
+  results[#results + 1] = commit(key, arg + 2)
+  key, arg = key + ARGV[arg], arg + ARGV[arg + 1]
+end
+
+return results
