@@ -551,9 +551,9 @@ export class Headcount extends EventTarget {
       });
     /** @type {Set<number>} */ const known = new Set(); // the tabs that want something from this Hub
     channel.onmessage = ({ data }) => {
-      const { from, wants, wake } = data;
-      if (!from) return (this.#hub && !data.user) || this.#hear(data);
-      if (!this.#hub) return;
+      const { from, wants, wake } = data ?? {}; // any script of this origin may have sent it
+      if (!from) return (this.#hub && !data?.user) || this.#hear(data ?? {});
+      if (!this.#hub || !wants?.join?.map || !wants.watch?.map) return;
       // The lock becomes free when that tab is gone, for whatever reason.
       if (!known.has(from))
         hold(name + from, () => {
@@ -1074,6 +1074,9 @@ const userOf = (token) => {
 const SEED = '0'.repeat(22) + '.';
 const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
 
+/** The shape of ids and seeds: anything else in the storage is another script's, and no server knows it. */
+const ID = /^[\w-]{22}\.[\w-]{22}$/;
+
 /** @type {Record<string, string>} */ const memory = {}; // ids and seeds, by whether they may be stored and where
 
 /**
@@ -1082,13 +1085,15 @@ const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((b
  * a frame of another site, or the user forbids them.
  * @param {URL} base of the server: others may be on other paths of its origin
  * @param {boolean} keep whether it may be stored
- * @param {string} [id]
+ * @param {any} [id]
  */
 function idOf({ origin, pathname }, keep, id) {
   const old = `headcount_id ${origin}`; // once of all servers there
   const key = old + pathname.slice(0, -1);
   const own = keep + key;
   const fresh = () => memory[`false${key}`] ?? seed(); // who consents to storage stays who they were
+  const issued = ID.test(id);
+  if (issued) memory[own] = id;
   try {
     if (keep && location.origin === origin) {
       const kept = () => document.cookie.includes('headcount_new=');
@@ -1096,12 +1101,11 @@ function idOf({ origin, pathname }, keep, id) {
       if (kept()) return;
     }
   } catch {}
-  if (id) memory[own] = id;
   try {
-    if (id && keep) localStorage[key] = id;
+    if (issued && keep) localStorage[key] = id;
     if (keep) {
       // What this document has presented counts more than another tab's seed.
-      const stored = localStorage[key] ?? localStorage[old];
+      const stored = [localStorage[key], localStorage[old]].find((one) => ID.test(one));
       if (stored && !(memory[own] && stored.startsWith(SEED))) memory[own] = stored;
       return (localStorage[key] = memory[own] ??= fresh());
     }
