@@ -33,6 +33,7 @@ const ANSWER_MS = 10_000; // how long a token or a file may take
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
 const SOON = 60;
+const SOON_REFUSED = 6; // a page that is refused asks less often before that: the browser's console has lines of each attempt
 const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const MAX_PAGES = 100; // the server's bound for one connection
@@ -411,8 +412,9 @@ export class Headcount extends EventTarget {
     return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
 
-  /** Leaves every page and ends the connection, until open(). */
+  /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
   close() {
+    this.#post?.({ user: true });
     this.#leave();
     this.#closing.abort();
     clearTimeout(this.#hiding);
@@ -651,7 +653,8 @@ export class Headcount extends EventTarget {
     // Not every browser says that a hidden page is seen again.
     if (this.#hidden && !globalThis.document?.hidden) this.countHidden = this.#countHidden;
     if (id) idOf(this.#base, this.#keep, id);
-    if (user) this.#identify();
+    // A token that another tab has put into the storage, or taken out, may reach this tab later than the message.
+    if (user) for (const ms of [0, BACKOFF_MS]) setTimeout(() => this.#identify(), ms);
     if (lead) this.#tell();
     if (full) {
       this.#part(); // the shared connection has no room for these pages: open another one
@@ -809,7 +812,7 @@ function Hub(base, keep, getToken, same, say) {
   };
 
   /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
-  const backoff = () => Math.random() * (attempt++ ? (attempt < SOON ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
+  const backoff = () => Math.random() * (attempt++ ? (attempt < (refusal ? SOON_REFUSED : SOON) ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
 
   /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {

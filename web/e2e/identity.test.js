@@ -219,20 +219,24 @@ import { Headcount } from './headcount.js';
 import { useCount, useCounter, useUnread } from './react.js';
 
 const asked = new URL(location).searchParams;
-Headcount.defaults = { server: asked.get('from'), token: async () => sessionStorage.token };
-sessionStorage.token ??= asked.get('token');
+const token = async () => localStorage.token ?? '';
+Headcount.defaults = { server: asked.get('from'), token };
+localStorage.token ??= asked.get('token');
 
 function App() {
   const [user, setUser] = useState('ann');
   const { count } = useCount('app');
   const { mine } = useCounter('likes:app');
   const { count: unread } = useUnread();
-  window.login = (name, token) => {
-    sessionStorage.token = token;
+  window.login = (name, given) => {
+    localStorage.token = given;
     setUser(name);
-    Headcount.shared.token = async () => token;
+    Headcount.shared.token = token;
   };
-  window.logout = () => Headcount.shared.close();
+  window.logout = () => {
+    delete localStorage.token;
+    Headcount.shared.close();
+  };
   window.back = () => Headcount.shared.open();
   return h('main', null, h('p', { id: 'text' }, [user, count, mine, unread].join(' ')), h('like-button', { counter: 'likes:app', id: 'like' }));
 }
@@ -272,6 +276,17 @@ test('in a React application the user changes without a reload, and nothing of t
   await page.evaluate(() => back());
   await eventually('ann 1 true 1', 'the application shows', text);
   await eventually('true', 'the button is pressed', pressed);
+
+  for (const which of [0, 1]) {
+    const tab = await open(page.context(), page.url());
+    await tab.waitForFunction(() => document.getElementById('text')?.textContent === 'ann 1 true 1');
+    await [page, tab][which].evaluate(() => logout()); // the first one has the connection
+    await eventually(false, `ann is online after the log-out in one of two tabs, ${which}`, () => online('ann'));
+    await tab.close();
+    await page.evaluate((ann) => login('ann', ann), token('ann'));
+    await page.evaluate(() => back());
+    await eventually('ann 1 true 1', 'the application shows', text);
+  }
 });
 
 test('where WebSockets do not pass and tabs cannot share, six tabs are counted and the site has its connections', async () => {

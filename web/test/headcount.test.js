@@ -1086,6 +1086,18 @@ test('a page that the server refuses has a state of its own, until the server gr
   assert.equal(headcount.state, 'open');
 });
 
+test('a page that is refused asks seldom after some attempts, since the console has lines of each', async () => {
+  mock.method(console, 'error', () => {});
+  globalThis.fetch = async (_, { method }) => new Response('{"counters":[]}', { status: method === 'PUT' ? 401 : 200 });
+  client({}, 'https://seldom.example').join('p');
+  for (let i = 0; i < 60; i++) {
+    await settle();
+    sockets.at(-1).drop();
+    await tick(1_000);
+  }
+  assert.ok(sockets.length >= 6 && sockets.length <= 12, `${sockets.length} attempts in a minute`);
+});
+
 test('without storage there is an id for the life of the document, and nothing is shared or kept', async () => {
   const headcount = client({ storage: 'none' }, 'https://nothing.example');
   headcount.join('p');

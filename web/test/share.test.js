@@ -406,6 +406,31 @@ test('all tabs of a user whose session ends ask whose it is now', async () => {
   assert.deepEqual([first, second, third].map(({ state }) => state), ['open', 'open', 'open']);
 });
 
+test('a log-out in one tab is one in all tabs, whichever has the connection', async () => {
+  const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
+  for (const which of [0, 1]) {
+    const server = `https://out${which}.example`;
+    let now = token('ann');
+    const both = [await tab('p', { server, token: async () => now }), await tab('q', { server, token: async () => now })];
+    sockets.at(-1).welcome();
+    await settle();
+    now = '';
+    both[which].close();
+    await settle();
+    await tick(3_000);
+    await settle();
+    const open = sockets.filter(({ url, closed }) => url.hostname === new URL(server).hostname && !closed);
+    assert.deepEqual(open.map(({ url }) => url.searchParams.get('token')), [null], `tab ${which}`);
+  }
+
+  const stays = [await tab('p'), await tab('q')];
+  sockets.at(-1).welcome();
+  const before = sockets.length;
+  stays[1].close();
+  await settle();
+  assert.equal(sockets.length, before, 'who stays the same user keeps the connection');
+});
+
 test('where a lock is never granted, nor refused, each tab has its own connection after a while', async () => {
   navigator.locks = { request: () => new Promise(() => {}) };
   const headcount = await tab('p');
