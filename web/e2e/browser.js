@@ -2,6 +2,7 @@
 // site, and proxies between browser and server.
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { createServer, request as httpRequest } from 'node:http';
 import { connect, createServer as createTCPServer } from 'node:net';
 import { delimiter, join } from 'node:path';
@@ -38,6 +39,14 @@ export function launch(...more) {
       '--disable-background-networking', '--disable-component-update', '--disable-sync', ...more,
     ],
   });
+}
+
+/** A browser of its own that keeps neither cookies nor storage, with a folder of its own. */
+export async function launchBare(folder) {
+  const preferences = { profile: { default_content_setting_values: { cookies: 2 } } }; // 2: blocked
+  await mkdir(join(folder, 'Default'));
+  await writeFile(join(folder, 'Default/Preferences'), JSON.stringify(preferences));
+  return chromium.launchPersistentContext(folder, { executablePath: browserPath(), timeout: TIMEOUT, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'] });
 }
 
 /** A window whose console errors are kept. */

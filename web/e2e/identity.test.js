@@ -12,7 +12,7 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
 import { packed } from '../build.js';
-import { GRACE, LEAVE_GRACE, eventually, expectCount, launch, open, record, recorded, startHome, startOfficeProxy, startSite, within } from './browser.js';
+import { GRACE, LEAVE_GRACE, eventually, expectCount, launch, launchBare, open, record, recorded, startHome, startOfficeProxy, startSite, within } from './browser.js';
 import { Server, program } from './server.js';
 import { startTLS } from './tls.js';
 
@@ -162,6 +162,32 @@ test('a framed widget of another site is one visitor over reloads, reconnects an
   } finally {
     tls.close();
     await kept.stop();
+  }
+});
+
+test('who forbids cookies and storage is one visitor over reconnects, on the own origin, too', async () => {
+  const profile = await mkdtemp(join(tmpdir(), 'headcount-bare-'));
+  const bare = await launchBare(profile);
+  try {
+    const watcher = await watching('/home/bare');
+    const sockets = [];
+    const page = await open(bare, `${home.url}/bare`, async (page) => page.on('websocket', (socket) => sockets.push(socket)));
+    await expectCount(watcher, 2);
+    await assert.rejects(page.evaluate(() => localStorage.length), /denied/);
+    assert.deepEqual(await bare.cookies(), []);
+    await record(watcher);
+    for (const type of ['pagehide', 'pageshow']) await page.evaluate((type) => dispatchEvent(new Event(type)), type); // there and back
+    await eventually(2, 'the client has connected again', () => sockets.length);
+    await page.evaluate(async () => {
+      const { Headcount } = await import('/-/headcount.js');
+      await Promise.all([1, 2].map(() => Headcount.shared.counter('likes:bare').add()));
+    });
+    await sleep(LEAVE_GRACE + 1_000);
+    assert.deepEqual(await recorded(watcher), [2]);
+    assert.equal(await value('likes:bare'), 1);
+  } finally {
+    await bare.close();
+    await rm(profile, { recursive: true, force: true });
   }
 });
 
