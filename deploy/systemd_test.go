@@ -16,7 +16,7 @@ import (
 func TestUnit(t *testing.T) {
 	const yes, span = `yes|no`, `\d+s`
 	known := map[string]map[string]string{ // what each directive may say
-		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
+		"Unit": {"Description": `.+`, "Documentation": `man:headcount\(8\)`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
 		"Service": {
 			"ExecStart": `/\S+ serve --config \$\{CREDENTIALS_DIRECTORY\}/headcount\.json`, "LoadCredential": `headcount\.json:/\S+`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
 			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "RestartPreventExitStatus": `\d+`, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,

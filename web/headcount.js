@@ -33,6 +33,7 @@ const ANSWER_MS = 10_000; // how long a token or a file may take
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
 const SOON = 60;
+const SOON_REFUSED = 6; // a page that is refused asks less often before that: the browser's console has lines of each attempt
 const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const MAX_PAGES = 100; // the server's bound for one connection
@@ -411,8 +412,9 @@ export class Headcount extends EventTarget {
     return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
 
-  /** Leaves every page and ends the connection, until open(). */
+  /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
   close() {
+    this.#post?.({ user: true });
     this.#leave();
     this.#closing.abort();
     clearTimeout(this.#hiding);
@@ -551,9 +553,9 @@ export class Headcount extends EventTarget {
       });
     /** @type {Set<number>} */ const known = new Set(); // the tabs that want something from this Hub
     channel.onmessage = ({ data }) => {
-      const { from, wants, wake } = data;
-      if (!from) return (this.#hub && !data.user) || this.#hear(data);
-      if (!this.#hub) return;
+      const { from, wants, wake } = data ?? {}; // any script of this origin may have sent it
+      if (!from) return (this.#hub && !data?.user) || this.#hear(data ?? {});
+      if (!this.#hub || !wants?.join?.map || !wants.watch?.map) return;
       // The lock becomes free when that tab is gone, for whatever reason.
       if (!known.has(from))
         hold(name + from, () => {
@@ -651,7 +653,8 @@ export class Headcount extends EventTarget {
     // Not every browser says that a hidden page is seen again.
     if (this.#hidden && !globalThis.document?.hidden) this.countHidden = this.#countHidden;
     if (id) idOf(this.#base, this.#keep, id);
-    if (user) this.#identify();
+    // A token that another tab has put into the storage, or taken out, may reach this tab later than the message.
+    if (user) for (const ms of [0, BACKOFF_MS]) setTimeout(() => this.#identify(), ms);
     if (lead) this.#tell();
     if (full) {
       this.#part(); // the shared connection has no room for these pages: open another one
@@ -809,7 +812,7 @@ function Hub(base, keep, getToken, same, say) {
   };
 
   /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
-  const backoff = () => Math.random() * (attempt++ ? (attempt < SOON ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
+  const backoff = () => Math.random() * (attempt++ ? (attempt < (refusal ? SOON_REFUSED : SOON) ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
 
   /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {
@@ -1074,6 +1077,9 @@ const userOf = (token) => {
 const SEED = '0'.repeat(22) + '.';
 const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
 
+/** The shape of ids and seeds: anything else in the storage is another script's, and no server knows it. */
+const ID = /^[\w-]{22}\.[\w-]{22}$/;
+
 /** @type {Record<string, string>} */ const memory = {}; // ids and seeds, by whether they may be stored and where
 
 /**
@@ -1082,13 +1088,15 @@ const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((b
  * a frame of another site, or the user forbids them.
  * @param {URL} base of the server: others may be on other paths of its origin
  * @param {boolean} keep whether it may be stored
- * @param {string} [id]
+ * @param {any} [id]
  */
 function idOf({ origin, pathname }, keep, id) {
   const old = `headcount_id ${origin}`; // once of all servers there
   const key = old + pathname.slice(0, -1);
   const own = keep + key;
   const fresh = () => memory[`false${key}`] ?? seed(); // who consents to storage stays who they were
+  const issued = ID.test(id);
+  if (issued) memory[own] = id;
   try {
     if (keep && location.origin === origin) {
       const kept = () => document.cookie.includes('headcount_new=');
@@ -1096,12 +1104,11 @@ function idOf({ origin, pathname }, keep, id) {
       if (kept()) return;
     }
   } catch {}
-  if (id) memory[own] = id;
   try {
-    if (id && keep) localStorage[key] = id;
+    if (issued && keep) localStorage[key] = id;
     if (keep) {
       // What this document has presented counts more than another tab's seed.
-      const stored = localStorage[key] ?? localStorage[old];
+      const stored = [localStorage[key], localStorage[old]].find((one) => ID.test(one));
       if (stored && !(memory[own] && stored.startsWith(SEED))) memory[own] = stored;
       return (localStorage[key] = memory[own] ??= fresh());
     }

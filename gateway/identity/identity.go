@@ -205,7 +205,7 @@ func (ids *Identities) CheckToken(r *http.Request) error {
 
 // Nobody reports whether an error of Identify is of a request that names nobody, so that it may
 // still use what is public: it has no token, or one that somebody else signed, such as that of a
-// proxy which authenticates its clients by itself.
+// proxy which authenticates its clients by itself. A bad or expired token of our own issuer is refused everywhere.
 func Nobody(err error) bool { return errors.Is(err, ErrNoToken) || errors.Is(err, errOthers) }
 
 // in returns id as the user of a site.

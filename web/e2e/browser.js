@@ -2,6 +2,7 @@
 // site, and proxies between browser and server.
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { createServer, request as httpRequest } from 'node:http';
 import { connect, createServer as createTCPServer } from 'node:net';
 import { delimiter, join } from 'node:path';
@@ -38,6 +39,14 @@ export function launch(...more) {
       '--disable-background-networking', '--disable-component-update', '--disable-sync', ...more,
     ],
   });
+}
+
+/** A browser of its own that keeps neither cookies nor storage, with a folder of its own. */
+export async function launchBare(folder) {
+  const preferences = { profile: { default_content_setting_values: { cookies: 2 } } }; // 2: blocked
+  await mkdir(join(folder, 'Default'));
+  await writeFile(join(folder, 'Default/Preferences'), JSON.stringify(preferences));
+  return chromium.launchPersistentContext(folder, { executablePath: browserPath(), timeout: TIMEOUT, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'] });
 }
 
 /** A window whose console errors are kept. */
@@ -192,6 +201,44 @@ export async function startOfficeProxy(port, shop = undefined) {
   await new Promise((ready) => server.listen(0, '127.0.0.1', ready));
   return {
     url: `http://127.0.0.1:${server.address().port}`,
+    close: () => {
+      server.close();
+      server.closeAllConnections();
+    },
+  };
+}
+
+/** A site and the server behind one origin, as a proxy puts them together. html makes the pages, which lie under /home/. */
+export async function startHome(port, html) {
+  const pass = (request) => ({ host: '127.0.0.1', port, method: request.method, path: request.url, headers: request.headers });
+  const server = createServer((request, response) => {
+    if (/^\/home\/[^/]*$/.test(request.url)) {
+      response.writeHead(200, { 'Content-Type': 'text/html; charset=utf-8' });
+      return response.end(html(new URL(request.url, 'http://x')));
+    }
+    const onward = httpRequest(pass(request), (answer) => {
+      response.writeHead(answer.statusCode, answer.headers);
+      answer.pipe(response);
+    });
+    onward.on('error', () => response.destroy());
+    response.on('close', () => onward.destroy());
+    request.pipe(onward);
+  });
+  server.on('upgrade', (request, socket) => {
+    const onward = httpRequest(pass(request)).on('error', () => socket.destroy());
+    onward.on('response', () => socket.destroy()); // it was refused
+    onward.on('upgrade', (answer, target, head) => {
+      const headers = Object.entries(answer.headers).flatMap(([name, all]) => [all].flat().map((value) => `${name}: ${value}\r\n`));
+      socket.write(`HTTP/1.1 101 Switching Protocols\r\n${headers.join('')}\r\n`);
+      socket.write(head);
+      for (const one of [socket, target]) one.on('error', () => {}).on('close', () => (socket.destroy(), target.destroy()));
+      socket.pipe(target).pipe(socket);
+    });
+    onward.end();
+  });
+  await new Promise((ready) => server.listen(0, '127.0.0.1', ready));
+  return {
+    url: `http://127.0.0.1:${server.address().port}/home`,
     close: () => {
       server.close();
       server.closeAllConnections();

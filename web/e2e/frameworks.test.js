@@ -1,16 +1,19 @@
 // The elements in the libraries that people build sites with: each page is built by the library's own compiler, with what
 // people write in it, and run in a real Chromium.
 import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
 import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 
 import { eventually, launch, open } from './browser.js';
 import { Server, program } from './server.js';
 
+const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
 
 // Each application shows the same. Two people hold the page "<library>-quiet", which it watches with a flag that is bound to
@@ -128,23 +131,25 @@ const LIBRARIES = {
   },
   angular: {
     source: `
-      import '@angular/compiler';
       import { CUSTOM_ELEMENTS_SCHEMA, Component, provideZonelessChangeDetection, signal } from '@angular/core';
       import { bootstrapApplication } from '@angular/platform-browser';
+      import type { Counter } from 'headcount-web';
       ${STATE}
-      class App {
-        on = on; off = off; votes = votes; likes = likes;
-        page = signal('NAME');
-        said = signal('nothing');
-        heard(event) { this.said.set(event.detail.count); }
-        move() { this.page.set('NAME-next'); }
-      }
-      Component({
+      @Component({
         selector: '#app',
         schemas: [CUSTOM_ELEMENTS_SCHEMA],
         template: ${JSON.stringify(HTML((name, value) => `[${name}]="${value === 'page' ? 'page()' : value}"`, (event, call) => `(${event})="${call}(${call === 'heard' ? '$event' : ''})"`) + '<p id="said">{{ said() }}</p>')},
-      })(App);
+      })
+      class App {
+        on = on; off = off; votes = votes; likes = likes;
+        page = signal('NAME');
+        said = signal<string | number>('nothing');
+        heard(event: CustomEvent<Counter>) { this.said.set(event.detail.count); }
+        move() { this.page.set('NAME-next'); }
+      }
       bootstrapApplication(App, { providers: [provideZonelessChangeDetection()] });`,
+    compile: ahead,
+    plugins: [{ name: 'linker', setup: (build) => build.onLoad({ filter: /@angular\/.*js$/ }, link) }],
   },
   // What no library does, but pages do: properties of elements that are there before the script is.
   late: {
@@ -192,15 +197,38 @@ after(async () => {
   }
 });
 
+/** Has Angular's compiler build an application ahead of time, as its command line does. */
+async function ahead(source, folder) {
+  const compilerOptions = {
+    target: 'es2022', module: 'es2022', moduleResolution: 'bundler', lib: ['es2022', 'dom'], types: [], strict: true, skipLibCheck: true,
+    experimentalDecorators: true, outDir: 'made', paths: { 'headcount-web': [join(WEB, 'headcount.d.ts')] },
+  };
+  const options = { compilerOptions, angularCompilerOptions: { strictTemplates: true }, files: ['app.ts'] };
+  await writeFile(join(folder, 'app.ts'), source);
+  await writeFile(join(folder, 'tsconfig.json'), JSON.stringify(options));
+  const ngc = join(WEB, 'node_modules/@angular/compiler-cli/bundles/src/bin/ngc.js');
+  await run(process.execPath, [ngc, '-p', folder]).catch(({ stdout, stderr }) => assert.fail(stdout + stderr));
+  return readFile(join(folder, 'made/app.js'), 'utf8');
+}
+
+/** Angular's packages are compiled in part. The linker does the rest, so that the page needs no compiler. */
+async function link({ path }) {
+  const { transformAsync } = await import('@babel/core');
+  const { createEs2015LinkerPlugin } = await import('@angular/compiler-cli/linker/babel');
+  const plugins = [createEs2015LinkerPlugin({ linkerJitMode: false, fileSystem: { resolve: (one) => one, exists: () => false, dirname }, logger: { level: 1, debug() {}, info() {}, warn() {}, error: console.error } })];
+  const { code } = await transformAsync(await readFile(path, 'utf8'), { filename: path, plugins, compact: false, configFile: false, babelrc: false });
+  return { contents: code };
+}
+
 /** Builds the application of a library with its own compiler, and bundles it. */
 async function build(name) {
-  const { source, compile = (text) => text, alias = {} } = LIBRARIES[name];
+  const { source, compile = (text) => text, alias = {}, plugins = [] } = LIBRARIES[name];
   await mkdir(join(folder, name));
   const entry = join(folder, name, 'main.jsx');
-  await writeFile(entry, await compile(source.replaceAll('NAME', name)));
+  await writeFile(entry, await compile(source.replaceAll('NAME', name), join(folder, name)));
   const { build } = await import('esbuild');
   await build({
-    entryPoints: [entry], outfile: join(folder, name, 'bundle.js'), bundle: true, format: 'esm', alias, logLevel: 'error', keepNames: true,
+    entryPoints: [entry], outfile: join(folder, name, 'bundle.js'), bundle: true, format: 'esm', alias, plugins, logLevel: 'error', keepNames: true,
     conditions: ['browser', 'production'], jsx: 'transform', jsxFactory: 'createElement', jsxFragment: 'Fragment',
     define: { 'process.env.NODE_ENV': '"production"', __VUE_OPTIONS_API__: 'true', __VUE_PROD_DEVTOOLS__: 'false', __VUE_PROD_HYDRATION_MISMATCH_DETAILS__: 'false' },
   });

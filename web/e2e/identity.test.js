@@ -12,7 +12,7 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
 import { packed } from '../build.js';
-import { GRACE, LEAVE_GRACE, eventually, expectCount, launch, open, record, recorded, startSite } from './browser.js';
+import { GRACE, LEAVE_GRACE, eventually, expectCount, launch, launchBare, open, record, recorded, startHome, startSite } from './browser.js';
 import { Server, program } from './server.js';
 import { startTLS } from './tls.js';
 
@@ -34,6 +34,7 @@ let server;
 let guarded; // it demands tokens
 let browser;
 let site; // of another origin
+let home; // of the server's own origin
 
 /** A page that changes counters while it is loaded. */
 const eager = (url) => `<!doctype html><html lang="en"><title>Shop</title>
@@ -63,24 +64,25 @@ const embed = (url) => `<!doctype html><html lang="en"><title>Shop</title>
   <script type="module" src="${url.searchParams.get('from') ?? ''}/-/headcount.js"></script>
   <live-count id="count" page="${url.pathname}"></live-count>`;
 
+/** A page whose script tag says what its name is made of, and which may have a canonical address. */
+const named = ({ searchParams: asked }) => `<!doctype html><html lang="en"><title>Shop</title>
+  ${asked.has('canonical') ? `<link rel="canonical" href="${asked.get('canonical')}">` : ''}
+  <script type="module" src="${asked.get('from')}/-/headcount.js" ${asked.has('of') ? `data-page-from="${asked.get('of')}"` : ''}></script>
+  <live-count id="count"></live-count>`;
+
 let bundle; // of a React application
 const application = () => `<!doctype html><body><script type="module">${bundle.replaceAll('</script', '<\\/script')}</script>`;
-
-/** Has a window find pages of a site on the server's own origin, too. */
-const own = (html) => (page) =>
-  page.route((url) => url.origin === server.url && !url.pathname.startsWith('/-/') && !url.pathname.startsWith('/api/') && !url.pathname.endsWith('/counter'), (route) =>
-    route.fulfill({ contentType: 'text/html', body: html(new URL(route.request().url())) }),
-  );
 
 before(
   async () => {
     binary = await program();
-    site = await startSite((url) => ({ '/eager': eager, '/framing': framing, '/app': application }[url.pathname] ?? embed)(url));
+    site = await startSite((url) => ({ '/eager': eager, '/framing': framing, '/app': application, '/named': named }[url.pathname] ?? embed)(url));
     folder = await mkdtemp(join(tmpdir(), 'headcount-identity-'));
     const rules = join(folder, 'rules.json');
     await writeFile(rules, JSON.stringify(RULES));
     server = await Server.start(binary.path, ['--counters', rules, '--allow-origins', site.url, ...GRACE, '--shutdown-timeout', '2s']);
     guarded = await Server.start(binary.path, ['--counters', rules, '--allow-origins', site.url, '--api-key', 'a key that is long enough', '--jwt-secret', SECRET, ...GRACE, '--shutdown-timeout', '2s']);
+    home = await startHome(server.port, (url) => (url.pathname === '/home/eager' ? eager : embed)(url));
     browser = await launch('--host-resolver-rules=MAP plain.example 127.0.0.1'); // plain http on the network
   },
   { timeout: 600_000 },
@@ -91,6 +93,7 @@ afterEach(() => Promise.all(browser.contexts().map((context) => context.close())
 after(async () => {
   await browser?.close();
   site?.close();
+  home?.close();
   try {
     await server?.stop();
     await guarded?.stop();
@@ -103,16 +106,17 @@ after(async () => {
 /** The value of a counter that lasts. */
 const value = async (key) => (await (await fetch(`${server.url}/api/v1/counters/${encodeURIComponent(key)}`)).json()).value;
 
-for (const [where, address, prepare] of [
-  ['on another origin', () => `${site.url}/eager?name=other&from=${encodeURIComponent(server.url)}`, undefined],
-  ['on its own origin', () => `${server.url}/eager?name=own`, own(eager)],
+for (const [where, address] of [
+  ['on another origin', () => `${site.url}/eager?name=other&from=${encodeURIComponent(server.url)}`],
+  ['on its own origin', () => `${home.url}/eager?name=own`],
 ])
   test(`the first visit of each browser is one visitor, ${where}`, async () => {
     const name = new URL(address()).searchParams.get('name');
     const visit = async (context) => {
-      const page = await open(context, address(), prepare);
+      const page = await open(context, address());
       assert.equal(await page.evaluate(() => window.changed), true);
       await page.waitForFunction(() => document.getElementById('count').count > 0);
+      assert.deepEqual(page.complaints.filter((words) => /WebSocket/.test(words)), [], 'by WebSocket, as most visitors come');
       await page.close();
     };
     for (let begun = 0; begun < BROWSERS; begun += AT_A_TIME)
@@ -161,6 +165,32 @@ test('a framed widget of another site is one visitor over reloads, reconnects an
   }
 });
 
+test('who forbids cookies and storage is one visitor over reconnects, on the own origin, too', async () => {
+  const profile = await mkdtemp(join(tmpdir(), 'headcount-bare-'));
+  const bare = await launchBare(profile);
+  try {
+    const watcher = await watching('/home/bare');
+    const sockets = [];
+    const page = await open(bare, `${home.url}/bare`, async (page) => page.on('websocket', (socket) => sockets.push(socket)));
+    await expectCount(watcher, 2);
+    await assert.rejects(page.evaluate(() => localStorage.length), /denied/);
+    assert.deepEqual(await bare.cookies(), []);
+    await record(watcher);
+    for (const type of ['pagehide', 'pageshow']) await page.evaluate((type) => dispatchEvent(new Event(type)), type); // there and back
+    await eventually(2, 'the client has connected again', () => sockets.length);
+    await page.evaluate(async () => {
+      const { Headcount } = await import('/-/headcount.js');
+      await Promise.all([1, 2].map(() => Headcount.shared.counter('likes:bare').add()));
+    });
+    await sleep(LEAVE_GRACE + 1_000);
+    assert.deepEqual(await recorded(watcher), [2]);
+    assert.equal(await value('likes:bare'), 1);
+  } finally {
+    await bare.close();
+    await rm(profile, { recursive: true, force: true });
+  }
+});
+
 test('an element that is put back in a later task leaves nothing, and one that is gone leaves soon', async () => {
   const watcher = await watching('/permanent');
   const page = await open(await browser.newContext(), `${site.url}/permanent?from=${encodeURIComponent(server.url)}`);
@@ -182,12 +212,11 @@ test('an element that is put back in a later task leaves nothing, and one that i
 });
 
 test('who consents to storage later stays the same visitor', async () => {
-  for (const [where, address, prepare] of [
-    ['elsewhere', `${site.url}/consent?from=${encodeURIComponent(server.url)}`, undefined],
-    ['at home', `${server.url}/consent`, own(embed)],
+  for (const [where, address] of [
+    ['elsewhere', `${site.url}/home/consent?from=${encodeURIComponent(server.url)}`],
+    ['at home', `${home.url}/consent`],
   ]) {
     const page = await open(await browser.newContext(), address, async (page) => {
-      await prepare?.(page);
       await page.addInitScript(() => document.addEventListener('readystatechange', () => document.getElementById('count')?.setAttribute('storage', 'none')));
     });
     await expectCount(page, 1);
@@ -199,9 +228,70 @@ test('who consents to storage later stays the same visitor', async () => {
     assert.deepEqual(await recorded(page), [1], where);
     await page.reload();
     await expectCount(page, 1);
-    assert.equal(await server.count('/consent'), 1, where);
+    assert.equal(await server.count('/home/consent'), 1, where);
     await page.context().close();
-    await eventually(0, where, () => server.count('/consent'));
+    await eventually(0, where, () => server.count('/home/consent'));
+  }
+});
+
+test('a page is named after what its site says, and a router in the fragment moves it', async () => {
+  const from = encodeURIComponent(server.url);
+  for (const [query, name] of [
+    [`?p=1&from=${from}#/a`, '/named'],
+    [`?of=hash&from=${from}#/a`, '/named#/a'],
+    [`?p=123&of=query:p&from=${from}#/a`, '/named?p=123'],
+    [`?canonical=/named/real%3Fid=7&id=7&from=${from}`, '/named/real?id=7'],
+    [`?of=url&from=${from}#/a`, `/named?of=url&from=${from}`],
+  ]) {
+    const page = await open(await browser.newContext(), `${site.url}/named${query}`);
+    await expectCount(page, 1);
+    const decoded = decodeURI(name);
+    assert.equal(await server.count(decoded), 1, query);
+    if (query.startsWith('?of=hash')) {
+      await page.evaluate(() => (location.hash = '#/b'));
+      await eventually(1, 'the visitor has moved', () => server.count('/named#/b'));
+    }
+    await page.context().close();
+    await eventually(0, 'the visitor has left', () => server.count('*'));
+  }
+});
+
+test('a Web Lock that never settles leaves nobody uncounted', async () => {
+  const never = (page) => page.addInitScript(() => (LockManager.prototype.request = () => new Promise(() => {})));
+  const page = await open(await browser.newContext(), `${site.url}/locked?from=${encodeURIComponent(server.url)}`, never);
+  await expectCount(page, 1);
+  assert.equal(await server.count('/locked'), 1);
+});
+
+test('any one sign that a page is back wakes it, and ends its pause', async () => {
+  const watcher = await watching('/back');
+  const sent = [];
+  const page = await open(await browser.newContext(), `${site.url}/back?from=${encodeURIComponent(server.url)}`, async (page) => {
+    page.on('websocket', (socket) => socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type)));
+    await page.addInitScript(() => {
+      window.away = false;
+      Object.defineProperty(document, 'hidden', { get: () => window.away });
+    });
+  });
+  const event = (away, target, type) => page.evaluate(([away, target, type]) => {
+    window.away = away;
+    window[target].dispatchEvent(new Event(type));
+  }, [away, target, type]);
+  for (const [target, type] of [['window', 'focus'], ['document', 'resume'], ['window', 'pageshow']]) {
+    await expectCount(watcher, 2);
+    sent.length = 0;
+    await event(true, 'window', 'visibilitychange');
+    await eventually(true, 'the page is paused', async () => sent.includes('pause'));
+    const leave = await server.hold('/back');
+    await expectCount(watcher, 3);
+    await event(false, target, type);
+    await expectCount(page, 3);
+    await leave();
+
+    await event(false, 'window', 'pagehide');
+    await expectCount(watcher, 1);
+    await event(false, target, type);
+    await expectCount(page, 2);
   }
 });
 
@@ -219,20 +309,24 @@ import { Headcount } from './headcount.js';
 import { useCount, useCounter, useUnread } from './react.js';
 
 const asked = new URL(location).searchParams;
-Headcount.defaults = { server: asked.get('from'), token: async () => sessionStorage.token };
-sessionStorage.token ??= asked.get('token');
+const token = async () => localStorage.token ?? '';
+Headcount.defaults = { server: asked.get('from'), token };
+localStorage.token ??= asked.get('token');
 
 function App() {
   const [user, setUser] = useState('ann');
   const { count } = useCount('app');
   const { mine } = useCounter('likes:app');
   const { count: unread } = useUnread();
-  window.login = (name, token) => {
-    sessionStorage.token = token;
+  window.login = (name, given) => {
+    localStorage.token = given;
     setUser(name);
-    Headcount.shared.token = async () => token;
+    Headcount.shared.token = token;
   };
-  window.logout = () => Headcount.shared.close();
+  window.logout = () => {
+    delete localStorage.token;
+    Headcount.shared.close();
+  };
   window.back = () => Headcount.shared.open();
   return h('main', null, h('p', { id: 'text' }, [user, count, mine, unread].join(' ')), h('like-button', { counter: 'likes:app', id: 'like' }));
 }
@@ -272,5 +366,16 @@ test('in a React application the user changes without a reload, and nothing of t
   await page.evaluate(() => back());
   await eventually('ann 1 true 1', 'the application shows', text);
   await eventually('true', 'the button is pressed', pressed);
+
+  for (const which of [0, 1]) {
+    const tab = await open(page.context(), page.url());
+    await tab.waitForFunction(() => document.getElementById('text')?.textContent === 'ann 1 true 1');
+    await [page, tab][which].evaluate(() => logout()); // the first one has the connection
+    await eventually(false, `ann is online after the log-out in one of two tabs, ${which}`, () => online('ann'));
+    await tab.close();
+    await page.evaluate((ann) => login('ann', ann), token('ann'));
+    await page.evaluate(() => back());
+    await eventually('ann 1 true 1', 'the application shows', text);
+  }
 });
 

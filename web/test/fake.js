@@ -4,6 +4,9 @@ import { mock } from 'node:test';
 /** Every WebSocket that was made, in order. */
 export const sockets = [];
 
+/** An anonymous id, as a server issues it. */
+export const signed = (name) => `${name.padEnd(22, '-')}.${'s'.repeat(22)}`;
+
 export class FakeWebSocket extends EventTarget {
   sent = [];
   closed = false;
@@ -30,7 +33,7 @@ export class FakeWebSocket extends EventTarget {
   }
   welcome(more) {
     this.open();
-    this.say({ type: 'welcome', user: 'u', id: 'u.sig', heartbeat_ms: 15_000, ...more });
+    this.say({ type: 'welcome', user: 'u', id: signed('u'), heartbeat_ms: 15_000, ...more });
   }
   drop() {
     this.dispatchEvent(new Event('close'));

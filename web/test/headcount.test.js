@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
 import { Headcount } from '../headcount.js';
-import { FakeWebSocket, settle, sockets, tick } from './fake.js';
+import { FakeWebSocket, settle, signed, sockets, tick } from './fake.js';
 
 const SERVER = 'https://count.example';
 let clients;
@@ -430,11 +430,11 @@ test('on another origin the id goes along, from the storage', async () => {
   await settle();
   assert.match(sockets[0].url.search, /^\?id=0{22}\.[0-9a-z]{22}$/, 'a seed, at first');
   sockets[0].welcome();
-  assert.deepEqual(storage, { 'headcount_id https://stored.example': 'u.sig' });
-  storage['headcount_id https://stored.example'] = 'newer.sig'; // by another tab
+  assert.deepEqual(storage, { 'headcount_id https://stored.example': signed('u') });
+  storage['headcount_id https://stored.example'] = signed('newer'); // by another tab
   sockets[0].drop();
   await tick(500);
-  assert.equal(sockets[1].url.searchParams.get('id'), 'newer.sig');
+  assert.equal(sockets[1].url.searchParams.get('id'), signed('newer'));
 });
 
 test('where storage is forbidden the id is kept in memory', async () => {
@@ -444,10 +444,37 @@ test('where storage is forbidden the id is kept in memory', async () => {
   globalThis.localStorage = new Proxy({}, { get: forbid, set: forbid });
   client({}, 'https://forbidden.example').join('p');
   await settle();
-  sockets[0].welcome({ id: 'mem.sig' });
+  sockets[0].welcome({ id: signed('mem') });
   sockets[0].drop();
   await tick(500);
-  assert.equal(sockets[1].url.searchParams.get('id'), 'mem.sig');
+  assert.equal(sockets[1].url.searchParams.get('id'), signed('mem'));
+});
+
+test('what is stored and is no id is replaced', async () => {
+  const said = answered();
+  const key = 'headcount_id https://garbage.example';
+  for (const garbage of ['x', '💥'.repeat(9), 'a'.repeat(1e5), '<script>', '\0\r\n']) {
+    storage[key] = garbage;
+    const headcount = client({}, 'https://garbage.example');
+    headcount.join('p');
+    await headcount.counter('likes:1').add();
+    const presented = sockets.at(-1).url.searchParams.get('id');
+    assert.match(presented, /^[\w-]{22}\.[\w-]{22}$/);
+    assert.deepEqual([said.pop(), storage[key]], [presented, presented]);
+    headcount.close();
+  }
+});
+
+test('when the own origin keeps cookies no longer the user stays', async () => {
+  globalThis.location = new URL('https://refused.example/page');
+  document.cookie = '';
+  client({}, 'https://refused.example').join('p');
+  await settle();
+  sockets[0].welcome({ id: signed('before') });
+  Object.defineProperty(document, 'cookie', { get: () => '', set: () => {} });
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.searchParams.get('id'), signed('before'));
 });
 
 test('on its own origin the cookie says who the user is', async () => {
@@ -480,9 +507,9 @@ test('all calls of a first visit say the same of who the user is', async () => {
   assert.match(seed, /^0{22}\./);
   assert.deepEqual(said, [seed, seed, seed]);
   assert.deepEqual(storage, { 'headcount_id https://first.example': seed }, 'other tabs have it, too');
-  sockets[0].welcome({ id: 'issued.sig' });
+  sockets[0].welcome({ id: signed('issued') });
   await headcount.counter('likes:1').add();
-  assert.equal(said.at(-1), 'issued.sig');
+  assert.equal(said.at(-1), signed('issued'));
 
   globalThis.location = new URL('https://first.example/');
   document.cookie = '';
@@ -499,25 +526,25 @@ test('where the own origin keeps no cookie the id goes along', async () => {
   headcount.join('p');
   await settle();
   assert.equal(sockets[0].url.searchParams.get('storage'), 'partitioned');
-  sockets[0].welcome({ id: 'framed.sig' });
+  sockets[0].welcome({ id: signed('framed') });
   sockets[0].drop();
   await tick(500);
-  assert.equal(sockets[1].url.searchParams.get('id'), 'framed.sig');
+  assert.equal(sockets[1].url.searchParams.get('id'), signed('framed'));
   await headcount.counter('likes:1').add();
-  assert.deepEqual(said, ['framed.sig']);
-  assert.deepEqual(storage, { 'headcount_id https://framed.example': 'framed.sig' }, 'for a reload');
+  assert.deepEqual(said, [signed('framed')]);
+  assert.deepEqual(storage, { 'headcount_id https://framed.example': signed('framed') }, 'for a reload');
 });
 
 test('servers on two paths of a host keep an id each, and take over that of before', async () => {
-  storage['headcount_id https://paths.example'] = 'before.sig';
+  storage['headcount_id https://paths.example'] = signed('before');
   for (const path of ['one', 'two']) client({}, `https://paths.example/${path}/`).join('p');
   await settle();
-  assert.deepEqual(sockets.map(({ url }) => new URL(url).searchParams.get('id')), ['before.sig', 'before.sig']);
+  assert.deepEqual(sockets.map(({ url }) => new URL(url).searchParams.get('id')), [signed('before'), signed('before')]);
 
-  sockets.forEach((socket, i) => socket.welcome({ id: `${i}.sig` }));
+  sockets.forEach((socket, i) => socket.welcome({ id: signed(`${i}`) }));
   await settle();
-  assert.equal(storage['headcount_id https://paths.example/one'], '0.sig');
-  assert.equal(storage['headcount_id https://paths.example/two'], '1.sig');
+  assert.equal(storage['headcount_id https://paths.example/one'], signed('0'));
+  assert.equal(storage['headcount_id https://paths.example/two'], signed('1'));
 });
 
 test('a user with a token has neither seed nor cookie', async () => {
@@ -997,7 +1024,7 @@ test('a counter that the server refuses is dropped, and the rest is said again',
 
 test('a change says who the user is, and its answer is heard at once', async () => {
   const asked = [];
-  let answer = () => Response.json({ ...lasting('likes:a/b', 5, '17-5'), type: undefined, member: true }, { headers: { 'Headcount-Id': 'v.sig' } });
+  let answer = () => Response.json({ ...lasting('likes:a/b', 5, '17-5'), type: undefined, member: true }, { headers: { 'Headcount-Id': signed('v') } });
   globalThis.fetch = async (url, { method, headers }) => {
     asked.push(`${method} ${url} ${JSON.stringify(headers)}`);
     return answer();
@@ -1011,13 +1038,13 @@ test('a change says who the user is, and its answer is heard at once', async () 
   sockets[0].welcome();
   assert.equal((await likes.add()).value, 5);
   assert.deepEqual(seen, ['5 true']);
-  assert.equal(storage[`headcount_id ${url}`], 'v.sig', 'who was issued an identity keeps it');
+  assert.equal(storage[`headcount_id ${url}`], signed('v'), 'who was issued an identity keeps it');
   await likes.remove();
   headcount.token = async () => 't';
   await headcount.counter('votes:1').increment();
   assert.deepEqual(asked, [
-    `PUT ${url}/api/v1/counters/likes%3Aa%2Fb/members/me {"Headcount-Id":"u.sig"}`,
-    `DELETE ${url}/api/v1/counters/likes%3Aa%2Fb/members/me {"Headcount-Id":"v.sig"}`,
+    `PUT ${url}/api/v1/counters/likes%3Aa%2Fb/members/me {"Headcount-Id":"${signed('u')}"}`,
+    `DELETE ${url}/api/v1/counters/likes%3Aa%2Fb/members/me {"Headcount-Id":"${signed('v')}"}`,
     `POST ${url}/api/v1/counters/votes%3A1/increment {"Authorization":"Bearer t"}`,
   ]);
 
@@ -1059,20 +1086,32 @@ test('a page that the server refuses has a state of its own, until the server gr
   assert.equal(headcount.state, 'open');
 });
 
+test('a page that is refused asks seldom after some attempts, since the console has lines of each', async () => {
+  mock.method(console, 'error', () => {});
+  globalThis.fetch = async (_, { method }) => new Response('{"counters":[]}', { status: method === 'PUT' ? 401 : 200 });
+  client({}, 'https://seldom.example').join('p');
+  for (let i = 0; i < 60; i++) {
+    await settle();
+    sockets.at(-1).drop();
+    await tick(1_000);
+  }
+  assert.ok(sockets.length >= 6 && sockets.length <= 12, `${sockets.length} attempts in a minute`);
+});
+
 test('without storage there is an id for the life of the document, and nothing is shared or kept', async () => {
   const headcount = client({ storage: 'none' }, 'https://nothing.example');
   headcount.join('p');
   await settle();
   assert.match(sockets[0].url.search, /^\?id=0{22}\.\w{22}&storage=none$/);
-  sockets[0].welcome({ id: 'tab.sig' });
+  sockets[0].welcome({ id: signed('tab') });
   assert.deepEqual(storage, {});
   sockets[0].drop();
   await tick(500);
   assert.deepEqual([...sockets[1].url.searchParams].map(([name]) => name), ['id', 'storage', 'back']);
   client({}, 'https://nothing.example').join('p');
   await settle();
-  assert.equal(sockets[2].url.search, '?id=tab.sig', 'who consents to storage stays who they were');
-  assert.deepEqual(storage, { 'headcount_id https://nothing.example': 'tab.sig' });
+  assert.equal(sockets[2].url.search, `?id=${signed('tab')}`, 'who consents to storage stays who they were');
+  assert.deepEqual(storage, { 'headcount_id https://nothing.example': signed('tab') });
 
   globalThis.location = new URL('https://own.example/');
   client({ server: 'https://own.example', storage: 'none' }).join('p');

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
 import { Headcount } from '../headcount.js';
-import { FakeWebSocket, settle, sockets, tick } from './fake.js';
+import { FakeWebSocket, settle, signed, sockets, tick } from './fake.js';
 
 let tabs;
 let held; // lock -> who has it
@@ -380,10 +380,10 @@ test('a first change waits until the tab with the connection knows who the user 
   const changed = second.counter('likes:1').add();
   await settle();
   assert.deepEqual(said, []);
-  FakeWebSocket.prototype.welcome.call(sockets[0], { id: 'first.sig' });
+  FakeWebSocket.prototype.welcome.call(sockets[0], { id: signed('first') });
   await settle();
   await changed;
-  assert.deepEqual(said, ['first.sig']);
+  assert.deepEqual(said, [signed('first')]);
 });
 
 test('all tabs of a user whose session ends ask whose it is now', async () => {
@@ -404,6 +404,31 @@ test('all tabs of a user whose session ends ask whose it is now', async () => {
   const joined = (sub) => open.find((socket) => socket.url.searchParams.get('token') === token(sub)).take().filter(({ type }) => type === 'join').map(({ page }) => page).sort();
   assert.deepEqual([joined('ann'), joined('bob')], [['r'], ['p', 'q']]);
   assert.deepEqual([first, second, third].map(({ state }) => state), ['open', 'open', 'open']);
+});
+
+test('a log-out in one tab is one in all tabs, whichever has the connection', async () => {
+  const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
+  for (const which of [0, 1]) {
+    const server = `https://out${which}.example`;
+    let now = token('ann');
+    const both = [await tab('p', { server, token: async () => now }), await tab('q', { server, token: async () => now })];
+    sockets.at(-1).welcome();
+    await settle();
+    now = '';
+    both[which].close();
+    await settle();
+    await tick(3_000);
+    await settle();
+    const open = sockets.filter(({ url, closed }) => url.hostname === new URL(server).hostname && !closed);
+    assert.deepEqual(open.map(({ url }) => url.searchParams.get('token')), [null], `tab ${which}`);
+  }
+
+  const stays = [await tab('p'), await tab('q')];
+  sockets.at(-1).welcome();
+  const before = sockets.length;
+  stays[1].close();
+  await settle();
+  assert.equal(sockets.length, before, 'who stays the same user keeps the connection');
 });
 
 test('where a lock is never granted, nor refused, each tab has its own connection after a while', async () => {
@@ -447,6 +472,28 @@ test('unread goes to all tabs, also to one that comes later; read is said once',
   sockets[0].say({ type: 'unread', count: 0 });
   await settle();
   assert.deepEqual(heard.slice(2), ['first 0', 'second 0']);
+});
+
+test('messages of others that make no sense are ignored', async () => {
+  const one = await tab();
+  const two = await tab();
+  sockets[0].welcome();
+  const forger = new FakeChannel(channels[0].name);
+  const all = [null, 7, 'x', [], { from: 1 }, { from: 1, wants: null }, { from: 1, wants: { join: 'x' } }, { from: 1, wants: { join: [], watch: {} } }, { id: {} }, { frame: null }, { frame: { type: 'count' } }, { frame: { type: 'counter', key: 3 } }];
+  const thrown = [];
+  for (const data of all)
+    for (const channel of channels)
+      try {
+        channel.onmessage?.({ data });
+      } catch (error) {
+        thrown.push(`${JSON.stringify(data)}: ${error}`);
+      }
+  await settle();
+  assert.deepEqual(thrown, []);
+  forger.close();
+  sockets[0].say(count('p', 2, '1-1'));
+  await settle();
+  assert.deepEqual([one.counts, two.counts, sockets.length], [[2], [2], 1]);
 });
 
 test('a tab that does not want to share does not', async () => {
