@@ -295,7 +295,9 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			BasePath:  cfg.BasePath,
 			Tracer:    s.openTraces(),
 		},
-		Counters: counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
+		Counters: counterapi.Config{
+			Rules: cfg.Rules, Counters: s.counters, Elapsed: machine.SinceBoot, Registerer: s.registry, Log: s.log,
+		},
 		Times: gateway.Times{
 			HeartbeatInterval: cfg.HeartbeatInterval,
 			LeaveGrace:        cfg.LeaveGrace,
@@ -317,6 +319,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		PusherKey:  cfg.PusherKey,
+		Elapsed:    machine.SinceBoot,
 		Registerer: s.registry,
 		Log:        s.log,
 	})

@@ -85,7 +85,7 @@ func New(cfg Config) *Hub {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
-		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit),
+		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit, cfg.Elapsed),
 		wake:    make(chan struct{}, 1),
 		back:    make(chan struct{}, 1),
 		born:    time.Now(),

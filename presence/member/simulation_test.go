@@ -654,9 +654,13 @@ func (s *simulation) start(m *member) {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
 	l := s.net.live(m.name, incarnation)
+	elapsed := func() time.Duration { // whoever reads it stands still with the process
+		_ = l.pass()
+		return time.Duration(time.Now().UnixNano())
+	}
 	p := New(Config{
 		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock, Wall: wall,
-		Tick: func() { _ = l.pass() }, Log: log,
+		Elapsed: elapsed, Log: log,
 	})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
 	keys := [][]byte{[]byte("a cluster secret")}
@@ -699,7 +703,7 @@ func (s *simulation) start(m *member) {
 		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Log: log})
 	}
 	if p.Has(presence.RoleGateway) {
-		r.gateway = s.newGateway(m.name, incarnation, p, store, log)
+		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
 		parts.Gateway = r.gateway
 		srv := &http.Server{
 			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second, // as the program's
@@ -731,14 +735,16 @@ func simIdentities() *identity.Identities {
 	return identities
 }
 
-func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store fanout.Store, log zerolog.Logger) *gateway.Gateway {
+func (s *simulation) newGateway(
+	name string, incarnation uint64, p *Member, store fanout.Store, elapsed func() time.Duration, log zerolog.Logger,
+) *gateway.Gateway {
 	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
 		Unread:  presencemem.New(presencemem.Config{}),
-		Cluster: p,
+		Cluster: p, Elapsed: elapsed,
 		Times: gateway.Times{
 			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,
 			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
