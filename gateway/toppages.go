@@ -7,8 +7,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -63,6 +63,6 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 				list = append(list, p)
 			}
 		}
-		found(t, string(api.JSON(map[string]any{"top": list})))
+		found(t, string(httppolicy.JSON(map[string]any{"top": list})))
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/fanout"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -59,7 +60,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 			continue
 		}
 		for i, t := range some {
-			found(t, string(api.JSON(api.UserOf(t.Key, states[i]))))
+			found(t, string(httppolicy.JSON(api.UserOf(t.Key, states[i]))))
 		}
 	}
 }
