@@ -431,6 +431,7 @@ func (s *system) Report() presence.Report {
 	}
 	if s.dispatcher != nil {
 		r.Top = s.dispatcher.Top(presence.TopPages)
+		r.Away = errors.Is(s.member.Ready(), presence.ErrUnavailable)
 	}
 	return r
 }

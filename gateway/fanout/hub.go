@@ -339,6 +339,15 @@ func (h *Hub) doubtful(w *watched) bool {
 	return fromStore && (h.doubts != 0 || h.silent[w.bucket])
 }
 
+// Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks users
+// who stay, or this process stood still.
+func (h *Hub) Doubtful() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	return h.doubts != 0 || h.standstill.Ended()
+}
+
 // Acknowledged takes an update that did not come from the topic's dispatcher: a count that
 // was read for a GET, or that came with the acknowledgement of a join. The latter is of the
 // last change that the join's partition knows of, which may be long ago. So before the
