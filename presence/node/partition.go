@@ -1,6 +1,7 @@
 package node
 
 import (
+	"container/list"
 	"context"
 	"time"
 
@@ -81,7 +82,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		loaded:  &source{},
 		start:   n.clock.now(),
 
-		holdOrder: holdOrder{asked: map[memberKey]time.Time{}},
+		holdOrder: holdOrder{newest: map[memberKey]*list.Element{}},
 	}
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 is done
