@@ -173,7 +173,8 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 // openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
 func (s *system) openDispatcher() {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Registerer: s.registry, Log: s.log,
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Elapsed: machine.SinceBoot,
+		Registerer: s.registry, Log: s.log,
 	}
 	if s.regions != nil {
 		cfg.Regions, s.parts.Regions = s.regions, s.regions

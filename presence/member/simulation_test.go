@@ -169,15 +169,15 @@ type simulation struct {
 	// zombies says that a former owner may have overwritten the next owner's data. Holds
 	// that were ended may then exist again, until they expire.
 	zombies bool
-	// apart says, by gateway, until when an owner may not know the gateway's users because
-	// the two are partitioned. The gateway still delivers the known count to its users.
-	apart   map[string]time.Time
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
 
 	mu      sync.Mutex
 	lines   []string
 	failure string // the first invariant that was broken
+	// apart says, by gateway, until when an owner may not know the gateway's users because
+	// the two are partitioned. The gateway still delivers the known count to its users.
+	apart map[string]time.Time
 }
 
 // member is one process of the cluster, over all its lives.
@@ -275,6 +275,13 @@ func (s *simulation) broken(format string, args ...any) {
 	if s.failure == "" {
 		s.failure = fmt.Sprintf("after %.3f s: %s", time.Since(s.begun).Seconds(), text)
 	}
+}
+
+// isApart reports whether an owner may not know the gateway's users because the two are partitioned.
+func (s *simulation) isApart(gateway string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !time.Now().After(s.apart[gateway])
 }
 
 func (s *simulation) failed() bool {
@@ -558,7 +565,7 @@ func (s *simulation) userActs(u *user) {
 	left := func(without *tab, hold bool) map[string]bool {
 		there := map[string]bool{}
 		for _, o := range u.tabs {
-			if o != without && o.settled() && time.Now().After(s.apart[o.gateway()]) {
+			if o != without && o.settled() && !s.isApart(o.gateway()) {
 				for _, p := range o.joined() {
 					there[p] = true
 				}
@@ -700,7 +707,7 @@ func (s *simulation) start(m *member) {
 		parts.Node = r.node
 	}
 	if p.Has(presence.RoleDispatcher) {
-		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Log: log})
+		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Elapsed: elapsed, Log: log})
 	}
 	if p.Has(presence.RoleGateway) {
 		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
