@@ -419,6 +419,7 @@ type User struct {
 	Online   bool      `json:"online"`
 	Since    time.Time `json:"since"`     // since when; zero for a user who is not here
 	Pages    int       `json:"pages"`     // on how many
+	Stale    bool      `json:"stale"`     // in UserEvents: what was last known, since the user's owner does not answer
 	LastSeen time.Time `json:"last_seen"` // of a user who is not here; zero: not known
 }
 
@@ -450,13 +451,16 @@ type PageUsers struct {
 	Users int64  `json:"users"`
 }
 
-// TopEvents calls take with the up to n pages that have the most users, most first, now and when the list changes, at
-// most once a second. n is 1 to 100. It ends as CounterEvents does.
-func (a *API) TopEvents(ctx context.Context, n int, take func([]PageUsers) error) error {
-	type list struct {
-		Top []PageUsers `json:"top"`
-	}
-	return stream(ctx, a, "/-/top/events?n="+strconv.Itoa(n), "top", func(l list, _ string) error { return take(l.Top) })
+// TopPages are the pages that have the most users, most first.
+type TopPages struct {
+	Top   []PageUsers `json:"top"`
+	Stale bool        `json:"stale"` // the list may be old, or lack pages
+}
+
+// TopEvents calls take with the up to n pages that have the most users now and when the list changes, at most once a
+// second. n is 1 to 100. It ends as CounterEvents does.
+func (a *API) TopEvents(ctx context.Context, n int, take func(TopPages) error) error {
+	return stream(ctx, a, "/-/top/events?n="+strconv.Itoa(n), "top", func(l TopPages, _ string) error { return take(l) })
 }
 
 // stream calls take with the data and the id of each event of a stream.

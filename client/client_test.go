@@ -467,11 +467,11 @@ func TestServerCalls(t *testing.T) {
 			err := a.UserEvents(ctx, func(u User) error { seen = u; return errSeen }, "a")
 			return fmt.Sprint([]any{seen.User, seen.Online, errors.Is(err, errSeen)}), nil
 		}, "GET /-/users/events?user=a", "[a true true]"},
-		{"event: top\ndata: {\"top\":[{\"page\":\"p\",\"users\":3}]}\n\n", func(ctx context.Context, a *API) (any, error) {
-			var top []PageUsers
-			err := a.TopEvents(ctx, 5, func(l []PageUsers) error { top = l; return errSeen })
+		{"event: top\ndata: {\"top\":[{\"page\":\"p\",\"users\":3}],\"stale\":true}\n\n", func(ctx context.Context, a *API) (any, error) {
+			var top TopPages
+			err := a.TopEvents(ctx, 5, func(l TopPages) error { top = l; return errSeen })
 			return fmt.Sprint(top, errors.Is(err, errSeen)), nil
-		}, "GET /-/top/events?n=5", "[{p 3}] true"},
+		}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
 	} {
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {

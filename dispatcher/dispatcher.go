@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/machine"
 	"headcount/internal/outage"
 	"headcount/internal/wake"
 	"headcount/presence"
@@ -47,8 +49,12 @@ type Webhooks interface {
 // Pages is a set of pages, by their names. Has must not block.
 type Pages interface{ Has(name string) bool }
 
-// maxPush bounds the updates of one push; a longer list goes out in several pushes.
-const maxPush = 1024
+const (
+	maxPush = 1024 // updates of one push; a longer list goes out in several pushes
+	// standstillLimit is how long the process may stand still without a doubt about what waits to be sent: the store may
+	// have lost its data meanwhile, and then older updates are not the newest any more.
+	standstillLimit = 2 * time.Second
+)
 
 // Config says what a Dispatcher serves.
 type Config struct {
@@ -57,6 +63,7 @@ type Config struct {
 	Regions    Regions               // nil: there are no other regions
 	Webhooks   Webhooks              // nil: there are none
 	Public     Pages                 // the pages that visitors may see in lists; nil: none
+	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
 }
@@ -64,7 +71,9 @@ type Config struct {
 // Dispatcher serves the buckets that Own sets.
 type Dispatcher struct {
 	cfg     Config
-	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
+	want    chan []int         // the newest set of buckets to own; holds one, and a newer set replaces it
+	again   chan chan struct{} // asks Run to serve the buckets anew; Run closes the channel in it when it has ended the old service
+	still   *machine.Standstill
 	top     top
 	metrics metrics
 
@@ -92,7 +101,8 @@ type gatewayQueue struct {
 // New returns a Dispatcher that does nothing until Run.
 func New(cfg Config) *Dispatcher {
 	return &Dispatcher{
-		cfg: cfg, want: make(chan []int, 1), turn: make(chan struct{}, 1), metrics: newMetrics(cfg.Registerer),
+		cfg: cfg, want: make(chan []int, 1), again: make(chan chan struct{}), turn: make(chan struct{}, 1),
+		still: machine.NewStandstill(standstillLimit, cfg.Elapsed), metrics: newMetrics(cfg.Registerer),
 	}
 }
 
@@ -105,20 +115,42 @@ func (d *Dispatcher) Own(buckets []int) {
 
 // Run runs the dispatcher's goroutines. It returns when ctx and all of them have ended.
 func (d *Dispatcher) Run(ctx context.Context) error {
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() { d.still.Run(ctx, func() { d.resumed(ctx) }) })
+
 	var next []int
 	for ctx.Err() == nil {
 		buckets := next
 		served, stop := context.WithCancel(ctx)
 		var service sync.WaitGroup
 		service.Go(func() { d.serve(served, buckets) })
+		var ended chan struct{}
 		select {
 		case <-ctx.Done():
 		case next = <-d.want:
+		case ended = <-d.again:
 		}
 		stop()
 		service.Wait()
+		if ended != nil {
+			close(ended)
+			for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) { // until the watch knows that it is over
+			}
+		}
 	}
 	return nil
+}
+
+// resumed has all buckets be read anew after a standstill of the process, and drops what waits to be sent. It returns when
+// nothing of the old service is sent any more.
+func (d *Dispatcher) resumed(ctx context.Context) {
+	ended := make(chan struct{})
+	select {
+	case d.again <- ended:
+		<-ended
+	case <-ctx.Done():
+	}
 }
 
 // serve sends the buckets' updates until ctx ends. It begins without endpoints: the first
@@ -148,6 +180,9 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 // Publications of a bucket that is still lost are handled as well: they are true, and the
 // read that follows replaces the endpoints and brings the updates that were missed.
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
+	if d.still.Ended() {
+		return // it has waited for as long, and all buckets are about to be read anew
+	}
 	d.turn <- struct{}{}
 	defer func() { <-d.turn }()
 	d.mu.Lock()
@@ -342,6 +377,9 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 			updates := o.take()
 			if len(updates) == 0 {
 				break
+			}
+			if d.still.Ended() {
+				return // as in publication
 			}
 			err := d.cfg.Gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,10 +62,14 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 }
 
 // run starts a dispatcher of all buckets over s; set writes counts to s.
-func run(t *testing.T, s presence.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
+func run(t *testing.T, s presence.Store, with ...func(*Config)) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
-	d = New(Config{Store: s, Gateways: r, Log: zerolog.Nop()})
+	cfg := Config{Store: s, Gateways: r, Log: zerolog.Nop()}
+	for _, w := range with {
+		w(&cfg)
+	}
+	d = New(cfg)
 	d.Own(upTo(presence.DefaultBuckets))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -363,5 +368,31 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 		r.want(t, "a", "p", 1)
 		d.Own([]int{presence.Bucket("p", presence.DefaultBuckets)})
 		r.want(t, "a", "p", 2)
+	})
+}
+
+// What waited while the process stood still is not sent: the store may have lost its data meanwhile, so what was the newest
+// may be of a past that nobody counts any more. All buckets are read anew instead.
+func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := presencemem.New(presencemem.Config{})
+		var stood atomic.Int64 // for how long
+		elapsed := func() time.Duration { return time.Duration(time.Now().UnixNano() + stood.Load()) }
+		r, d, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
+		attach(t, s, "a", "p")
+		set("p", 3)
+		r.want(t, "a", "p", 3)
+
+		stood.Add(int64(10 * time.Second))
+		old := presence.Count{Page: "p", Users: 9, Version: presence.Version{Incarnation: 1 << 50, Sequence: 1}}
+		bucket := presence.Bucket("p", presence.DefaultBuckets)
+		d.publication(t.Context(), nil, presence.Publication{Bucket: bucket, Updates: []presence.Update{old.Update()}})
+		r.want(t, "a", "p", 3)
+
+		set("p", 5) // which is dropped as well
+		time.Sleep(time.Second)
+		r.want(t, "a", "p", 5)
+		set("p", 6)
+		r.want(t, "a", "p", 6)
 	})
 }

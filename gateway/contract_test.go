@@ -40,8 +40,8 @@ func (noDashboard) JSON(context.Context, presence.Site, bool) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 
-func (noDashboard) Top(context.Context, presence.Site) ([]presence.PageUsers, error) {
-	return []presence.PageUsers{{Page: "p", Users: 2}}, nil
+func (noDashboard) Top(context.Context, presence.Site) (presence.TopList, error) {
+	return presence.TopList{Pages: []presence.PageUsers{{Page: "p", Users: 2}}}, nil
 }
 
 // cutOff is a store of a region in whose answers about the counter views:far another region is missing.

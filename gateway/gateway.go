@@ -64,6 +64,7 @@ type Config struct {
 	api.Access
 	PusherKey string // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 
+	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
 }
@@ -132,7 +133,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.hub = fanout.New(fanout.Config{
 		Gateway: incarnation, Store: cfg.Store, Buckets: cfg.Buckets, Numbers: unreadEncoder{},
 		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
-		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
+		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Elapsed: cfg.Elapsed, Log: cfg.Log,
 	})
 	g.grace = newRestartGrace(cfg, g.hub)
 	g.callers = &api.Callers{Access: cfg.Access, Grace: g.grace, Ignored: g.metrics.ignored}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -44,8 +44,8 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) {
 type topPages struct{ g *Gateway }
 
 // Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
-func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
-	sites := map[presence.Site][]presence.PageUsers{}
+func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
+	sites := map[presence.Site]presence.TopList{}
 	for _, t := range topics {
 		top, known := sites[t.Site]
 		if !known {
@@ -58,11 +58,11 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
 		list := []presence.PageUsers{}
-		for _, p := range top {
+		for _, p := range top.Pages {
 			if len(list) < n && (!public || s.g.callers.PublicTop.Has(p.Page)) {
 				list = append(list, p)
 			}
 		}
-		found(t, string(api.JSON(map[string]any{"top": list})))
+		found(t, string(httppolicy.JSON(map[string]any{"top": list})), top.Stale || s.g.hub.Doubtful())
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/fanout"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -45,7 +46,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) {
 type userStates struct{ g *Gateway }
 
 // Values implements fanout.Polled. Users whose owners do not answer have none.
-func (s userStates) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+func (s userStates) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
 	for some := range slices.Chunk(topics, presence.MaxAsked) {
 		hashes := make([]presence.User, len(some))
 		for i, t := range some {
@@ -59,7 +60,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 			continue
 		}
 		for i, t := range some {
-			found(t, string(api.JSON(api.UserOf(t.Key, states[i]))))
+			found(t, string(httppolicy.JSON(api.UserOf(t.Key, states[i]))), false)
 		}
 	}
 }

@@ -12,6 +12,14 @@ type Report struct {
 	// Top has the pages with the most users of each site and its public pages with the most
 	// users, in the buckets that the process distributes, most users first. It is not nil.
 	Top []PageUsers `json:"top"`
+	// Away says that the process cannot reach the store, so Top may be old.
+	Away bool `json:"away,omitempty"`
+}
+
+// TopList has the pages with the most users, the largest first.
+type TopList struct {
+	Pages []PageUsers
+	Stale bool // it may be old, or may lack pages
 }
 
 // Stats are the figures of a process. Totals count since its start. The part about a role

@@ -1,5 +1,6 @@
 -- save.lua: save the follows of one user, and publish the new version, unless another call
--- has changed them since the caller read them.
+-- has changed them since the caller read them. A call that changes nothing gets a new version,
+-- too, and publishes nothing: a call that read the follows before and arrives later is refused.
 --
 -- KEYS[1]  {b}:s  hash, see README.md
 -- KEYS[2]  {b}:u:<user>  hash, see README.md
@@ -13,7 +14,7 @@
 --#include publish.lua
 --#include void.lua
 
-local inc, seq = string.match(redis.call('HGET', KEYS[2], '') or '0 0 ', '^(%d+) (%d+) ')
+local inc, seq, updated = string.match(redis.call('HGET', KEYS[2], '') or '0 0 0', '^(%d+) (%d+) (%d*)')
 local void = redis.call('HGET', KEYS[1], 'void')
 if inc ~= '0' then inc = incarnationOf(inc, void) end
 if inc .. ' ' .. seq ~= ARGV[4] then return '' end
@@ -33,5 +34,7 @@ if redis.call('HLEN', KEYS[2]) > 1 then
 else
   redis.call('EXPIRE', KEYS[2], ARGV[6])
 end
-publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', {updateRecord(ARGV[3], inc, seq, ARGV[5])})
+if #sets > 2 or #gone > 0 or updated ~= ARGV[5] then
+  publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', {updateRecord(ARGV[3], inc, seq, ARGV[5])})
+end
 return inc .. ' ' .. seq

@@ -111,41 +111,46 @@ func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, update
 // user follows the page already. It returns ErrTooMany when the user follows MaxFollows
 // pages.
 func (fs *FollowService) Follow(ctx context.Context, user User, page string) error {
-	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) error {
 		switch {
 		case found:
-			return false, nil
+			return nil
 		case len(r.Follows) >= MaxFollows:
-			return false, ErrTooMany
+			return ErrTooMany
 		}
 		n, _ := others(l, o)
 		r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, Incarnation: l.Incarnation, Seen: n})
-		return true, nil
+
+		return nil
 	})
 }
 
 // Unfollow ends a follow, and drops the page's unread changes.
 func (fs *FollowService) Unfollow(ctx context.Context, user User, page string) error {
-	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) error {
 		if !found {
-			return false, nil
+			return nil
 		}
 		if r.Follows[i].Unread(l, o) > 0 {
 			r.touch()
 		}
 		r.Follows = slices.Delete(r.Follows, i, i+1)
-		return true, nil
+
+		return nil
 	})
 }
 
-// Forget removes all follows of the user, and with them the unread changes.
+// Forget removes all follows of the user, and with them the unread changes. It saves also where there is nothing to
+// remove, see edit.
 func (fs *FollowService) Forget(ctx context.Context, user User) error {
 	return fs.change(ctx, user, func() error {
 		records, err := fs.store.Records(ctx, []User{user})
-		if err != nil || len(records[0].Follows) == 0 && records[0].Updated.IsZero() {
+		if err != nil {
 			return err
 		}
+
 		_, err = fs.store.Save(ctx, user, records[0], Record{})
+
 		return err
 	})
 }
@@ -228,9 +233,11 @@ func (fs *FollowService) Reset(ctx context.Context, user User, pages ...string) 
 
 func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
-// edit changes the user's follow of one page. fn gets the index of the page in the record,
-// and reports whether it changed the record.
-func (fs *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
+// edit changes the user's follow of one page. fn gets the index of the page in the record.
+//
+// It saves also where fn changed nothing. An older call for the opposite, whose caller has given up, may still be on its
+// way to the store; it read the same record, and would undo what is acknowledged now. The new version has it refused.
+func (fs *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) error) error {
 	return fs.change(ctx, user, func() error {
 		records, err := fs.store.Records(ctx, []User{user})
 		if err != nil {
@@ -242,10 +249,10 @@ func (fs *FollowService) edit(ctx context.Context, user User, page string, fn fu
 		}
 		r := records[0].Clone()
 		i, found := r.Find(page)
-		changed, err := fn(&r, i, found, levels[0], owns[0])
-		if err != nil || !changed {
+		if err := fn(&r, i, found, levels[0], owns[0]); err != nil {
 			return err
 		}
+
 		_, err = fs.store.Save(ctx, user, records[0], r)
 		return err
 	})

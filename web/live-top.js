@@ -37,7 +37,7 @@ const where = async (_method, _name, base, token) => ({ base, token });
 /**
  * Calls back with the pages with the most users, now and at every change, at most once a
  * second, and again after a reconnect.
- * @param {(top: PageUsers[]) => void} callback
+ * @param {(top: PageUsers[], stale: boolean) => void} callback
  * @param {TopOptions} [options]
  * @returns {() => void} ends it
  */
@@ -73,8 +73,8 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
         const data = /^data: (.*)$/m.exec(event)?.[1];
         if (!data) continue; // a comment
         failures = 0;
-        const { top } = JSON.parse(data);
-        queueMicrotask(() => signal.aborted || callback(top)); // what it throws does not end the stream
+        const { top, stale } = JSON.parse(data);
+        queueMicrotask(() => signal.aborted || callback(top, !!stale)); // what it throws does not end the stream
       }
     }
   };
@@ -112,7 +112,8 @@ export function watchTop(callback, { n = 10, headers = {}, failed = () => {}, se
 const STYLE = `
   [part~=list] { margin: 0; padding-inline-start: 2em; }
   [part~=count] { margin-inline-start: .5em; font-variant-numeric: tabular-nums; }
-  [part~=offline] { opacity: var(--headcount-offline-opacity, .45); transition: opacity .2s .5s; }
+  [part~=offline], [part~=stale] { opacity: var(--headcount-offline-opacity, .45); transition: opacity .2s .5s; }
+  [part~=stale] { font-style: italic; }
 `;
 
 /** Makes a node with a part of its own. */
@@ -148,8 +149,9 @@ export class LiveTop extends Shell {
     let known = '';
 
     /** Changes only what differs, so that the rest of the list stays still. */
-    const show = (/** @type {PageUsers[]} */ top) => {
+    const show = (/** @type {PageUsers[]} */ top, /** @type {boolean} */ stale) => {
       list.part.remove('offline');
+      list.part.toggle('stale', stale);
       if (list.parentNode !== root) fill(list);
       if (known === (known = JSON.stringify(top))) return;
       const before = items;

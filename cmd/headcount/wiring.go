@@ -173,7 +173,8 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 // openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
 func (s *system) openDispatcher() {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Registerer: s.registry, Log: s.log,
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Elapsed: machine.SinceBoot,
+		Registerer: s.registry, Log: s.log,
 	}
 	if s.regions != nil {
 		cfg.Regions, s.parts.Regions = s.regions, s.regions
@@ -295,7 +296,9 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			BasePath:  cfg.BasePath,
 			Tracer:    s.openTraces(),
 		},
-		Counters: counterapi.Config{Rules: cfg.Rules, Counters: s.counters, Registerer: s.registry, Log: s.log},
+		Counters: counterapi.Config{
+			Rules: cfg.Rules, Counters: s.counters, Elapsed: machine.SinceBoot, Registerer: s.registry, Log: s.log,
+		},
 		Times: gateway.Times{
 			HeartbeatInterval: cfg.HeartbeatInterval,
 			LeaveGrace:        cfg.LeaveGrace,
@@ -317,6 +320,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		PusherKey:  cfg.PusherKey,
+		Elapsed:    machine.SinceBoot,
 		Registerer: s.registry,
 		Log:        s.log,
 	})
@@ -428,6 +432,7 @@ func (s *system) Report() presence.Report {
 	}
 	if s.dispatcher != nil {
 		r.Top = s.dispatcher.Top(presence.TopPages)
+		r.Away = errors.Is(s.member.Ready(), presence.ErrUnavailable)
 	}
 	return r
 }

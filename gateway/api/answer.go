@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -22,19 +21,8 @@ func Unavailable(c *gin.Context, err error) {
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(retryAfter))
 }
 
-// JSON returns the JSON of v, which must have one, without escaping HTML.
-func JSON(v any) []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		panic(err)
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
-}
-
 // writeJSON answers 200 with the JSON of v and a line end, as write does.
-func writeJSON(c *gin.Context, v any) { write(c, "application/json", append(JSON(v), '\n')) }
+func writeJSON(c *gin.Context, v any) { write(c, "application/json", append(httppolicy.JSON(v), '\n')) }
 
 // write answers 200 with a body that no cache may keep, unless Callers.Cacheable was called. The
 // body is compressed if the request accepts gzip.

@@ -111,8 +111,8 @@ type Regions interface {
 type Dashboard interface {
 	// JSON returns the data about a site; alone leaves out what is of all sites.
 	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
-	// Top returns the pages of a site with the most users, the largest first.
-	Top(ctx context.Context, site presence.Site) ([]presence.PageUsers, error)
+	// Top returns the pages of a site with the most users.
+	Top(ctx context.Context, site presence.Site) (presence.TopList, error)
 }
 
 // API serves calls that are answered at once. Its methods may be called from any goroutine.

@@ -98,5 +98,5 @@ func (a *API) readStats(ctx context.Context, name string, q minutes.Question, as
 	}
 	answer := q.Answer(name, list, count.Users, now)
 	answer.Stale = count.Stale
-	return pageStats{append(JSON(answer), '\n'), len(answer.Points)}, nil
+	return pageStats{append(httppolicy.JSON(answer), '\n'), len(answer.Points)}, nil
 }

@@ -127,6 +127,7 @@ type Counters interface {
 type Config struct {
 	Rules      *counter.Rules
 	Counters   Counters
+	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // nil: metrics are not registered
 	Log        zerolog.Logger
 }

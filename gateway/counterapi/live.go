@@ -104,7 +104,7 @@ type lastKnown struct {
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
-		cfg: cfg, hub: hub, still: machine.NewStandstill(standstillLimit), wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
+		cfg: cfg, hub: hub, still: machine.NewStandstill(standstillLimit, cfg.Elapsed), wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
 		keys: map[string]*tracked{}, unread: map[string]struct{}{}, gone: map[string]struct{}{},
 		asking: map[string]map[string]struct{}{},
 	}

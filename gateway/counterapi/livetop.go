@@ -128,7 +128,7 @@ type polledTops struct {
 }
 
 // Values implements fanout.Polled. Lists that cannot be computed now have none.
-func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
+func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
 	for _, topic := range topics {
 		list := p.api.listOf(topic)
 		within, cancel := context.WithTimeout(ctx, readTime)
@@ -138,6 +138,6 @@ func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found f
 			p.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).Msg("counters: a top list that clients follow could not be computed")
 			continue
 		}
-		found(topic, string(list.appendJSON(nil, top)))
+		found(topic, string(list.appendJSON(nil, top)), false)
 	}
 }

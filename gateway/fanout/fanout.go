@@ -89,9 +89,10 @@ type Config struct {
 	Buckets  int // B, at most presence.DefaultBuckets, which is the default
 	Numbers  NumberEncoder
 	Shards   int
-	Interval time.Duration // least time between two updates of one topic to one subscriber
-	Budget   float64       // deliveries a second of all shards, before the intervals of the largest topics grow
-	Ping     time.Duration // silence before a client is pinged
-	Pong     time.Duration // silence after that before it is closed
+	Interval time.Duration        // least time between two updates of one topic to one subscriber
+	Budget   float64              // deliveries a second of all shards, before the intervals of the largest topics grow
+	Ping     time.Duration        // silence before a client is pinged
+	Pong     time.Duration        // silence after that before it is closed
+	Elapsed  func() time.Duration // goes on while the machine sleeps, see machine.NewStandstill
 	Log      zerolog.Logger
 }

@@ -85,7 +85,7 @@ func New(cfg Config) *Hub {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
-		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit),
+		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit, cfg.Elapsed),
 		wake:    make(chan struct{}, 1),
 		back:    make(chan struct{}, 1),
 		born:    time.Now(),
@@ -337,6 +337,15 @@ func (h *Hub) doubtful(w *watched) bool {
 	fromStore := w.kind.source == nil
 
 	return fromStore && (h.doubts != 0 || h.silent[w.bucket])
+}
+
+// Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks users
+// who stay, or this process stood still.
+func (h *Hub) Doubtful() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	return h.doubts != 0 || h.standstill.Ended()
 }
 
 // Acknowledged takes an update that did not come from the topic's dispatcher: a count that

@@ -3,6 +3,7 @@ package fanout
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,14 +12,14 @@ import (
 	"headcount/presence"
 )
 
-// polled has one value for all topics; "": none can be read.
+// polled has one value for all topics; "": none can be read. It may lack something: " lacking".
 type polled struct{ value atomic.Value }
 
-func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(presence.Topic, string)) {
-	value := p.value.Load().(string)
+func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
+	value, lacking := strings.CutSuffix(p.value.Load().(string), " lacking")
 	for _, t := range topics {
 		if value != "" {
-			found(t, value)
+			found(t, value, lacking)
 		}
 	}
 }
@@ -66,6 +67,39 @@ func TestPoll(t *testing.T) {
 			time.Sleep(2 * lingerFor)
 			if wanted, all := poll.Wanted(topic); wanted || all > 0 {
 				t.Errorf("%d topics are polled that nobody wants", all)
+			}
+		}
+	})
+}
+
+// What cannot be read any more, and what may lack something, says so in the words of counts.
+func TestPollMarksStaleValues(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
+		kind := presence.KindOf("polled")
+		from := &polled{}
+		poll := NewPoll(h, from)
+		h.Supply(kind, exactly{}, poll)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); poll.Run(ctx) }()
+		defer func() { stop(); <-ended }()
+		topic := presence.Topic{Kind: kind, Key: "k"}
+
+		from.value.Store(`{"top":[1]} lacking`)
+		h.Want(topic)
+		for _, step := range []struct{ read, want string }{
+			{`{"top":[1]} lacking`, `{"top":[1],"stale":true}`}, // from the beginning
+			{`{"top":[1]}`, `{"top":[1]}`},
+			{``, `{"top":[1],"stale":true}`},
+			{`{"top":[1,2]}`, `{"top":[1,2]}`},
+			{`{"top":[2]} lacking`, `{"top":[2],"stale":true}`},
+			{``, `{"top":[2],"stale":true}`},
+		} {
+			from.value.Store(step.read)
+			time.Sleep(pollEvery)
+			synctest.Wait()
+			if is, _ := h.Last(topic); is.Value != step.want {
+				t.Errorf("read %q: the hub has %s, want %s", step.read, is.Value, step.want)
 			}
 		}
 	})

@@ -3,7 +3,6 @@ package httppolicy
 import (
 	"cmp"
 	"crypto/rand"
-	"encoding/json"
 	"maps"
 	"math"
 	"net/http"
@@ -65,8 +64,7 @@ func retrySeconds(d time.Duration) string {
 }
 
 // Problem answers with status and a problem of RFC 9457: type, title, status and,
-// unless it is empty, detail, and request_id. detail may repeat what a client sent: it is escaped,
-// also for HTML, and cut to 512 bytes. Problem keeps the headers that are already
+// unless it is empty, detail, and request_id. detail may repeat what a client sent: it is cut to 512 bytes. Problem keeps the headers that are already
 // set, such as those of CORS, and removes only headers that describe another body.
 // A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
 func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
@@ -174,11 +172,7 @@ func (p *problem) describe(h http.Header, opts ...Option) (reason string, body [
 	h.Del(reasonKey)
 	p.ID = RequestID(h)
 	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
-	body, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // plain members
-	}
-	body = append(body, '\n') // as every JSON answer ends, for terminals
+	body = append(JSON(p), '\n') // as every JSON answer ends, for terminals
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	return reason, body
 }

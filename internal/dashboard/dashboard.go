@@ -116,10 +116,23 @@ func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) (body 
 }
 
 // Top returns the pages of a site that processes report, most users first. It is no older than a second
-// and lacks the pages of dispatchers that did not answer. The only error is that of JSON.
-func (b *Board) Top(ctx context.Context, site presence.Site) (top []presence.PageUsers, err error) {
-	err = b.collected(ctx, func(context.Context) { top = topPages(b.answers(), site) })
+// and lacks the pages of dispatchers that did not answer; then it is stale. The only error is that of JSON.
+func (b *Board) Top(ctx context.Context, site presence.Site) (top presence.TopList, err error) {
+	err = b.collected(ctx, func(context.Context) {
+		top = presence.TopList{Pages: topPages(b.answers(), site), Stale: b.lacksPages()}
+	})
 	return top, err
+}
+
+// lacksPages reports whether a dispatcher did not answer, or cannot reach the store.
+func (b *Board) lacksPages() bool {
+	for i, m := range b.members {
+		known := b.reports[i] != nil && !b.reports[i].Away
+		if !known && slices.Contains(m.Roles, presence.RoleDispatcher) {
+			return true
+		}
+	}
+	return false
 }
 
 // collected calls use under the lock when there is data no older than cacheTime.

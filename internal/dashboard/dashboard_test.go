@@ -94,7 +94,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
 		top, err := b.Top(t.Context(), presence.DefaultSite)
-		if want := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}; err != nil || !slices.Equal(top, want) {
+		if want := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}; err != nil || !slices.Equal(top.Pages, want) || top.Stale {
 			t.Errorf("the top is %v, want %v, %v", top, want, err)
 		}
 		if n := asked.Load(); n != 2 {
@@ -145,7 +145,7 @@ func TestSites(t *testing.T) {
 	if s := look(presence.DefaultSite, false); s.Shown != "default" || !reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
 		t.Errorf("the default site: %+v", s)
 	}
-	if top, err := b.Top(t.Context(), shop); err != nil || !slices.Equal(top, []presence.PageUsers{{Page: "both", Users: 1}}) {
+	if top, err := b.Top(t.Context(), shop); err != nil || !slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
 		t.Errorf("the top of the shop: %v, %v", top, err)
 	}
 	if n := asked.Load(); n != 1 {
@@ -224,4 +224,32 @@ func (f others) Report(ctx context.Context, name string) (presence.Report, error
 
 func (f counts) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
 	return f(ctx, pages)
+}
+
+// The list of pages is stale when a dispatcher did not answer, or cannot reach the store. Other roles know no pages.
+func TestTopOfSilentDispatchers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		role  string
+		err   error
+		away  bool
+		stale bool
+	}{
+		"all answer":              {role: presence.RoleDispatcher},
+		"a dispatcher is silent":  {role: presence.RoleDispatcher, err: presence.ErrUnavailable, stale: true},
+		"a dispatcher is cut off": {role: presence.RoleDispatcher, away: true, stale: true},
+		"a gateway is silent":     {role: presence.RoleGateway, err: presence.ErrUnavailable},
+	} {
+		var asked atomic.Int64
+		cfg := cluster(&asked)
+		cfg.Members = members(func() []presence.Process {
+			return []presence.Process{{Name: "a"}, {Name: "b", Roles: []string{tc.role}}}
+		})
+		cfg.Others = others(func(context.Context, string) (presence.Report, error) {
+			return presence.Report{Away: tc.away}, tc.err
+		})
+		top, err := New(cfg).Top(t.Context(), presence.DefaultSite)
+		if err != nil || top.Stale != tc.stale {
+			t.Errorf("%s: stale %t, %v", name, top.Stale, err)
+		}
+	}
 }

@@ -9,44 +9,51 @@ import (
 const lookEvery = 250 * time.Millisecond
 
 // Standstill notices that the process stood still for longer than a limit: it was suspended, by a signal or with its
-// machine. What it had received from others is older than it looks then, by as much. Any goroutine may use it.
+// machine. What it has received from others is older than it looks then, by as much. Any goroutine may use it.
 type Standstill struct {
-	limit  time.Duration
-	looked atomic.Pointer[time.Time] // when Run last read the clock; nil: Run does not run
+	limit   time.Duration
+	elapsed func() time.Duration
+	looked  atomic.Int64 // when Run last read the clock; 0: Run does not run
+	resumed atomic.Int64 // when Run last noticed a standstill; 0: never
 }
 
-// NewStandstill returns a Standstill that does nothing until Run.
-func NewStandstill(limit time.Duration) *Standstill {
-	return &Standstill{limit: limit}
-}
-
-func (s *Standstill) look() {
-	now := time.Now()
-	s.looked.Store(&now)
-}
-
-// Ended reports whether the process stood still, and Run has not called resumed since. A goroutine may run before Run does
-// when the process goes on.
-func (s *Standstill) Ended() bool {
-	looked := s.looked.Load()
-	if looked == nil {
-		return false
+// NewStandstill returns a Standstill that does nothing until Run. The clock, elapsed, goes on while the machine sleeps, as
+// SinceBoot does; nil: the wall clock, which looks like a standstill when it is set forward.
+func NewStandstill(limit time.Duration, elapsed func() time.Duration) *Standstill {
+	if elapsed == nil {
+		elapsed = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
 	}
 
-	// The monotonic clock may stop while a machine sleeps. A wall clock that is set forward looks the same, which costs
-	// little and is rare.
-	now := time.Now()
-	asleep := now.Round(0).Sub(looked.Round(0))
-	return max(now.Sub(*looked), asleep) > s.limit
+	return &Standstill{limit: limit, elapsed: elapsed}
 }
 
-// Run reads the clock until ctx ends. It calls resumed when the process stood still.
+// Ended reports whether the process stood still, and what Run calls then has not returned since. A goroutine may run before
+// Run does when the process goes on.
+func (s *Standstill) Ended() bool { return s.endedAt(s.elapsed()) }
+
+func (s *Standstill) endedAt(now time.Duration) bool {
+	looked := time.Duration(s.looked.Load())
+	return looked != 0 && now-looked > s.limit
+}
+
+// EndedWithin reports whether the process stood still until a moment ago: for less than period since Run noticed.
+func (s *Standstill) EndedWithin(period time.Duration) bool {
+	now := s.elapsed()
+	if s.endedAt(now) {
+		return true
+	}
+
+	resumed := time.Duration(s.resumed.Load()) // after looked, which Run sets last
+	return resumed != 0 && (now-resumed).Abs() < period
+}
+
+// Run reads the clock until ctx ends. It calls resumed, unless nil, when the process stood still.
 func (s *Standstill) Run(ctx context.Context, resumed func()) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 
-	s.look() // the time before Run is no standstill
-	defer s.looked.Store(nil)
+	s.looked.Store(int64(s.elapsed())) // the time before Run is no standstill
+	defer s.looked.Store(0)
 
 	for {
 		select {
@@ -55,9 +62,13 @@ func (s *Standstill) Run(ctx context.Context, resumed func()) {
 		case <-tick.C:
 		}
 
-		if s.Ended() {
-			resumed()
+		now := s.elapsed()
+		if s.endedAt(now) {
+			s.resumed.Store(int64(now))
+			if resumed != nil {
+				resumed()
+			}
 		}
-		s.look()
+		s.looked.Store(int64(now))
 	}
 }

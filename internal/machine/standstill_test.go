@@ -2,38 +2,71 @@ package machine
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-func TestStandstill(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := NewStandstill(3 * time.Second)
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
+// standing is a process that stands still when it is told to: whoever reads its clock waits.
+type standing struct {
+	*Standstill
+	gate    atomic.Pointer[chan struct{}]
+	noticed int
+}
 
-		time.Sleep(time.Hour) // before Run
-		resumed := 0
-		go s.Run(ctx, func() {
-			resumed++
-			if !s.Ended() {
-				t.Error("it is over for others before what depends on it was doubted")
+func (s *standing) clock() time.Duration {
+	if gate := s.gate.Load(); gate != nil {
+		<-*gate
+	}
+	return time.Duration(time.Now().UnixNano())
+}
+
+// stand has the process stand still.
+func (s *standing) stand(lasts time.Duration) {
+	gate := make(chan struct{})
+	s.gate.Store(&gate)
+	time.Sleep(lasts)
+	s.gate.Store(nil)
+	close(gate)
+}
+
+func TestStandstill(t *testing.T) {
+	const limit = 3 * time.Second
+	for lasts, long := range map[time.Duration]bool{
+		0: false, limit - lookEvery: false, limit + lookEvery: true, time.Hour: true,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &standing{}
+			s.Standstill = NewStandstill(limit, s.clock)
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+
+			time.Sleep(time.Hour) // before Run
+			go s.Run(ctx, func() {
+				s.noticed++
+				if !s.Ended() {
+					t.Error("it is over for others before what depends on it was doubted")
+				}
+			})
+			time.Sleep(time.Minute)
+			if s.Ended() || s.EndedWithin(time.Second) || s.noticed > 0 {
+				t.Fatal("a process that runs stood still")
+			}
+
+			s.stand(lasts)
+			if got := s.EndedWithin(time.Second); got != long { // whichever goroutine runs first
+				t.Errorf("%s: before Run looks: %t", lasts, got)
+			}
+			synctest.Wait()
+			if s.noticed > 0 != long || s.EndedWithin(time.Second) != long || s.Ended() {
+				t.Errorf("%s: noticed %d times", lasts, s.noticed)
+			}
+
+			time.Sleep(time.Second)
+			if s.EndedWithin(time.Second) {
+				t.Errorf("%s: it stood still a moment ago for ever", lasts)
 			}
 		})
-		time.Sleep(time.Minute)
-		if s.Ended() || resumed > 0 {
-			t.Fatalf("a process that runs stood still %d times", resumed)
-		}
-
-		past := time.Now().Add(-4 * time.Second)
-		s.looked.Store(&past)
-		if !s.Ended() {
-			t.Error("a goroutine that runs before Run does not notice")
-		}
-		time.Sleep(time.Minute)
-		if s.Ended() || resumed != 1 {
-			t.Errorf("one standstill was noticed %d times", resumed)
-		}
-	})
+	}
 }

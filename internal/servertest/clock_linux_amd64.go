@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -31,7 +29,7 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 		err = fmt.Errorf("it ended with %d", status.ExitStatus())
 	}
 	if err == nil {
-		err = setClock(pid, int32(offset/time.Second))
+		err = setClock(pid, offset)
 	}
 	if err == nil {
 		err = syscall.PtraceDetach(pid)
@@ -44,8 +42,24 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 	return nil
 }
 
-// setClock replaces the clocks in the vDSO of a process that this thread traces.
-func setClock(pid int, seconds int32) error {
+// SetClock sets the wall clock of the process while it runs: it is wrong by offset, in whole seconds, from now on. The
+// process was started with another Clock than 0, so the functions that show the clock are there already. It stands still
+// for a moment.
+func (p *Process) SetClock(offset time.Duration) error {
+	p.Pause()
+	defer p.Resume()
+
+	return setClock(p.PID(), offset)
+}
+
+// setClock replaces the clocks in the vDSO of a process that this one may trace, and that stands still.
+func setClock(pid int, offset time.Duration) error {
+	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -59,8 +73,8 @@ func setClock(pid int, seconds int32) error {
 		}
 	}
 	image := make([]byte, to-from)
-	if n, err := syscall.PtracePeekData(pid, from, image); err != nil || n == 0 {
-		return errors.Join(err, io.ErrUnexpectedEOF)
+	if _, err := memory.ReadAt(image, int64(from)); err != nil {
+		return err
 	}
 	file, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
@@ -70,13 +84,13 @@ func setClock(pid int, seconds int32) error {
 	if err != nil {
 		return err
 	}
-	codes := clockCodes(seconds)
+	codes := clockCodes(int32(offset / time.Second))
 	for _, s := range symbols {
 		code := codes[s.Name]
 		if uint64(len(code)) > s.Size {
 			return fmt.Errorf("%s of the kernel has no room for %d bytes", s.Name, len(code))
 		}
-		if _, err := syscall.PtracePokeData(pid, from+uintptr(s.Value), code); err != nil {
+		if _, err := memory.WriteAt(code, int64(from)+int64(s.Value)); err != nil {
 			return err
 		}
 		delete(codes, s.Name)

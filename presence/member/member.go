@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/machine"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
@@ -86,8 +87,7 @@ type Config struct {
 	Loopback   bool
 	Clock      *seal.Clock           // set by the renewals of the lease; nil: nobody reads it
 	Wall       func() time.Time      // the clock of the machine, compared with the store's; default time.Now
-	Elapsed    func() time.Duration  // goes on while the machine sleeps; default: by Wall
-	Tick       func()                // called before every check for a suspension; may be nil
+	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -114,7 +114,6 @@ type Member struct {
 	partitions int
 	buckets    int
 	loopback   bool
-	tick       func()
 	clock      *seal.Clock
 	wall       func() time.Time
 	log        zerolog.Logger
@@ -133,7 +132,7 @@ type Member struct {
 
 	tableChanges, disagreements prometheus.Counter
 
-	suspension suspensionWatch
+	standstill *machine.Standstill // for longer than any caller waits for a hold
 	greetings  greetings
 	lease      lease // only membership's goroutine uses it
 
@@ -156,18 +155,14 @@ func New(cfg Config) *Member {
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
 	}
-	if cfg.Elapsed == nil {
-		cfg.Elapsed = func() time.Duration { return time.Duration(cfg.Wall().UnixNano()) }
-	}
 	if cfg.PresenceTimeout == 0 {
 		cfg.PresenceTimeout = 7 * time.Second
 	}
 	m := &Member{
-		suspension: suspensionWatch{elapsed: cfg.Elapsed},
+		standstill: machine.NewStandstill(presence.HoldTimeout, cfg.Elapsed),
 		greetings:  greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
 		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback,
-		tick: cfg.Tick, log: cfg.Log,
-		clock: cfg.Clock, wall: cfg.Wall,
+		clock: cfg.Clock, wall: cfg.Wall, log: cfg.Log,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
 		renewSoon:    make(chan struct{}, 1),
@@ -214,7 +209,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.parts.Datagrams.Run)
 	}
 	start(m.membership)
-	wg.Go(func() { m.suspension.run(ctx, m.tick) })
+	wg.Go(func() { m.standstill.Run(ctx, nil) })
 	if m.parts.Node != nil {
 		start(m.parts.Node.Run)
 	}

@@ -126,13 +126,18 @@ func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	}
 }
 
-// errResumed refuses a hold after a suspension, see suspensionWatch.
+// resumePeriod is how long after a suspension the process may still receive requests that were sent before or during it.
+// They may have waited in the system's buffers for any time; their clients may have given up, and have asked for the
+// opposite elsewhere.
+const resumePeriod = time.Second
+
+// errResumed refuses a hold after a suspension, see resumePeriod.
 var errResumed = fmt.Errorf("hold: %w: the process was suspended a moment ago", presence.ErrUnavailable)
 
 // Hold asks the owner of the user's partition to take or end a hold, again while the partition changes its owner, until
 // ctx ends. It refuses a hold when the process was suspended a moment ago.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
-	if m.suspension.resumed() {
+	if m.standstill.EndedWithin(resumePeriod) {
 		return errResumed
 	}
 	call := presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
@@ -173,7 +178,7 @@ func (m *Member) ReceiveHold(ctx context.Context, call presence.HoldCall) error 
 	switch {
 	case m.parts.Node == nil:
 		return presence.ErrNotOwner
-	case m.suspension.resumed():
+	case m.standstill.EndedWithin(resumePeriod):
 		return errResumed
 	}
 	ctx, cancel := context.WithDeadline(ctx, call.Asked.Add(presence.HoldTimeout))

@@ -275,9 +275,11 @@ func (s *simulation) cut(a, b *member) {
 		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
 	}
 	for _, m := range []*member{a, b} { // a gateway repeats a join within a second
+		s.mu.Lock()
 		if until := time.Now().Add(lasts + 1500*time.Millisecond); until.After(s.apart[m.name]) {
 			s.apart[m.name] = until
 		}
+		s.mu.Unlock()
 	}
 	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
 	for _, w := range ways {

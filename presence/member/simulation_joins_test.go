@@ -3,7 +3,6 @@ package member
 import (
 	"context"
 	"sync"
-	"time"
 
 	"headcount/presence"
 	"headcount/presence/presencemem"
@@ -71,16 +70,4 @@ func (p past) lacks(page string, v presence.Version, u presence.User) bool {
 	defer p.Unlock()
 	_, has := p.users[page][v][u]
 	return !has
-}
-
-// resumed reports whether the process stood still a moment ago. A partition's owner that was suspended acknowledges joins
-// that change nothing until it notices, although another node may own the partition and may have removed the user.
-func (n *network) resumed(name string) bool {
-	l := n.find(name)
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Since(l.thawed) < time.Second
 }

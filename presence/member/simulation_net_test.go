@@ -61,7 +61,6 @@ type life struct {
 
 	mu       sync.Mutex
 	ice      chan struct{} // closed when it thaws; nil while it is not frozen
-	thawed   time.Time     // when it last thawed
 	ends     map[*pipeEnd]struct{}
 	socket   *socket
 	listener *listener
@@ -140,7 +139,6 @@ func (l *life) thaw() {
 	if l.ice != nil {
 		close(l.ice)
 		l.ice = nil
-		l.thawed = time.Now()
 	}
 }
 

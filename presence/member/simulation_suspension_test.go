@@ -1,7 +1,6 @@
 package member
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,45 +11,6 @@ import (
 
 	"headcount/presence"
 )
-
-// TestStillness: resumed is true for a second after the process was suspended for longer than
-// any caller waits for a hold, whether run or resumed reads the clock first.
-func TestStillness(t *testing.T) {
-	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldTimeout - suspensionCheck: false, presence.HoldTimeout + suspensionCheck: true, time.Hour: true} {
-		synctest.Test(t, func(t *testing.T) {
-			s := suspensionWatch{elapsed: func() time.Duration { return time.Duration(time.Now().UnixNano()) }}
-			if s.resumed() {
-				t.Fatal("it is waking before it looked for the first time")
-			}
-			ice := make(chan struct{}, 1)
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			go s.run(ctx, func() { <-ice })
-			tick := func() {
-				ice <- struct{}{}
-				synctest.Wait()
-			}
-			tick()
-			time.Sleep(suspensionCheck)
-			time.Sleep(lasts)
-			if got := s.resumed(); got != want {
-				t.Errorf("%s: before it looks: %t", lasts, got)
-			}
-			tick()
-			if got := s.resumed(); got != want {
-				t.Errorf("%s: when it has looked: %t", lasts, got)
-			}
-			for range resumePeriod / suspensionCheck {
-				time.Sleep(suspensionCheck)
-				tick()
-			}
-			if s.resumed() {
-				t.Errorf("%s: it is waking for ever", lasts)
-			}
-			close(ice)
-		})
-	}
-}
 
 // TestNobodyIsHeldAfterGivingUp: a gateway is suspended while users ask it for holds. The
 // users give up and end the holds, at any gateway. No user may be present afterwards.

@@ -169,15 +169,15 @@ type simulation struct {
 	// zombies says that a former owner may have overwritten the next owner's data. Holds
 	// that were ended may then exist again, until they expire.
 	zombies bool
-	// apart says, by gateway, until when an owner may not know the gateway's users because
-	// the two are partitioned. The gateway still delivers the known count to its users.
-	apart   map[string]time.Time
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
 
 	mu      sync.Mutex
 	lines   []string
 	failure string // the first invariant that was broken
+	// apart says, by gateway, until when an owner may not know the gateway's users because
+	// the two are partitioned. The gateway still delivers the known count to its users.
+	apart map[string]time.Time
 }
 
 // member is one process of the cluster, over all its lives.
@@ -275,6 +275,13 @@ func (s *simulation) broken(format string, args ...any) {
 	if s.failure == "" {
 		s.failure = fmt.Sprintf("after %.3f s: %s", time.Since(s.begun).Seconds(), text)
 	}
+}
+
+// isApart reports whether an owner may not know the gateway's users because the two are partitioned.
+func (s *simulation) isApart(gateway string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !time.Now().After(s.apart[gateway])
 }
 
 func (s *simulation) failed() bool {
@@ -558,7 +565,7 @@ func (s *simulation) userActs(u *user) {
 	left := func(without *tab, hold bool) map[string]bool {
 		there := map[string]bool{}
 		for _, o := range u.tabs {
-			if o != without && o.settled() && time.Now().After(s.apart[o.gateway()]) {
+			if o != without && o.settled() && !s.isApart(o.gateway()) {
 				for _, p := range o.joined() {
 					there[p] = true
 				}
@@ -654,9 +661,13 @@ func (s *simulation) start(m *member) {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
 	l := s.net.live(m.name, incarnation)
+	elapsed := func() time.Duration { // whoever reads it stands still with the process
+		_ = l.pass()
+		return time.Duration(time.Now().UnixNano())
+	}
 	p := New(Config{
 		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock, Wall: wall,
-		Tick: func() { _ = l.pass() }, Log: log,
+		Elapsed: elapsed, Log: log,
 	})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
 	keys := [][]byte{[]byte("a cluster secret")}
@@ -696,10 +707,10 @@ func (s *simulation) start(m *member) {
 		parts.Node = r.node
 	}
 	if p.Has(presence.RoleDispatcher) {
-		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Log: log})
+		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Elapsed: elapsed, Log: log})
 	}
 	if p.Has(presence.RoleGateway) {
-		r.gateway = s.newGateway(m.name, incarnation, p, store, log)
+		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
 		parts.Gateway = r.gateway
 		srv := &http.Server{
 			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second, // as the program's
@@ -731,14 +742,16 @@ func simIdentities() *identity.Identities {
 	return identities
 }
 
-func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store fanout.Store, log zerolog.Logger) *gateway.Gateway {
+func (s *simulation) newGateway(
+	name string, incarnation uint64, p *Member, store fanout.Store, elapsed func() time.Duration, log zerolog.Logger,
+) *gateway.Gateway {
 	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
 		Unread:  presencemem.New(presencemem.Config{}),
-		Cluster: p,
+		Cluster: p, Elapsed: elapsed,
 		Times: gateway.Times{
 			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,
 			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"container/list"
 	"fmt"
 	"time"
 
@@ -15,36 +16,47 @@ const maxHoldOrder = 1 << 16
 // must not undo one that was made after it, and that its user was answered. No call is carried out later than
 // presence.HoldTimeout after it was made, so the order is remembered for that long.
 type holdOrder struct {
-	asked map[memberKey]time.Time // when the newest call about each hold was made
-	swept time.Time
+	newest map[memberKey]*list.Element
+	calls  list.List // of heldCall, one for each hold; the one admitted longest ago is the first to be forgotten
+}
+
+// heldCall is the newest call about a hold.
+type heldCall struct {
+	hold  memberKey
+	asked time.Time // when it was made
 }
 
 // admit records a call that was made at asked. It refuses a call that was made before another one about the same hold.
 func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
-	newest, known := o.asked[hold]
-	if asked.Before(newest) {
-		return presence.ErrOvertaken
+	o.forget(now)
+
+	if known := o.newest[hold]; known != nil {
+		if asked.Before(known.Value.(heldCall).asked) {
+			return presence.ErrOvertaken
+		}
+		known.Value = heldCall{hold, asked}
+		o.calls.MoveToBack(known)
+		return nil
 	}
 
-	o.sweep(now)
-	if !known && len(o.asked) >= maxHoldOrder {
+	if o.calls.Len() >= maxHoldOrder {
 		return fmt.Errorf("%w: too many holds were changed a moment ago", presence.ErrUnavailable)
 	}
-	o.asked[hold] = asked
+	o.newest[hold] = o.calls.PushBack(heldCall{hold, asked})
 
 	return nil
 }
 
-// sweep forgets the calls that no older one can follow any more.
-func (o *holdOrder) sweep(now time.Time) {
-	if now.Sub(o.swept) < presence.HoldTimeout && len(o.asked) < maxHoldOrder {
-		return
-	}
-
-	o.swept = now
-	for hold, asked := range o.asked {
-		if now.Sub(asked) > presence.HoldTimeout {
-			delete(o.asked, hold)
+// forget forgets the calls that no older one can follow any more. Gateways disagree by a moment about when a call was
+// made, so one may be forgotten that moment later than it could be.
+func (o *holdOrder) forget(now time.Time) {
+	for oldest := o.calls.Front(); oldest != nil; oldest = o.calls.Front() {
+		call := oldest.Value.(heldCall)
+		if now.Sub(call.asked) <= presence.HoldTimeout {
+			return
 		}
+
+		o.calls.Remove(oldest)
+		delete(o.newest, call.hold)
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"container/list"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -48,7 +49,7 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 // calls about further holds are refused.
 func TestHoldOrderIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := holdOrder{asked: map[memberKey]time.Time{}}
+		o := holdOrder{newest: map[memberKey]*list.Element{}}
 		for u := range presence.User(maxHoldOrder) {
 			if err := o.admit(memberKey{u, "p"}, time.Now(), time.Now()); err != nil {
 				t.Fatal(err)
@@ -60,11 +61,33 @@ func TestHoldOrderIsBounded(t *testing.T) {
 		if err := o.admit(memberKey{1, "p"}, time.Now(), time.Now()); err != nil {
 			t.Errorf("one that is known: %v", err)
 		}
-		time.Sleep(presence.HoldTimeout + time.Millisecond)
-		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); err != nil || len(o.asked) != 1 {
-			t.Errorf("later: %v, %d are remembered", err, len(o.asked))
+		time.Sleep(presence.HoldTimeout)
+		again := time.Now()
+		if err := o.admit(memberKey{2, "p"}, again, again); err != nil {
+			t.Errorf("one that is renewed: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); err != nil || o.calls.Len() != 2 || len(o.newest) != 2 {
+			t.Errorf("later: %v, %d and %d are remembered", err, o.calls.Len(), len(o.newest))
+		}
+		if err := o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now()); !errors.Is(err, presence.ErrOvertaken) {
+			t.Errorf("a call from before the renewal: %v", err)
 		}
 	})
+}
+
+// BenchmarkHoldOrderAtItsBound is a call that is refused because too many holds were changed a moment ago.
+func BenchmarkHoldOrderAtItsBound(b *testing.B) {
+	o, now := holdOrder{newest: map[memberKey]*list.Element{}}, time.Now()
+	for u := range presence.User(maxHoldOrder) {
+		if err := o.admit(memberKey{u, "p"}, now, now); err != nil {
+			b.Fatal(err)
+		}
+	}
+
+	for b.Loop() {
+		_ = o.admit(memberKey{1, "q"}, now, now)
+	}
 }
 
 // TestALateHeartbeatKeepsNobodyLonger: a link delivers the heartbeats of a gateway that has died. Its users are gone as

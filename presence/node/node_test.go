@@ -547,6 +547,27 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
+// A node that does not know its successor must not acknowledge a join because it has the user already: the successor may
+// have removed the user since. The counts of the acknowledgement would lack the one who joins.
+func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		zombie, _ := start(t, "zombie", store)
+		zombie.op(gw("a"), join(1, "p"))
+		zombie.op(gw("b"), join(1, "p"))
+		if acked := zombie.last("b").Acked; acked != 1 {
+			t.Fatalf("the owner acknowledged %d joins, want 1", acked)
+		}
+
+		start(t, "owner", store)
+		zombie.op(gw("c"), join(1, "p"))
+
+		if n := zombie.count("c"); n != 0 {
+			t.Errorf("a node that owns nothing any more answered a join: %+v", zombie.last("c"))
+		}
+	})
+}
+
 // A node that has lost a partition gives it up when it checks its claims, even if no user
 // joins or leaves there. (Invariant 4.)
 func TestCheckFindsOutWhatWasLost(t *testing.T) {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"container/list"
 	"context"
 	"time"
 
@@ -81,7 +82,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		loaded:  &source{},
 		start:   n.clock.now(),
 
-		holdOrder: holdOrder{asked: map[memberKey]time.Time{}},
+		holdOrder: holdOrder{newest: map[memberKey]*list.Element{}},
 	}
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 is done
@@ -201,11 +202,20 @@ type pendingReply struct {
 	done chan<- error // nil for an acknowledgement
 }
 
+// relied reports whether somebody goes by the reply: a join is answered with counts that include its user, and a hold
+// with 200. A gateway that lost the acknowledgement of a leave loses nothing: it tells the next owner of the leave.
+func (r *pendingReply) relied() bool { return r.done != nil || len(r.pages) > 0 }
+
 // queueReply arranges for r to be sent once every change applied so far is in the store, and the actor has the counts
-// after it. If the outbox is empty, that is the batch before: it may be in flight, or the writer may have written it and
-// its counts may still be in the mailbox.
+// after it.
+//
+// If the outbox is empty, nothing has changed: the user was here already, as far as this actor knows. But another node
+// may own the partition meanwhile and have removed the user, for instance while this process was suspended. So a reply
+// that somebody relies on waits until the store has accepted this node's claim once more. Any other waits for the batch
+// before, which may be in flight, or written with its counts still in the mailbox.
 func (p *partition) queueReply(r pendingReply) {
 	p.out.mu.Lock()
+	p.out.check = p.out.check || r.relied()
 	r.batch = p.out.batch
 	if p.out.empty() {
 		r.batch--

@@ -240,10 +240,6 @@ func (p *partition) hold(c *holdCall) {
 		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
-	default: // a newer owner may have the hold, so reply only after the store has accepted this node's claim
-		p.out.mu.Lock()
-		p.out.check = true
-		p.out.mu.Unlock()
 	}
 	p.queueReply(pendingReply{done: c.done})
 }

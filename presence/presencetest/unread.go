@@ -22,6 +22,7 @@ var unreads = map[string]func(*testing.T, Store){
 	"notifications are read one by one":        notifications,
 	"a change during a reset is not lost":      changeInReset,
 	"edits at once all count":                  editsAtOnce,
+	"an answer outdates the saves before it":   lateSaves,
 	"any history ends with the model's unread": unreadModel,
 }
 

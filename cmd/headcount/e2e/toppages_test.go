@@ -178,6 +178,39 @@ func TestClockTopPagesOfACluster(t *testing.T) {
 	}
 }
 
+// While the store is away, streams of lists and of users say that what they last said may be old.
+func TestServerListsAreStaleWithoutTheStore(t *testing.T) {
+	redis := redistest.Start(t)
+	s := start(t, overRedis(redis.URL(), "--api-key="+apiKey, "--presence-timeout=1m")...)
+	s.holds(t, "p", 1)
+	s.call(t, "POST", "views:a/increment", `{"delta":2}`)
+
+	streams := map[string]*stream{}
+	for _, path := range []string{"/-/top/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=ann"} {
+		streams[path] = s.sse(t, path, withKey)
+	}
+	await := func(when string, stale bool) {
+		t.Helper()
+		for path, st := range streams {
+			for met := false; !met; {
+				select {
+				case e := <-st.events:
+					empty := strings.Contains(e.data, `"top":[]`)
+					met = !empty && strings.HasSuffix(e.data, `,"stale":true}`) == stale
+				case <-time.After(testkit.Timeout):
+					t.Fatalf("%s: no event of %s has stale %t", when, path, stale)
+				}
+			}
+		}
+	}
+	await("at the beginning", false)
+	redis.Pause()
+	delete(streams, "/-/users/events?user=ann") // the owner of a user needs no store
+	await("while the store is silent", true)
+	redis.Resume()
+	await("when it is back", false)
+}
+
 // A list that does not change has comments often enough for <live-top>, which takes a minute of silence for a
 // broken connection.
 func TestClockAQuietListHasComments(t *testing.T) {

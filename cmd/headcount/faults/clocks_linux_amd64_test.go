@@ -108,3 +108,61 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	})
 	testkit.Within(t, time.Second, "nobody is shown", func() bool { return shown.is(site, 0) })
 }
+
+// TestClockOfARunningProcessIsSet: the wall clock of a process is set by minutes and by an hour while it runs. Its users
+// stay in all counts, no count is stale, and counts follow at both processes.
+func TestClockOfARunningProcessIsSet(t *testing.T) {
+	t.Parallel()
+	const page = "p"
+	redis := redistest.Start(t).URL()
+	right, set := newMember("right", allRoles, redis, nil), newMember("set", allRoles, redis, nil)
+	set.process.Clock = time.Second
+	startAll(t, right, set)
+	awaitReady(t, right, set)
+
+	users := int64(0)
+	come := func(n int) {
+		t.Helper()
+		for range n {
+			for _, m := range []*member{right, set} {
+				conn := mustDial(t, m)
+				go drain(conn) // ends with the connection
+				if err := conn.Join(page); err != nil {
+					t.Fatal(err)
+				}
+				users++
+			}
+		}
+	}
+	count := func(m *member) string {
+		c, err := m.api("").Count(t.Context(), page)
+		return fmt.Sprint(c.Count, " stale ", c.Stale, " ", err)
+	}
+	want := func() string { return fmt.Sprint(users, " stale false <nil>") }
+	exact := func(what string) {
+		t.Helper()
+		testkit.Within(t, exactWithin, what, func() bool { return count(right) == want() && count(set) == want() })
+	}
+	come(10)
+	exact("all are counted")
+
+	for _, offset := range []time.Duration{2 * time.Minute, -2 * time.Minute, time.Hour} {
+		if err := set.process.SetClock(offset); err != nil {
+			t.Fatal(err)
+		}
+		moved := time.Now() // leases and heartbeats end by the clock, however busy the machine is
+		testkit.Eventually(t, "a presence timeout and a lease have passed", func() bool {
+			for _, m := range []*member{right, set} {
+				if got := count(m); got != want() {
+					t.Fatalf("%.1f s after the clock was set to %s: %s says %s, want %s", time.Since(moved).Seconds(), offset, m.name, got, want())
+				}
+			}
+			return time.Since(moved) > 12*time.Second
+		})
+		come(1)
+		exact("those who come later are counted")
+	}
+	if set.log.Count("clocks of this process and of the store differ") == 0 {
+		t.Error("the process does not say that its clock is wrong")
+	}
+}
