@@ -13,29 +13,29 @@
 
 local chunk = 4000 -- arguments of one command: Lua's stack has room for 8,000
 
--- each calls run with the first and last of up to chunk positions, until it has had all from first to last.
-local function each(first, last, run)
-  for from = first, last, chunk do run(from, math.min(from + chunk - 1, last)) end
-end
-
 -- known returns those of n IDs that are remembered at a time. The IDs begin at KEYS[key].
 local function known(key, n, at)
   local found = {'known'}
-  each(key, key + n - 1, function(first, last)
-    for i, ends in ipairs(redis.call('MGET', unpack(KEYS, first, last))) do
+  for first = 0, n - 1, chunk do
+    local last = math.min(first + chunk, n) - 1
+    for i, ends in ipairs(redis.call('MGET', unpack(KEYS, key + first, key + last))) do
       -- One that is no number is returned, too, for the caller to complain about.
       if ends and (tonumber(ends) or math.huge) > at then
-        found[#found + 1] = first + i - 1 - key
+        found[#found + 1] = first + i - 1
         found[#found + 1] = ends
       end
     end
-  end)
+  end
 
   return found
 end
 
-local function call(command, key, first, last)
-  each(first, last, function(from, to) redis.call(command, key, unpack(ARGV, from, to)) end)
+-- call calls a command on a key with n of ARGV, in parts if they are many.
+local function call(command, key, arg, n)
+  for first = arg, arg + n - 1, chunk do
+    local last = math.min(first + chunk, arg + n) - 1
+    redis.call(command, key, unpack(ARGV, first, last))
+  end
 end
 
 -- write puts and deletes rows of n collections, whose arguments begin at ARGV[arg].
@@ -44,10 +44,10 @@ local function write(key, arg, n)
     local puts, deletes = ARGV[arg], ARGV[arg + 1]
     arg = arg + 2
 
-    call('HSET', KEYS[collection], arg, arg + puts - 1)
+    call('HSET', KEYS[collection], arg, puts)
     arg = arg + puts
 
-    call('HDEL', KEYS[collection], arg, arg + deletes - 1)
+    call('HDEL', KEYS[collection], arg, deletes)
     arg = arg + deletes
   end
 end

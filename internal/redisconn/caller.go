@@ -39,7 +39,10 @@ type CallerConfig struct {
 	Accept func(context.Context, *Client) error
 	// Bounded says that there may be any number of calls at a time: at most half of the connections of the pool
 	// are for them, and calls beyond that wait.
-	Bounded    bool
+	Bounded bool
+	// Apart says that a call is about some of a Cluster's masters. Its failure says nothing about the others, so on a Cluster
+	// it holds no other call back, and is not held back itself.
+	Apart      bool
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Metrics    string                // what their names begin with; default headcount_redis
 	OnState    States                // optional
@@ -125,7 +128,11 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 			return s.classify(ctx.Err())
 		}
 	}
-	err := s.conn.do(ctx, func(ctx context.Context, c *Client) error {
+	run := s.conn.do
+	if c := s.conn.connected(); s.cfg.Apart && c != nil && c.Cluster != nil {
+		run = s.conn.doApart
+	}
+	err := run(ctx, func(ctx context.Context, c *Client) error {
 		if err := s.accept(ctx, c); err != nil {
 			return err
 		}

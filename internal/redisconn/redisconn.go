@@ -322,15 +322,9 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 	if err != nil {
 		return ErrAway
 	}
+
 	start := time.Now()
-	within, span := tracing.Start(ctx, "redis")
-	defer span.End()
-	call, cancel := context.WithTimeout(within, callTimeout)
-	defer cancel()
-	c, err := s.connect(call)
-	if err == nil {
-		err = fn(call, c)
-	}
+	err = s.attempt(ctx, fn)
 	switch {
 	case err == nil || answered(err):
 		done(nil)
@@ -343,6 +337,32 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 	if err != nil {
 		s.refused(err)
 	}
+
+	return err
+}
+
+// doApart runs fn against Redis, whatever became of other calls, and has no effect on others.
+func (s *Conn) doApart(ctx context.Context, fn func(context.Context, *Client) error) error {
+	err := s.attempt(ctx, fn)
+	if err != nil {
+		s.refused(err)
+	}
+
+	return err
+}
+
+// attempt runs fn against Redis.
+func (s *Conn) attempt(ctx context.Context, fn func(context.Context, *Client) error) error {
+	within, span := tracing.Start(ctx, "redis")
+	defer span.End()
+	call, cancel := context.WithTimeout(within, callTimeout)
+	defer cancel()
+
+	c, err := s.connect(call)
+	if err == nil {
+		err = fn(call, c)
+	}
+
 	return err
 }
 

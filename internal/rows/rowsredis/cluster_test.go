@@ -89,13 +89,21 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	heard.awaitAny(t, rows.Partitions-1) // one for each commit that was made
 }
 
-// TestServerClusterMasterRefuses has a master of three that takes no writes, and then one that permits no reads.
+// TestServerClusterMasterRefuses has a master of three that is full, and then one that permits no reads. The other masters
+// serve, however often this one refuses.
 func TestServerClusterMasterRefuses(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	o := ownAll(t, open(t, cluster.URL()))
 	refusing := cluster.Masters[1]
+	const there = rows.Partitions / 2 // a partition of the second master
 
 	refusing.Do(t, "CONFIG", "SET", "maxmemory", "1")
+	for range 8 {
+		c := rows.Commit{Partition: there, Epoch: o.claims[there].Epoch, Number: 1, At: time.Now()}
+		if err := o.store.Commit(t.Context(), []rows.Commit{c})[0]; !errors.Is(err, rows.ErrFull) {
+			t.Errorf("a commit at a full master: %v", err)
+		}
+	}
 	errs := o.commit("v")
 	refusing.Do(t, "CONFIG", "SET", "maxmemory", "0")
 	refusing.Do(t, "ACL", "SETUSER", "default", "-hmget")

@@ -16,7 +16,7 @@ import (
 // Commit implements rows.Store.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
-	c, err := s.caller.Known(ctx)
+	c, err := s.writes.Known(ctx)
 	if err != nil {
 		fill(errs, s.commitError(err))
 		return errs
@@ -27,7 +27,8 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	for i, run := range runs {
 		calls[i] = s.commitCall(c, commits[run.first:run.end])
 	}
-	_ = s.caller.Run(ctx, calls) // each call has its own error
+	// Its error is the first one of the calls. Each call has its own, and others may have been answered.
+	_ = s.writes.Run(ctx, calls)
 
 	for i, run := range runs {
 		s.outcomes(calls[i], commits[run.first:run.end], errs[run.first:run.end])
@@ -47,6 +48,7 @@ func sizeOf(c *rows.Commit) int { return 16 + 3*len(c.IDs) + 3*len(c.Asked) + 2*
 
 // commitCall returns the run of a script that makes commits.
 func (s *Store) commitCall(c *client, commits []rows.Commit) *redisconn.Call {
+	// The arguments of a large batch are allocated once.
 	size := 0
 	for i := range commits {
 		size += sizeOf(&commits[i])
@@ -66,6 +68,7 @@ func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 	firstKey := len(call.Keys)
 	firstArg := len(call.Args)
 
+	// Without a channel the script publishes nothing; a publication may be empty.
 	channel := ""
 	if c.Publication != nil {
 		channel = s.channel(c.Partition)
@@ -73,6 +76,7 @@ func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 	call.Keys = append(call.Keys, s.ownerKey(c.Partition))
 	call.Args = append(call.Args, 0, 0, c.Epoch, c.After, c.Number, c.At.UnixMilli(), channel, c.Publication)
 
+	// How long an ID lasts is said as a duration, because Redis forgets it by a clock of its own.
 	call.Args = append(call.Args, len(c.IDs)+len(c.Asked))
 	for i := range c.IDs {
 		id := &c.IDs[i]
@@ -86,6 +90,7 @@ func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 
 	s.appendRows(call, c)
 
+	// With these the script finds the next commit, also if it refuses this one.
 	call.Args[firstArg] = len(call.Keys) - firstKey
 	call.Args[firstArg+1] = len(call.Args) - firstArg
 }
@@ -99,6 +104,7 @@ type change struct {
 
 // changesOf returns the changes of a commit by collection.
 func changesOf(c *rows.Commit) []change {
+	// In the order of the rows, not of a map, so that a repeated commit is the same one.
 	var changes []change
 	at := map[string]int{}
 	for i := range c.Rows {
@@ -125,6 +131,8 @@ func (s *Store) appendRows(call *redisconn.Call, c *rows.Commit) {
 	call.Args = append(call.Args, len(changes))
 	for i := range changes {
 		one := &changes[i]
+
+		// The counts come before the lists, because the script has no other way to tell fields from values.
 		call.Keys = append(call.Keys, s.collectionKey(c.Partition, one.collection))
 		call.Args = append(call.Args, len(one.puts), len(one.deletes))
 		call.Args = append(call.Args, one.puts...)
@@ -139,6 +147,7 @@ func (s *Store) outcomes(call *redisconn.Call, commits []rows.Commit, errs []err
 		return
 	}
 
+	// One commit may be refused and the next one made.
 	for i, reply := range list(call.Reply) {
 		errs[i] = s.outcome(&commits[i], list(reply))
 	}
@@ -172,26 +181,31 @@ func (s *Store) known(c *rows.Commit, reply []any) error {
 	for ; len(reply) > 1; reply = reply[2:] {
 		position, _ := reply[0].(int64)
 		ends, _ := reply[1].(string)
+		id := idAt(c, int(position))
 		until, err := strconv.ParseInt(ends, 10, 64)
 		if err != nil {
-			return s.malformed(c.Partition, "an ID", ends)
+			return malformed(s.idKey(c.Partition, id), "time", ends)
 		}
 
-		id := rows.ID{Until: time.UnixMilli(until)}
-		if n := int(position); n < len(c.IDs) {
-			id.Bytes = c.IDs[n].Bytes
-		} else {
-			id.Bytes = c.Asked[n-len(c.IDs)].Bytes
-		}
-		known.IDs = append(known.IDs, id)
+		known.IDs = append(known.IDs, rows.ID{Bytes: id.Bytes, Until: time.UnixMilli(until)})
 	}
 
 	return known
 }
 
+// idAt returns an ID of a commit by its position among those that are used and then those that are asked for.
+func idAt(c *rows.Commit, position int) *rows.ID {
+	if position < len(c.IDs) {
+		return &c.IDs[position]
+	}
+
+	return &c.Asked[position-len(c.IDs)]
+}
+
 // commitError returns the error of a commit that Redis did not answer, or refused.
 func (s *Store) commitError(err error) error {
-	// A call that was not sent made nothing, just as one that a full Redis refused.
+	// A call that was not sent made nothing, just as one that a full Redis refused. A full Redis refuses the first write of
+	// a run, so nothing of the other commits in it was made either.
 	full := isFull(err) || errors.Is(err, redisconn.ErrAway) && isFull(s.conn.Cause())
 	if full {
 		return fmt.Errorf("%w: %v", rows.ErrFull, err) // not %w: it is not rows.ErrUnavailable, too

@@ -19,8 +19,8 @@ type read struct {
 	cmd    *redis.SliceCmd
 }
 
-// reads returns the commands for addresses.
-func (s *Store) reads(addresses []rows.Address) []*read {
+// readsOf returns the commands for addresses.
+func (s *Store) readsOf(addresses []rows.Address) []*read {
 	type place struct {
 		partition  int
 		collection string
@@ -48,17 +48,17 @@ func (s *Store) reads(addresses []rows.Address) []*read {
 // Read implements rows.Store.
 func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
 	found := make([]rows.Found, len(addresses))
-	reads := s.reads(addresses)
+	reads := s.readsOf(addresses)
 	if len(reads) == 0 {
 		return found
 	}
 
-	err := s.caller.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		for _, one := range reads {
 			one.cmd = pipe.HMGet(ctx, one.key, one.fields...)
 		}
-		s.caller.Metrics.Commands.Add(float64(len(reads)))
+		s.reads.Metrics.Commands.Add(float64(len(reads)))
 
 		_, err := pipe.Exec(ctx)
 		if slices.ContainsFunc(reads, func(one *read) bool { return one.err() == nil }) {
@@ -97,6 +97,7 @@ func (r *read) finish(failed error, found []rows.Found) {
 		return
 	}
 
+	// A row that does not exist is nil, and so it stays.
 	for n, value := range r.cmd.Val() {
 		if text, ok := value.(string); ok {
 			found[r.places[n]].Value = []byte(text)
@@ -113,9 +114,12 @@ func (s *Store) Scan(ctx context.Context, partition int, collection, after strin
 		return err
 	}
 
+	// A cursor goes through a hash in no order, so all of it comes here, also what is before after.
 	pairs = slices.DeleteFunc(pairs, func(p pair) bool { return p.field <= after })
 	slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.field, b.field) })
-	pairs = slices.CompactFunc(pairs, func(a, b pair) bool { return a.field == b.field }) // Redis may return one twice
+
+	// A hash that grows during the scan may return a field twice.
+	pairs = slices.CompactFunc(pairs, func(a, b pair) bool { return a.field == b.field })
 
 	for _, p := range pairs {
 		if err := each(p.field, []byte(p.value)); err != nil {
@@ -146,9 +150,10 @@ const scanCount = 1000
 
 func (s *Store) scan(ctx context.Context, key string) (pairs []pair, err error) {
 	for cursor := uint64(0); ; {
+		// A call of its own for each page: between two of them others have the connection.
 		var page []string
-		err := s.caller.Do(ctx, func(ctx context.Context, c *client) (err error) {
-			s.caller.Metrics.Commands.Inc()
+		err := s.reads.Do(ctx, func(ctx context.Context, c *client) (err error) {
+			s.reads.Metrics.Commands.Inc()
 			page, cursor, err = c.HScan(ctx, key, cursor, "", scanCount).Result()
 			return err
 		})

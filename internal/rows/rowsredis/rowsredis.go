@@ -37,9 +37,11 @@ type Config struct {
 
 // Store is a rows.Store in Redis. All methods may be called from any goroutine.
 type Store struct {
-	conn   *redisconn.Conn
-	caller *redisconn.Caller
-	tags   []string // what all keys of a partition begin with
+	conn *redisconn.Conn
+	// Commits and claims are few at a time, so nothing bounds them: they never wait for reads, nor for commits to a master
+	// that is silent. Of reads there may be any number.
+	writes, reads *redisconn.Caller
+	tags          []string // what all keys of a partition begin with
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -48,16 +50,22 @@ type client = redisconn.Client
 
 // New returns a Store in the Redis of cfg.Conn. While Redis does not answer, calls return rows.ErrUnavailable.
 func New(cfg Config) *Store {
-	s := &Store{conn: cfg.Conn}
-	s.caller = cfg.Conn.Caller(redisconn.CallerConfig{
+	caller := redisconn.CallerConfig{
 		Scripts:     scripts.Rows,
 		Unavailable: rows.ErrUnavailable,
 		Classify:    classify,
-		Bounded:     true,
+		Apart:       true, // one master of a Cluster may be away while the others serve
 		Registerer:  cfg.Registerer,
 		Metrics:     "headcount_rows_redis",
-	})
+	}
+	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Caller(caller)}
 
+	caller.Scripts = nil
+	caller.Bounded = true
+	caller.Metrics = "headcount_rows_redis_reads"
+	s.reads = cfg.Conn.Caller(caller)
+
+	// These tags begin with another letter than those of buckets and of presence's partitions.
 	s.tags = redisconn.EvenTags("r", rows.Partitions)
 	for i, tag := range s.tags {
 		s.tags[i] = "hc:{" + tag + "}:"
@@ -67,20 +75,25 @@ func New(cfg Config) *Store {
 }
 
 // Close makes all further calls fail. It does not end calls of Watch.
-func (s *Store) Close() { s.caller.Close() }
+func (s *Store) Close() {
+	s.writes.Close()
+	s.reads.Close()
+}
 
 // classify returns the error of the contract for an error of a call.
 func classify(err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") {
-		return fmt.Errorf("%w: %w: another program wrote a key that begins with hc:{r; delete it: %w", rows.ErrUnavailable, ErrMalformed, err)
+		// Redis does not say which key it is.
+		const mend = "another program wrote a key that begins with hc:{r; delete it"
+		return fmt.Errorf("%w: %w: %s: %w", rows.ErrUnavailable, ErrMalformed, mend, err)
 	}
 
 	return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
 }
 
-// malformed returns the error for a value that no store of rows wrote.
-func (s *Store) malformed(partition int, what string, value any) error {
-	return fmt.Errorf("%w: %w: %s of %s is %q; delete the key", rows.ErrUnavailable, ErrMalformed, what, s.ownerKey(partition), value)
+// malformed returns the error for a value of a key that no store of rows wrote.
+func malformed(key, what, value string) error {
+	return fmt.Errorf("%w: %w: %q has the %s %q; delete it", rows.ErrUnavailable, ErrMalformed, key, what, value)
 }
 
 func (s *Store) ownerKey(partition int) string { return s.tags[partition] + "o" }
@@ -100,7 +113,7 @@ func (s *Store) channel(partition int) string {
 
 // Claim implements rows.Store. If the claim of one partition fails, the error is for all, though others may be claimed.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	c, err := s.caller.Known(ctx)
+	c, err := s.writes.Known(ctx) // what kind of Redis it is
 	if err != nil {
 		return nil, err
 	}
@@ -110,10 +123,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	for i, run := range runs {
 		calls[i] = s.claimCall(owner, partitions[run.first:run.end])
 	}
-	if err := s.caller.Run(ctx, calls); err != nil {
+	if err := s.writes.Run(ctx, calls); err != nil {
 		return nil, err
 	}
 
+	// The runs are in the order of partitions, and so are the claims of each.
 	claims := make([]rows.Claim, 0, len(partitions))
 	for i, run := range runs {
 		for j, reply := range list(calls[i].Reply) {
@@ -153,9 +167,11 @@ func (s *Store) claim(partition int, reply []any) (claim rows.Claim, err error) 
 // number returns a number that a script found in a partition.
 func (s *Store) number(partition int, what string, reply any) (uint64, error) {
 	text, _ := reply.(string)
+
+	// The scripts compare epochs and numbers as they are, so whatever is in Redis comes here.
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return 0, s.malformed(partition, what, text)
+		return 0, malformed(s.ownerKey(partition), what, text)
 	}
 
 	return n, nil
@@ -178,9 +194,11 @@ const maxArgs = 1 << 16
 // groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements are
 // in different slots; otherwise it has as many as fit, given the number of arguments of each.
 func groups(c *client, n int, args func(i int) int) (runs []span) {
-	left := 0
+	left := 0 // arguments that the last run has room for
 	for i := range n {
 		size := args(i)
+
+		// One element may be larger than a run may be. It cannot be divided, so it has a run of its own.
 		if i == 0 || c.Cluster != nil || size > left {
 			runs = append(runs, span{first: i})
 			left = maxArgs

@@ -19,7 +19,7 @@ func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), miss
 		channels[s.channel(p)] = p
 	}
 
-	s.caller.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: &watch{s: s, heard: heard, missed: missed}})
+	s.reads.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: &watch{s: s, heard: heard, missed: missed}})
 
 	return nil
 }
@@ -50,6 +50,7 @@ func (w *watch) Subscribed(*redis.PubSub, int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
+	// Only now: until the last channel is subscribed, publications are missed.
 	w.silent--
 	if w.silent == 0 {
 		w.missed()
@@ -71,6 +72,7 @@ func (w *watch) Heard(partition int, payload string) {
 		return
 	}
 
+	// Redis delivers at most once, and a failover takes publications along with their commits.
 	if newest := w.newest[partition]; newest != 0 && newest != before {
 		w.gap()
 		w.missed()
@@ -79,7 +81,7 @@ func (w *watch) Heard(partition int, payload string) {
 	w.heard(partition, number, []byte(publication))
 }
 
-func (w *watch) gap() { w.s.caller.Metrics.Gaps.Inc() }
+func (w *watch) gap() { w.s.reads.Metrics.Gaps.Inc() }
 
 // Pong implements redisconn.Listener.
 func (w *watch) Pong(string) {}
