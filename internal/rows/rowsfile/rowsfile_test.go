@@ -253,7 +253,7 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 			w := newWriter(t, s, partition)
 			is := w.claim.Number
 			if is < acknowledged[partition] {
-				t.Errorf("round %d: partition %d has %d commits, acknowledged were %d", round, partition, is, acknowledged[partition])
+				t.Errorf("round %d: partition %d has %d commits of %d", round, partition, is, acknowledged[partition])
 			}
 			a, b := w.read(t, "a"), w.read(t, fmt.Sprint("b", is))
 			if a != fmt.Sprint(is) || b != a {
