@@ -68,6 +68,8 @@ var layers = []layer{
 	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
+	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
+	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
