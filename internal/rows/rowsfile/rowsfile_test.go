@@ -205,6 +205,36 @@ func TestCommitsShareTransactions(t *testing.T) {
 	})
 }
 
+// TestACallerThatLeaves does so while another transaction is under way. Its commit is not made later: the caller may use
+// the slices again by then.
+func TestACallerThatLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, t.TempDir(), Config{})
+		w := newWriter(t, s, 7)
+		ctx, leave := context.WithCancel(t.Context())
+		s.turn <- struct{}{}
+
+		var left sync.WaitGroup
+		left.Go(func() {
+			commits := []rows.Commit{w.next(put("x", []byte("1")))}
+			if err := s.Commit(ctx, commits)[0]; !errors.Is(err, rows.ErrUnavailable) {
+				t.Errorf("got %v", err)
+			}
+		})
+		synctest.Wait()
+		leave()
+		left.Wait()
+
+		s.unlock()
+		if err := w.commit(t, w.next(put("y", []byte("2")))); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.read(t, "x"); got != "" {
+			t.Errorf("its commit was made: %q", got)
+		}
+	})
+}
+
 // queueAndCommit has all writers commit before any of them can write, and returns how many transactions that made. The
 // error of each is like want.
 func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (transactions int) {
