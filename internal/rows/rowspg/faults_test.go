@@ -165,6 +165,43 @@ func loseAnswer(t *testing.T, w *writer, c rows.Commit, proxy *proxy, gone func(
 	lost.Wait()
 }
 
+// TestServerConnectionIsLostDuringScan: no row comes twice.
+func TestServerConnectionIsLostDuringScan(t *testing.T) {
+	server := pgtest.Single(t)
+	proxy := newProxy(t, server.Addr)
+	s := open(t, strings.Replace(server.Database(t), server.Addr, proxy.addr(), 1))
+	w := newWriter(t, s, "a")
+	const n = 500
+	c := w.next("")
+	c.Rows = nil
+	for i := range n {
+		name := rows.Name{Collection: "c", Field: fmt.Sprintf("%04d", i)}
+		c.Rows = append(c.Rows, rows.Row{Name: name, Value: make([]byte, 1000)})
+	}
+	w.must(c)
+
+	var fields []string
+	scan := func() error {
+		fields = nil
+		return s.Scan(t.Context(), partition, "c", "", func(field string, _ []byte) error {
+			fields = append(fields, field)
+			return nil
+		})
+	}
+	if err := scan(); err != nil || len(fields) != n { // also so that the statement is prepared
+		t.Fatalf("%d rows, %v", len(fields), err)
+	}
+
+	proxy.hangUpAfter(n * 1000 / 2)
+	if err := scan(); err == nil && len(fields) != n {
+		t.Errorf("%d rows of %d came, without an error", len(fields), n)
+	}
+	testkit.Eventually(t, "rows can be read again", func() bool { return scan() == nil })
+	if len(fields) != n {
+		t.Errorf("%d rows came, want %d", len(fields), n)
+	}
+}
+
 // TestServerBackendIsTerminated: a connection that ended before a commit is replaced, and the commit is made. One that
 // ends in the midst of a commit leaves nothing of it.
 func TestServerBackendIsTerminated(t *testing.T) {
@@ -349,6 +386,7 @@ type proxy struct {
 	listener net.Listener
 	to       string
 	lost     atomic.Int64 // bytes that were not passed on to the server
+	room     atomic.Int64 // bytes that still pass; 0: any number
 
 	mu         sync.Mutex // guards the fields below
 	toServer   bool
@@ -416,6 +454,10 @@ func (p *proxy) pass(to, from net.Conn, passes *bool) {
 			p.lost.Add(int64(n))
 			continue
 		}
+		if p.room.Load() > 0 && p.room.Add(-int64(n)) <= 0 {
+			p.room.Store(0)
+			return
+		}
 		if _, err := to.Write(buf[:n]); err != nil && !errors.Is(err, io.EOF) {
 			return
 		}
@@ -430,6 +472,9 @@ func (p *proxy) silence(both bool) {
 	p.fromServer = false
 	p.toServer = !both
 }
+
+// hangUpAfter ends the connection on which the nth byte from now on comes.
+func (p *proxy) hangUpAfter(n int64) { p.room.Store(n) }
 
 // hangUp ends all connections. Those that come pass everything on.
 func (p *proxy) hangUp() {

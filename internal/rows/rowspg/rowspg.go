@@ -150,7 +150,17 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func() er
 			return postgres.First(ctx, err)
 		}
 
-		_, err = pgx.ForEachRow(found, to, each)
+		begun := false
+		_, err = pgx.ForEachRow(found, to, func() error {
+			begun = true
+			return each()
+		})
+
+		// What each has got must not come again.
+		if begun {
+			return err
+		}
+
 		return postgres.First(ctx, err)
 	})
 }
