@@ -210,6 +210,7 @@ func (db *DB) recover(ctx context.Context) {
 
 // probe makes a change and takes it back.
 func (db *DB) probe(ctx context.Context, c *pgxpool.Conn) error {
+	// In one round trip, so that no lock is held for longer than the statement takes.
 	b := &pgx.Batch{}
 	b.Queue("begin")
 	b.Queue(db.cfg.Probe)
@@ -229,6 +230,7 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 		return fmt.Errorf("%w: %w", ErrAway, errSilent)
 	}
 
+	// A server that hangs must not hold a caller who would wait for ever.
 	start := time.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

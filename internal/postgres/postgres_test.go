@@ -70,6 +70,7 @@ func TestSettingsThatCannotWork(t *testing.T) {
 
 func TestServerDatabasesThatCannotBeUsed(t *testing.T) {
 	server := pgtest.Single(t)
+
 	newer := server.Database(t)
 	open(t, config(newer)).Close()
 	server.Exec(t, newer, "insert into numbers_migrations (version_id, is_applied) values (99, true)")
@@ -105,6 +106,7 @@ func TestServerURLsOfApplications(t *testing.T) {
 
 func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
+
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -131,6 +133,7 @@ func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 func TestServerTransactionsThatFail(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	db := open(t, config(url))
+
 	for range 2 * outage.TripAfter {
 		err := db.Do(t.Context(), func(ctx context.Context, c *pgxpool.Conn) error {
 			for _, sql := range []string{"begin", insert, "select 1 / 0"} {
@@ -187,6 +190,7 @@ func TestClockSilentServer(t *testing.T) {
 	}
 
 	server.Pause()
+
 	var tries sync.WaitGroup
 	for range outage.TripAfter {
 		tries.Go(func() {

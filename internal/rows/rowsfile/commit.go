@@ -37,8 +37,8 @@ type request struct {
 	done    chan struct{} // closed with the outcome
 }
 
-// Commit implements rows.Store. When ctx ends, commits that are not under way are not made. What is being written cannot
-// be called back: it is waited for.
+// Commit implements rows.Store. When ctx ends, commits that are not under way are not made. What is being written
+// cannot be called back: it is waited for.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	one := &request{commits: commits, errs: make([]error, len(commits)), done: make(chan struct{})}
 	s.queue.Lock()

@@ -120,6 +120,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		prepare(t, dir)
+
 		if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), File+": "+want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -128,6 +129,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 
 func TestOthersCannotReadTheFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
+
 	open(t, dir, Config{})
 	for path, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, File): 0o600} {
 		is, err := os.Stat(path)
@@ -205,13 +207,14 @@ func TestCommitsShareTransactions(t *testing.T) {
 	})
 }
 
-// TestACallerThatLeaves does so while another transaction is under way. Its commit is not made later: the caller may use
-// the slices again by then.
+// TestACallerThatLeaves does so while another transaction is under way. Its commit is not made later: the caller may
+// use the slices again by then.
 func TestACallerThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, t.TempDir(), Config{})
 		w := newWriter(t, s, 7)
 		ctx, leave := context.WithCancel(t.Context())
+
 		s.turn <- struct{}{}
 
 		var left sync.WaitGroup
@@ -340,6 +343,7 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 func commitUntilKilled(dir string) {
 	t := &fatal{}
 	s := open(t, dir, Config{})
+
 	var all sync.WaitGroup
 	for partition := range childPartitions {
 		w := newWriter(t, s, partition)

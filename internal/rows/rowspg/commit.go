@@ -156,6 +156,7 @@ func (t *transaction) decide() {
 	for i := range t.commits {
 		c := &t.commits[i]
 		owned := t.owned[c.Partition]
+		// The partition is locked, so this holds until the end of the transaction.
 		t.errs[i] = owned.Refuses(c)
 		if t.errs[i] != nil || owned.Has(c) {
 			continue
@@ -171,6 +172,7 @@ func (t *transaction) decide() {
 
 // write writes the commits and ends the transaction: one round trip.
 func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, readable Readable) error {
+	// Refusals and repetitions change nothing, and need no fsync.
 	b := &pgx.Batch{}
 	if len(t.made) == 0 {
 		b.Queue("rollback")

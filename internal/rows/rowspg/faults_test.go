@@ -119,6 +119,7 @@ func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			url := server.Database(t)
 			proxy := newProxy(t, server.Addr)
+
 			var armed atomic.Bool
 			s := open(t, strings.Replace(url, server.Addr, proxy.addr(), 1), func(c *Config) {
 				// It is called between the two round trips.
@@ -128,6 +129,7 @@ func TestServerConnectionIsLostDuringCommit(t *testing.T) {
 					}
 				}
 			})
+
 			heard := listen(t, s)
 			w := newWriter(t, s, "a")
 			w.must(w.next("1")) // also so that the statements are prepared
@@ -170,6 +172,7 @@ func TestServerConnectionIsLostDuringScan(t *testing.T) {
 	server := pgtest.Single(t)
 	proxy := newProxy(t, server.Addr)
 	s := open(t, strings.Replace(server.Database(t), server.Addr, proxy.addr(), 1))
+
 	w := newWriter(t, s, "a")
 	const n = 500
 	c := w.next("")
@@ -207,6 +210,7 @@ func TestServerConnectionIsLostDuringScan(t *testing.T) {
 func TestServerBackendIsTerminated(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
+
 	var armed atomic.Bool
 	s := open(t, url, func(c *Config) {
 		c.Readable = func(*rows.Commit, func(string, ...any)) {
@@ -233,67 +237,72 @@ func TestServerBackendIsTerminated(t *testing.T) {
 
 // TestServerRefusesChanges: it answers, and takes no changes.
 func TestServerRefusesChanges(t *testing.T) {
-	server := pgtest.Single(t)
 	const full = `create function full_disk() returns trigger language plpgsql as $$
 		begin raise exception 'no space left on device' using errcode = '53100'; end $$;
 		create trigger full_disk before insert on headcount_rows for each statement execute function full_disk()`
+	const readOnly = "alter database %s set default_transaction_read_only = "
 
-	for name, tc := range map[string]struct {
-		cut, mend string // statements, in which %s is the database
-		want      error
-	}{
-		"it is read-only": {
-			"alter database %s set default_transaction_read_only = on",
-			"alter database %s set default_transaction_read_only = off", rows.ErrUnavailable,
-		},
+	for name, tc := range map[string]refusal{
+		"it is read-only":  {readOnly + "on", readOnly + "off", rows.ErrUnavailable},
 		"its disk is full": {full, "drop trigger full_disk on headcount_rows", rows.ErrFull},
 	} {
-		t.Run(name, func(t *testing.T) {
-			url := server.Database(t)
-			database := pgtest.Query[string](t, url, "select current_database()")
-			exec := func(sql string) {
-				t.Helper()
-				server.Exec(t, url, "set default_transaction_read_only = off")
-				server.Exec(t, url, strings.ReplaceAll(sql, "%s", database))
-				hangUp(t, server, url)
-			}
-			var up atomic.Bool
-			s := open(t, url, func(c *Config) { c.OnState = up.Store })
-			w := newWriter(t, s, "a")
-			w.must(w.next("1"))
-			testkit.Eventually(t, "it is up", up.Load)
-
-			exec(tc.cut)
-			c := w.next("2")
-			// Rows can be read, so failures do not come in a row.
-			read := func() { _ = s.Scan(t.Context(), partition, "c", "", func(string, []byte) error { return nil }) }
-			read()
-			if err := w.commit(c); !errors.Is(err, tc.want) {
-				t.Errorf("got %v, want %v", err, tc.want)
-			}
-			read()
-			testkit.Eventually(t, "it is away", func() bool {
-				if w.commit(c) == nil {
-					t.Fatal("it made a commit")
-				}
-				read()
-				return !up.Load()
-			})
-
-			exec(tc.mend)
-			testkit.Eventually(t, "it takes commits", func() bool { return w.commit(c) == nil })
-			w.want("2")
-			testkit.Eventually(t, "it is up again", func() bool {
-				w.want("2")
-				return up.Load()
-			})
-		})
+		t.Run(name, tc.run)
 	}
+}
+
+type refusal struct {
+	cut, mend string // statements, in which %s is the database
+	want      error
+}
+
+func (r refusal) run(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	database := pgtest.Query[string](t, url, "select current_database()")
+	exec := func(sql string) {
+		t.Helper()
+		server.Exec(t, url, "set default_transaction_read_only = off")
+		server.Exec(t, url, strings.ReplaceAll(sql, "%s", database))
+		hangUp(t, server, url)
+	}
+
+	var up atomic.Bool
+	s := open(t, url, func(c *Config) { c.OnState = up.Store })
+	w := newWriter(t, s, "a")
+	w.must(w.next("1"))
+	testkit.Eventually(t, "it is up", up.Load)
+
+	// Rows can be read, so failures do not come in a row.
+	exec(r.cut)
+	c := w.next("2")
+	read := func() { _ = s.Scan(t.Context(), partition, "c", "", func(string, []byte) error { return nil }) }
+	read()
+	if err := w.commit(c); !errors.Is(err, r.want) {
+		t.Errorf("got %v, want %v", err, r.want)
+	}
+	read()
+
+	testkit.Eventually(t, "it is away", func() bool {
+		if w.commit(c) == nil {
+			t.Fatal("it made a commit")
+		}
+		read()
+		return !up.Load()
+	})
+
+	exec(r.mend)
+	testkit.Eventually(t, "it takes commits", func() bool { return w.commit(c) == nil })
+	w.want("2")
+	testkit.Eventually(t, "it is up again", func() bool {
+		w.want("2")
+		return up.Load()
+	})
 }
 
 // TestServerSecondProcess: a process takes the partition from another one, which is fenced and misses publications.
 func TestServerSecondProcess(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
+
 	soon := func(c *Config) { c.PollEvery = 10 * time.Millisecond }
 	first, second := open(t, url, soon), open(t, url, soon)
 	heardByFirst, heardBySecond := listen(t, first), listen(t, second)
@@ -336,8 +345,8 @@ func TestServerReadableTables(t *testing.T) {
 			queue("insert into readable values ($1, $2)", int64(c.Number), string(c.Rows[0].Value))
 		}
 	})
-	w := newWriter(t, s, "a")
 
+	w := newWriter(t, s, "a")
 	if err := w.commit(w.next("1")); !errors.Is(err, rows.ErrUnavailable) {
 		t.Errorf("the table is missing: %v", err)
 	}
@@ -370,6 +379,7 @@ func TestServerIDsAreForgotten(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	open(t, url).Close()
+
 	const insert = `insert into headcount_row_ids (partition, id, until)
 		select 7, gen_random_uuid(), now() - interval '%d minutes' from generate_series(1, %d)`
 	server.Exec(t, url, fmt.Sprintf(insert, 90, 2*sweepAtOnce+10))

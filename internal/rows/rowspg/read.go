@@ -86,6 +86,7 @@ func (s *Store) publish(c *rows.Commit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// A commit whose answer was lost is published when its repetition is answered, any other one only at first.
 	before := s.newest[c.Partition]
 	is := newest{epoch: c.Epoch, number: c.Number}
 	if is == before {
@@ -155,6 +156,7 @@ func (s *Store) others(ctx context.Context) (map[int]newest, error) {
 		return nil
 	}, readNumbers)
 
+	// While an epoch of this process holds, nobody else commits, and its own commits are published.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
