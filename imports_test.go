@@ -70,6 +70,8 @@ var layers = []layer{
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
+	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
+	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},

@@ -9,10 +9,12 @@ import (
 // value has none.
 type Watches struct {
 	mu  sync.RWMutex // guards all
-	all map[*watch]struct{}
+	all map[*Watching]struct{}
 }
 
-type watch struct {
+// Watching is a call of Watch.
+type Watching struct {
+	of     *Watches
 	mu     sync.Mutex // serialises the calls
 	heard  func(partition int, number uint64, publication []byte)
 	missed func()
@@ -20,33 +22,39 @@ type watch struct {
 
 // Watch is Store.Watch. It ends with ctx.
 func (w *Watches) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) {
-	one := &watch{heard: heard, missed: missed}
-	w.add(one)
-	defer w.remove(one)
+	one := w.Begin(heard, missed)
+	defer one.End()
 
-	one.miss()
 	<-ctx.Done()
 }
 
-func (w *Watches) add(one *watch) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// Begin begins a call of Watch, for a store that finds out about gaps. End ends it.
+func (w *Watches) Begin(heard func(int, uint64, []byte), missed func()) *Watching {
+	one := &Watching{of: w, heard: heard, missed: missed}
 
+	w.mu.Lock()
 	if w.all == nil {
-		w.all = map[*watch]struct{}{}
+		w.all = map[*Watching]struct{}{}
 	}
 	w.all[one] = struct{}{}
+	w.mu.Unlock()
+
+	// Publications that came meanwhile may have been heard already, which is harmless.
+	one.Missed()
+
+	return one
 }
 
-func (w *Watches) remove(one *watch) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// End ends the call.
+func (w *Watching) End() {
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
 
-	delete(w.all, one)
+	delete(w.of.all, w)
 }
 
-// Publish passes the publication of a commit, if it has one, to all watches. The caller keeps the order of commits. What
-// hears it must not block.
+// Publish passes the publication of a commit, if it has one, to all watches. The caller keeps the order of commits.
+// What hears it must not block.
 func (w *Watches) Publish(c *Commit) {
 	if c.Publication == nil {
 		return
@@ -66,18 +74,19 @@ func (w *Watches) Missed() {
 	defer w.mu.RUnlock()
 
 	for one := range w.all {
-		one.miss()
+		one.Missed()
 	}
 }
 
-func (w *watch) hear(c *Commit) {
+func (w *Watching) hear(c *Commit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
 	w.heard(c.Partition, c.Number, c.Publication)
 }
 
-func (w *watch) miss() {
+// Missed says that publications may be lost.
+func (w *Watching) Missed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 

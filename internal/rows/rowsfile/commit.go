@@ -37,7 +37,8 @@ type request struct {
 	done    chan struct{} // closed with the outcome
 }
 
-// Commit implements rows.Store. When ctx ends before the outcome is known, the errors are rows.ErrUnavailable.
+// Commit implements rows.Store. When ctx ends, commits that are not under way are not made. What is being written
+// cannot be called back: it is waited for.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	one := &request{commits: commits, errs: make([]error, len(commits)), done: make(chan struct{})}
 	s.queue.Lock()
@@ -51,13 +52,25 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		s.writeQueued()
 		s.unlock()
 	case <-ctx.Done():
-		// It stays queued, and may be under way: its errs are not this caller's any more.
-		errs := make([]error, len(commits))
-		fail(errs, unavailable(context.Cause(ctx)))
-		return errs
+		if s.withdraw(one) {
+			fail(one.errs, unavailable(context.Cause(ctx)))
+			return one.errs
+		}
+		<-one.done
 	}
 
 	return one.errs
+}
+
+// withdraw takes a request out of the queue. It reports whether the request was still there.
+func (s *Store) withdraw(one *request) bool {
+	s.queue.Lock()
+	defer s.queue.Unlock()
+
+	before := len(s.queued)
+	s.queued = slices.DeleteFunc(s.queued, func(other *request) bool { return other == one })
+
+	return len(s.queued) < before
 }
 
 // writeQueued makes all commits that are queued in one transaction, and publishes them. The caller has the turn.

@@ -84,7 +84,8 @@ func TestADiskThatIsFull(t *testing.T) {
 		if got := w.read(t, "x"); got != "after" {
 			t.Errorf("once there is room the row is %q", got)
 		}
-		begins, ends := strings.Count(log.String(), "cannot be written"), strings.Count(log.String(), "can be written again")
+		begins := strings.Count(log.String(), "cannot be written")
+		ends := strings.Count(log.String(), "can be written again")
 		if begins != 1 || ends != 1 {
 			t.Errorf("want a line each for the beginning and the end:\n%s", &log)
 		}

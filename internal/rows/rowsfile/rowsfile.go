@@ -2,14 +2,15 @@
 //
 // # Group commit
 //
-// One transaction of the file is under way at a time. Commits of many callers gather meanwhile, and the next transaction
-// makes all of them, so they share one fsync.
+// One transaction of the file is under way at a time. Commits of many callers gather meanwhile, and the next
+// transaction makes all of them, so they share one fsync.
 //
 // # A disk that fails
 //
 // After a transaction that failed, the file is opened again, which verifies all of it, and says whether it has the
-// transaction. It may have it without being on disk, when the last fsync was what failed. Then the transaction counts as
-// made once another one has succeeded, and an fsync with it. So the outcome is known unless the file cannot be opened.
+// transaction. It may have it without being on disk, when the last fsync was what failed. Then the transaction counts
+// as made once another one has succeeded, and an fsync with it. So the outcome is known unless the file cannot be
+// opened.
 package rowsfile
 
 import (
@@ -103,9 +104,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// open opens the file. If it lacks the transaction with the number failed, it is used as it is. Otherwise it may be ahead
-// of the disk, after a failure or the death of a process, and is used once an fsync has succeeded. It returns the number
-// of the newest transaction.
+// open opens the file. If it lacks the transaction with the number failed, it is used as it is. Otherwise it may be
+// ahead of the disk, after a failure or the death of a process, and is used once an fsync has succeeded. It returns the
+// number of the newest transaction.
 func (s *Store) open(failed int) (newest int, err error) {
 	db, err := boltfile.Open(s.path, s.cfg.openFile, format, buckets, func(db *bbolt.DB) error {
 		err := db.View(func(tx *bbolt.Tx) error {
@@ -191,8 +192,8 @@ func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 	return nil
 }
 
-// outcome finds out whether a transaction that failed was made, and returns the error of it if it was not. bbolt's memory
-// is of no use after a failure, so the file is opened again. The caller has the turn.
+// outcome finds out whether a transaction that failed was made, and returns the error of it if it was not. bbolt's
+// memory is of no use after a failure, so the file is opened again. The caller has the turn.
 func (s *Store) outcome(id int, cause error) error {
 	s.pause(cause)
 	s.drop()
@@ -244,7 +245,8 @@ func (s *Store) ready() error {
 func (s *Store) pause(err error) {
 	// An outage is logged once, however many transactions fail in it.
 	if s.failed == nil {
-		s.cfg.Log.Error().Err(err).Msg("counters: the data directory cannot be written; changes are refused until it can")
+		const refuses = "counters: the data directory cannot be written; changes are refused until it can"
+		s.cfg.Log.Error().Err(err).Msg(refuses)
 	}
 
 	s.failed = err

@@ -120,6 +120,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		prepare(t, dir)
+
 		if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), File+": "+want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
@@ -128,6 +129,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 
 func TestOthersCannotReadTheFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
+
 	open(t, dir, Config{})
 	for path, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, File): 0o600} {
 		is, err := os.Stat(path)
@@ -205,6 +207,37 @@ func TestCommitsShareTransactions(t *testing.T) {
 	})
 }
 
+// TestACallerThatLeaves does so while another transaction is under way. Its commit is not made later: the caller may
+// use the slices again by then.
+func TestACallerThatLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, t.TempDir(), Config{})
+		w := newWriter(t, s, 7)
+		ctx, leave := context.WithCancel(t.Context())
+
+		s.turn <- struct{}{}
+
+		var left sync.WaitGroup
+		left.Go(func() {
+			commits := []rows.Commit{w.next(put("x", []byte("1")))}
+			if err := s.Commit(ctx, commits)[0]; !errors.Is(err, rows.ErrUnavailable) {
+				t.Errorf("got %v", err)
+			}
+		})
+		synctest.Wait()
+		leave()
+		left.Wait()
+
+		s.unlock()
+		if err := w.commit(t, w.next(put("y", []byte("2")))); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.read(t, "x"); got != "" {
+			t.Errorf("its commit was made: %q", got)
+		}
+	})
+}
+
 // queueAndCommit has all writers commit before any of them can write, and returns how many transactions that made. The
 // error of each is like want.
 func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (transactions int) {
@@ -253,7 +286,7 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 			w := newWriter(t, s, partition)
 			is := w.claim.Number
 			if is < acknowledged[partition] {
-				t.Errorf("round %d: partition %d has %d commits, acknowledged were %d", round, partition, is, acknowledged[partition])
+				t.Errorf("round %d: partition %d has %d commits of %d", round, partition, is, acknowledged[partition])
 			}
 			a, b := w.read(t, "a"), w.read(t, fmt.Sprint("b", is))
 			if a != fmt.Sprint(is) || b != a {
@@ -310,6 +343,7 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 func commitUntilKilled(dir string) {
 	t := &fatal{}
 	s := open(t, dir, Config{})
+
 	var all sync.WaitGroup
 	for partition := range childPartitions {
 		w := newWriter(t, s, partition)

@@ -344,7 +344,9 @@ func collectionsAreSeparate(b *bench) {
 
 	b.must(b.commit(claim.Epoch, 1, remove(":de")))
 	b.want(partition)
-	found := b.store.Read(b.Context(), []rows.Address{{Partition: partition, Name: long.Name}, {Partition: partition, Name: odd.Name}})
+	found := b.store.Read(b.Context(), []rows.Address{
+		{Partition: partition, Name: long.Name}, {Partition: partition, Name: odd.Name},
+	})
 	if string(found[0].Value) != "long" || string(found[1].Value) != "odd" {
 		b.Errorf("other collections have %q and %q", found[0].Value, found[1].Value)
 	}

@@ -1,0 +1,161 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"headcount/internal/tracing"
+)
+
+// What a session is set to once it has begun. PgBouncer would refuse it as start-up parameters.
+const (
+	sessionSettings = `set default_transaction_isolation = 'read committed';` +
+		// Every statement finds its rows by an index. A plan that was made for an empty table would scan a full one.
+		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
+		`set enable_hashjoin = off; set enable_mergejoin = off;` +
+		// What is answered is on disk, whatever the database's default is.
+		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
+	// A lock may be held by an application. It is waited for much less than callTimeout, which would look like a server
+	// that does not answer. A process that stops in the midst of a transaction loses its locks.
+	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000;` +
+		`set lock_timeout = 1000;`
+)
+
+// ofPrisma are parameters that only Prisma knows, in URLs that applications share. PostgreSQL would refuse every
+// connection.
+var ofPrisma = []string{
+	"connection_limit", "pgbouncer", "pool_timeout", "schema", "socket_timeout", "sslaccept", "sslidentity",
+	"statement_cache_size",
+}
+
+// configure returns how to connect to the database of url. Its errors repeat no part of it, which may hold a password.
+func configure(url string) (*pgxpool.Config, error) {
+	const hint = "write postgres://user:password@host:5432/database"
+	if !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
+		return nil, fmt.Errorf("postgres: %w: the URL does not begin with postgres://; %s", ErrConfig, hint)
+	}
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w: it is not a URL of PostgreSQL; %s", ErrConfig, hint)
+	}
+
+	// Whoever looks at the server's processes sees whose they are.
+	cc := pc.ConnConfig
+	for _, name := range ofPrisma {
+		delete(cc.RuntimeParams, name)
+	}
+	cc.RuntimeParams["application_name"] = "headcount"
+	cc.RuntimeParams["client_encoding"] = "UTF8"
+
+	cc.Tracer = traced{}
+	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, dialTimeout)
+	cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	cc.AfterConnect = begin(sessionSettings + sessionTimeouts)
+
+	return pc, nil
+}
+
+// begin returns what sets up a session by statements.
+func begin(statements string) pgconn.AfterConnectFunc {
+	return func(ctx context.Context, c *pgconn.PgConn) error {
+		_, err := c.Exec(ctx, statements).ReadAll()
+		return err
+	}
+}
+
+// poolerProbes is how many connections refusePooler compares. When the address stands for fewer poolers than that, two
+// of them lead to the same one.
+const poolerProbes = 4
+
+// refusePooler fails, with ErrConfig, when a pooler answers that gives each transaction of a connection another
+// backend, as PgBouncer does in its modes transaction and statement. There a session has no settings, locks and
+// prepared statements of its own. It sets nothing: a setting would stay with other clients of that pooler.
+func refusePooler(ctx context.Context, cc *pgx.ConnConfig) error {
+	config := cc.Config.Copy()
+	config.AfterConnect = nil
+
+	var backends []string // one for each connection, which is open until the end
+	for range poolerProbes {
+		c, err := pgconn.ConnectConfig(ctx, config)
+		if err != nil {
+			return err
+		}
+		defer c.Close(context.WithoutCancel(ctx))
+
+		first, again, err := backendsOf(ctx, c)
+		if err != nil {
+			return fewConnections(err, len(backends))
+		}
+
+		// A pooler makes up the PID of a connection.
+		direct := first == strconv.FormatUint(uint64(c.PID()), 10)
+		if direct {
+			return nil
+		}
+
+		// Two transactions of this connection, or two connections, were served by different or by the same process.
+		shared := first != again || slices.Contains(backends, first)
+		if shared {
+			return fmt.Errorf("%w: a connection pooler answers that shares connections to PostgreSQL "+
+				"between its clients, as PgBouncer does with pool_mode transaction or statement; "+
+				"give the address of PostgreSQL itself, or set pool_mode = session", ErrConfig)
+		}
+
+		backends = append(backends, first)
+	}
+
+	return nil
+}
+
+// fewConnections returns the error of a further connection through a pooler that has some open.
+func fewConnections(err error, open int) error {
+	if open == 0 {
+		return err
+	}
+
+	const few = "a connection pooler answers, and gives %d connections at once (PgBouncer's default_pool_size): %w"
+	return fmt.Errorf(few, open, err)
+}
+
+// backendsOf returns the PIDs of the processes that serve two transactions of c. These are simple queries, since a
+// prepared statement would stay with its process.
+func backendsOf(ctx context.Context, c *pgconn.PgConn) (first, again string, err error) {
+	for _, pid := range []*string{&first, &again} {
+		results, err := c.Exec(ctx, "select pg_backend_pid()").ReadAll()
+		if err != nil {
+			return "", "", err
+		}
+		*pid = string(results[0].Rows[0][0])
+	}
+
+	return first, again, nil
+}
+
+// traced makes a span of each query below a request that is traced. It says nothing of the query.
+type traced struct{}
+
+// TraceQueryStart implements pgx.QueryTracer.
+func (traced) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	ctx, _ = tracing.Start(ctx, "postgresql") // TraceQueryEnd ends it
+
+	return ctx
+}
+
+// TraceQueryEnd implements pgx.QueryTracer. A span of ctx that is recorded is that of TraceQueryStart.
+func (traced) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	span := trace.SpanFromContext(ctx)
+	if data.Err != nil {
+		span.SetStatus(codes.Error, "")
+	}
+	span.End()
+}

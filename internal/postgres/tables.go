@@ -1,0 +1,126 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+)
+
+const leastServer = 13_00_00 // server_version_num
+
+// tablesFirst has new tables made in the schema of the old ones, else in the one that is first now. That does not
+// change while another process makes a schema with the name of the user, which would be the first in the search path.
+const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
+		(select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+			where c.oid = to_regclass('%s')),
+		quote_ident(current_schema())), current_setting('search_path')), false);`
+
+// prepare makes the tables, or moves them to this version, and refuses a database that cannot be used.
+func (db *DB) prepare(ctx context.Context) error {
+	newest, err := db.cfg.Tables.newest()
+	if err != nil {
+		return err
+	}
+
+	// Without the time-outs of a session: moving a large table may take long.
+	cc := db.pool.Config().ConnConfig
+	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables.Versions))
+	conn := stdlib.OpenDB(*cc)
+	defer conn.Close()
+
+	// A server that hangs must not be asked for as long as tables may be moved.
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	version, err := db.cfg.Tables.check(asking, cc, conn, newest)
+	if err != nil || version == newest {
+		return err
+	}
+
+	return db.move(ctx, conn, version, newest)
+}
+
+// newest returns the version to which the last migration moves.
+func (t *Tables) newest() (int64, error) {
+	files, err := fs.Glob(t.Migrations, "*.sql")
+	if err != nil {
+		return 0, err
+	}
+	// Their names begin with numbers of the same length, so the last name has the greatest.
+	number, _, _ := strings.Cut(files[len(files)-1], "_")
+
+	return strconv.ParseInt(number, 10, 64)
+}
+
+// check refuses a database that cannot be used by a program that knows the version newest of its tables. It returns the
+// version that they have, 0 if there are none.
+func (t *Tables) check(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB, newest int64) (version int64, err error) {
+	if err := refusePooler(ctx, cc); err != nil {
+		return 0, err
+	}
+
+	const facts = `select current_setting('server_version_num')::int, current_setting('server_encoding'),
+		current_setting('server_version'), to_regclass($1)::text`
+	var server int
+	var encoding, name string
+	var tables sql.NullString
+	err = db.QueryRowContext(ctx, facts, t.Versions).Scan(&server, &encoding, &name, &tables)
+	switch {
+	case err != nil:
+		return 0, err
+	case server < leastServer:
+		return 0, fmt.Errorf("%w: the server is PostgreSQL %s; it must be 13 or later", ErrConfig, name)
+	case encoding != "UTF8":
+		return 0, fmt.Errorf("%w: the database's encoding is %s; make one with ENCODING 'UTF8'", ErrConfig, encoding)
+	case !tables.Valid:
+		return 0, nil
+	}
+
+	const applied = `select coalesce(max(version_id), 0) from %s where is_applied`
+	err = db.QueryRowContext(ctx, fmt.Sprintf(applied, t.Versions)).Scan(&version)
+	if err == nil && version > newest {
+		err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; "+
+			"start the program that moved it, or a newer one", ErrNewer, version, newest)
+	}
+
+	return version, err
+}
+
+// move makes the tables, or moves them from version to newest.
+func (db *DB) move(ctx context.Context, conn *sql.DB, version, newest int64) error {
+	tables := &db.cfg.Tables
+	// A process that does not get the lock asks again every second: another one is at work.
+	locker, err := lock.NewPostgresSessionLocker(
+		lock.WithLockID(tables.Lock), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
+	if err != nil {
+		return err
+	}
+
+	provider, err := goose.NewProvider(goose.DialectPostgres, conn, tables.Migrations,
+		goose.WithTableName(tables.Versions), goose.WithSessionLocker(locker),
+		goose.WithDisableGlobalRegistry(true), goose.WithLogger(log.New(io.Discard, "", 0)))
+	if err != nil {
+		return err
+	}
+
+	// Of several processes that start at once, the first moves the tables, and the others find nothing to do.
+	done, err := provider.Up(ctx)
+	if err != nil {
+		return fmt.Errorf("moving the tables to version %d: %w", newest, err)
+	}
+	if len(done) > 0 {
+		moved := db.cfg.Log.Info().Int64("from", version).Int64("to", newest)
+		moved.Msg("counters: the tables in PostgreSQL were moved")
+	}
+
+	return nil
+}

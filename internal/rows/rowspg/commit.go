@@ -1,0 +1,300 @@
+package rowspg
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/internal/postgres"
+	"headcount/internal/rows"
+)
+
+const (
+	// Locks are taken in one order, so transactions wait for each other and never stand still.
+	lockPartitions = `select partition, owner, epoch, number, clock_timestamp() from headcount_partitions
+		where partition = any($1) order by partition for update`
+	readIDs = `select i.partition, i.id, i.until
+		from unnest($1::smallint[], $2::uuid[]) g(partition, id) join headcount_row_ids i using (partition, id)`
+
+	writeNumbers = `update headcount_partitions p set number = g.number
+		from unnest($1::smallint[], $2::bigint[]) g(partition, number) where p.partition = g.partition`
+	writeClaims = `update headcount_partitions p set owner = $3, epoch = g.epoch
+		from unnest($1::smallint[], $2::bigint[]) g(partition, epoch) where p.partition = g.partition`
+	writeIDs = `insert into headcount_row_ids (partition, id, until)
+		select * from unnest($1::smallint[], $2::uuid[], $3::timestamptz[])
+		on conflict (partition, id) do update set until = excluded.until`
+	writeRows = `insert into headcount_rows (partition, collection, field, value)
+		select * from unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::bytea[])
+		on conflict (partition, collection, field) do update set value = excluded.value`
+	deleteRows = `delete from headcount_rows r
+		using unnest($1::smallint[], $2::bytea[], $3::bytea[]) g(partition, collection, field)
+		where r.partition = g.partition and r.collection = g.collection and r.field = g.field`
+)
+
+// transaction makes commits.
+type transaction struct {
+	commits []rows.Commit
+	errs    []error        // of the commits that are refused
+	made    []*rows.Commit // those that are admitted, and were not made before
+
+	owned map[int]*rows.Ownership
+	ids   map[idName]time.Time // those that are remembered
+	now   time.Time            // by the server's clock
+}
+
+type idName struct {
+	partition int
+	id        [16]byte
+}
+
+func newTransaction(commits []rows.Commit) *transaction {
+	return &transaction{
+		commits: commits,
+		errs:    make([]error, len(commits)),
+		owned:   map[int]*rows.Ownership{},
+		ids:     map[idName]time.Time{},
+	}
+}
+
+// Commit implements rows.Store.
+func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
+	wanted := make([]int16, len(commits))
+	for i := range commits {
+		wanted[i] = int16(commits[i].Partition)
+	}
+
+	var t *transaction
+	err := s.do(ctx, "commit", func(ctx context.Context, c *pgxpool.Conn) error {
+		// It may be the second try, so nothing of the first one counts.
+		t = newTransaction(commits)
+		if err := t.hold(ctx, c, wanted); err != nil {
+			return err
+		}
+		t.decide()
+
+		return t.write(ctx, c, s.cfg.Readable)
+	})
+	if err != nil {
+		errs := make([]error, len(commits))
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+
+	// Also what was made before: the answer of that time may have been lost.
+	for i := range commits {
+		if t.errs[i] == nil {
+			s.publish(&commits[i])
+		}
+	}
+
+	return t.errs
+}
+
+// hold begins the transaction, locks partitions and reads what is known of the IDs of the commits: one round trip.
+func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []int16) error {
+	b := &pgx.Batch{}
+	t.queueHold(b, partitions)
+
+	var ids idColumns
+	for i := range t.commits {
+		commit := &t.commits[i]
+		ids.add(commit.Partition, commit.IDs)
+		ids.add(commit.Partition, commit.Asked)
+	}
+
+	// A later statement of a transaction sees what was committed while the one before waited for the locks.
+	if len(ids.id) > 0 {
+		t.queueIDs(b, &ids)
+	}
+	if err := c.SendBatch(ctx, b).Close(); err != nil {
+		return postgres.First(ctx, err)
+	}
+
+	// Without a row nothing is locked, and two claims would both be granted.
+	if len(t.owned) < len(partitions) {
+		return errPartition
+	}
+
+	return nil
+}
+
+// queueHold queues what begins a transaction and locks partitions.
+func (t *transaction) queueHold(b *pgx.Batch, partitions []int16) {
+	b.Queue("begin isolation level read committed")
+
+	var partition int
+	var is rows.Ownership
+	b.Queue(lockPartitions, partitions).Query(func(found pgx.Rows) error {
+		_, err := pgx.ForEachRow(found, []any{&partition, &is.Owner, &is.Epoch, &is.Number, &t.now}, func() error {
+			owned := is
+			t.owned[partition] = &owned
+			return nil
+		})
+		return err
+	})
+}
+
+// queueIDs queues what finds out which IDs are remembered.
+func (t *transaction) queueIDs(b *pgx.Batch, ids *idColumns) {
+	var name idName
+	var until time.Time
+	b.Queue(readIDs, ids.partition, ids.id).Query(func(found pgx.Rows) error {
+		_, err := pgx.ForEachRow(found, []any{&name.partition, &name.id, &until}, func() error {
+			t.ids[name] = until
+			return nil
+		})
+		return err
+	})
+}
+
+// decide finds out which commits are to be made.
+func (t *transaction) decide() {
+	for i := range t.commits {
+		c := &t.commits[i]
+		owned := t.owned[c.Partition]
+		// The partition is locked, so this holds until the end of the transaction.
+		t.errs[i] = owned.Refuses(c)
+		if t.errs[i] != nil || owned.Has(c) {
+			continue
+		}
+
+		until := func(id rows.ID) time.Time { return t.ids[idName{c.Partition, id.Bytes}] }
+		t.errs[i] = c.Remembered(until)
+		if t.errs[i] == nil {
+			t.made = append(t.made, c)
+		}
+	}
+}
+
+// write writes the commits and ends the transaction: one round trip.
+func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, readable Readable) error {
+	// Refusals and repetitions change nothing, and need no fsync.
+	b := &pgx.Batch{}
+	if len(t.made) == 0 {
+		b.Queue("rollback")
+		return c.SendBatch(ctx, b).Close()
+	}
+
+	t.queueWrites(b)
+	if readable != nil {
+		queue := func(sql string, args ...any) { b.Queue(sql, args...) }
+		for _, one := range t.made {
+			readable(one, queue)
+		}
+	}
+	b.Queue("commit")
+
+	// The statements after one that failed are not carried out, so nothing is committed then.
+	return c.SendBatch(ctx, b).Close()
+}
+
+// queueWrites queues what the commits write, a statement for each table and not for each commit.
+func (t *transaction) queueWrites(b *pgx.Batch) {
+	var numbers numberColumns
+	var ids idColumns
+	var put, gone rowColumns
+	for _, one := range t.made {
+		numbers.add(one.Partition, one.Number)
+		ids.add(one.Partition, one.IDs)
+		for i := range one.Rows {
+			row := &one.Rows[i]
+			if row.Value == nil {
+				gone.add(one.Partition, row)
+			} else {
+				put.add(one.Partition, row)
+			}
+		}
+	}
+
+	b.Queue(writeNumbers, numbers.partition, numbers.number)
+	if len(ids.id) > 0 {
+		b.Queue(writeIDs, ids.partition, ids.id, ids.until)
+	}
+	if len(put.value) > 0 {
+		b.Queue(writeRows, put.partition, put.collection, put.field, put.value)
+	}
+	if len(gone.value) > 0 {
+		b.Queue(deleteRows, gone.partition, gone.collection, gone.field)
+	}
+}
+
+// Claim implements rows.Store.
+func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	wanted := make([]int16, len(partitions))
+	for i, former := range partitions {
+		wanted[i] = int16(former.Partition)
+	}
+
+	claims := make([]rows.Claim, len(partitions))
+	err := s.do(ctx, "claim", func(ctx context.Context, c *pgxpool.Conn) error {
+		t := newTransaction(nil)
+		if err := t.hold(ctx, c, wanted); err != nil {
+			return err
+		}
+
+		// The server's clock counts: those of the processes differ.
+		var granted numberColumns
+		for i, former := range partitions {
+			claims[i] = t.owned[former.Partition].Claim(owner, former.Epoch, t.now)
+			if claims[i].Epoch != 0 {
+				granted.add(former.Partition, claims[i].Epoch)
+			}
+		}
+
+		b := &pgx.Batch{}
+		b.Queue(writeClaims, granted.partition, granted.number, owner)
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.claimed(partitions, claims)
+
+	return claims, nil
+}
+
+// The columns that arrays are made of.
+type (
+	numberColumns struct {
+		partition []int16
+		number    []int64
+	}
+	idColumns struct {
+		partition []int16
+		id        [][16]byte
+		until     []time.Time
+	}
+	rowColumns struct {
+		partition                []int16
+		collection, field, value [][]byte
+	}
+)
+
+func (c *numberColumns) add(partition int, number uint64) {
+	c.partition = append(c.partition, int16(partition))
+	c.number = append(c.number, int64(number))
+}
+
+func (c *idColumns) add(partition int, ids []rows.ID) {
+	for _, id := range ids {
+		c.partition = append(c.partition, int16(partition))
+		c.id = append(c.id, id.Bytes)
+		c.until = append(c.until, id.Until)
+	}
+}
+
+func (c *rowColumns) add(partition int, row *rows.Row) {
+	c.addName(partition, row.Name)
+	c.value = append(c.value, row.Value)
+}
+
+func (c *rowColumns) addName(partition int, name rows.Name) {
+	c.partition = append(c.partition, int16(partition))
+	c.collection = append(c.collection, []byte(name.Collection))
+	c.field = append(c.field, []byte(name.Field))
+}

@@ -1,0 +1,500 @@
+package rowspg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/internal/pgtest"
+	"headcount/internal/rows"
+	"headcount/internal/testkit"
+)
+
+// writer is the owner of a partition.
+type writer struct {
+	t     testing.TB
+	store *Store
+	claim rows.Claim
+}
+
+const partition = 7
+
+func newWriter(t testing.TB, store *Store, name string) *writer {
+	t.Helper()
+	claims, err := store.Claim(t.Context(), name, []rows.Former{{Partition: partition}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return &writer{t: t, store: store, claim: claims[0]}
+}
+
+// next returns a commit that follows the newest one, puts a row and publishes its value.
+func (w *writer) next(value string) rows.Commit {
+	return rows.Commit{
+		Partition: partition, Epoch: w.claim.Epoch, After: w.claim.Number, Number: w.claim.Number + 1, At: time.Now(),
+		Rows:        []rows.Row{{Name: rows.Name{Collection: "c", Field: "x"}, Value: []byte(value)}},
+		Publication: []byte(value),
+	}
+}
+
+func (w *writer) commit(c rows.Commit) error {
+	err := w.store.Commit(w.t.Context(), []rows.Commit{c})[0]
+	if err == nil {
+		w.claim.Number = c.Number
+	}
+
+	return err
+}
+
+func (w *writer) must(c rows.Commit) {
+	w.t.Helper()
+	if err := w.commit(c); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// want fails unless the row has a value.
+func (w *writer) want(value string) {
+	w.t.Helper()
+	at := rows.Address{Partition: partition, Name: rows.Name{Collection: "c", Field: "x"}}
+	found := w.store.Read(w.t.Context(), []rows.Address{at})[0]
+	if found.Err != nil || string(found.Value) != value {
+		w.t.Errorf("the row is %q, %v; want %q", found.Value, found.Err, value)
+	}
+}
+
+// listen returns what a watch has heard so far: publications, and a - for each time that some were missed.
+func listen(t testing.TB, s *Store) (heard func() string) {
+	var mu sync.Mutex
+	var all strings.Builder
+	note := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		all.WriteString(what)
+	}
+
+	ctx, stop := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		_ = s.Watch(ctx, func(_ int, _ uint64, p []byte) { note(string(p)) }, func() { note("-") })
+	})
+	t.Cleanup(func() {
+		stop()
+		watching.Wait()
+	})
+
+	heard = func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return all.String()
+	}
+	testkit.Eventually(t, "the watch begins", func() bool { return heard() != "" })
+
+	return heard
+}
+
+// hangUp ends all connections of the database, in the middle of what they do.
+func hangUp(t testing.TB, server *pgtest.Server, url string) {
+	t.Helper()
+	name := pgtest.Query[string](t, url, "select current_database()")
+	const end = "select pg_terminate_backend(pid) from pg_stat_activity where datname = '%s'"
+	server.Exec(t, server.URL("postgres"), fmt.Sprintf(end, name))
+}
+
+const readNumber = "select number from headcount_partitions where partition = 7"
+
+// TestServerConnectionIsLostDuringCommit: the answer to a commit is lost, or the commit itself. Its outcome is unknown,
+// and a repetition makes it once.
+func TestServerConnectionIsLostDuringCommit(t *testing.T) {
+	server := pgtest.Single(t)
+	for name, loseCommit := range map[string]bool{"the answer": false, "the commit": true} {
+		t.Run(name, func(t *testing.T) {
+			url := server.Database(t)
+			proxy := newProxy(t, server.Addr)
+
+			var armed atomic.Bool
+			s := open(t, strings.Replace(url, server.Addr, proxy.addr(), 1), func(c *Config) {
+				// It is called between the two round trips.
+				c.Readable = func(*rows.Commit, func(string, ...any)) {
+					if armed.Swap(false) {
+						proxy.silence(loseCommit)
+					}
+				}
+			})
+
+			heard := listen(t, s)
+			w := newWriter(t, s, "a")
+			w.must(w.next("1")) // also so that the statements are prepared
+
+			armed.Store(true)
+			c := w.next("2")
+			gone := func() bool { return pgtest.Query[int](t, url, readNumber) == 2 }
+			if loseCommit {
+				gone = func() bool { return proxy.lost.Load() > 0 }
+			}
+			loseAnswer(t, w, c, proxy, gone)
+
+			w.must(c)
+			w.must(w.next("3"))
+			w.want("3")
+			if got := heard(); !strings.HasSuffix(got, "123") {
+				t.Errorf("heard %q, want each publication once", got)
+			}
+		})
+	}
+}
+
+// loseAnswer makes a commit whose connection ends once it is gone.
+func loseAnswer(t *testing.T, w *writer, c rows.Commit, proxy *proxy, gone func() bool) {
+	t.Helper()
+	var lost sync.WaitGroup
+	lost.Go(func() {
+		if err := w.store.Commit(t.Context(), []rows.Commit{c})[0]; !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("without an answer: %v", err)
+		}
+	})
+
+	testkit.Eventually(t, "the commit is sent", gone)
+	proxy.hangUp()
+	lost.Wait()
+}
+
+// TestServerConnectionIsLostDuringScan: no row comes twice.
+func TestServerConnectionIsLostDuringScan(t *testing.T) {
+	server := pgtest.Single(t)
+	proxy := newProxy(t, server.Addr)
+	s := open(t, strings.Replace(server.Database(t), server.Addr, proxy.addr(), 1))
+
+	w := newWriter(t, s, "a")
+	const n = 500
+	c := w.next("")
+	c.Rows = nil
+	for i := range n {
+		name := rows.Name{Collection: "c", Field: fmt.Sprintf("%04d", i)}
+		c.Rows = append(c.Rows, rows.Row{Name: name, Value: make([]byte, 1000)})
+	}
+	w.must(c)
+
+	var fields []string
+	scan := func() error {
+		fields = nil
+		return s.Scan(t.Context(), partition, "c", "", func(field string, _ []byte) error {
+			fields = append(fields, field)
+			return nil
+		})
+	}
+	if err := scan(); err != nil || len(fields) != n { // also so that the statement is prepared
+		t.Fatalf("%d rows, %v", len(fields), err)
+	}
+
+	proxy.hangUpAfter(n * 1000 / 2)
+	if err := scan(); err == nil && len(fields) != n {
+		t.Errorf("%d rows of %d came, without an error", len(fields), n)
+	}
+	testkit.Eventually(t, "rows can be read again", func() bool { return scan() == nil })
+	if len(fields) != n {
+		t.Errorf("%d rows came, want %d", len(fields), n)
+	}
+}
+
+// TestServerBackendIsTerminated: a connection that ended before a commit is replaced, and the commit is made. One that
+// ends in the midst of a commit leaves nothing of it.
+func TestServerBackendIsTerminated(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+
+	var armed atomic.Bool
+	s := open(t, url, func(c *Config) {
+		c.Readable = func(*rows.Commit, func(string, ...any)) {
+			if armed.Swap(false) {
+				hangUp(t, server, url)
+			}
+		}
+	})
+	w := newWriter(t, s, "a")
+	w.must(w.next("1"))
+
+	hangUp(t, server, url)
+	w.must(w.next("2"))
+
+	armed.Store(true)
+	c := w.next("3")
+	if err := w.commit(c); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("without a backend: %v", err)
+	}
+	w.want("2")
+	w.must(c)
+	w.want("3")
+}
+
+// TestServerRefusesChanges: it answers, and takes no changes.
+func TestServerRefusesChanges(t *testing.T) {
+	const full = `create function full_disk() returns trigger language plpgsql as $$
+		begin raise exception 'no space left on device' using errcode = '53100'; end $$;
+		create trigger full_disk before insert on headcount_rows for each statement execute function full_disk()`
+	const readOnly = "alter database %s set default_transaction_read_only = "
+
+	for name, tc := range map[string]refusal{
+		"it is read-only":  {readOnly + "on", readOnly + "off", rows.ErrUnavailable},
+		"its disk is full": {full, "drop trigger full_disk on headcount_rows", rows.ErrFull},
+	} {
+		t.Run(name, tc.run)
+	}
+}
+
+type refusal struct {
+	cut, mend string // statements, in which %s is the database
+	want      error
+}
+
+func (r refusal) run(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	database := pgtest.Query[string](t, url, "select current_database()")
+	exec := func(sql string) {
+		t.Helper()
+		server.Exec(t, url, "set default_transaction_read_only = off")
+		server.Exec(t, url, strings.ReplaceAll(sql, "%s", database))
+		hangUp(t, server, url)
+	}
+
+	var up atomic.Bool
+	s := open(t, url, func(c *Config) { c.OnState = up.Store })
+	w := newWriter(t, s, "a")
+	w.must(w.next("1"))
+	testkit.Eventually(t, "it is up", up.Load)
+
+	// Rows can be read, so failures do not come in a row.
+	exec(r.cut)
+	c := w.next("2")
+	read := func() { _ = s.Scan(t.Context(), partition, "c", "", func(string, []byte) error { return nil }) }
+	read()
+	if err := w.commit(c); !errors.Is(err, r.want) {
+		t.Errorf("got %v, want %v", err, r.want)
+	}
+	read()
+
+	testkit.Eventually(t, "it is away", func() bool {
+		if w.commit(c) == nil {
+			t.Fatal("it made a commit")
+		}
+		read()
+		return !up.Load()
+	})
+
+	exec(r.mend)
+	testkit.Eventually(t, "it takes commits", func() bool { return w.commit(c) == nil })
+	w.want("2")
+	testkit.Eventually(t, "it is up again", func() bool {
+		w.want("2")
+		return up.Load()
+	})
+}
+
+// TestServerSecondProcess: a process takes the partition from another one, which is fenced and misses publications.
+func TestServerSecondProcess(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+
+	soon := func(c *Config) { c.PollEvery = 10 * time.Millisecond }
+	first, second := open(t, url, soon), open(t, url, soon)
+	heardByFirst, heardBySecond := listen(t, first), listen(t, second)
+
+	a := newWriter(t, first, "a")
+	a.must(a.next("1"))
+	b := newWriter(t, second, "b")
+
+	var fenced *rows.Fenced
+	if err := a.commit(a.next("2")); !errors.As(err, &fenced) || fenced.Epoch != b.claim.Epoch {
+		t.Errorf("got %v, want fenced by epoch %d", err, b.claim.Epoch)
+	}
+	former := []rows.Former{{Partition: partition, Epoch: a.claim.Epoch}}
+	if claims, err := first.Claim(t.Context(), "a", former); err != nil || claims[0].Epoch != 0 {
+		t.Errorf("the first one claims again: %+v, %v", claims, err)
+	}
+
+	for _, value := range []string{"3", "4"} {
+		missed := strings.Count(heardByFirst(), "-")
+		b.must(b.next(value))
+		testkit.Eventually(t, "the first one misses "+value, func() bool {
+			return strings.Count(heardByFirst(), "-") > missed
+		})
+	}
+	a.want("4")
+	if got := strings.ReplaceAll(heardByFirst(), "-", ""); got != "1" {
+		t.Errorf("the first one heard %q, want its own publication", got)
+	}
+	if got := heardBySecond(); !strings.HasSuffix(got, "34") {
+		t.Errorf("the second one heard %q", got)
+	}
+}
+
+// TestServerReadableTables are written with the commits that are made, and not without them.
+func TestServerReadableTables(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) {
+		c.Readable = func(c *rows.Commit, queue func(string, ...any)) {
+			queue("insert into readable values ($1, $2)", int64(c.Number), string(c.Rows[0].Value))
+		}
+	})
+
+	w := newWriter(t, s, "a")
+	if err := w.commit(w.next("1")); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("the table is missing: %v", err)
+	}
+	w.want("")
+
+	server.Exec(t, url, "create table readable (number bigint primary key, value text)")
+	c := w.next("1")
+	testkit.Eventually(t, "commits are made", func() bool { return w.commit(c) == nil })
+
+	// A repetition and a late commit in one call with a commit that is made.
+	late := rows.Commit{Partition: partition + 1, Epoch: 1, Number: 9, Rows: c.Rows}
+	claims, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: partition + 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := rows.Commit{Partition: partition + 2, Epoch: claims[0].Epoch, Number: 2, Rows: c.Rows}
+	errs := s.Commit(t.Context(), []rows.Commit{c, late, other})
+	if errs[0] != nil || !errors.As(errs[1], new(*rows.Fenced)) || errs[2] != nil {
+		t.Errorf("got %v, want the second one fenced", errs)
+	}
+
+	const all = "select string_agg(number || '=' || value, ' ' order by number) from readable"
+	if got := pgtest.Query[string](t, url, all); got != "1=1 2=1" {
+		t.Errorf("the table has %q", got)
+	}
+}
+
+// TestServerIDsAreForgotten: more than one transaction takes. Those that a late clock may still ask for stay.
+func TestServerIDsAreForgotten(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	open(t, url).Close()
+
+	const insert = `insert into headcount_row_ids (partition, id, until)
+		select 7, gen_random_uuid(), now() - interval '%d minutes' from generate_series(1, %d)`
+	server.Exec(t, url, fmt.Sprintf(insert, 90, 2*sweepAtOnce+10))
+	server.Exec(t, url, fmt.Sprintf(insert, 30, 5))
+
+	open(t, url, func(c *Config) { c.SweepEvery = 10 * time.Millisecond })
+	testkit.Eventually(t, "all old ones are forgotten", func() bool {
+		return pgtest.Query[int](t, url, "select count(*) from headcount_row_ids") == 5
+	})
+}
+
+// proxy passes connections on to a server, until it is silenced.
+type proxy struct {
+	listener net.Listener
+	to       string
+	lost     atomic.Int64 // bytes that were not passed on to the server
+	room     atomic.Int64 // bytes that still pass; 0: any number
+
+	mu         sync.Mutex // guards the fields below
+	toServer   bool
+	fromServer bool
+	open       []net.Conn
+}
+
+func newProxy(t testing.TB, to string) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	p := &proxy{listener: listener, to: to, toServer: true, fromServer: true}
+	var all sync.WaitGroup
+	all.Go(func() { p.serve(&all) })
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.hangUp()
+		all.Wait()
+	})
+
+	return p
+}
+
+func (p *proxy) addr() string { return p.listener.Addr().String() }
+
+func (p *proxy) serve(all *sync.WaitGroup) {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.to)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+
+		p.mu.Lock()
+		p.open = append(p.open, client, server)
+		p.mu.Unlock()
+		all.Go(func() { p.pass(server, client, &p.toServer) })
+		all.Go(func() { p.pass(client, server, &p.fromServer) })
+	}
+}
+
+// pass copies until one side ends, and drops what comes while passes is false.
+func (p *proxy) pass(to, from net.Conn, passes *bool) {
+	defer to.Close()
+	defer from.Close()
+
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+
+		p.mu.Lock()
+		pass := *passes
+		p.mu.Unlock()
+		if !pass {
+			p.lost.Add(int64(n))
+			continue
+		}
+		if p.room.Load() > 0 && p.room.Add(-int64(n)) <= 0 {
+			p.room.Store(0)
+			return
+		}
+		if _, err := to.Write(buf[:n]); err != nil && !errors.Is(err, io.EOF) {
+			return
+		}
+	}
+}
+
+// silence loses what the server answers from now on, and perhaps also what it is asked.
+func (p *proxy) silence(both bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.fromServer = false
+	p.toServer = !both
+}
+
+// hangUpAfter ends the connection on which the nth byte from now on comes.
+func (p *proxy) hangUpAfter(n int64) { p.room.Store(n) }
+
+// hangUp ends all connections. Those that come pass everything on.
+func (p *proxy) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	for _, c := range p.open {
+		_ = c.Close()
+	}
+	p.open = nil
+	p.fromServer = true
+	p.toServer = true
+}

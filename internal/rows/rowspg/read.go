@@ -1,0 +1,170 @@
+package rowspg
+
+import (
+	"context"
+
+	"headcount/internal/outage"
+	"headcount/internal/rows"
+)
+
+const (
+	readRows = `select g.at - 1, r.value
+		from unnest($1::smallint[], $2::bytea[], $3::bytea[]) with ordinality g(partition, collection, field, at)
+		join headcount_rows r using (partition, collection, field)`
+	scanRows = `select field, value from headcount_rows
+		where partition = $1 and collection = $2 and field > $3 order by field limit $4`
+	readNumbers = `select partition, epoch, number from headcount_partitions`
+
+	scanAtOnce = 1000
+)
+
+// Read implements rows.Store.
+func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	found := make([]rows.Found, len(addresses))
+	var wanted rowColumns
+	for _, at := range addresses {
+		wanted.addName(at.Partition, at.Name)
+	}
+
+	var at int
+	var value []byte
+	each := func() error {
+		found[at].Value = value
+		return nil
+	}
+	err := s.query(ctx, "read", []any{&at, &value}, each, readRows, wanted.partition, wanted.collection, wanted.field)
+
+	if err != nil {
+		for i := range found {
+			found[i] = rows.Found{Err: err}
+		}
+	}
+
+	return found
+}
+
+// Scan implements rows.Store.
+func (s *Store) Scan(ctx context.Context, at int, collection, after string, each func(string, []byte) error) error {
+	// Each is called without a connection, so it may take its time.
+	for {
+		some, err := s.scan(ctx, at, collection, after)
+		if err != nil {
+			return err
+		}
+
+		for _, row := range some {
+			if err := each(row.Field, row.Value); err != nil {
+				return err
+			}
+		}
+		if len(some) < scanAtOnce {
+			return nil
+		}
+
+		after = some[len(some)-1].Field
+	}
+}
+
+// scan returns the first rows of a collection whose fields are greater than after.
+func (s *Store) scan(ctx context.Context, at int, collection, after string) (some []rows.Row, err error) {
+	var field, value []byte
+	each := func() error {
+		name := rows.Name{Collection: collection, Field: string(field)}
+		some = append(some, rows.Row{Name: name, Value: value})
+		return nil
+	}
+	err = s.query(ctx, "scan", []any{&field, &value}, each, scanRows, at, []byte(collection), []byte(after), scanAtOnce)
+
+	return some, err
+}
+
+// newest is the newest publication of a partition, or commit without one.
+type newest struct{ epoch, number uint64 }
+
+// publish hands out the publication of a commit that was made, once, whatever its repetitions.
+func (s *Store) publish(c *rows.Commit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	// A commit whose answer was lost is published when its repetition is answered, any other one only at first.
+	before := s.newest[c.Partition]
+	is := newest{epoch: c.Epoch, number: c.Number}
+	if is == before {
+		return
+	}
+
+	// A later commit of another caller has overtaken this one, and publications come in the order of commits.
+	overtaken := is.epoch < before.epoch || is.epoch == before.epoch && is.number < before.number
+	if overtaken {
+		s.watches.Missed()
+		return
+	}
+
+	s.newest[c.Partition] = is
+	s.watches.Publish(c)
+}
+
+// claimed notes claims of this process.
+func (s *Store) claimed(partitions []rows.Former, claims []rows.Claim) {
+	s.mu.Lock()
+	for i, claim := range claims {
+		if claim.Epoch != 0 {
+			s.mine[partitions[i].Partition] = claim.Epoch
+		}
+	}
+	s.mu.Unlock()
+
+	// What others have committed before is not known here.
+	s.watches.Missed()
+}
+
+// Watch implements rows.Store. A committing caller calls heard, which must not block. What other processes commit is a
+// gap, which is found within PollEvery.
+func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	w := s.watches.Begin(heard, missed)
+	defer w.End()
+
+	before := map[int]newest{}
+	for outage.Sleep(ctx, s.cfg.PollEvery) {
+		others, err := s.others(ctx)
+		if err != nil {
+			continue // until it can be read again: then all of the gap is one
+		}
+
+		// A partition that this process owns now stays in before: nobody else commits there until it is another's
+		// again.
+		gap := false
+		for partition, is := range others {
+			gap = gap || is != before[partition]
+			before[partition] = is
+		}
+		if gap {
+			w.Missed()
+		}
+	}
+
+	return nil
+}
+
+// others returns the newest commits of partitions that other processes own.
+func (s *Store) others(ctx context.Context) (map[int]newest, error) {
+	others := map[int]newest{}
+	var partition int
+	var is newest
+	err := s.query(ctx, "numbers", []any{&partition, &is.epoch, &is.number}, func() error {
+		others[partition] = is
+		return nil
+	}, readNumbers)
+
+	// While an epoch of this process holds, nobody else commits, and its own commits are published.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	for partition, epoch := range s.mine {
+		if others[partition].epoch == epoch {
+			delete(others, partition)
+		}
+	}
+
+	return others, err
+}
