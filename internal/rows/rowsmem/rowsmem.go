@@ -135,8 +135,10 @@ func (s *Store) commit(c *rows.Commit) error {
 	}
 
 	p.forget(c.At, 2*len(c.IDs)+1)
-	if known := p.known(c); len(known) > 0 {
-		return &rows.Known{IDs: known}
+	if len(c.IDs)+len(c.Asked) > 0 {
+		if known := p.known(c); len(known) > 0 {
+			return &rows.Known{IDs: known}
+		}
 	}
 
 	p.number = c.Number
