@@ -25,7 +25,7 @@ func BenchmarkIncrement(b *testing.B) {
 func increment(b *testing.B, store counter.Writer, rules *counter.Rules, keys int) {
 	changes := make([]counter.Change, keys)
 	for i := range changes {
-		key := fmt.Sprint("votes:", i)
+		key := fmt.Sprint("views:", i)
 		changes[i] = counter.Change{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: 1}
 	}
 

@@ -166,6 +166,9 @@ func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 
 // unavailable returns the error of a call as callers of a counter.Store know it.
 func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
 	if errors.Is(err, owner.ErrNotOwner) {
 		return fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err) // this process has lost what it owned, or it ends
 	}

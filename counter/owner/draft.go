@@ -52,7 +52,7 @@ func (d *draft) reset() bool {
 		return false
 	}
 
-	d.clear()
+	d.unjudge()
 	d.rows.reset()
 	d.p = nil
 	d.missing = 0
@@ -62,13 +62,17 @@ func (d *draft) reset() bool {
 
 // clear forgets what was judged, and keeps what was read.
 func (d *draft) clear() {
+	d.unjudge()
 	for at := range d.rows.list {
 		e := &d.rows.list[at]
 		e.value = e.is
 		e.written = false
 		e.own = false
 	}
+}
 
+// unjudge forgets what was judged, apart from the rows.
+func (d *draft) unjudge() {
 	for _, h := range d.heads {
 		*h = head{}
 	}
@@ -281,8 +285,8 @@ func (d *draft) empty() bool {
 	return d.writes == 0 && len(d.ids)+len(d.asked)+len(d.news) == 0
 }
 
-// commit returns the commit of the draft. It follows the partition's newest one.
-func (d *draft) commit(publish bool) rows.Commit {
+// commit makes c the commit of the draft. It follows the partition's newest one.
+func (d *draft) commit(c *rows.Commit, publish bool) {
 	for _, h := range d.heads {
 		if h.changed {
 			d.room = h.append(d.room[:0])
@@ -292,15 +296,13 @@ func (d *draft) commit(publish bool) rows.Commit {
 	if d.metaChanged {
 		d.put(metaRow, d.meta.encode())
 	}
-	commit := rows.Commit{
-		Partition: d.p.id,
-		Epoch:     d.p.epoch,
-		After:     d.p.number,
-		Number:    d.p.number + 1,
-		At:        d.now,
-		IDs:       d.ids,
-		Asked:     d.distinctAsked(),
-	}
+	c.Partition = d.p.id
+	c.Epoch = d.p.epoch
+	c.After = d.p.number
+	c.Number = d.p.number + 1
+	c.At = d.now
+	c.IDs = d.ids
+	c.Asked = d.distinctAsked()
 
 	changes := d.changes[:0]
 	for at := range d.rows.list {
@@ -316,13 +318,11 @@ func (d *draft) commit(publish bool) rows.Commit {
 		changes = append(changes, rows.Row{Name: e.name, Value: e.value})
 	}
 	d.changes = changes
-	commit.Rows = changes
+	c.Rows = changes
 
 	if publish && len(d.news) > 0 {
-		commit.Publication = d.publication()
+		c.Publication = d.publication()
 	}
-
-	return commit
 }
 
 // exactly returns a copy of a value, nil of an empty one.
@@ -361,6 +361,10 @@ func (d *draft) distinctAsked() []rows.ID {
 // row returns the index of a row, which is missing if it is not in memory.
 func (d *draft) row(name rows.Name) int {
 	at := d.rows.find(name)
+	if at < 0 && d.near != nil {
+		is, _ := d.lookUp(name)
+		return d.rows.add(entry{name: name, is: is, value: is, cached: true})
+	}
 	if at < 0 {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}

@@ -35,8 +35,8 @@ func (o *Owner) heal(p *partition) {
 	cancel()
 	if err != nil {
 		// The claim may have been granted. An empty commit, repeated until the store answers, leads here again.
-		p.commit = o.nothing(p)
-		o.doubt(p)
+		nothing := o.nothing(p)
+		o.doubt(p, &nothing)
 		return
 	}
 	if claims[0].Epoch == 0 {
@@ -45,23 +45,26 @@ func (o *Owner) heal(p *partition) {
 	}
 
 	p.draft = o.newDraft(p, time.Now())
-	p.commit = p.healing(claims[0], o.cfg.Hub == nil)
-	o.commit([]*partition{p}, []rows.Commit{p.commit})
+	o.commit([]*partition{p}, []rows.Commit{p.healing(claims[0], o.cfg.Hub == nil)})
 }
 
 // nothing drafts and returns a commit that changes nothing. The caller has the turn.
 func (o *Owner) nothing(p *partition) rows.Commit {
 	p.draft = o.newDraft(p, time.Now())
 
-	return p.draft.commit(false)
+	var c rows.Commit
+	p.draft.commit(&c, false)
+
+	return c
 }
 
 // doubt leaves p to a goroutine of its own, because the outcome of its commit is unknown. Until it is known the turns
 // leave p alone.
-func (o *Owner) doubt(p *partition) {
+func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	p.commit = *commit
 	p.unsure = true
 	o.wg.Go(func() { o.settle(p) })
 }
@@ -93,7 +96,8 @@ func (o *Owner) settle(p *partition) {
 
 	// The callers of a partition that was released meanwhile have turned to its next owner, which finds what was made.
 	if !released {
-		o.settled(p, err)
+		commit := p.commit
+		o.settled(p, &commit, err)
 	}
 }
 
@@ -118,9 +122,8 @@ func (o *Owner) verifyEach(part, parts int) {
 			continue
 		}
 
-		p.commit = o.nothing(p)
 		idle = append(idle, p)
-		commits = append(commits, p.commit)
+		commits = append(commits, o.nothing(p))
 	}
 
 	o.commit(idle, commits)

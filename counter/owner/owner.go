@@ -107,7 +107,7 @@ type Owner struct {
 
 	// turn is a lock that a caller may stop waiting for. Who has it owns the memory of all partitions, and the fields
 	// below; settle alone reads the commit of a partition that is unsure without it.
-	turn    chan struct{}
+	turn    turnLock
 	memory  memory
 	scratch scratch
 
@@ -135,7 +135,7 @@ type near interface {
 
 // New returns an Owner that owns nothing yet. Close ends it.
 func New(store rows.Store, cfg Config) *Owner {
-	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: make(chan struct{}, 1)}
+	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock()}
 	o.memory = newMemory(&o.cfg)
 	if o.cfg.Memory < 0 {
 		o.near, _ = store.(near)
@@ -154,7 +154,7 @@ func New(store rows.Store, cfg Config) *Owner {
 // Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called once.
 func (o *Owner) Close() {
 	o.stop()
-	o.turn <- struct{}{} // for ever, so that no turn begins a goroutine any more
+	_ = o.turn.lock(nil, nil) // for ever, so that no turn begins a goroutine any more
 
 	for _, p := range o.partitions() {
 		o.giveUp(p)
@@ -229,15 +229,16 @@ func (o *Owner) partitions() []*partition {
 	return slices.DeleteFunc(slices.Clone(o.owned[:]), func(p *partition) bool { return p == nil })
 }
 
+// lock takes the turn, unless ctx ends first, or the owner.
 func (o *Owner) lock(ctx context.Context) error {
-	select {
-	case o.turn <- struct{}{}:
+	switch {
+	case o.turn.lock(ctx.Done(), o.ctx.Done()):
 		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("owner: %w", context.Cause(ctx))
-	case <-o.ctx.Done():
+	case o.ctx.Err() != nil:
 		return ErrNotOwner
+	default:
+		return fmt.Errorf("owner: %w", context.Cause(ctx))
 	}
 }
 
-func (o *Owner) unlock() { <-o.turn }
+func (o *Owner) unlock() { o.turn.unlock() }

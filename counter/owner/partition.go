@@ -22,7 +22,7 @@ type partition struct {
 	known   map[[16]byte]time.Time            // that the store has just refused to use again, for the next turn
 	calls   []*pending                        // in the turn
 	draft   *draft                            // what they change
-	commit  rows.Commit                       // what goes to the store, unchanged until its outcome is known
+	commit  rows.Commit                       // whose outcome is unknown; unchanged until it is known
 }
 
 func newPartition(id int, claim rows.Claim, m *memory) *partition {
@@ -55,7 +55,8 @@ func (p *partition) healing(claim rows.Claim, publish bool) rows.Commit {
 	d.metaChanged = p.meta.loaded
 	d.notifyAll()
 
-	commit := d.commit(publish)
+	var commit rows.Commit
+	d.commit(&commit, publish)
 	commit.After = claim.Number
 	// What the store has may come from another owner, which got further than this one.
 	commit.Number = max(p.number, claim.Number) + 1

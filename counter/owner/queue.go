@@ -108,10 +108,8 @@ func (one *pending) awaitable() {
 // was made) or counter.ErrUnavailable: repeat the call.
 func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
 	// Without competition a call is a function call.
-	select {
-	case o.turn <- struct{}{}:
+	if o.turn.tryLock() {
 		return o.doNow(ctx, &call)
-	default:
 	}
 
 	one := &pending{Call: call, changes: call.size()}
@@ -199,14 +197,9 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 // theirs answered.
 func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	for {
-		select {
-		case <-one.done:
-			return one.answer, one.err
-		case o.turn <- struct{}{}:
+		if o.turn.lock(one.done, ctx.Done()) {
 			o.makeTurn()
 			o.unlock()
-		case <-ctx.Done():
-			return Answer{}, o.withdraw(ctx, one)
 		}
 
 		// The turn left a call alone if its partition is unsure.

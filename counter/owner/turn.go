@@ -28,9 +28,9 @@ func (o *Owner) make(work []*partition) {
 			continue
 		}
 
-		p.commit = p.draft.commit(o.cfg.Hub == nil)
 		dirty = append(dirty, p)
-		commits = append(commits, p.commit)
+		commits = append(commits, rows.Commit{})
+		p.draft.commit(&commits[len(commits)-1], o.cfg.Hub == nil)
 	}
 
 	o.commit(dirty, commits)
@@ -149,12 +149,16 @@ func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 
 	errs := o.write(commits)
 	for i, p := range partitions {
-		o.settled(p, errs[i])
+		o.settled(p, &commits[i], errs[i])
 	}
 }
 
 // write makes commits, with a limit in time.
 func (o *Owner) write(commits []rows.Commit) []error {
+	if o.near != nil {
+		return o.store.Commit(o.ctx, commits)
+	}
+
 	ctx, cancel := o.limited()
 	defer cancel()
 
@@ -162,9 +166,9 @@ func (o *Owner) write(commits []rows.Commit) []error {
 }
 
 // settled goes on with p when the outcome of its commit is known, or unknown. The caller has the turn.
-func (o *Owner) settled(p *partition, err error) {
+func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 	if err == nil {
-		p.number = p.commit.Number
+		p.number = commit.Number
 		o.land(p)
 		return
 	}
@@ -182,7 +186,7 @@ func (o *Owner) settled(p *partition, err error) {
 	case errors.Is(err, rows.ErrFull):
 		o.fail(p, fmt.Errorf("owner: %w: %w", counter.ErrBusy, err))
 	default:
-		o.doubt(p)
+		o.doubt(p, commit)
 	}
 }
 
