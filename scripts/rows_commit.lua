@@ -1,12 +1,12 @@
 -- rows_commit.lua: make commits of rows, each as long as the caller owns the partition and Redis has the commit before.
 --
--- KEYS     for each commit {r}:o (hash, as rows_claim.lua has it), its IDs (strings: when they are forgotten, unix ms; they
---          expire), then the collections of its rows (hashes)
+-- KEYS     for each commit {r}:o (hash, as rows_claim.lua has it), its IDs (strings: when they are forgotten, unix ms;
+--          they expire), then the collections of its rows (hashes)
 -- ARGV[1]  PUBLISH or SPUBLISH; then for each commit:
---          how many of KEYS and of ARGV it has; epoch, number before, number, time (unix ms); a channel, or '' to publish
---          nothing, and the publication; how many IDs, and for each when it is forgotten and in how many ms that is,
---          0: it is only asked for; how many collections, and for each how many arguments to put and to delete,
---          fields and values to put, fields to delete
+--          how many of KEYS and of ARGV it has; epoch, number before, number, time (unix ms); a channel, or '' to
+--          publish nothing, and the publication; how many IDs, and for each when it is forgotten and in how many ms
+--          that is, 0: it is only asked for; how many collections, and for each how many arguments to put and to
+--          delete, fields and values to put, fields to delete
 -- Returns  for each commit {'made'}, or what made it change nothing: {'fenced', epoch}, {'lost', number},
 --          {'known', position of an ID that is remembered, when it is forgotten, and so on}
 -- Safe to repeat: a commit that Redis has is left alone. O(rows and IDs).
@@ -72,9 +72,9 @@ local function commit(key, arg)
   local found = known(key + 1, ids, tonumber(at))
   if #found > 1 then return found end
 
-  -- The number comes last. If a command before it fails, for example because a key of a collection is no hash, Redis does
-  -- not have the commit, and the repetition writes everything again. IDs come after the rows, because the repetition would
-  -- find them. A full Redis refuses the first command that takes memory, and only that one.
+  -- The number comes last. If a command before it fails, for example because a key of a collection is no hash, Redis
+  -- does not have the commit, and the repetition writes everything again. IDs come after the rows, because the
+  -- repetition would find them. A full Redis refuses the first command that takes memory, and only that one.
   write(key + 1 + ids, arg + 8 + 2 * ids, tonumber(ARGV[arg + 7 + 2 * ids]))
   remember(key + 1, arg + 7, ids)
 

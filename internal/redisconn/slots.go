@@ -22,10 +22,10 @@ func slotOf(tag []byte) int {
 	return int(crc) % Slots
 }
 
-// EvenTags returns n hash tags whose slots are evenly spaced: tag i has the slot in the middle of the i-th of n equal
-// parts. So no master of a Cluster that has its share of adjacent slots has more than its share of the tags, rounded up;
-// tags that are only numbered leave some masters with three times their share. Each tag is the first one with its slot,
-// shorter ones first, of those that begin with prefix and go on with lower-case letters.
+// EvenTags returns n hash tags, at most Slots, whose slots are evenly spaced: tag i has the slot in the middle of the
+// i-th of n equal parts. So no master of a Cluster that has its share of adjacent slots has more than its share of the
+// tags, rounded up; tags that are only numbered leave some masters with three times their share. Each tag is the first
+// one with its slot, shorter ones first, of those that begin with prefix and go on with lower-case letters.
 //
 // The result never changes, because data is stored under it.
 func EvenTags(prefix string, n int) []string {

@@ -12,7 +12,8 @@ func TestSlotOf(t *testing.T) {
 	}
 }
 
-// TestEvenTagsAreSpreadEvenly counts the tags of the busiest master, for every number of masters that a Cluster may have.
+// TestEvenTagsAreSpreadEvenly counts the tags of the busiest master, for every number of masters that a Cluster may
+// have.
 func TestEvenTagsAreSpreadEvenly(t *testing.T) {
 	for _, n := range []int{1, 64, 271} {
 		var slots []int

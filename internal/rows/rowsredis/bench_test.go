@@ -12,9 +12,9 @@ import (
 	"headcount/internal/rows"
 )
 
-// BenchmarkCommit makes commits as an owner of counters does: the row of each changed counter, a row for the gateway that
-// asked, an ID for each partition of a batch, and a publication. It reports the time that Redis's processor spends on a
-// change.
+// BenchmarkCommit makes commits as an owner of counters does: the row of each changed counter, a row for the gateway
+// that asked, an ID for each partition of a batch, and a publication. It reports the time that Redis's processor spends
+// on a change.
 func BenchmarkCommit(b *testing.B) {
 	for _, size := range []struct{ partitions, changes int }{{1, 1}, {64, 64}, {64, 1000}} {
 		b.Run(fmt.Sprintf("%d changes of %d partitions", size.changes, size.partitions), func(b *testing.B) {

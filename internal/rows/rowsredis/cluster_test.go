@@ -89,8 +89,8 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	heard.awaitAny(t, rows.Partitions-1) // one for each commit that was made
 }
 
-// TestServerClusterMasterRefuses has a master of three that is full, and then one that permits no reads. The other masters
-// serve, however often this one refuses.
+// TestServerClusterMasterRefuses has a master of three that is full, and then one that permits no reads. The other
+// masters serve, however often this one refuses.
 func TestServerClusterMasterRefuses(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	o := ownAll(t, open(t, cluster.URL()))
@@ -119,7 +119,7 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 				t.Errorf("partition %d is on the same master: %q, %v", p, found[p].Value, found[p].Err)
 			}
 		case err != nil || found[p].Err != nil || string(found[p].Value) != "v":
-			t.Errorf("partition %d is on another master: %v, and the row is %q, %v", p, err, found[p].Value, found[p].Err)
+			t.Errorf("partition %d is on another master: %v, the row is %q, %v", p, err, found[p].Value, found[p].Err)
 		}
 	}
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {

@@ -204,8 +204,8 @@ func idAt(c *rows.Commit, position int) *rows.ID {
 
 // commitError returns the error of a commit that Redis did not answer, or refused.
 func (s *Store) commitError(err error) error {
-	// A call that was not sent made nothing, just as one that a full Redis refused. A full Redis refuses the first write of
-	// a run, so nothing of the other commits in it was made either.
+	// A call that was not sent made nothing, just as one that a full Redis refused. A full Redis refuses the first
+	// write of a run, so nothing of the other commits in it was made either.
 	full := isFull(err) || errors.Is(err, redisconn.ErrAway) && isFull(s.conn.Cause())
 	if full {
 		return fmt.Errorf("%w: %v", rows.ErrFull, err) // not %w: it is not rows.ErrUnavailable, too

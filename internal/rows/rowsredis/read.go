@@ -107,7 +107,9 @@ func (r *read) finish(failed error, found []rows.Found) {
 
 // Scan implements rows.Store. Each sees every row that exists all the time, and perhaps others. All rows of the
 // collection are in memory meanwhile, because a hash has no order.
-func (s *Store) Scan(ctx context.Context, partition int, collection, after string, each func(string, []byte) error) error {
+func (s *Store) Scan(
+	ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error,
+) error {
 	key := s.collectionKey(partition, collection)
 	pairs, err := s.pairs(ctx, key)
 	if err != nil {
@@ -135,8 +137,8 @@ type pair struct{ field, value string }
 // pairs returns all fields of a hash and their values.
 func (s *Store) pairs(ctx context.Context, key string) ([]pair, error) {
 	for {
-		// A cursor is of no use to another server, not even to a replica of the one that gave it. If one answered meanwhile,
-		// the result lacks fields.
+		// A cursor is of no use to another server, not even to a replica of the one that gave it. If one answered
+		// meanwhile, the result lacks fields.
 		runs := s.conn.Marks.Runs()
 		pairs, err := s.scan(ctx, key)
 		if err != nil || runs == s.conn.Marks.Runs() {

@@ -110,6 +110,41 @@ func TestServerForgetsScripts(t *testing.T) {
 	want(t, s, "x=1")
 }
 
+// TestServerTakesLargeCommits has more rows and IDs than Lua gives to one command.
+func TestServerTakesLargeCommits(t *testing.T) {
+	const n = 4100
+	s := open(t, redistest.Single(t).URL())
+	o := own(t, s, 0)
+
+	var puts []string
+	var ids []rows.ID
+	for i := range n {
+		puts = append(puts, fmt.Sprintf("%04d=%d", i, i))
+		ids = append(ids, rows.ID{Bytes: [16]byte{byte(i), byte(i >> 8)}, Until: time.Now().Add(time.Hour)})
+	}
+	c := o.next(puts...)
+	c.IDs = ids
+	o.must(o.commit(c))
+	want(t, s, puts...)
+
+	again := o.next()
+	again.IDs = ids[:n/2]
+	again.Asked = ids[n/2:]
+	var known *rows.Known
+	if err := o.commit(again); !errors.As(err, &known) || !slices.EqualFunc(known.IDs, ids, sameID) {
+		t.Errorf("got %v, want that all %d IDs are known", err, n)
+	}
+
+	c = o.next(puts...)
+	for i := range c.Rows {
+		c.Rows[i].Value = nil
+	}
+	o.must(o.commit(c))
+	want(t, s)
+}
+
+func sameID(a, b rows.ID) bool { return a.Bytes == b.Bytes }
+
 // TestServerIsFull also makes more commits than the connection lets through to a server that refuses them.
 func TestServerIsFull(t *testing.T) {
 	server := redistest.Start(t)
@@ -133,8 +168,8 @@ func TestServerIsFull(t *testing.T) {
 	want(t, s, "x=2", "y=1")
 }
 
-// TestServerLosesCommits has a replica that becomes the master before it has the newest commit, and then a server that is
-// empty.
+// TestServerLosesCommits has a replica that becomes the master before it has the newest commit, and then a server that
+// is empty.
 func TestServerLosesCommits(t *testing.T) {
 	master := redistest.Start(t, "--repl-diskless-sync-delay", "0")
 	host, port, _ := strings.Cut(master.Addr, ":")
@@ -144,9 +179,9 @@ func TestServerLosesCommits(t *testing.T) {
 
 	after := *before
 	after.store = open(t, replica.URL())
+	x := []rows.Address{{Partition: partition, Name: rows.Name{Collection: "c", Field: "x"}}}
 	testkit.Eventually(t, "the replica has the commit", func() bool {
-		found := after.store.Read(t.Context(), []rows.Address{{Partition: partition, Name: rows.Name{Collection: "c", Field: "x"}}})
-		return string(found[0].Value) == "1"
+		return string(after.store.Read(t.Context(), x)[0].Value) == "1"
 	})
 	if err := after.commit(after.next("x=0")); !errors.Is(err, rows.ErrUnavailable) {
 		t.Errorf("a replica: got %v, want that the store is unavailable", err)
@@ -177,8 +212,8 @@ func TestServerLosesCommits(t *testing.T) {
 	}
 }
 
-// TestServerAnswersAreLost cuts connections after the server got a commit. The commit, repeated, is made once, and its IDs
-// expire.
+// TestServerAnswersAreLost cuts connections after the server got a commit. The commit, repeated, is made once, and its
+// IDs expire.
 func TestServerAnswersAreLost(t *testing.T) {
 	const commits, lost = 30, 4
 	server := redistest.Single(t)
@@ -208,20 +243,21 @@ func TestServerAnswersAreLost(t *testing.T) {
 	}
 }
 
-// TestServerHasForeignData has values in the place of rows that no store of rows wrote. While they are there a commit is
-// not made, and then it is, with its IDs.
+// TestServerHasForeignData has values in the place of rows that no store of rows wrote. While they are there a commit
+// is not made, and then it is, with its IDs.
 func TestServerHasForeignData(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL())
 	other := rows.Row{Name: rows.Name{Collection: "d", Field: "x"}, Value: []byte("1")}
 	id := rows.ID{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}
+	idKey := key + "i:" + string(id.Bytes[:])
 
 	for name, tc := range map[string]struct{ spoil, mend []any }{
 		"a collection": {[]any{"SET", key + "r:d", "x"}, []any{"DEL", key + "r:d"}},
 		"the epoch":    {[]any{"HSET", key + "o", "epoch", "x"}, nil},
 		"the number":   {[]any{"HSET", key + "o", "number", "x"}, []any{"HSET", key + "o", "number", "0"}},
 		"the owner":    {[]any{"SET", key + "o", "x"}, nil},
-		"an ID":        {[]any{"SET", key + "i:" + string(id.Bytes[:]), "x"}, []any{"DEL", key + "i:" + string(id.Bytes[:])}},
+		"an ID":        {[]any{"SET", idKey, "x"}, []any{"DEL", idKey}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.Flush(t)

@@ -2,8 +2,8 @@
 //
 // Redis has three kinds of keys for each partition, all with the partition's hash tag: a hash with the owner and the
 // number of the newest commit, a hash for each collection, and a string for each ID, which expires. Two scripts write
-// them, rows_claim.lua and rows_commit.lua; scripts/README.md describes the keys. On a single server all commits of a call
-// are one run of the script. On a Cluster each partition is a slot of its own, so they are one pipeline.
+// them, rows_claim.lua and rows_commit.lua; scripts/README.md describes the keys. On a single server all commits of a
+// call are one run of the script. On a Cluster each partition is a slot of its own, so they are one pipeline.
 //
 // Redis may lose its newest commits in a failover, or everything. The store notices neither: the number in the next
 // commit shows it.
@@ -38,8 +38,8 @@ type Config struct {
 // Store is a rows.Store in Redis. All methods may be called from any goroutine.
 type Store struct {
 	conn *redisconn.Conn
-	// Commits and claims are few at a time, so nothing bounds them: they never wait for reads, nor for commits to a master
-	// that is silent. Of reads there may be any number.
+	// Commits and claims are few at a time, so nothing bounds them: they never wait for reads, nor for commits to a
+	// master that is silent. Of reads there may be any number.
 	writes, reads *redisconn.Caller
 	tags          []string // what all keys of a partition begin with
 }
@@ -191,8 +191,8 @@ type span struct{ first, end int }
 // the run.
 const maxArgs = 1 << 16
 
-// groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements are
-// in different slots; otherwise it has as many as fit, given the number of arguments of each.
+// groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements
+// are in different slots; otherwise it has as many as fit, given the number of arguments of each.
 func groups(c *client, n int, args func(i int) int) (runs []span) {
 	left := 0 // arguments that the last run has room for
 	for i := range n {

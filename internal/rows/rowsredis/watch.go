@@ -19,7 +19,8 @@ func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), miss
 		channels[s.channel(p)] = p
 	}
 
-	s.reads.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: &watch{s: s, heard: heard, missed: missed}})
+	listener := &watch{s: s, heard: heard, missed: missed}
+	s.reads.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: listener})
 
 	return nil
 }
