@@ -20,18 +20,19 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 
-// tables are one that has a number.
-var tables = Tables{
-	Migrations: fstest.MapFS{"00001_numbers.sql": &fstest.MapFile{Data: []byte(`-- +goose Up
-		create table numbers (n bigint not null);`)}},
-	Versions: "numbers_migrations",
-	Lock:     1,
+// tables returns one that has numbers, which statements make.
+func tables(statements string) Tables {
+	file := &fstest.MapFile{Data: []byte("-- +goose Up\n" + statements)}
+
+	return Tables{Migrations: fstest.MapFS{"00001_numbers.sql": file}, Versions: "numbers_migrations", Lock: 1}
 }
+
+const create = "create table numbers (n bigint not null);"
 
 const insert = "insert into numbers values (1)"
 
 func config(url string) Config {
-	return Config{URL: url, Tables: tables, Probe: insert, Log: zerolog.Nop()}
+	return Config{URL: url, Tables: tables(create), Probe: insert, Log: zerolog.Nop()}
 }
 
 func open(t testing.TB, cfg Config) *DB {
@@ -107,10 +108,14 @@ func TestServerURLsOfApplications(t *testing.T) {
 func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 
+	// All of them find no tables before the first has made them.
+	slow := config(url)
+	slow.Tables = tables("select pg_sleep(0.3);" + create)
+
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
-			db, err := Open(t.Context(), config(url))
+			db, err := Open(t.Context(), slow)
 			if err != nil {
 				t.Error(err)
 				return
