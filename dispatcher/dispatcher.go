@@ -51,8 +51,8 @@ type Pages interface{ Has(name string) bool }
 
 const (
 	maxPush = 1024 // updates of one push; a longer list goes out in several pushes
-	// standstillLimit is how long the process may stand still without a doubt about what waits to be sent: the store may
-	// have lost its data meanwhile, and then older updates are not the newest any more.
+	// standstillLimit is how long the process may stand still without a doubt about what waits to be sent: the store
+	// may have lost its data meanwhile, and then older updates are not the newest any more.
 	standstillLimit = 2 * time.Second
 )
 
@@ -72,7 +72,7 @@ type Config struct {
 type Dispatcher struct {
 	cfg     Config
 	want    chan []int         // the newest set of buckets to own; holds one, and a newer set replaces it
-	again   chan chan struct{} // asks Run to serve the buckets anew; Run closes the channel in it when it has ended the old service
+	again   chan chan struct{} // has Run serve the buckets anew; Run closes what is sent when the old service has ended
 	still   *machine.Standstill
 	top     top
 	metrics metrics
@@ -142,8 +142,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// resumed has all buckets be read anew after a standstill of the process, and drops what waits to be sent. It returns when
-// nothing of the old service is sent any more.
+// resumed has all buckets be read anew after a standstill of the process, and drops what waits to be sent. It returns
+// when nothing of the old service is sent any more.
 func (d *Dispatcher) resumed(ctx context.Context) {
 	ended := make(chan struct{})
 	select {

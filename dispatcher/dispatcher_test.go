@@ -62,7 +62,9 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 }
 
 // run starts a dispatcher of all buckets over s; set writes counts to s.
-func run(t *testing.T, s presence.Store, with ...func(*Config)) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
+func run(
+	t *testing.T, s presence.Store, with ...func(*Config),
+) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
 	cfg := Config{Store: s, Gateways: r, Log: zerolog.Nop()}
@@ -371,8 +373,8 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 	})
 }
 
-// What waited while the process stood still is not sent: the store may have lost its data meanwhile, so what was the newest
-// may be of a past that nobody counts any more. All buckets are read anew instead.
+// What waited while the process stood still is not sent: the store may have lost its data meanwhile, so what was the
+// newest may be of a past that nobody counts any more. All buckets are read anew instead.
 func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})

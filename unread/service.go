@@ -235,9 +235,12 @@ func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
 // edit changes the user's follow of one page. fn gets the index of the page in the record.
 //
-// It saves also where fn changed nothing. An older call for the opposite, whose caller has given up, may still be on its
-// way to the store; it read the same record, and would undo what is acknowledged now. The new version has it refused.
-func (fs *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) error) error {
+// It saves also where fn changed nothing. An older call for the opposite, whose caller has given up, may still be on
+// its way to the store; it read the same record, and would undo what is acknowledged now. The new version has it
+// refused.
+func (fs *FollowService) edit(
+	ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) error,
+) error {
 	return fs.change(ctx, user, func() error {
 		records, err := fs.store.Records(ctx, []User{user})
 		if err != nil {

@@ -339,8 +339,8 @@ func (h *Hub) doubtful(w *watched) bool {
 	return fromStore && (h.doubts != 0 || h.silent[w.bucket])
 }
 
-// Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks users
-// who stay, or this process stood still.
+// Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks
+// users who stay, or this process stood still.
 func (h *Hub) Doubtful() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

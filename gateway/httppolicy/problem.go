@@ -63,10 +63,10 @@ func retrySeconds(d time.Duration) string {
 	return strconv.FormatInt(max(1, int64(math.Ceil(d.Seconds()))), 10)
 }
 
-// Problem answers with status and a problem of RFC 9457: type, title, status and,
-// unless it is empty, detail, and request_id. detail may repeat what a client sent: it is cut to 512 bytes. Problem keeps the headers that are already
-// set, such as those of CORS, and removes only headers that describe another body.
-// A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
+// Problem answers with status and a problem of RFC 9457: type, title, status and, unless it is empty, detail, and
+// request_id. detail may repeat what a client sent: it is cut to 512 bytes. Problem keeps the headers that are already
+// set, such as those of CORS, and removes only headers that describe another body. A 401 gets a challenge unless it has
+// one. net/http sends no body for HEAD.
 func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	writeProblem(w, problem{Status: status, Detail: detail}, opts...)
 }

@@ -17,8 +17,8 @@ type Standstill struct {
 	resumed atomic.Int64 // when Run last noticed a standstill; 0: never
 }
 
-// NewStandstill returns a Standstill that does nothing until Run. The clock, elapsed, goes on while the machine sleeps, as
-// SinceBoot does; nil: the wall clock, which looks like a standstill when it is set forward.
+// NewStandstill returns a Standstill that does nothing until Run. The clock, elapsed, goes on while the machine sleeps,
+// as SinceBoot does; nil: the wall clock, which looks like a standstill when it is set forward.
 func NewStandstill(limit time.Duration, elapsed func() time.Duration) *Standstill {
 	if elapsed == nil {
 		elapsed = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
@@ -27,8 +27,8 @@ func NewStandstill(limit time.Duration, elapsed func() time.Duration) *Standstil
 	return &Standstill{limit: limit, elapsed: elapsed}
 }
 
-// Ended reports whether the process stood still, and what Run calls then has not returned since. A goroutine may run before
-// Run does when the process goes on.
+// Ended reports whether the process stood still, and what Run calls then has not returned since. A goroutine may run
+// before Run does when the process goes on.
 func (s *Standstill) Ended() bool { return s.endedAt(s.elapsed()) }
 
 func (s *Standstill) endedAt(now time.Duration) bool {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Link is the way of a client to a server, which can stall: what is sent arrives when the link flows again, also when the
-// client has closed its connection since.
+// Link is the way of a client to a server, which can stall: what is sent arrives when the link flows again, also when
+// the client has closed its connection since.
 type Link struct {
 	mu    sync.Mutex
 	armed bool          // the next run of a script stalls the link

@@ -43,8 +43,8 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 }
 
 // SetClock sets the wall clock of the process while it runs: it is wrong by offset, in whole seconds, from now on. The
-// process was started with another Clock than 0, so the functions that show the clock are there already. It stands still
-// for a moment.
+// process was started with another Clock than 0, so the functions that show the clock are there already. It stands
+// still for a moment.
 func (p *Process) SetClock(offset time.Duration) error {
 	p.Pause()
 	defer p.Resume()

@@ -126,9 +126,9 @@ func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	}
 }
 
-// resumePeriod is how long after a suspension the process may still receive requests that were sent before or during it.
-// They may have waited in the system's buffers for any time; their clients may have given up, and have asked for the
-// opposite elsewhere.
+// resumePeriod is how long after a suspension the process may still receive requests that were sent before or during
+// it. They may have waited in the system's buffers for any time; their clients may have given up, and have asked for
+// the opposite elsewhere.
 const resumePeriod = time.Second
 
 // errResumed refuses a hold after a suspension, see resumePeriod.

@@ -67,10 +67,12 @@ func TestHoldOrderIsBounded(t *testing.T) {
 			t.Errorf("one that is renewed: %v", err)
 		}
 		time.Sleep(time.Millisecond)
-		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); err != nil || o.calls.Len() != 2 || len(o.newest) != 2 {
+		err := o.admit(memberKey{1, "q"}, time.Now(), time.Now())
+		if err != nil || o.calls.Len() != 2 || len(o.newest) != 2 {
 			t.Errorf("later: %v, %d and %d are remembered", err, o.calls.Len(), len(o.newest))
 		}
-		if err := o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now()); !errors.Is(err, presence.ErrOvertaken) {
+		err = o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now())
+		if !errors.Is(err, presence.ErrOvertaken) {
 			t.Errorf("a call from before the renewal: %v", err)
 		}
 	})

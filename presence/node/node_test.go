@@ -547,8 +547,8 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
-// A node that does not know its successor must not acknowledge a join because it has the user already: the successor may
-// have removed the user since. The counts of the acknowledgement would lack the one who joins.
+// A node that does not know its successor must not acknowledge a join because it has the user already: the successor
+// may have removed the user since. The counts of the acknowledgement would lack the one who joins.
 func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()

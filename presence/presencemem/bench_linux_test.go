@@ -45,9 +45,11 @@ func BenchmarkWrite(b *testing.B) {
 			user, kernel := cpu()
 			for b.Loop() {
 				sequence++
-				c := presence.Change{Claim: claims[0], Sequence: sequence, Members: make([]presence.MemberChange, of.batch)}
+				c := presence.Change{Claim: claims[0], Sequence: sequence}
+				c.Members = make([]presence.MemberChange, of.batch)
 				for i := range c.Members {
-					member := presence.Member{User: presence.User(sequence) % 1000, Page: "blog/a-page", Hold: time.Now()}
+					user := presence.User(sequence) % 1000
+					member := presence.Member{User: user, Page: "blog/a-page", Hold: time.Now()}
 					c.Members[i] = presence.MemberChange{Member: member, Gone: sequence/1000%2 == 1}
 				}
 				c.Counts = []presence.PageUsers{{Page: "blog/a-page", Users: int64(sequence % 1000)}}

@@ -14,8 +14,8 @@ import (
 	"headcount/unread"
 )
 
-// A link to Redis stalls when a process saves follows: its caller gives up. Another process is asked for the opposite, which
-// is so already, and answers. The link delivers the save: what was answered stands.
+// A link to Redis stalls when a process saves follows: its caller gives up. Another process is asked for the opposite,
+// which is so already, and answers. The link delivers the save: what was answered stands.
 func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	server := redistest.Start(t)
 	url, link := server.Stall(t)

@@ -347,14 +347,19 @@ func unreadModel(t *testing.T, s Store) {
 // also one that had nothing to change.
 func lateSaves(t *testing.T, s Store) {
 	b, page := unread.NewFollowService(s), freshName()
+	following := unread.Record{Follows: []unread.Follow{{Page: page}}}
+	follows := func(u unread.User) error { return b.Follow(t.Context(), u, page) }
+	unfollows := func(u unread.User) error { return b.Unfollow(t.Context(), u, page) }
+	forgets := func(u unread.User) error { return b.Forget(t.Context(), u) }
+
 	for name, tc := range map[string]struct {
 		follows bool                      // before
 		late    unread.Record             // what the late save makes of it
 		call    func(u unread.User) error // which is answered before the save arrives
 	}{
-		"a follow after an unfollow": {false, unread.Record{Follows: []unread.Follow{{Page: page}}}, func(u unread.User) error { return b.Unfollow(t.Context(), u, page) }},
-		"a follow after an erasure":  {false, unread.Record{Follows: []unread.Follow{{Page: page}}}, func(u unread.User) error { return b.Forget(t.Context(), u) }},
-		"an unfollow after a follow": {true, unread.Record{}, func(u unread.User) error { return b.Follow(t.Context(), u, page) }},
+		"a follow after an unfollow": {false, following, unfollows},
+		"a follow after an erasure":  {false, following, forgets},
+		"an unfollow after a follow": {true, unread.Record{}, follows},
 	} {
 		u := freshUser()
 		if tc.follows {

@@ -109,8 +109,8 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	testkit.Within(t, time.Second, "nobody is shown", func() bool { return shown.is(site, 0) })
 }
 
-// TestClockOfARunningProcessIsSet: the wall clock of a process is set by minutes and by an hour while it runs. Its users
-// stay in all counts, no count is stale, and counts follow at both processes.
+// TestClockOfARunningProcessIsSet: the wall clock of a process is set by minutes and by an hour while it runs. Its
+// users stay in all counts, no count is stale, and counts follow at both processes.
 func TestClockOfARunningProcessIsSet(t *testing.T) {
 	t.Parallel()
 	const page = "p"
@@ -154,7 +154,8 @@ func TestClockOfARunningProcessIsSet(t *testing.T) {
 		testkit.Eventually(t, "a presence timeout and a lease have passed", func() bool {
 			for _, m := range []*member{right, set} {
 				if got := count(m); got != want() {
-					t.Fatalf("%.1f s after the clock was set to %s: %s says %s, want %s", time.Since(moved).Seconds(), offset, m.name, got, want())
+					t.Fatalf("%s after the clock was set to %s: %s says %s, want %s",
+						time.Since(moved).Round(time.Millisecond), offset, m.name, got, want())
 				}
 			}
 			return time.Since(moved) > 12*time.Second
