@@ -56,8 +56,8 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 	return s
 }
 
-// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change is
-// a function call then, and so is its publication.
+// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
+// is a function call then, and so is its publication.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
@@ -120,7 +120,9 @@ func (u until) Read(ctx context.Context, addresses []rows.Address) []rows.Found 
 }
 
 // Scan implements rows.Store.
-func (u until) Scan(ctx context.Context, partition int, collection, after string, each func(string, []byte) error) error {
+func (u until) Scan(
+	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
+) error {
 	if u.ctx.Err() != nil {
 		return fmt.Errorf("%w: it is closed", rows.ErrUnavailable)
 	}

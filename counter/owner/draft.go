@@ -163,8 +163,8 @@ func (d *draft) judge(calls []*pending) {
 	}
 }
 
-// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the store
-// has the draft.
+// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the
+// store has the draft.
 func (d *draft) judgeCall(one *pending) {
 	one.answer = Answer{}
 	one.err = nil
@@ -427,8 +427,8 @@ func (d *draft) putAt(at int, value []byte) {
 	d.writes++
 }
 
-// Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then the
-// store refuses the commit, and the calls are judged again.
+// Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then
+// the store refuses the commit, and the calls are judged again.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool {
 	if d.uses(id) || d.p.known[id].After(d.now) {
 		return true

@@ -15,8 +15,8 @@ type head struct {
 	at  int // of its row in the draft
 
 	counter.State
-	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again after
-	// its deletion has another one.
+	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again
+	// after its deletion has another one.
 	life    uint64
 	parts   parts
 	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
@@ -114,8 +114,8 @@ func (d *draft) addHead(key string) *head {
 // counter returns a counter as the draft has it.
 func (d *draft) counter(key string) counter.Counter { return d.head(key).Counter(key) }
 
-// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless a
-// counter with a greater incarnation was deleted.
+// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless
+// a counter with a greater incarnation was deleted.
 func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.meta.deleted+1) }
 
 // Deleted implements counter.Step.

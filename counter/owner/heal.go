@@ -25,8 +25,8 @@ func (o *Owner) giveUp(p *partition) {
 	}
 }
 
-// heal claims p again and writes every row that the store may lack, or gives p up if another process has claimed it. The
-// calls in the turn of p are judged anew after that. The caller has the turn.
+// heal claims p again and writes every row that the store may lack, or gives p up if another process has claimed it.
+// The calls in the turn of p are judged anew after that. The caller has the turn.
 func (o *Owner) heal(p *partition) {
 	o.requeue(p)
 
@@ -69,8 +69,8 @@ func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	o.wg.Go(func() { o.settle(p) })
 }
 
-// settle repeats the commit of p until its outcome is known. An earlier attempt may still reach a store that is full now
-// but not then, so a full store decides nothing.
+// settle repeats the commit of p until its outcome is known. An earlier attempt may still reach a store that is full
+// now but not then, so a full store decides nothing.
 func (o *Owner) settle(p *partition) {
 	err := error(rows.ErrUnavailable)
 	for errors.Is(err, rows.ErrUnavailable) || errors.Is(err, rows.ErrFull) {

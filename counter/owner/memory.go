@@ -61,8 +61,8 @@ func (m *memory) forget(now time.Time, o *Owner) {
 	}
 }
 
-// generations is a map that forgets what was not used for the longest time. It has two halves: age forgets the older one
-// and begins a new one, and what is used moves into the younger half.
+// generations is a map that forgets what was not used for the longest time. It has two halves: age forgets the older
+// one and begins a new one, and what is used moves into the younger half.
 type generations[K comparable, V any] struct {
 	*budget        // shared by all generations that age together
 	sizeOf         func(K, V) int

@@ -15,8 +15,8 @@ import (
 // Call is some work for one partition, to which all of its keys belong.
 type Call struct {
 	Partition int
-	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a repetition
-	// has the same one. A sender in the same process, whose calls do not get lost, has no stream.
+	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a
+	// repetition has the same one. A sender in the same process, whose calls do not get lost, has no stream.
 	Stream string
 	Number uint64
 	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
@@ -82,9 +82,10 @@ type pending struct {
 	changes int // as they count for the bound of the queue
 
 	// Who has the turn writes these.
-	answered bool
-	answer   Answer
-	err      error
+	answered  bool
+	withdrawn bool // its caller has gone, so it is not judged again
+	answer    Answer
+	err       error
 
 	// Both are nil while only its own caller can answer the call.
 	done  chan struct{} // closed with the answer
@@ -186,8 +187,8 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	return outcomes
 }
 
-// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers find
-// theirs answered.
+// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers
+// find theirs answered.
 func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	for {
 		if o.turn.lock(one.done, ctx.Done()) {
@@ -201,13 +202,13 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 			return one.answer, one.err
 		case <-one.ready:
 		case <-ctx.Done():
-			return Answer{}, o.withdraw(ctx, one)
+			return o.withdraw(ctx, one)
 		}
 	}
 }
 
-// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as waiting,
-// and has no changes. The caller has the turn.
+// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as
+// waiting, and has no changes. The caller has the turn.
 func (o *Owner) enterTurn(one *pending) error {
 	o.mu.Lock()
 	p := o.owned[one.Partition]
@@ -262,18 +263,30 @@ func (o *Owner) listLocked(p *partition) {
 	}
 }
 
-// withdraw takes a call back whose caller waits no longer, and returns the error for it. What is in a turn may be made.
-func (o *Owner) withdraw(ctx context.Context, one *pending) error {
+// withdraw takes a call back whose caller waits no longer, and returns the answer that has come meanwhile, or the error
+// for it. What is under way to the store may be made.
+func (o *Owner) withdraw(ctx context.Context, one *pending) (Answer, error) {
+	// A turn reads the operations of a call, and their memory is the caller's again after this.
+	if o.turn.lock(one.done, o.ctx.Done()) {
+		defer o.unlock()
+	}
+	select {
+	case <-one.done:
+		return one.answer, one.err
+	default:
+	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	if p := o.owned[one.Partition]; p != nil {
-		before := len(p.queue)
+	p := o.owned[one.Partition]
+	if p != nil && slices.Contains(p.queue, one) {
 		p.queue = slices.DeleteFunc(p.queue, func(other *pending) bool { return other == one })
-		o.waiting.Add(-int64(one.changes * (before - len(p.queue))))
+		o.waiting.Add(-int64(one.changes))
 	}
+	one.withdrawn = true
 
-	return fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
+	return Answer{}, fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
 
 // answer answers a call with what its draft says. The caller has the turn.
@@ -297,8 +310,8 @@ func (o *Owner) refuse(one *pending, err error) {
 // turnIDs is the number of idempotency keys after which a turn takes no further call of a partition.
 const turnIDs = 1000
 
-// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the first.
-// The caller has Owner.mu.
+// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the
+// first. The caller has Owner.mu.
 func (p *partition) takeLocked(most int) {
 	if len(p.queue) == 1 {
 		p.calls = append(p.calls, p.queue[0])

@@ -104,7 +104,9 @@ func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.
 }
 
 // findMember notes which sets have a member.
-func (r *Reader) findMember(ctx context.Context, keys []string, all []head, member string, into []counter.Reading) error {
+func (r *Reader) findMember(
+	ctx context.Context, keys []string, all []head, member string, into []counter.Reading,
+) error {
 	hash := hashOf(member)
 	var sets []int
 	var addresses []rows.Address

@@ -86,8 +86,8 @@ func (r *Reader) uniqueGains(ctx context.Context, h *head, step time.Duration, f
 // numberDigits is the length of a number at the beginning of a field.
 const numberDigits = 8
 
-// scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to last,
-// and with what follows the number in the field.
+// scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to
+// last, and with what follows the number in the field.
 func (r *Reader) scanNumbers(
 	ctx context.Context, h *head, collection string, first, last int64, each func(int64, string, []byte) error,
 ) error {

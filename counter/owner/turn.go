@@ -219,16 +219,26 @@ func (o *Owner) end(p *partition) {
 	o.dropDraft(p)
 }
 
-// requeue puts the calls in the turn of p before those that wait. A later turn judges them anew.
+// requeue puts the calls in the turn of p before those that wait. A later turn judges them anew, apart from those whose
+// caller has gone: their operations may be others by now. The caller has the turn.
 func (o *Owner) requeue(p *partition) {
+	calls := p.calls
+	p.calls = nil
+	o.dropDraft(p)
+
+	var again []*pending
+	for _, one := range calls {
+		if one.withdrawn {
+			o.refuse(one, counter.ErrUnavailable)
+		} else {
+			again = append(again, one)
+		}
+	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	if len(p.calls) > 0 {
-		p.queue = append(p.calls, p.queue...)
-		p.calls = nil
-	}
-	o.dropDraft(p)
+	p.queue = append(again, p.queue...)
 	if len(p.queue) > 0 {
 		o.listLocked(p)
 		p.callQueueLocked()

@@ -38,8 +38,8 @@ type partition struct {
 	// last is the row that was looked up last, since who reads a row often writes it next.
 	last     *value
 	lastName rows.Name
-	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
-	// no other bound.
+	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number
+	// has no other bound.
 	ids    map[[16]byte]time.Time
 	oldest []rows.ID // the same, in the order in which they came
 }
