@@ -83,6 +83,7 @@ func (d *draft) findHead(key string) *head {
 
 // addHead reads the head of a counter. It uses the memory of a former one, if there is any.
 func (d *draft) addHead(key string) *head {
+	// Pointers to heads stay valid while the slice grows.
 	n := len(d.heads)
 	if n == cap(d.heads) {
 		d.heads = append(d.heads, nil)
@@ -161,6 +162,7 @@ func (d *draft) notifyAll() {
 func (d *draft) Drop(key string, v counter.Version) {
 	h := d.head(key)
 	d.discardParts(h)
+	// A counter that is made again under this key gets a greater incarnation, and by that other rows.
 	d.meta.deleted = max(v.Incarnation, h.life, d.meta.deleted)
 	d.metaChanged = true
 
@@ -184,6 +186,7 @@ func (d *draft) discardParts(h *head) {
 		d.discard(dimensionsOf(h))
 	}
 
+	// Histories of lengths that no rule has any more expire by themselves.
 	for _, step := range counter.BucketSteps {
 		seconds := uint32(step / time.Second)
 		if h.parts&historyPart(seconds) != 0 {

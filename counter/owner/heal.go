@@ -16,6 +16,7 @@ func (o *Owner) giveUp(p *partition) {
 	if o.owned[p.id] == p {
 		o.owned[p.id] = nil
 	}
+	// After this nobody can enter the queue, since the partition is owned no more.
 	queue := p.queue
 	p.queue = nil
 	o.mu.Unlock()
@@ -30,6 +31,7 @@ func (o *Owner) giveUp(p *partition) {
 func (o *Owner) heal(p *partition) {
 	o.requeue(p)
 
+	// The claim names the former one, so it fails if somebody else has claimed since.
 	ctx, cancel := o.limited()
 	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
 	cancel()
@@ -77,6 +79,7 @@ func (o *Owner) settle(p *partition) {
 		if !wake.Wait(o.ctx, o.cfg.RepeatAfter, nil) {
 			return
 		}
+		// The same commit with the same number: a store that has it already says so.
 		err = o.write([]rows.Commit{p.commit})[0]
 	}
 
@@ -85,6 +88,7 @@ func (o *Owner) settle(p *partition) {
 	}
 	defer o.unlock()
 
+	// Only now may a turn look into the queue again.
 	o.mu.Lock()
 	p.unsure = false
 	released := o.owned[p.id] != p

@@ -49,6 +49,7 @@ func (m *memory) forget(now time.Time, o *Owner) {
 		}
 	}
 
+	// Both halves together have what was written within the last 30 to 60 seconds.
 	full := m.recent.size > m.recent.limit
 	old := m.recent.size > 0 && now.Sub(m.aged) > recentFor
 	if m.recent.limit >= 0 && (full || old) {
@@ -93,6 +94,7 @@ func (g *generations[K, V]) put(key K, value V) {
 		g.younger = map[K]V{}
 	}
 
+	// A row that is written again and again counts once.
 	before, ok := g.younger[key]
 	if ok {
 		g.size -= g.sizeOf(key, before)

@@ -137,6 +137,7 @@ type near interface {
 func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock()}
 	o.memory = newMemory(&o.cfg)
+	// With a cache, rows are found there.
 	if o.cfg.Memory < 0 {
 		o.near, _ = store.(near)
 	}
@@ -170,6 +171,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	}
 	defer o.unlock()
 
+	// A second claim would fence this process itself.
 	var wanted []rows.Former
 	for _, id := range partitions {
 		if o.partition(id) == nil {

@@ -117,6 +117,7 @@ func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
 
 // doNow makes a call with the turn that the caller has, and ends the turn.
 func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
+	// The memory of the last call is used again: nobody but its caller knew it.
 	one := o.scratch.call
 	if one == nil {
 		one = &pending{}
@@ -129,6 +130,8 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 		o.unlock()
 		return Answer{}, err
 	}
+	// Its partition is unsure, or the store knew an idempotency key. Before the turn ends others must be able to
+	// answer.
 	if !one.answered {
 		one.awaitable()
 		o.unlock()
@@ -160,6 +163,7 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 		return outcomes
 	}
 
+	// All of them enter their queues before the turn, so that one commit of the store has them.
 	all := make([]pending, len(calls))
 	for i := range calls {
 		all[i] = pending{Call: calls[i], changes: calls[i].size()}
@@ -173,6 +177,7 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	}
 	o.unlock()
 
+	// What the turn did not answer waits for another turn, like any call.
 	for i := range all {
 		one := &all[i]
 		switch {
@@ -223,6 +228,7 @@ func (o *Owner) enterTurn(one *pending) error {
 	}
 	o.mu.Unlock()
 
+	// Nobody waits, so the call need not pass through the queue.
 	p.calls = append(p.calls, one)
 	o.scratch.work = append(o.scratch.work[:0], p)
 	o.make(o.scratch.work)
@@ -240,9 +246,11 @@ func (o *Owner) enqueue(one *pending) error {
 // enqueueLocked puts a call into the queue of its partition. The caller has mu.
 func (o *Owner) enqueueLocked(one *pending) error {
 	p := o.owned[one.Partition]
+	// A caller that is sent away here asks the new owner.
 	if p == nil {
 		return ErrNotOwner
 	}
+	// A call that is alone passes also if it is larger than the queue.
 	waiting := int(o.waiting.Load())
 	if waiting > 0 && waiting+one.changes > o.cfg.Queue {
 		return counter.ErrBusy
@@ -295,6 +303,7 @@ func (o *Owner) answer(one *pending) {
 		o.waiting.Add(-int64(one.changes))
 	}
 	one.answered = true
+	// A call that is not awaitable is answered by its own caller, who sees answered.
 	if one.done != nil {
 		close(one.done)
 	}
@@ -313,6 +322,7 @@ const turnIDs = 1000
 // takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the
 // first. The caller has Owner.mu.
 func (p *partition) takeLocked(most int) {
+	// The usual case, without a map.
 	if len(p.queue) == 1 {
 		p.calls = append(p.calls, p.queue[0])
 		p.queue[0] = nil
@@ -332,6 +342,7 @@ func (p *partition) takeLocked(most int) {
 			continue
 		}
 
+		// Calls without a stream do not exclude each other.
 		streams[one.Stream] = one.Stream != ""
 		changes += one.changes
 		ids += one.ids()

@@ -252,6 +252,7 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		return counter.Aggregate{}, err
 	}
 
+	// One after another: 12 KB each would be too much for all at once.
 	for i := range uniques {
 		registers, err := r.registers(ctx, &uniques[i])
 		if err != nil {

@@ -101,6 +101,7 @@ var made [rows.Partitions]error
 
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
 func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
+	// Callers do not modify what they get, so most get the same slice.
 	errs := made[:len(commits):len(commits)]
 	own := false
 	for i := range commits {
@@ -200,6 +201,7 @@ func (p *partition) find(name rows.Name) *value {
 }
 
 func (p *partition) put(row *rows.Row) {
+	// The owner has read the row before, so it is at hand.
 	is := p.find(row.Name)
 	switch {
 	case row.Value == nil:
