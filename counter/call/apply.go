@@ -82,6 +82,7 @@ func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result
 		return []counter.Result{s.applyParts(ctx, &ops[0])}
 	}
 
+	// The results of the owner are those of the caller, in the same order.
 	answer, err := s.do(ctx, owner.Call{Partition: partition, Ops: ops})
 	if err != nil {
 		return []counter.Result{{Err: err}}
@@ -174,6 +175,7 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 
 // doAll makes calls to different partitions.
 func (s *Store) doAll(ctx context.Context, parts []part) {
+	// A lone call needs nobody to wait for others.
 	if len(parts) == 1 {
 		parts[0].Answer, parts[0].Err = s.do(ctx, parts[0].call)
 		return
@@ -205,6 +207,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		return counter.Result{Err: err}
 	}
 
+	// A replay is answered with the present counters, and anything else is checked against them.
 	before, err := op.ReadFrom(ctx, s)
 	if err != nil {
 		return counter.Result{Err: err}
@@ -254,6 +257,7 @@ func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.
 // refusal returns why the counters before would refuse a batch, or nil.
 func refusal(op *counter.Op, before map[string]counter.Counter) error {
 	after := maps.Clone(before)
+	// A key may occur several times, and then its changes add up.
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		have := after[c.Key].Or(c.Rule.Kind)
@@ -288,6 +292,7 @@ func (s *Store) makeParts(ctx context.Context, op *counter.Op) counter.Result {
 		to.call.Ops[0].Changes = append(to.call.Ops[0].Changes, *c)
 		to.indexes = append(to.indexes, i)
 	}
+	// Each partition makes its part by itself. What is missing after a fault, a repetition makes.
 	s.doAll(ctx, parts.calls)
 
 	return join(op, parts.calls)

@@ -82,6 +82,7 @@ func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	call.Stream = c.cfg.Stream
 
 	for {
+		// The owner is looked up each time: the partition may have moved since.
 		answer, err := c.try(ctx, call)
 		if err == nil {
 			return answer, nil
@@ -101,6 +102,7 @@ func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 // DoAll makes calls to different partitions at the same time, as Do does.
 func (c *Caller) DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome {
 	outcomes := make([]owner.Outcome, len(calls))
+	// Each partition has a lane of its own, so these do not wait for each other.
 	var made sync.WaitGroup
 	for i, call := range calls {
 		made.Go(func() { outcomes[i].Answer, outcomes[i].Err = c.Do(ctx, call) })

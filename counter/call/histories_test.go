@@ -45,7 +45,8 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-// historyRules has a rule for each kind, and one with bounds. Counters of one prefix may get operations of another kind.
+// historyRules has a rule for each kind, and one with bounds. Counters of one prefix may get operations of another
+// kind.
 var historyRules = func() *counter.Rules {
 	rules, err := counter.ParseRules([]byte(`{"rules":[
 		{"match":"sum:*","kind":"sum","buckets":["1s:1m","1m:2h","1h:90d"],"dimensions":["country","os"],"top":true},
@@ -217,8 +218,8 @@ func (h *history) op() counter.Op {
 	return op
 }
 
-// of completes a change with a rule for the key: its own, or now and then that of another kind which is kept in the same
-// place.
+// of completes a change with a rule for the key: its own, or now and then that of another kind which is kept in the
+// same place.
 func (h *history) of(key string, c counter.Change) counter.Change {
 	c.Key = key
 	c.Rule = historyRules.Find(key)
@@ -333,7 +334,7 @@ func (h *history) lists(s counter.Store, match string) []counter.TopList {
 	})
 	slices.SortFunc(lists, func(a, b counter.TopList) int { return int(a.Number - b.Number) })
 
-	return lists
+	return append([]counter.TopList{}, lists...)
 }
 
 // read reads something of both stores.
@@ -417,7 +418,11 @@ func (h *history) gains(s counter.Store, key string, step time.Duration) map[int
 	}
 
 	// The rule that a time bucket was made under says how long it is kept; all rules keep a length for the same time.
-	kept := map[time.Duration]time.Duration{time.Second: time.Minute, time.Minute: 2 * time.Hour, time.Hour: 90 * 24 * time.Hour}
+	kept := map[time.Duration]time.Duration{
+		time.Second: time.Minute,
+		time.Minute: 2 * time.Hour,
+		time.Hour:   90 * 24 * time.Hour,
+	}
 	all := map[int64]int64{}
 	for _, gain := range gains {
 		if counter.Over(gain.Number, step, kept[step], time.Now()) {

@@ -20,9 +20,9 @@ import (
 )
 
 // The simulation runs owners, gateways and a store with a clock, a network and faults of its own. Gateways change some
-// counters all the time. Meanwhile calls, commits and answers get lost, come late and twice; owners die, stand still and
-// lose their partitions to others; the store is away, full, or loses its newest changes. Then everything heals, and the
-// counters must be what was acknowledged. The seed decides what happens and when.
+// counters all the time. Meanwhile calls, commits and answers get lost, come late and twice; owners die, stand still
+// and lose their partitions to others; the store is away, full, or loses its newest changes. Then everything heals, and
+// the counters must be what was acknowledged. The seed decides what happens and when.
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")

@@ -27,8 +27,8 @@ type world struct {
 	// kept is how much of the log cannot be lost: what owners wrote that are gone or own the partition no more.
 	kept int
 	late []rows.Commit // were sent, and may yet arrive, or arrive again
-	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not, since
-	// its former owner would take itself for the owner again.
+	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not,
+	// since its former owner would take itself for the owner again.
 	orphans map[int]bool
 	lost    time.Time // when the store lost something last
 	away    bool      // nobody reaches the store

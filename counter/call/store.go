@@ -56,15 +56,17 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 	return s
 }
 
-// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change is
-// a function call then, and so is its publication.
+// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
+// is a function call then, and so is its publication.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
+	// Changes reach watchers in this process without a detour through the store.
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
 	var all []int
 	for id := range rows.Partitions {
 		all = append(all, id)
 	}
+	// Nobody else uses the store, so the claims cannot be taken away.
 	if err := o.Own(ctx, all...); err != nil {
 		o.Close()
 		return nil, fmt.Errorf("call: %w", err)
@@ -89,6 +91,7 @@ func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {
 // Close implements counter.Store.
 func (s *Store) Close() error {
 	s.closed.Do(func() {
+		// Reads and changes fail from here on; the owner ends after the turn under way.
 		s.stop()
 		s.wg.Wait()
 		if s.local != nil {
@@ -120,7 +123,9 @@ func (u until) Read(ctx context.Context, addresses []rows.Address) []rows.Found 
 }
 
 // Scan implements rows.Store.
-func (u until) Scan(ctx context.Context, partition int, collection, after string, each func(string, []byte) error) error {
+func (u until) Scan(
+	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
+) error {
 	if u.ctx.Err() != nil {
 		return fmt.Errorf("%w: it is closed", rows.ErrUnavailable)
 	}

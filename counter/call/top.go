@@ -71,7 +71,9 @@ func (s *Store) KeepTop(
 }
 
 // TopLists implements counter.TopStore.
-func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
+func (s *Store) TopLists(
+	ctx context.Context, match string, step time.Duration, from, to int64,
+) ([]counter.TopList, error) {
 	var lists []counter.TopList
 	each := func(field string, value []byte) error {
 		number, err := strconv.ParseInt(field, 16, 64)
@@ -102,6 +104,8 @@ func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, 
 var errEnough = errors.New("enough")
 
 // Histories implements counter.TopStore.
-func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+func (s *Store) Histories(
+	ctx context.Context, keys []string, step time.Duration, from, to int64,
+) ([][]counter.Gain, error) {
 	return counter.HistoriesOf(ctx, s.Reader, keys, step, from, to)
 }

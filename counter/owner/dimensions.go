@@ -17,6 +17,7 @@ func dimensionsOf(h *head) string {
 
 // Count implements counter.Step.
 func (d *draft) Count(key, dimension, value string, delta int64) {
+	// Values beyond the bound share one count, in the row of the dimension itself.
 	h := d.head(key)
 	h.parts |= hasDimensions // the counter changes, too
 	collection := dimensionsOf(h)

@@ -100,6 +100,7 @@ func (d *draft) prepare(calls []*pending) {
 		d.row(metaRow)
 	}
 
+	// The heads of all changes, the streams and the limits; what else is needed depends on these.
 	for _, one := range calls {
 		if one.Stream != "" {
 			d.row(rows.Name{Collection: streams, Field: one.Stream})
@@ -163,8 +164,8 @@ func (d *draft) judge(calls []*pending) {
 	}
 }
 
-// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the store
-// has the draft.
+// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the
+// store has the draft.
 func (d *draft) judgeCall(one *pending) {
 	one.answer = Answer{}
 	one.err = nil
@@ -188,6 +189,7 @@ func (d *draft) judgeCall(one *pending) {
 		return
 	}
 
+	// The answer goes into the same commit as the changes.
 	writes := d.writes
 	d.make(one)
 
@@ -227,6 +229,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 			d.expire(row.Name, row.Until)
 		}
 	}
+	// Another batch with the same key may have been made at the same time.
 	for _, id := range m.Remembered {
 		if !d.Remembered(id) {
 			d.Remember(id)
@@ -287,6 +290,7 @@ func (d *draft) empty() bool {
 
 // commit makes c the commit of the draft. It follows the partition's newest one.
 func (d *draft) commit(c *rows.Commit, publish bool) {
+	// Heads are encoded once, however many operations of the turn changed them.
 	for _, h := range d.heads {
 		if h.changed {
 			d.room = h.append(d.room[:0])
@@ -369,6 +373,7 @@ func (d *draft) row(name rows.Name) int {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}
 
+	// A row that was only written so far has to be looked up now.
 	e := &d.rows.list[at]
 	if !e.unknown || e.written {
 		return at
@@ -430,9 +435,10 @@ func (d *draft) putAt(at int, value []byte) {
 	d.writes++
 }
 
-// Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then the
-// store refuses the commit, and the calls are judged again.
+// Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then
+// the store refuses the commit, and the calls are judged again.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool {
+	// An earlier operation of the turn may have used it, or the store has just said so.
 	if d.uses(id) || d.p.known[id].After(d.now) {
 		return true
 	}

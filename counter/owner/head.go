@@ -15,8 +15,8 @@ type head struct {
 	at  int // of its row in the draft
 
 	counter.State
-	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again after
-	// its deletion has another one.
+	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again
+	// after its deletion has another one.
 	life    uint64
 	parts   parts
 	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
@@ -83,6 +83,7 @@ func (d *draft) findHead(key string) *head {
 
 // addHead reads the head of a counter. It uses the memory of a former one, if there is any.
 func (d *draft) addHead(key string) *head {
+	// Pointers to heads stay valid while the slice grows.
 	n := len(d.heads)
 	if n == cap(d.heads) {
 		d.heads = append(d.heads, nil)
@@ -114,8 +115,8 @@ func (d *draft) addHead(key string) *head {
 // counter returns a counter as the draft has it.
 func (d *draft) counter(key string) counter.Counter { return d.head(key).Counter(key) }
 
-// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless a
-// counter with a greater incarnation was deleted.
+// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless
+// a counter with a greater incarnation was deleted.
 func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.meta.deleted+1) }
 
 // Deleted implements counter.Step.
@@ -161,6 +162,7 @@ func (d *draft) notifyAll() {
 func (d *draft) Drop(key string, v counter.Version) {
 	h := d.head(key)
 	d.discardParts(h)
+	// A counter that is made again under this key gets a greater incarnation, and by that other rows.
 	d.meta.deleted = max(v.Incarnation, h.life, d.meta.deleted)
 	d.metaChanged = true
 
@@ -184,6 +186,7 @@ func (d *draft) discardParts(h *head) {
 		d.discard(dimensionsOf(h))
 	}
 
+	// Histories of lengths that no rule has any more expire by themselves.
 	for _, step := range counter.BucketSteps {
 		seconds := uint32(step / time.Second)
 		if h.parts&historyPart(seconds) != 0 {

@@ -16,6 +16,7 @@ func (o *Owner) giveUp(p *partition) {
 	if o.owned[p.id] == p {
 		o.owned[p.id] = nil
 	}
+	// After this nobody can enter the queue, since the partition is owned no more.
 	queue := p.queue
 	p.queue = nil
 	o.mu.Unlock()
@@ -25,11 +26,12 @@ func (o *Owner) giveUp(p *partition) {
 	}
 }
 
-// heal claims p again and writes every row that the store may lack, or gives p up if another process has claimed it. The
-// calls in the turn of p are judged anew after that. The caller has the turn.
+// heal claims p again and writes every row that the store may lack, or gives p up if another process has claimed it.
+// The calls in the turn of p are judged anew after that. The caller has the turn.
 func (o *Owner) heal(p *partition) {
 	o.requeue(p)
 
+	// The claim names the former one, so it fails if somebody else has claimed since.
 	ctx, cancel := o.limited()
 	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
 	cancel()
@@ -69,14 +71,15 @@ func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	o.wg.Go(func() { o.settle(p) })
 }
 
-// settle repeats the commit of p until its outcome is known. An earlier attempt may still reach a store that is full now
-// but not then, so a full store decides nothing.
+// settle repeats the commit of p until its outcome is known. An earlier attempt may still reach a store that is full
+// now but not then, so a full store decides nothing.
 func (o *Owner) settle(p *partition) {
 	err := error(rows.ErrUnavailable)
 	for errors.Is(err, rows.ErrUnavailable) || errors.Is(err, rows.ErrFull) {
 		if !wake.Wait(o.ctx, o.cfg.RepeatAfter, nil) {
 			return
 		}
+		// The same commit with the same number: a store that has it already says so.
 		err = o.write([]rows.Commit{p.commit})[0]
 	}
 
@@ -85,6 +88,7 @@ func (o *Owner) settle(p *partition) {
 	}
 	defer o.unlock()
 
+	// Only now may a turn look into the queue again.
 	o.mu.Lock()
 	p.unsure = false
 	released := o.owned[p.id] != p

@@ -27,6 +27,7 @@ func (d *draft) Past(key string, s counter.Slot, kept time.Duration) {
 	h := d.head(key)
 	h.parts |= historyPart(s.Step) // the counter changes, too
 
+	// The row of a span expires with its last bucket.
 	span := int64(s.Number) / historyRow
 	name := rows.Name{Collection: historyCollection(h, s.Step), Field: numberField(span)}
 	if d.get(name) == nil {

@@ -23,6 +23,7 @@ func ledgerName(h *head, seq uint64) rows.Name {
 
 // Enter implements counter.Step.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
+	// An entry is appended to its row, which is copied once for each commit.
 	name := ledgerName(d.head(key), e.Seq)
 	d.put(name, appendEntry(d.own(name), &e))
 

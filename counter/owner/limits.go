@@ -37,6 +37,7 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 		return limit.Answer{}
 	}
 
+	// The clock of the owner counts, for all gateways.
 	answer := state.Take(*call, d.now.UnixMilli())
 	if !answer.Allowed {
 		return answer

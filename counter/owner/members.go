@@ -131,6 +131,7 @@ func (s set) split() {
 		}
 	}
 
+	// Both rows go into the commit of the change that made the set too full.
 	s.d.put(s.row(from), stay)
 	s.d.put(s.row(shards), move)
 	s.h.shards = shards + 1

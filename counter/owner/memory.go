@@ -49,6 +49,7 @@ func (m *memory) forget(now time.Time, o *Owner) {
 		}
 	}
 
+	// Both halves together have what was written within the last 30 to 60 seconds.
 	full := m.recent.size > m.recent.limit
 	old := m.recent.size > 0 && now.Sub(m.aged) > recentFor
 	if m.recent.limit >= 0 && (full || old) {
@@ -61,8 +62,8 @@ func (m *memory) forget(now time.Time, o *Owner) {
 	}
 }
 
-// generations is a map that forgets what was not used for the longest time. It has two halves: age forgets the older one
-// and begins a new one, and what is used moves into the younger half.
+// generations is a map that forgets what was not used for the longest time. It has two halves: age forgets the older
+// one and begins a new one, and what is used moves into the younger half.
 type generations[K comparable, V any] struct {
 	*budget        // shared by all generations that age together
 	sizeOf         func(K, V) int
@@ -93,6 +94,7 @@ func (g *generations[K, V]) put(key K, value V) {
 		g.younger = map[K]V{}
 	}
 
+	// A row that is written again and again counts once.
 	before, ok := g.younger[key]
 	if ok {
 		g.size -= g.sizeOf(key, before)

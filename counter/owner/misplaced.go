@@ -41,6 +41,7 @@ func (d *draft) misplaced(key string) error {
 		return nil
 	}
 
+	// A row of another partition. Its owner may change it, so it is read anew for each turn.
 	other := head{key: key}
 	err := other.decode(d.get(rows.Name{Collection: beside, Field: key}))
 	if err != nil || other.Kind == 0 {

@@ -22,8 +22,8 @@
 // # Faults
 //
 // A commit whose outcome is unknown is repeated until it is known; its partition waits meanwhile, others do not. When
-// another process has claimed the partition, this one gives it up, and its callers turn to the new owner. When the store
-// has lost something, the owner claims again, and writes every row that it knows and the store may lack.
+// another process has claimed the partition, this one gives it up, and its callers turn to the new owner. When the
+// store has lost something, the owner claims again, and writes every row that it knows and the store may lack.
 //
 // # Versions
 //
@@ -65,13 +65,13 @@ type Config struct {
 	WriteTimeout time.Duration
 	// RepeatAfter is the pause before a commit without an answer is repeated, default 100ms.
 	RepeatAfter time.Duration
-	// VerifyEvery is how often an owner makes sure that the store has lost nothing of a partition, default 1s. Negative:
-	// never, for stores that lose nothing. Then the owner does not keep what it wrote, either.
+	// VerifyEvery is how often an owner makes sure that the store has lost nothing of a partition, default 1s.
+	// Negative: never, for stores that lose nothing. Then the owner does not keep what it wrote, either.
 	VerifyEvery time.Duration
 	// SweepEvery is how often an owner deletes what has expired, default 1m. Negative: never.
 	SweepEvery time.Duration
-	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last, and
-	// as much again of those that were written last. Negative: none, for a store in memory.
+	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
+	// and as much again of those that were written last. Negative: none, for a store in memory.
 	Memory int
 	// Hub gets the changes, instead of those who watch the store. It is for a process that uses the store alone.
 	Hub *counter.Hub
@@ -137,6 +137,7 @@ type near interface {
 func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock()}
 	o.memory = newMemory(&o.cfg)
+	// With a cache, rows are found there.
 	if o.cfg.Memory < 0 {
 		o.near, _ = store.(near)
 	}
@@ -151,7 +152,8 @@ func New(store rows.Store, cfg Config) *Owner {
 	return o
 }
 
-// Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called once.
+// Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called
+// once.
 func (o *Owner) Close() {
 	o.stop()
 	_ = o.turn.lock(nil, nil) // for ever, so that no turn begins a goroutine any more
@@ -169,6 +171,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	}
 	defer o.unlock()
 
+	// A second claim would fence this process itself.
 	var wanted []rows.Former
 	for _, id := range partitions {
 		if o.partition(id) == nil {

@@ -39,6 +39,7 @@ func (p *partition) healing(claim rows.Claim, publish bool) rows.Commit {
 	p.epoch = claim.Epoch
 
 	d := p.draft
+	// A row may be in both. They have the same value.
 	for _, some := range []*generations[rows.Name, row]{&p.rows, &p.written} {
 		for name, is := range some.all() {
 			if is.number > claim.Number {
@@ -51,6 +52,7 @@ func (p *partition) healing(claim rows.Claim, publish bool) rows.Commit {
 			d.remember(rows.ID{Bytes: id, Until: is.until})
 		}
 	}
+	// The meta row is in neither.
 	d.meta = p.meta
 	d.metaChanged = p.meta.loaded
 	d.notifyAll()
@@ -90,6 +92,7 @@ func (p *partition) landDraft() {
 		}
 
 		is := row{value: e.value, number: p.number}
+		// What came from memory and stayed as it was is there already.
 		if e.written || !e.cached && !e.unknown {
 			p.rows.put(e.name, is)
 		}

@@ -15,8 +15,8 @@ import (
 // Call is some work for one partition, to which all of its keys belong.
 type Call struct {
 	Partition int
-	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a repetition
-	// has the same one. A sender in the same process, whose calls do not get lost, has no stream.
+	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a
+	// repetition has the same one. A sender in the same process, whose calls do not get lost, has no stream.
 	Stream string
 	Number uint64
 	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
@@ -89,9 +89,10 @@ type pending struct {
 	changes int // as they count for the bound of the queue
 
 	// Who has the turn writes these.
-	answered bool
-	answer   Answer
-	err      error
+	answered  bool
+	withdrawn bool // its caller has gone, so it is not judged again
+	answer    Answer
+	err       error
 
 	// Both are nil while only its own caller can answer the call.
 	done  chan struct{} // closed with the answer
@@ -123,6 +124,7 @@ func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
 
 // doNow makes a call with the turn that the caller has, and ends the turn.
 func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
+	// The memory of the last call is used again: nobody but its caller knew it.
 	one := o.scratch.call
 	if one == nil {
 		one = &pending{}
@@ -135,6 +137,8 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 		o.unlock()
 		return Answer{}, err
 	}
+	// Its partition is unsure, or the store knew an idempotency key. Before the turn ends others must be able to
+	// answer.
 	if !one.answered {
 		one.awaitable()
 		o.unlock()
@@ -166,6 +170,7 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 		return outcomes
 	}
 
+	// All of them enter their queues before the turn, so that one commit of the store has them.
 	all := make([]pending, len(calls))
 	for i := range calls {
 		all[i] = pending{Call: calls[i], changes: calls[i].size()}
@@ -179,6 +184,7 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	}
 	o.unlock()
 
+	// What the turn did not answer waits for another turn, like any call.
 	for i := range all {
 		one := &all[i]
 		switch {
@@ -193,8 +199,8 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	return outcomes
 }
 
-// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers find
-// theirs answered.
+// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers
+// find theirs answered.
 func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	for {
 		if o.turn.lock(one.done, ctx.Done()) {
@@ -208,13 +214,13 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 			return one.answer, one.err
 		case <-one.ready:
 		case <-ctx.Done():
-			return Answer{}, o.withdraw(ctx, one)
+			return o.withdraw(ctx, one)
 		}
 	}
 }
 
-// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as waiting,
-// and has no changes. The caller has the turn.
+// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as
+// waiting, and has no changes. The caller has the turn.
 func (o *Owner) enterTurn(one *pending) error {
 	o.mu.Lock()
 	p := o.owned[one.Partition]
@@ -229,6 +235,7 @@ func (o *Owner) enterTurn(one *pending) error {
 	}
 	o.mu.Unlock()
 
+	// Nobody waits, so the call need not pass through the queue.
 	p.calls = append(p.calls, one)
 	o.scratch.work = append(o.scratch.work[:0], p)
 	o.make(o.scratch.work)
@@ -246,9 +253,11 @@ func (o *Owner) enqueue(one *pending) error {
 // enqueueLocked puts a call into the queue of its partition. The caller has mu.
 func (o *Owner) enqueueLocked(one *pending) error {
 	p := o.owned[one.Partition]
+	// A caller that is sent away here asks the new owner.
 	if p == nil {
 		return ErrNotOwner
 	}
+	// A call that is alone passes also if it is larger than the queue.
 	waiting := int(o.waiting.Load())
 	if waiting > 0 && waiting+one.changes > o.cfg.Queue {
 		return counter.ErrBusy
@@ -269,18 +278,30 @@ func (o *Owner) listLocked(p *partition) {
 	}
 }
 
-// withdraw takes a call back whose caller waits no longer, and returns the error for it. What is in a turn may be made.
-func (o *Owner) withdraw(ctx context.Context, one *pending) error {
+// withdraw takes a call back whose caller waits no longer, and returns the answer that has come meanwhile, or the error
+// for it. What is under way to the store may be made.
+func (o *Owner) withdraw(ctx context.Context, one *pending) (Answer, error) {
+	// A turn reads the operations of a call, and their memory is the caller's again after this.
+	if o.turn.lock(one.done, o.ctx.Done()) {
+		defer o.unlock()
+	}
+	select {
+	case <-one.done:
+		return one.answer, one.err
+	default:
+	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	if p := o.owned[one.Partition]; p != nil {
-		before := len(p.queue)
+	p := o.owned[one.Partition]
+	if p != nil && slices.Contains(p.queue, one) {
 		p.queue = slices.DeleteFunc(p.queue, func(other *pending) bool { return other == one })
-		o.waiting.Add(-int64(one.changes * (before - len(p.queue))))
+		o.waiting.Add(-int64(one.changes))
 	}
+	one.withdrawn = true
 
-	return fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
+	return Answer{}, fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
 
 // answer answers a call with what its draft says. The caller has the turn.
@@ -289,6 +310,7 @@ func (o *Owner) answer(one *pending) {
 		o.waiting.Add(-int64(one.changes))
 	}
 	one.answered = true
+	// A call that is not awaitable is answered by its own caller, who sees answered.
 	if one.done != nil {
 		close(one.done)
 	}
@@ -304,9 +326,10 @@ func (o *Owner) refuse(one *pending, err error) {
 // turnIDs is the number of idempotency keys after which a turn takes no further call of a partition.
 const turnIDs = 1000
 
-// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the first.
-// The caller has Owner.mu.
+// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the
+// first. The caller has Owner.mu.
 func (p *partition) takeLocked(most int) {
+	// The usual case, without a map.
 	if len(p.queue) == 1 {
 		p.calls = append(p.calls, p.queue[0])
 		p.queue[0] = nil
@@ -326,6 +349,7 @@ func (p *partition) takeLocked(most int) {
 			continue
 		}
 
+		// Calls without a stream do not exclude each other.
 		streams[one.Stream] = one.Stream != ""
 		changes += one.changes
 		ids += one.ids()

@@ -104,7 +104,9 @@ func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.
 }
 
 // findMember notes which sets have a member.
-func (r *Reader) findMember(ctx context.Context, keys []string, all []head, member string, into []counter.Reading) error {
+func (r *Reader) findMember(
+	ctx context.Context, keys []string, all []head, member string, into []counter.Reading,
+) error {
 	hash := hashOf(member)
 	var sets []int
 	var addresses []rows.Address
@@ -250,6 +252,7 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		return counter.Aggregate{}, err
 	}
 
+	// One after another: 12 KB each would be too much for all at once.
 	for i := range uniques {
 		registers, err := r.registers(ctx, &uniques[i])
 		if err != nil {

@@ -37,6 +37,7 @@ func (r *Reader) History(
 func (r *Reader) gains(ctx context.Context, h *head, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	collection := historyCollection(h, uint32(step/time.Second))
+	// The first and the last row may have buckets that nobody asked for.
 	first, last := from/historyRow, to/historyRow
 	err := r.scanNumbers(ctx, h, collection, first, last, func(span int64, _ string, row []byte) error {
 		read := reader{rest: row}
@@ -55,6 +56,7 @@ func (r *Reader) gains(ctx context.Context, h *head, step time.Duration, from, t
 func (r *Reader) uniqueGains(ctx context.Context, h *head, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	var bucket hyperloglog.Union
+	// Rows come in the order of their fields, so those of one bucket come together.
 	number := int64(-1)
 	end := func() {
 		if number < 0 {
@@ -86,8 +88,8 @@ func (r *Reader) uniqueGains(ctx context.Context, h *head, step time.Duration, f
 // numberDigits is the length of a number at the beginning of a field.
 const numberDigits = 8
 
-// scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to last,
-// and with what follows the number in the field.
+// scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to
+// last, and with what follows the number in the field.
 func (r *Reader) scanNumbers(
 	ctx context.Context, h *head, collection string, first, last int64, each func(int64, string, []byte) error,
 ) error {

@@ -68,6 +68,7 @@ func (r *registers) raise(index int, rank uint8) bool {
 		return r.raiseInRow(index, rank)
 	}
 
+	// Whether there are more rows, only the first one says.
 	first := r.get(0)
 	if len(first) > 0 && first[0] != aloneForm {
 		return r.raiseInRow(index, rank)
@@ -124,6 +125,7 @@ func (r *registers) split(alone []byte) {
 		r.ranks = &ranks{0: hyperloglog.Size}
 	}
 
+	// The first row changes its form also if it has no register.
 	r.d.put(r.name(0), []byte{sparseForm})
 	for at := 1; at < len(alone); at += 3 {
 		r.raiseInRow(getAlone(alone[at:]))
@@ -138,6 +140,7 @@ func (r *registers) raiseInRow(index int, rank uint8) bool {
 		return false
 	}
 
+	// The ranks let Count answer without a read of the other rows.
 	b := r.own(row, sparseForm)
 	if b[0] == sparseForm && before == 0 && len(b) > 2*sparseMost {
 		b = dense(b)
@@ -326,6 +329,7 @@ func (u unique) Count() int64 {
 		return hyperloglog.Estimate(&histogram)
 	}
 
+	// In one row the ranks are as quickly counted as kept.
 	r := registers{d: u.d, collection: setCollection(u.h)}
 	alone := u.d.get(r.name(0))
 	histogram[0] = hyperloglog.Size

@@ -72,6 +72,7 @@ func (d *draft) discard(collection string) {
 // expire has a row deleted at some time after a moment.
 func (d *draft) expire(name rows.Name, after time.Time) {
 	now := d.now.Unix() / 60
+	// Sweeps begin with the first row that expires.
 	if d.meta.swept == 0 {
 		d.meta.swept = now
 		d.metaChanged = true
@@ -112,6 +113,7 @@ func (d *draft) sweep(s *swept) {
 	for _, name := range s.garbage {
 		d.put(name, nil)
 	}
+	// The note goes in any case. A row that is still used gets a new one.
 	for _, name := range s.expired {
 		d.put(name, nil)
 		d.sweepExpired(name.Field)
@@ -131,6 +133,7 @@ func (d *draft) sweepExpired(field string) {
 		return // the row is deleted, and what it named is unknown
 	}
 
+	// The note says when the row was expected to expire, when it was made.
 	until := d.usedUntil(name)
 	if until.After(d.now) {
 		d.expire(name, until)
@@ -158,6 +161,7 @@ func (d *draft) usedUntil(name rows.Name) time.Time {
 func (o *Owner) sweep() {
 	done := map[*partition]int64{} // the minute until which a partition is swept, also if nothing had expired
 	for wake.Wait(o.ctx, o.cfg.SweepEvery, nil) {
+		// Partitions that are owned no more are forgotten.
 		before := done
 		done = map[*partition]int64{}
 		now := time.Now().Unix() / 60
@@ -210,6 +214,7 @@ func (o *Owner) sweepGarbage(partition int) error {
 			if err != nil {
 				return err
 			}
+			// The note goes last, so that a sweep that ends early is continued.
 			if all {
 				names = append(names, collection)
 			}

@@ -34,6 +34,7 @@ func (o *Owner) make(work []*partition) {
 	}
 
 	o.commit(dirty, commits)
+	// Nothing may keep the rows of this turn alive.
 	clear(commits)
 	o.scratch.commits = commits
 	o.memory.forget(now, o)
@@ -54,6 +55,7 @@ func (o *Owner) take() []*partition {
 		p.takeLocked(o.cfg.Batch)
 		work = append(work, p)
 	}
+	// Who comes from now on is listed anew.
 	clear(o.busy)
 	o.busy = o.busy[:0]
 	o.scratch.work = work
@@ -93,6 +95,7 @@ func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 				complete = append(complete, p)
 			}
 		}
+		// Few calls come here: those that need rows which they do not name, and these are not in memory.
 		work = incomplete
 	}
 	o.scratch.complete = complete
@@ -110,6 +113,7 @@ func (o *Owner) read(work []*partition) []*partition {
 		return work
 	}
 
+	// One read for all partitions, however many rows are missing.
 	ctx, cancel := o.limited()
 	found := o.store.Read(ctx, addresses)
 	cancel()
@@ -167,6 +171,7 @@ func (o *Owner) write(commits []rows.Commit) []error {
 
 // settled goes on with p when the outcome of its commit is known, or unknown. The caller has the turn.
 func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
+	// The usual outcome, and the only one that is not slow anyway.
 	if err == nil {
 		p.number = commit.Number
 		o.land(p)
@@ -192,8 +197,10 @@ func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 
 // land moves the draft of p, which the store has, into memory, and answers its calls. The caller has the turn.
 func (o *Owner) land(p *partition) {
+	// The draft is read until the last call is answered.
 	d := p.draft
 	p.landDraft()
+	// Before the answer, so that a watcher never gets an older value than a caller had.
 	if o.cfg.Hub != nil {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
@@ -219,16 +226,26 @@ func (o *Owner) end(p *partition) {
 	o.dropDraft(p)
 }
 
-// requeue puts the calls in the turn of p before those that wait. A later turn judges them anew.
+// requeue puts the calls in the turn of p before those that wait. A later turn judges them anew, apart from those whose
+// caller has gone: their operations may be others by now. The caller has the turn.
 func (o *Owner) requeue(p *partition) {
+	calls := p.calls
+	p.calls = nil
+	o.dropDraft(p)
+
+	var again []*pending
+	for _, one := range calls {
+		if one.withdrawn {
+			o.refuse(one, counter.ErrUnavailable)
+		} else {
+			again = append(again, one)
+		}
+	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	if len(p.calls) > 0 {
-		p.queue = append(p.calls, p.queue...)
-		p.calls = nil
-	}
-	o.dropDraft(p)
+	p.queue = append(again, p.queue...)
 	if len(p.queue) > 0 {
 		o.listLocked(p)
 		p.callQueueLocked()
@@ -257,6 +274,7 @@ func (o *Owner) newDraft(p *partition, now time.Time) *draft {
 func (o *Owner) dropDraft(p *partition) {
 	d := p.draft
 	p.draft = nil
+	// A draft that has grown large is left to the garbage collector.
 	if d != nil && d.reset() {
 		o.scratch.drafts = append(o.scratch.drafts, d)
 	}

@@ -34,8 +34,8 @@ type partition struct {
 	// last is the row that was looked up last, since who reads a row often writes it next.
 	last     *value
 	lastName rows.Name
-	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number has
-	// no other bound.
+	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number
+	// has no other bound.
 	ids    map[[16]byte]time.Time
 	oldest []rows.ID // the same, in the order in which they came
 }
@@ -80,6 +80,7 @@ var made [rows.Partitions]error
 
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
 func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
+	// Callers do not modify what they get, so most get the same slice.
 	errs := made[:len(commits):len(commits)]
 	own := false
 	for i := range commits {
@@ -155,6 +156,7 @@ func (p *partition) find(name rows.Name) *value {
 }
 
 func (p *partition) put(row *rows.Row) {
+	// The owner has read the row before, so it is at hand.
 	is := p.find(row.Name)
 	switch {
 	case row.Value == nil:
