@@ -554,7 +554,7 @@ func TestNoReadFromMemoryIsOlderThanItsLag(t *testing.T) {
 		s.mu.Lock()
 		s.silent = true
 		s.mu.Unlock()
-		s.tell(s.set(1, 2)) // nobody knows how long that was on its way
+		s.tell(s.set(1, 2))                          // nobody knows how long that was on its way
 		time.Sleep(2*time.Second + time.Millisecond) // a probe may have begun at that moment, and was answered
 		synctest.Wait()
 		if c := l.current(keys, 2*time.Second); c != nil {
