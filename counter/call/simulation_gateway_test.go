@@ -1,0 +1,196 @@
+package call_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+)
+
+// gateway changes counters until stop is closed. Now and then it is killed, and another one comes.
+func (s *simulation) gateway(name string, stop <-chan struct{}) {
+	dice := s.dice(name, "lives", 0)
+	for life := 0; ; life++ {
+		ctx, kill := context.WithCancel(context.Background())
+		caller := call.New(s, call.Config{Stream: fmt.Sprint(name, ".", life)})
+
+		var workers sync.WaitGroup
+		for w := range simWorkers {
+			dice := s.dice(fmt.Sprint(name, ".", life), "works", w)
+			workers.Go(func() { s.work(ctx, caller, dice, stop) })
+		}
+
+		if dice.chance(0.5) {
+			select {
+			case <-time.After(2*time.Second + dice.upTo(20*time.Second)):
+				s.logf("%s is killed", name)
+				kill()
+			case <-stop:
+			}
+		}
+		workers.Wait()
+		kill()
+
+		select {
+		case <-stop:
+			return
+		default:
+		}
+	}
+}
+
+// work makes one change after another.
+func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *dice, stop <-chan struct{}) {
+	for ctx.Err() == nil {
+		select {
+		case <-stop:
+			return
+		case <-time.After(dice.upTo(300 * time.Millisecond)):
+			s.change(ctx, caller, dice)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// change makes one change, or some of one key, and notes the answer.
+func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *dice) {
+	key := s.keys[dice.below(len(s.keys))]
+	delta := int64(1 + dice.below(9))
+	if dice.chance(0.45) {
+		delta = -delta
+	}
+	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: ruleOf(key), Verb: counter.Add, Delta: delta}}}
+
+	// A change with an idempotency key is one that another gateway may repeat.
+	name, known := "", false
+	if dice.chance(0.3) {
+		name = fmt.Sprint(key, " ", dice.below(40))
+		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", name)
+		delta, known = s.identify(name, key, delta)
+		op.Changes[0].Delta = delta
+	}
+
+	s.logf("%s by %d %s?", key, delta, name)
+	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
+	s.logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
+	if err != nil {
+		s.unanswered(key, name, delta, err)
+		return
+	}
+
+	s.answered(key, name, delta, known, answer.Results[0])
+}
+
+// identify returns the delta of the change with that idempotency key, and whether it was acknowledged already.
+func (s *simulation) identify(name, key string, delta int64) (is int64, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	one := s.ids[name]
+	if one == nil {
+		one = &identified{key: key, delta: delta}
+		s.ids[name] = one
+	}
+
+	return one.delta, one.acknowledge
+}
+
+func (s *simulation) unanswered(key, name string, delta int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	switch {
+	case errors.Is(err, counter.ErrBusy):
+	case name != "":
+		s.ids[name].unknown = true
+	default:
+		s.expected[key].maybe = append(s.expected[key].maybe, delta)
+	}
+}
+
+func (s *simulation) answered(key, name string, delta int64, known bool, result counter.Result) {
+	if result.Err != nil && !errors.Is(result.Err, counter.ErrBound) {
+		s.failf("%s by %d: %v", key, delta, result.Err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if result.Err != nil {
+		if known {
+			s.wrong = append(s.wrong, fmt.Sprintf("%s was made, and its repetition is refused: %v", name, result.Err))
+		}
+		return
+	}
+
+	c := result.Counters[0]
+	if c.Value < 0 && c.Kind == counter.Exact {
+		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d, below its floor", key, c.Value))
+	}
+	at := fmt.Sprint(key, "@", c.Version)
+	if value, ok := s.versions[at]; ok && value != c.Value {
+		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d and %d", at, value, c.Value))
+	}
+	s.versions[at] = c.Value
+
+	if name == "" {
+		s.expected[key].sum += delta
+		return
+	}
+	is := s.ids[name]
+	is.acknowledge = true
+	if !result.Replay {
+		is.changed++
+	}
+}
+
+// check compares the counters in the store with what was acknowledged.
+func (s *simulation) check() {
+	for name, is := range s.ids {
+		if is.changed > 1 {
+			s.failf("%s was made %d times", name, is.changed)
+		}
+		e := s.expected[is.key]
+		switch {
+		case is.acknowledge:
+			e.sum += is.delta
+		case is.unknown:
+			e.maybe = append(e.maybe, is.delta)
+		}
+	}
+
+	for _, key := range s.keys {
+		read, err := owner.NewReader(s.world.store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
+		if err != nil {
+			s.failf("%v", err)
+			continue
+		}
+
+		e := s.expected[key]
+		c := read[0]
+		if !canBe(c.Value-e.sum, e.maybe) {
+			s.failf("%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
+		}
+	}
+}
+
+// canBe reports whether some of the deltas add up to sum.
+func canBe(sum int64, deltas []int64) bool {
+	sums := map[int64]bool{0: true}
+	for _, delta := range deltas {
+		for _, s := range slices.Collect(maps.Keys(sums)) {
+			sums[s+delta] = true
+		}
+	}
+
+	return sums[sum]
+}
