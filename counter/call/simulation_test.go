@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,16 +64,16 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 			if testing.Short() {
 				most = 6
 			}
-			found := 0
+			var found atomic.Int64
 			forSeeds(most, func(seed uint64) bool {
 				wrong := simulate(t, seed, plant, false)
 				if len(wrong) > 0 {
-					found++
+					found.Add(1)
 				}
 				return true
 			})
-			t.Logf("%d of %d seeds found it", found, most)
-			if found == 0 {
+			t.Logf("%d of %d seeds found it", found.Load(), most)
+			if found.Load() == 0 {
 				t.Error("no seed found it")
 			}
 		})
