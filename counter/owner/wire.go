@@ -232,25 +232,25 @@ func (r *reader) change() counter.Change {
 }
 
 // check gives the changes of a call their rules, and checks what the sender should have checked.
-func (call *Call) check(rules *counter.Rules) error {
-	for i := range call.Ops {
-		op := &call.Ops[i]
+func (c *Call) check(rules *counter.Rules) error {
+	for i := range c.Ops {
+		op := &c.Ops[i]
 		for at := range op.Changes {
-			c := &op.Changes[at]
-			c.Rule = rules.Find(c.Key)
-			if c.Rule == nil {
-				return fmt.Errorf("no rule of the owner fits %q; give all processes the same --counters", c.Key)
+			change := &op.Changes[at]
+			change.Rule = rules.Find(change.Key)
+			if change.Rule == nil {
+				return fmt.Errorf("no rule of the owner fits %q; give all processes the same --counters", change.Key)
 			}
 		}
 		if err := op.Check(); err != nil {
 			return err
 		}
 	}
-	if call.More == nil {
+	if c.More == nil {
 		return nil
 	}
-	for i := range call.More.Limits {
-		one := &call.More.Limits[i]
+	for i := range c.More.Limits {
+		one := &c.More.Limits[i]
 		if err := one.Check(); err != nil {
 			return fmt.Errorf("limit %q: %w", one.Key, err)
 		}
