@@ -420,7 +420,7 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
     await page.evaluate(
       async ([server, name]) => {
         const { Headcount } = await import(`${server}/-/headcount.js`);
-        const follow = (method, path, base, token, keep, idOf) => fetch(new URL(path, base), { method, headers: { 'Headcount-Id': idOf(base.origin, keep) } });
+        const follow = (method, path, base, token, keep, idOf) => fetch(new URL(path, base), { method, headers: { 'Headcount-Id': idOf(base, keep) } });
         const answer = await Headcount.at().lend(follow, 'PUT', `-/me/follows/${name}`);
         if (!answer.ok) throw new Error(`${answer.status}`);
       },
