@@ -81,23 +81,6 @@ func (c *Client) To(addr string) *Peer {
 	return p
 }
 
-// Forget ends the connections to all processes but those at addrs, as the others have ended.
-func (c *Client) Forget(addrs map[string]bool) {
-	c.mu.Lock()
-	var gone []*Peer
-	for addr, p := range c.peers {
-		if !addrs[addr] {
-			gone = append(gone, p)
-			delete(c.peers, addr)
-		}
-	}
-	c.mu.Unlock()
-
-	for _, p := range gone {
-		p.drop()
-	}
-}
-
 // Peer is another process. Its methods may be called from any goroutine.
 type Peer struct {
 	client  *Client

@@ -172,7 +172,7 @@ func (d *Directory) OwnerOf(partition int) call.Owner {
 	case name == "":
 		return nil
 	case name == d.cfg.Self:
-		return here{d}
+		return d
 	}
 
 	return there{d, name}
@@ -307,14 +307,8 @@ func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	return answer, err
 }
 
-// here makes calls in this process.
-type here struct{ d *Directory }
-
-// Do implements call.Owner.
-func (h here) Do(ctx context.Context, c owner.Call) (owner.Answer, error) { return h.d.Do(ctx, c) }
-
 // Do makes a call of this process or of another one, if this process owns the partition or should. It implements
-// link.Process.
+// call.Owner and link.Process.
 func (d *Directory) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	local := d.cfg.Local
 	if local == nil {

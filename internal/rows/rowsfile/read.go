@@ -25,9 +25,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 		return nil
 	})
 	if err != nil {
-		for i := range found {
-			found[i] = rows.Found{Err: err}
-		}
+		return rows.Unread(len(addresses), err)
 	}
 
 	return found
@@ -35,24 +33,9 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 
 // Scan implements rows.Store. Each may call the store.
 func (s *Store) Scan(ctx context.Context, at int, collection, after string, each func(string, []byte) error) error {
-	// Each is called outside of the transactions, so it may take its time.
-	for {
-		some, err := s.scan(ctx, at, collection, after)
-		if err != nil {
-			return err
-		}
+	part := func(after string) ([]rows.Row, error) { return s.scan(ctx, at, collection, after) }
 
-		for _, row := range some {
-			if err := each(row.Field, row.Value); err != nil {
-				return err
-			}
-		}
-		if len(some) < scanAtOnce {
-			return nil
-		}
-
-		after = some[len(some)-1].Field
-	}
+	return rows.ScanInParts(after, scanAtOnce, part, each)
 }
 
 // scan returns the first rows of a collection whose fields are greater than after.

@@ -33,11 +33,8 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 		return nil
 	}
 	err := s.query(ctx, "read", []any{&at, &value}, each, readRows, wanted.partition, wanted.collection, wanted.field)
-
 	if err != nil {
-		for i := range found {
-			found[i] = rows.Found{Err: err}
-		}
+		return rows.Unread(len(addresses), err)
 	}
 
 	return found
@@ -45,24 +42,9 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 
 // Scan implements rows.Store.
 func (s *Store) Scan(ctx context.Context, at int, collection, after string, each func(string, []byte) error) error {
-	// Each is called without a connection, so it may take its time.
-	for {
-		some, err := s.scan(ctx, at, collection, after)
-		if err != nil {
-			return err
-		}
+	part := func(after string) ([]rows.Row, error) { return s.scan(ctx, at, collection, after) }
 
-		for _, row := range some {
-			if err := each(row.Field, row.Value); err != nil {
-				return err
-			}
-		}
-		if len(some) < scanAtOnce {
-			return nil
-		}
-
-		after = some[len(some)-1].Field
-	}
+	return rows.ScanInParts(after, scanAtOnce, part, each)
 }
 
 // scan returns the first rows of a collection whose fields are greater than after.

@@ -138,32 +138,18 @@ func (p *partition) claimedNow(claim rows.Claim) {
 }
 
 // leave forgets a partition that another process owns. The caller has mu.
-func (p *partition) leave() {
-	p.owner = ""
-	p.epoch = 0
-	p.state = state{}
-	p.pending = nil
-	p.ids = nil
-	p.marks = nil
-	p.claimed = false
-	p.backEpoch = 0
-	p.backHas = 0
-	p.sending = nil
-	p.newest = 0
-	p.drainedUntil = 0
-	p.evicted = nil
-	p.drained = nil
-	p.changed = false
-	p.opened = false
-}
+func (p *partition) leave() { p.tenure = tenure{} }
 
 // toSend returns what the back shall get, the same again until it has it, or nil.
 func (p *partition) toSend(now time.Time) *rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.sending != nil || !p.claimed || len(p.pending)+len(p.ids) == 0 {
-		return p.sendingIfClaimed()
+	if !p.claimed {
+		return nil
+	}
+	if p.sending != nil || len(p.pending)+len(p.ids) == 0 {
+		return p.sending
 	}
 
 	c := &rows.Commit{
@@ -188,14 +174,6 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	p.ids = nil
 
 	return c
-}
-
-func (p *partition) sendingIfClaimed() *rows.Commit {
-	if !p.claimed {
-		return nil
-	}
-
-	return p.sending
 }
 
 // sent goes on with the outcome of a commit of the back.

@@ -28,10 +28,15 @@ func dirtyName(number uint64) rows.Name {
 type partition struct {
 	id int
 
-	mu    sync.Mutex // guards the fields below
-	owner string     // empty: this process has not claimed the partition
-	epoch uint64     // of the claim in the front
-	state state      // of the front
+	mu sync.Mutex // guards the fields below
+	tenure
+}
+
+// tenure is what a process knows of a partition from the claim of it on.
+type tenure struct {
+	owner string // empty: this process has not claimed the partition
+	epoch uint64 // of the claim in the front
+	state state  // of the front
 
 	pending map[rows.Name][]byte // what changed in the front since sending
 	ids     []rows.ID            // likewise

@@ -2,6 +2,7 @@ package rowstier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -170,6 +171,6 @@ func begin(ctx context.Context, of rows.Store, at rows.Address, after string) *s
 	return s
 }
 
-var errStopped = fmt.Errorf("stopped")
+var errStopped = errors.New("stopped")
 
 func (s *scan) move() { s.field, s.value, s.ok = s.next() }
