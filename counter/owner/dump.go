@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -109,21 +108,16 @@ func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKey
 
 // turn reads the next keys of a partition.
 func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
-	err := r.store.Scan(ctx, p.partition, heads, p.after, func(key string, _ []byte) error {
-		p.keys = append(p.keys, key)
-		p.after = key
-		if len(p.keys) == dumpPage {
-			return errEnough
-		}
-		return nil
-	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
+	keys, all, err := firstFields(ctx, r.store, p.partition, heads, p.after, dumpPage)
 	if err != nil {
 		return unavailable("dump", err)
 	}
-	p.all = true
+
+	p.keys = keys
+	p.all = all
+	if len(keys) > 0 {
+		p.after = keys[len(keys)-1]
+	}
 
 	return nil
 }

@@ -186,18 +186,30 @@ func (o *Owner) some(partition int, collection string) (names []rows.Name, all b
 	ctx, cancel := o.limited()
 	defer cancel()
 
-	err = o.store.Scan(ctx, partition, collection, "", func(field string, _ []byte) error {
+	fields, all, err := firstFields(ctx, o.store, partition, collection, "", sweepRows)
+	for _, field := range fields {
 		names = append(names, rows.Name{Collection: collection, Field: field})
-		if len(names) == sweepRows {
+	}
+
+	return names, all, err
+}
+
+// firstFields returns up to most fields of a collection that are greater than after, and whether these are all.
+func firstFields(
+	ctx context.Context, store rows.Store, partition int, collection, after string, most int,
+) (fields []string, all bool, err error) {
+	err = store.Scan(ctx, partition, collection, after, func(field string, _ []byte) error {
+		fields = append(fields, field)
+		if len(fields) == most {
 			return errEnough
 		}
 		return nil
 	})
 	if errors.Is(err, errEnough) {
-		return names, false, nil
+		return fields, false, nil
 	}
 
-	return names, true, err
+	return fields, true, err
 }
 
 // sweepGarbage deletes the collections of a partition that belong to no counter any more.
