@@ -9,11 +9,19 @@ import (
 	"headcount/internal/rows"
 )
 
-// head is the row of a counter: its state, and where its other rows are.
+// head is the row of a counter in a draft.
 type head struct {
 	key string
-	at  int // of its row in the draft
+	at  int // of its row in the draft, unless it is resident
 
+	record
+
+	err     error // the row is malformed
+	changed bool
+}
+
+// record is what the row of a counter says: its state, and where its other rows are.
+type record struct {
 	counter.State
 	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again
 	// after its deletion has another one.
@@ -24,9 +32,6 @@ type head struct {
 	shards  uint64 // how many rows the members are in; 0: one
 
 	ranks *ranks // of a unique whose registers are in several rows
-
-	err     error // the row is malformed
-	changed bool
 }
 
 // parts says what a counter has beside its head, so that a deletion knows what to discard: bit i stands for a history
@@ -95,8 +100,12 @@ func (d *draft) addHead(key string) *head {
 
 	h := d.heads[n]
 	h.key = key
-	h.at = d.row(headOf(key))
-	h.err = h.decode(d.rows.list[h.at].value)
+	if d.near != nil {
+		h.record = d.near.record(d.p.id, key)
+	} else {
+		h.at = d.row(headOf(key))
+		h.err = h.decode(d.rows.list[h.at].value)
+	}
 
 	if len(d.heads) <= short {
 		return h
@@ -196,7 +205,7 @@ func (d *draft) discardParts(h *head) {
 }
 
 // append appends the row of a counter; nothing for one that does not exist.
-func (h *head) append(b []byte) []byte {
+func (h *record) append(b []byte) []byte {
 	if h.Version == (counter.Version{}) {
 		return b
 	}
@@ -221,7 +230,7 @@ func (h *head) append(b []byte) []byte {
 	return h.ranks.append(b)
 }
 
-func (h *head) appendSlots(b []byte) []byte {
+func (h *record) appendSlots(b []byte) []byte {
 	for i := range h.Slots {
 		slot := &h.Slots[i]
 		if slot.Step == 0 {
@@ -237,7 +246,7 @@ func (h *head) appendSlots(b []byte) []byte {
 }
 
 // decode reads the row of a counter.
-func (h *head) decode(b []byte) error {
+func (h *record) decode(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}

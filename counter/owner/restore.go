@@ -45,7 +45,7 @@ func (d *draft) restore(r *Restore) (restored int) {
 func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	d.discardParts(h)
 	before := h.life
-	*h = head{key: h.key, at: h.at, State: c.State}
+	*h = head{key: h.key, at: h.at, record: record{State: c.State}}
 	// The rows of the former life are garbage, so this one needs another name.
 	h.life = max(d.incarnation(), before+1)
 
