@@ -39,6 +39,7 @@ type draft struct {
 	writes      int // so far, also those to the same row
 
 	malformed error // a row that an operation needed; then what was judged is void
+	full      bool  // the call that is judged needs more memory than there is for limits
 }
 
 var _ counter.Step = (*draft)(nil)
@@ -211,8 +212,15 @@ func (d *draft) make(one *pending) {
 		d.judgeOp(&one.Ops[i], &one.answer.Results[i])
 	}
 
-	if one.More != nil {
-		one.answer.More = d.makeMore(one.More)
+	if one.More == nil {
+		return
+	}
+
+	d.full = false
+	one.answer.More = d.makeMore(one.More)
+	if d.full {
+		one.answer = Answer{}
+		one.err = counter.ErrBusy
 	}
 }
 

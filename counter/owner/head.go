@@ -27,11 +27,36 @@ type record struct {
 	// after its deletion has another one.
 	life    uint64
 	parts   parts
-	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
-	members uint64 // of a set
-	shards  uint64 // how many rows the members are in; 0: one
+	*extent // of a set; nil for a number
+}
 
-	ranks *ranks // of a unique whose registers are in several rows
+// extent is how large a set is.
+type extent struct {
+	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
+	members uint64
+	shards  uint64 // how many rows the members are in; 0: one
+	ranks   *ranks // of a unique whose registers are in several rows
+}
+
+// extend makes a record one of a set.
+func (r *record) extend() {
+	if r.extent == nil {
+		r.extent = &extent{}
+	}
+}
+
+func (e *extent) clone() *extent {
+	if e == nil {
+		return nil
+	}
+
+	own := *e
+	if e.ranks != nil {
+		ranks := *e.ranks
+		own.ranks = &ranks
+	}
+
+	return &own
 }
 
 // parts says what a counter has beside its head, so that a deletion knows what to discard: bit i stands for a history
@@ -177,10 +202,7 @@ func (d *draft) Drop(key string, v counter.Version) {
 
 	h.life = 0
 	h.parts = 0
-	h.emptied = 0
-	h.members = 0
-	h.shards = 0
-	h.ranks = nil
+	h.extent = nil
 }
 
 // discardParts discards everything that a counter has beside its head.
@@ -223,11 +245,16 @@ func (h *record) append(b []byte) []byte {
 		return h.appendSlots(b)
 	}
 
-	b = binary.AppendUvarint(b, h.emptied)
-	b = binary.AppendUvarint(b, h.members)
-	b = binary.AppendUvarint(b, h.shards)
+	// One that never had a member has none.
+	var e extent
+	if h.extent != nil {
+		e = *h.extent
+	}
+	b = binary.AppendUvarint(b, e.emptied)
+	b = binary.AppendUvarint(b, e.members)
+	b = binary.AppendUvarint(b, e.shards)
 
-	return h.ranks.append(b)
+	return e.ranks.append(b)
 }
 
 func (h *record) appendSlots(b []byte) []byte {
@@ -262,6 +289,7 @@ func (h *record) decode(b []byte) error {
 	h.parts = parts(r.uint())
 
 	if !h.Kind.Number() {
+		h.extend()
 		h.emptied = r.uint()
 		h.members = r.uint()
 		h.shards = r.uint()

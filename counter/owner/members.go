@@ -55,7 +55,12 @@ type set struct {
 	h *head
 }
 
-func (d *draft) set(key string) set { return set{d: d, h: d.head(key)} }
+func (d *draft) set(key string) set {
+	h := d.head(key)
+	h.extend()
+
+	return set{d: d, h: h}
+}
 
 // row returns the name of one of the set's rows.
 func (s set) row(shard uint64) rows.Name {
@@ -139,11 +144,8 @@ func (s set) split() {
 
 // Empty implements counter.Step. The rows of the set are garbage from now on.
 func (d *draft) Empty(key string) {
-	h := d.head(key)
+	h := d.set(key).h
 	d.discard(setCollection(h))
-	h.emptied = h.Version.Sequence + 1
+	*h.extent = extent{emptied: h.Version.Sequence + 1}
 	h.parts &^= hasSet
-	h.members = 0
-	h.shards = 0
-	h.ranks = nil
 }

@@ -15,6 +15,7 @@ import (
 type near interface {
 	rows.Store
 	Get(partition int, name rows.Name) []byte
+	Size(partition int, collection string) int
 }
 
 // residents are the counters in front of a store in memory. They would be as lost as the store when the process ends,
@@ -48,10 +49,7 @@ func (r *residents) record(partition int, key string) record {
 	}
 
 	own := *is
-	if own.ranks != nil {
-		ranks := *own.ranks
-		own.ranks = &ranks
-	}
+	own.extent = is.extent.clone()
 
 	return own
 }

@@ -70,6 +70,7 @@ func (d *draft) restoreMembers(h *head, c *counter.Copy) {
 		return
 	}
 
+	h.extend()
 	h.parts |= hasSet
 	h.members = n
 	h.shards = (n + membersFull - 1) / membersFull
@@ -99,6 +100,7 @@ func (d *draft) restoreRegisters(h *head, c *counter.Copy) {
 		return
 	}
 
+	h.extend()
 	h.parts |= hasSet
 	all := registers{d: d, collection: setCollection(h), counts: true}
 	c.Registers.Each(func(index int, rank uint8) { all.raise(index, rank) })
