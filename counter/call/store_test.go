@@ -17,7 +17,10 @@ import (
 // inMemory returns a store in the memory of this process, as the program without a store has it.
 func inMemory(t testing.TB, rules *counter.Rules) *call.Store {
 	t.Helper()
-	return openedOver(t, rowsmem.New(rowsmem.Config{}), rules, owner.InMemory)
+	s := call.InMemory(rules)
+	t.Cleanup(func() { _ = s.Close() })
+
+	return s
 }
 
 // openedOver returns a store all of whose partitions this process owns.

@@ -9,8 +9,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/call"
 	"headcount/counter/counterfile"
-	"headcount/counter/countermem"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hot"
@@ -99,7 +99,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.store = store
 		return combining, nil
 	default:
-		c.where, c.store = "memory", countermem.New(countermem.Config{})
+		c.where, c.store = "memory", call.InMemory(cfg.Rules)
 		return counter.CombinerConfig{Instant: true}, nil
 	}
 }
