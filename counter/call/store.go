@@ -11,7 +11,6 @@ import (
 	"headcount/counter/limit"
 	"headcount/counter/owner"
 	"headcount/internal/rows"
-	"headcount/internal/rows/rowsmem"
 	"headcount/internal/wake"
 )
 
@@ -52,17 +51,6 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 	select {
 	case <-begun:
 	case <-time.After(startTimeout):
-	}
-
-	return s
-}
-
-// InMemory returns a Store in the memory of this process, which ends with it.
-func InMemory(rules *counter.Rules) *Store {
-	// A store in memory waits for nothing, so the claims need no context and cannot fail.
-	s, err := NewLocal(context.Background(), rowsmem.New(rowsmem.Config{}), rules, owner.InMemory)
-	if err != nil {
-		panic(err)
 	}
 
 	return s

@@ -17,10 +17,7 @@ import (
 // inMemory returns a store in the memory of this process, as the program without a store has it.
 func inMemory(t testing.TB, rules *counter.Rules) *call.Store {
 	t.Helper()
-	s := call.InMemory(rules)
-	t.Cleanup(func() { _ = s.Close() })
-
-	return s
+	return openedOver(t, rowsmem.New(rowsmem.Config{}), rules, owner.InMemory)
 }
 
 // openedOver returns a store all of whose partitions this process owns.

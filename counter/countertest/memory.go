@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"headcount/counter"
-	"headcount/counter/call"
+	"headcount/counter/local"
 )
 
 // InMemory returns a store in memory, until the test ends. Without rules it is for tests whose changes bring theirs.
@@ -14,7 +14,7 @@ func InMemory(t testing.TB, rules *counter.Rules) counter.Store {
 		rules = &counter.Rules{}
 	}
 
-	s := call.InMemory(rules)
+	s := local.InMemory(rules)
 	t.Cleanup(func() { _ = s.Close() })
 
 	return s

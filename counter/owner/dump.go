@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -203,6 +204,7 @@ func (r *Reader) hashes(ctx context.Context, h *found) ([]string, error) {
 			all = append(all, text[:memberText])
 		}
 	}
+	slices.Sort(all) // as other stores do, so that exports can be compared
 
 	return all, nil
 }

@@ -49,6 +49,10 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	// The rows of the former life are garbage, so this one needs another name.
 	h.life = max(d.incarnation(), before+1)
 
+	// Without the members that other regions have.
+	if h.Kind == counter.Members {
+		h.Value = int64(len(c.Members) + len(c.Hashes))
+	}
 	d.restoreMembers(h, c)
 	d.restoreRegisters(h, c)
 	d.restoreDimensions(h, c)

@@ -27,7 +27,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/call"
+	"headcount/counter/local"
 	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -222,7 +222,7 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
-	s.counters = pipeline.New(call.InMemory(&counter.Rules{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+	s.counters = pipeline.New(local.InMemory(&counter.Rules{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
