@@ -49,12 +49,17 @@ var layers = []layer{
 	{"internal/mutants", nil},    // deliberate faults for the tests to find
 	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
 	{"counter/limit", nil}, // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}},                           // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                                                // the file of an export
-	{"counter/hyperloglog", nil},                                                                                         // registers of kind unique
-	{"counter/countertest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
-	{"counter/countermem", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/counterfile", []string{"internal/boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                                      // the file of an export
+	{"counter/hyperloglog", nil},                                                               // registers of kind unique
+	{"internal/rows", nil},                                                                     // words and contract
+	{"internal/rows/rowsmem", []string{"internal/rows"}},
+	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
+	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
+	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
+	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
+	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
+	{"counter/countertest", []string{"counter", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}},                            // for the tests of stores; only they import it
 	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "internal/wake", "presence", "internal/tracing"}},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
@@ -62,20 +67,14 @@ var layers = []layer{
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                                           // shards busy sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn", "internal/wake"}}, // the one in front of the other
 	{"counter/pipeline", []string{ // opens the counters of a process
-		"counter", "counter/limit", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis",
+		"counter", "counter/limit", "counter/local", "counter/counterpg", "counter/counterredis",
 		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
 	}},
-	{"internal/rows", nil}, // words and contract
-	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
-	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
-	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
-	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
-	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
@@ -121,7 +120,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                 // tests alone
 	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/pipeline", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/pipeline", "counter/local", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},

@@ -83,15 +83,6 @@ func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (
 	case err != nil:
 		g.put(one)
 		return result, err
-	case lead && g.cfg.Instant:
-		// The store answers without waiting, so a goroutine would cost more than the write.
-		q.writing = append(q.writing[:0], one)
-		q.write(context.Background())
-		q.release()
-		<-one.done // cannot block: the write has answered
-		result = one.result
-		g.put(one)
-		return result, nil
 	case lead:
 		q.writing = append(q.writing[:0], one)
 		go q.run() // close waits for it
@@ -140,14 +131,6 @@ func (q *batchQueue[C, R]) enter(one *call[C, R]) (lead bool, err error) {
 	q.pending = append(q.pending, one)
 	q.pendingSize += one.size
 	return false, nil
-}
-
-// release ends the write of a caller. Calls that came meanwhile go to a goroutine, so that the caller waits for its own
-// call only.
-func (q *batchQueue[C, R]) release() {
-	if q.take() {
-		go q.run() // close waits for it
-	}
 }
 
 // write carries out the calls in writing, and drops its references to them.

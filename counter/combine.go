@@ -26,8 +26,8 @@ type CombinerConfig struct {
 	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
 	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.
 	Pace time.Duration
-	// Instant is for a store in memory, which never blocks: a lone operation is made by its caller, without a goroutine
-	// and a timeout.
+	// Instant is for a store in memory, which waits for nothing: each operation is made by its caller, and nothing is
+	// combined.
 	Instant bool
 	// Batches observes how many calls each write combines. It may be nil.
 	Batches Batches
@@ -49,6 +49,7 @@ func (cfg CombinerConfig) withDefaults() CombinerConfig {
 // goroutine.
 type Combiner struct {
 	cfg    CombinerConfig
+	to     Writer
 	queues *batchQueues[Op, Result]
 }
 
@@ -59,7 +60,9 @@ func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
 	if cfg.SeparateExact {
 		n *= 2
 	}
-	return &Combiner{cfg, newQueues(n, cfg, func() batchWriter[Op, Result] { return &combining{to: to, batches: cfg.Batches} })}
+	writer := func() batchWriter[Op, Result] { return &combining{to: to, batches: cfg.Batches} }
+
+	return &Combiner{cfg: cfg, to: to, queues: newQueues(n, cfg, writer)}
 }
 
 // Do makes op and returns when the store has kept or refused it. When ctx ends first, the error is ErrUnavailable and
@@ -69,6 +72,10 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
+	if c.cfg.Instant {
+		return c.to.Apply(context.Background(), []Op{op})[0] // what has begun is made, also if the caller leaves
+	}
+
 	queue := queueOf(op.Changes[0].Key, c.cfg.Queues)
 	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind == Exact {
 		queue += c.cfg.Queues

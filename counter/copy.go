@@ -97,10 +97,7 @@ func (c *Copy) Replaces(is *State, deleted uint64) bool {
 	return true
 }
 
-// ErrNames means that a store needs the names of members, and a copy has only their hashes.
-var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis, alone or with PostgreSQL")
-
-// nameless precedes the hash of a member whose name is unknown: its set came from a Redis without PostgreSQL, and no
+// nameless precedes the hash of a member whose name is unknown: its set came from a store that keeps hashes alone, and no
 // call has named the member since. No name begins with this character.
 const nameless = "\x01"
 
@@ -125,24 +122,16 @@ func (c *Copy) AddMember(member string) {
 	}
 }
 
-// NameAll moves the hashes of c to Members, in the form of Nameless.
+// NameAll moves the hashes of c to Members, in the form of Nameless. The value of a set becomes the number of its members
+// in c, without those of other regions.
 func (c *Copy) NameAll() {
 	for _, hash := range c.Hashes {
 		c.Members = append(c.Members, Nameless(hash))
 	}
 	c.Hashes = nil
-}
-
-// Named prepares c for a store that needs the names of members and has no other regions. The value of a set becomes
-// the number of its members in c, without those of other regions. The error is ErrNames if c has hashes.
-func (c *Copy) Named() error {
-	if len(c.Hashes) > 0 {
-		return fmt.Errorf("%q: %w", c.Key, ErrNames)
-	}
 	if c.Kind == Members {
 		c.Value = int64(len(c.Members))
 	}
-	return nil
 }
 
 // The form of MemberHash.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 )
 
 // BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all steps of
@@ -17,7 +17,7 @@ func BenchmarkTop(b *testing.B) {
 	rules := counter.BuiltinRules()
 	rule := rules.Find("views:1")
 	for _, listed := range []int{100, 1000} {
-		store := countermem.New(countermem.Config{})
+		store := countertest.InMemory(b, nil)
 		now := time.Now()
 		for _, bucket := range rule.Buckets {
 			step := int64(bucket.Step / time.Second)

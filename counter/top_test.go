@@ -14,7 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/presence"
 )
 
@@ -58,7 +58,7 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 // process that has just begun.
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := countermem.New(countermem.Config{})
+		store := countertest.InMemory(t, nil)
 		tops := track(store, topRules)
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
@@ -154,7 +154,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					t.Fatal(err)
 				}
 				rule := rules.All()[0]
-				tops := track(countermem.New(countermem.Config{}), rules)
+				tops := track(countertest.InMemory(t, nil), rules)
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
@@ -197,7 +197,7 @@ func (s *topFaults) KeepTop(ctx context.Context, match string, step time.Duratio
 // that gain little are.
 func TestTopMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &topFaults{Store: countermem.New(countermem.Config{})}
+		store := &topFaults{Store: countertest.InMemory(t, nil)}
 		tops := track(store, topRules)
 		defer tops.Close()
 		other := track(store, topRules)
@@ -253,7 +253,7 @@ func TestTopMarksAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rule, store := rules.All()[0], countermem.New(countermem.Config{})
+		rule, store := rules.All()[0], countertest.InMemory(t, nil)
 		tops := track(store, rules)
 		defer tops.Close()
 		gainUnder(t, tops, rule, "v:a", 10)
@@ -277,7 +277,7 @@ func TestTopMarksAgain(t *testing.T) {
 // TestTopWithAClockThatIsAhead: the time of a sum that is sharded may be that of a region whose clock is wrong.
 func TestTopWithAClockThatIsAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tops := track(countermem.New(countermem.Config{}), topRules)
+		tops := track(countertest.InMemory(t, nil), topRules)
 		defer tops.Close()
 		gain(t, tops, "v:a", 10)
 		ops := []counter.Op{{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1}}}}
@@ -293,7 +293,7 @@ func TestTopWithAClockThatIsAhead(t *testing.T) {
 // TestTopIsClosedLate: lists that cannot be made for a while are in the answers when they are.
 func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &topFaults{Store: countermem.New(countermem.Config{})}
+		store := &topFaults{Store: countertest.InMemory(t, nil)}
 		store.noKeeping.Store(true)
 		tops := track(store, topRules)
 		defer tops.Close()
@@ -328,7 +328,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
-		tops := track(countermem.New(countermem.Config{}), rules)
+		tops := track(countertest.InMemory(t, nil), rules)
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

@@ -49,7 +49,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
 		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
 		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`counters.db` in `--data-dir`":                                    {"../counter/counterfile/counterfile.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`counters.db` in `--data-dir`":                                    {"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`webhooks.db` in `--data-dir`":                                    {"../internal/webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`present` in `--data-dir`":                                        {"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`},
 		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},

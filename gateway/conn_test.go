@@ -22,7 +22,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
@@ -96,7 +96,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	}
 	cfg := Config{
 		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store},
-		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countermem.New(countermem.Config{})), Log: zerolog.Nop()},
+		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countertest.InMemory(t, nil)), Log: zerolog.Nop()},
 		API: api.Config{
 			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{}, Regions: store, LastSeen: store,
 			Arrivals: webhook.New(webhook.Config{}),

@@ -26,7 +26,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/counter/pipeline"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
@@ -45,7 +45,7 @@ func (noDashboard) Top(context.Context, presence.Site) (presence.TopList, error)
 }
 
 // cutOff is a store of a region in whose answers about the counter views:far another region is missing.
-type cutOff struct{ *countermem.Store }
+type cutOff struct{ counter.Store }
 
 func (s cutOff) History(
 	ctx context.Context, key string, step time.Duration, from, to int64,
@@ -71,11 +71,11 @@ func everything(t *testing.T) func(*Config) {
 		t.Fatal(err)
 	}
 	// Opened before the gateway, so that it is closed after the gateway's cleanup.
-	store := cutOff{countermem.New(countermem.Config{})}
+	store := cutOff{countertest.InMemory(t, nil)}
 	counters := pipeline.New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	t.Cleanup(func() { _ = counters.Close() })
 	return func(cfg *Config) {
-		countersOf(cfg)
+		countersOf(t, cfg)
 		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
 		cfg.PusherKey = "key"

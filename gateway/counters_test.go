@@ -15,7 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/counter/pipeline"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
@@ -24,8 +24,9 @@ import (
 )
 
 // countersOf is a Config with counters in memory, and the API key "k".
-func countersOf(cfg *Config) *countermem.Store {
-	store := countermem.New(countermem.Config{})
+func countersOf(t testing.TB, cfg *Config) counter.Store {
+	t.Helper()
+	store := countertest.InMemory(t, nil)
 	cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
 	cfg.UpdateInterval = 10 * time.Millisecond
 	cfg.Counters.Counters = countersIn(store)
@@ -129,7 +130,7 @@ func (s *served) call(method, path, body string, lines ...string) string {
 }
 
 func TestServerCountersAreLive(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
 	a, b := s.looker(), s.looker()
 	a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
 	for range 2 {
@@ -203,7 +204,7 @@ func TestServerCountersAreLive(t *testing.T) {
 
 // The badge of a counter: its value and a label, for whoever may read it.
 func TestServerBadgeOfACounter(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
 	s.call("POST", "/views:1/decrement", `{"delta":1234}`)
 	get := func(path string) (status int, body string) {
 		resp, err := http.Get("http://" + s.addr + path)
@@ -234,7 +235,7 @@ func TestServerBadgeOfACounter(t *testing.T) {
 }
 
 func TestServerCountersThatMayNotBeSeen(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
 	c := s.looker()
 	var many []string
 	for i := range 99 {
@@ -310,7 +311,7 @@ func event(t *testing.T, r *bufio.Reader) (id, data string) {
 }
 
 func TestServerEventsOfACounter(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
 	stream := func(lines ...string) (*raw, *bufio.Reader) {
 		r := s.open("/api/v1/counters/likes:1/events", "", lines...)
 		resp := r.response(http.StatusOK)
@@ -351,7 +352,7 @@ func TestServerEventsOfACounter(t *testing.T) {
 
 // distant is a store that may be away.
 type distant struct {
-	*countermem.Store
+	counter.Store
 	away atomic.Bool
 }
 
@@ -376,7 +377,7 @@ func (d *distant) Read(ctx context.Context, keys []string, member string, lag ti
 func TestServerCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	s := serveGateway(t, true, func(cfg *Config) {
-		store.Store = countersOf(cfg)
+		store.Store = countersOf(t, cfg)
 		cfg.Counters.Counters = remote{countersIn(store), store}
 	})
 	a := s.looker()

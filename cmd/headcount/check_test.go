@@ -25,8 +25,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/counter/counterfile"
+	"headcount/counter"
 	"headcount/counter/countertest"
+	"headcount/counter/local"
 	"headcount/gateway/identity"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -125,7 +126,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	}
 	held, full := t.TempDir(), t.TempDir() // directories with counters, of which a server has the first one
 	for _, dir := range []string{held, full} {
-		store, err := counterfile.Open(dir, counterfile.Config{Log: zerolog.Nop()})
+		store, err := local.Open(t.Context(), dir, counter.BuiltinRules(), zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"headcount/counter/counterfile"
+	"headcount/counter/local"
 	"headcount/counter/pipeline"
 	"headcount/internal/setting"
 )
@@ -37,13 +37,13 @@ func noCountersIn(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	holds, err := counterfile.Holds(dir)
+	holds, err := local.Holds(dir)
 	if err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	if holds {
 		return setting.Errorf("data-dir", "%s has counters, which are not served with --postgres; carry them over "+
-			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, counterfile.File))
+			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, local.File))
 	}
 	return nil
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterfile"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
+	"headcount/counter/local"
 	"headcount/counter/tiered"
 	"headcount/counter/transfer"
 	"headcount/internal/redisconn"
@@ -88,17 +88,38 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		}
 		return s, nil
 	case p.DataDir != "":
-		path := filepath.Join(p.DataDir, counterfile.File)
-		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) && !fresh {
-			return nil, fmt.Errorf("--data-dir: there is no %s, so there are no counters to export", path)
-		}
-		s, err := counterfile.Open(p.DataDir, counterfile.Config{Log: zerolog.Nop()})
+		s, err := local.Open(ctx, p.DataDir, rules, zerolog.Nop())
 		if err != nil {
 			return nil, fmt.Errorf("--data-dir: %w", err)
 		}
 		return s, nil
 	}
 	return nil, setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
+}
+
+// dump is a store whose counters can be exported.
+type dump interface {
+	counter.Dumper
+	Close() error
+}
+
+// openDump opens the store for an export.
+func (p place) openDump(ctx context.Context) (dump, error) {
+	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
+		return p.open(ctx, false, counter.BuiltinRules())
+	}
+
+	// Nothing is made, and a disk that is full can be read.
+	path := filepath.Join(p.DataDir, local.File)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("--data-dir: there is no %s, so there are no counters to export", path)
+	}
+	from, err := local.OpenDump(p.DataDir)
+	if err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+
+	return from, nil
 }
 
 // openRedis opens a store in Redis, alone or with PostgreSQL.
@@ -201,7 +222,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 			return setting.Errorf("site", "%v", err)
 		}
 	}
-	store, err := c.open(ctx, false, counter.BuiltinRules())
+	store, err := c.openDump(ctx)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg o
 		return nil, fmt.Errorf("call: %w", err)
 	}
 
-	s := newStore(store, o, rules)
+	s := newStore(o.Rows(), o, rules)
 	s.local = o
 	s.hub = cfg.Hub
 

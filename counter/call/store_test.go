@@ -1,7 +1,9 @@
 package call_test
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,6 +71,29 @@ func TestContract(t *testing.T) {
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return inMemory(t, counter.BuiltinRules()) })
+	})
+}
+
+// The hashes of an export are those that every store knows members by.
+func TestHashesOfAnExport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rules := counter.BuiltinRules()
+		s := inMemory(t, rules)
+		join := counter.Change{Key: "likes:1", Rule: rules.Find("likes:1"), Verb: counter.Edit}
+		var want []string
+		for n := range 200 {
+			member := fmt.Sprint("member ", n)
+			join.Join = append(join.Join, member)
+			want = append(want, counter.MemberHash(member))
+		}
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+
+		slices.Sort(want)
+		if is := countertest.Everything(t, s); len(is) != 1 || !slices.Equal(is[0].Hashes, want) {
+			t.Errorf("%+v, want %v", is, want)
+		}
 	})
 }
 

@@ -231,6 +231,7 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			for _, members := range [...][]string{c.Join, c.Leave} {
 				for _, m := range members {
 					w.edited.add(c.Key, m)
+					w.edited.add(c.Key, nameless(m)) // of an import
 				}
 			}
 		}

@@ -153,12 +153,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		return 0, nil
 	}
 	for i := range copies {
-		if s.cfg.Behind && !s.cfg.Beside { // Redis in front needs no names
-			copies[i].NameAll()
-		}
-		if err := copies[i].Named(); err != nil {
-			return 0, err
-		}
+		copies[i].NameAll()
 	}
 	err = retry(func() error {
 		return s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {

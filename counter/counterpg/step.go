@@ -31,7 +31,7 @@ func (w *step) id() int64 {
 
 func (w *step) Join(key, member string) bool {
 	r := w.records[key]
-	if r.members[member] {
+	if r.members[member] || r.members[nameless(member)] {
 		return false
 	}
 	if r.set == 0 {
@@ -46,12 +46,18 @@ func (w *step) Join(key, member string) bool {
 
 func (w *step) Leave(key, member string) bool {
 	r := w.records[key]
-	if !r.members[member] {
-		return false
+	for _, form := range []string{member, nameless(member)} {
+		if r.members[form] {
+			delete(r.members, form)
+			return true
+		}
 	}
-	delete(r.members, member)
-	return true
+
+	return false
 }
+
+// nameless is how a member stands in the table whose name is unknown.
+func nameless(member string) string { return counter.Nameless(counter.MemberHash(member)) }
 
 func (w *step) Registers(key string) counter.Registers { return &w.records[key].unique }
 

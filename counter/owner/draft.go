@@ -19,7 +19,7 @@ const (
 // are until the store has the draft. It implements counter.Step.
 type draft struct {
 	p    *partition
-	near near // a store in memory, or nil
+	near *residents // in front of a store in memory, or nil
 	now  time.Time
 
 	rows    table // that the calls need, and how they change them
@@ -39,6 +39,7 @@ type draft struct {
 	writes      int // so far, also those to the same row
 
 	malformed error // a row that an operation needed; then what was judged is void
+	full      bool  // the call that is judged needs more memory than there is for limits
 }
 
 var _ counter.Step = (*draft)(nil)
@@ -211,8 +212,15 @@ func (d *draft) make(one *pending) {
 		d.judgeOp(&one.Ops[i], &one.answer.Results[i])
 	}
 
-	if one.More != nil {
-		one.answer.More = d.makeMore(one.More)
+	if one.More == nil {
+		return
+	}
+
+	d.full = false
+	one.answer.More = d.makeMore(one.More)
+	if d.full {
+		one.answer = Answer{}
+		one.err = counter.ErrBusy
 	}
 }
 
@@ -288,11 +296,16 @@ func (d *draft) empty() bool {
 	return d.writes == 0 && len(d.ids)+len(d.asked)+len(d.news) == 0
 }
 
+// stays reports whether the draft changes residents alone, which no store has.
+func (d *draft) stays() bool {
+	return d.near != nil && !d.metaChanged && len(d.rows.list) == 0 && len(d.ids)+len(d.asked) == 0
+}
+
 // commit makes c the commit of the draft. It follows the partition's newest one.
 func (d *draft) commit(c *rows.Commit, publish bool) {
-	// Heads are encoded once, however many operations of the turn changed them.
+	// Heads are encoded once, however many operations of the turn changed them. Residents are not written at all.
 	for _, h := range d.heads {
-		if h.changed {
+		if h.changed && d.near == nil {
 			d.room = h.append(d.room[:0])
 			d.putAt(h.at, exactly(d.room))
 		}

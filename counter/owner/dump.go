@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,21 +126,20 @@ func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
 // dump returns everything about one counter, as of some moment, or a Copy without a version if it does not exist.
 func (r *Reader) dump(ctx context.Context, partition int, key string) (is counter.Copy, err error) {
 	// The counter is read where it was found, whatever the rules say about its place now.
-	here := &Reader{store: r.store, place: func(string) int { return partition }}
 	at := []rows.Address{{Partition: partition, Name: headOf(key)}}
 
-	before, err := here.values(ctx, at)
+	before, err := r.values(ctx, at)
 	for range dumpTries {
 		if err != nil {
 			return counter.Copy{}, err
 		}
-		is, err = here.copyOf(ctx, key, before[0])
+		is, err = r.copyOf(ctx, partition, key, before[0])
 		if err != nil {
 			return counter.Copy{}, fmt.Errorf("owner: dump of %q: %w", key, err)
 		}
 
 		var now [][]byte
-		now, err = here.values(ctx, at)
+		now, err = r.values(ctx, at)
 		if err == nil && bytes.Equal(now[0], before[0]) {
 			return is, nil
 		}
@@ -150,8 +150,8 @@ func (r *Reader) dump(ctx context.Context, partition int, key string) (is counte
 }
 
 // copyOf returns everything about the counter with that head.
-func (r *Reader) copyOf(ctx context.Context, key string, row []byte) (is counter.Copy, err error) {
-	h := head{key: key}
+func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []byte) (is counter.Copy, err error) {
+	h := found{head: head{key: key}, partition: partition}
 	if err := h.decode(row); err != nil {
 		return counter.Copy{}, err
 	}
@@ -179,18 +179,18 @@ func (r *Reader) copyOf(ctx context.Context, key string, row []byte) (is counter
 		return is, err
 	}
 
-	page, err := r.Ledger(ctx, key, 0, math.MaxInt)
+	page, err := r.ledger(ctx, &h, 0, math.MaxInt)
 	is.Ledger = page.Entries
 
 	return is, err
 }
 
 // hashes returns the members of a set.
-func (r *Reader) hashes(ctx context.Context, h *head) ([]string, error) {
-	s := set{h: h}
+func (r *Reader) hashes(ctx context.Context, h *found) ([]string, error) {
+	s := set{h: &h.head}
 	addresses := make([]rows.Address, s.shards())
 	for shard := range addresses {
-		addresses[shard] = r.address(h.key, s.row(uint64(shard)))
+		addresses[shard] = h.address(s.row(uint64(shard)))
 	}
 	values, err := r.values(ctx, addresses)
 	if err != nil {
@@ -204,11 +204,12 @@ func (r *Reader) hashes(ctx context.Context, h *head) ([]string, error) {
 			all = append(all, text[:memberText])
 		}
 	}
+	slices.Sort(all) // as other stores do, so that exports can be compared
 
 	return all, nil
 }
 
-func (r *Reader) dumpHistory(ctx context.Context, h *head, step time.Duration, into *counter.Copy) error {
+func (r *Reader) dumpHistory(ctx context.Context, h *found, step time.Duration, into *counter.Copy) error {
 	read := r.gains
 	if h.Kind == counter.Unique {
 		read = r.uniqueGains
@@ -225,9 +226,9 @@ func (r *Reader) dumpHistory(ctx context.Context, h *head, step time.Duration, i
 	return nil
 }
 
-func (r *Reader) dumpDimensions(ctx context.Context, h *head, into *counter.Copy) error {
+func (r *Reader) dumpDimensions(ctx context.Context, h *found, into *counter.Copy) error {
 	// The row of a dimension comes before those of its values, whose fields begin with its name.
-	return r.store.Scan(ctx, r.place(h.key), dimensionsOf(h), "", func(field string, row []byte) error {
+	return r.store.Scan(ctx, h.partition, dimensionsOf(&h.head), "", func(field string, row []byte) error {
 		read := reader{rest: row}
 		name, value, isValue := strings.Cut(field, "\x00")
 		counted := into.Dimension(name)

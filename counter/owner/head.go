@@ -9,24 +9,54 @@ import (
 	"headcount/internal/rows"
 )
 
-// head is the row of a counter: its state, and where its other rows are.
+// head is the row of a counter in a draft.
 type head struct {
 	key string
-	at  int // of its row in the draft
+	at  int // of its row in the draft, unless it is resident
 
+	record
+
+	err     error // the row is malformed
+	changed bool
+}
+
+// record is what the row of a counter says: its state, and where its other rows are.
+type record struct {
 	counter.State
 	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again
 	// after its deletion has another one.
 	life    uint64
 	parts   parts
+	*extent // of a set; nil for a number
+}
+
+// extent is how large a set is.
+type extent struct {
 	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
-	members uint64 // of a set
+	members uint64
 	shards  uint64 // how many rows the members are in; 0: one
+	ranks   *ranks // of a unique whose registers are in several rows
+}
 
-	ranks *ranks // of a unique whose registers are in several rows
+// extend makes a record one of a set.
+func (r *record) extend() {
+	if r.extent == nil {
+		r.extent = &extent{}
+	}
+}
 
-	err     error // the row is malformed
-	changed bool
+func (e *extent) clone() *extent {
+	if e == nil {
+		return nil
+	}
+
+	own := *e
+	if e.ranks != nil {
+		ranks := *e.ranks
+		own.ranks = &ranks
+	}
+
+	return &own
 }
 
 // parts says what a counter has beside its head, so that a deletion knows what to discard: bit i stands for a history
@@ -95,8 +125,12 @@ func (d *draft) addHead(key string) *head {
 
 	h := d.heads[n]
 	h.key = key
-	h.at = d.row(headOf(key))
-	h.err = h.decode(d.rows.list[h.at].value)
+	if d.near != nil {
+		h.record = d.near.record(d.p.id, key)
+	} else {
+		h.at = d.row(headOf(key))
+		h.err = h.decode(d.rows.list[h.at].value)
+	}
 
 	if len(d.heads) <= short {
 		return h
@@ -168,10 +202,7 @@ func (d *draft) Drop(key string, v counter.Version) {
 
 	h.life = 0
 	h.parts = 0
-	h.emptied = 0
-	h.members = 0
-	h.shards = 0
-	h.ranks = nil
+	h.extent = nil
 }
 
 // discardParts discards everything that a counter has beside its head.
@@ -196,7 +227,7 @@ func (d *draft) discardParts(h *head) {
 }
 
 // append appends the row of a counter; nothing for one that does not exist.
-func (h *head) append(b []byte) []byte {
+func (h *record) append(b []byte) []byte {
 	if h.Version == (counter.Version{}) {
 		return b
 	}
@@ -214,14 +245,19 @@ func (h *head) append(b []byte) []byte {
 		return h.appendSlots(b)
 	}
 
-	b = binary.AppendUvarint(b, h.emptied)
-	b = binary.AppendUvarint(b, h.members)
-	b = binary.AppendUvarint(b, h.shards)
+	// One that never had a member has none.
+	var e extent
+	if h.extent != nil {
+		e = *h.extent
+	}
+	b = binary.AppendUvarint(b, e.emptied)
+	b = binary.AppendUvarint(b, e.members)
+	b = binary.AppendUvarint(b, e.shards)
 
-	return h.ranks.append(b)
+	return e.ranks.append(b)
 }
 
-func (h *head) appendSlots(b []byte) []byte {
+func (h *record) appendSlots(b []byte) []byte {
 	for i := range h.Slots {
 		slot := &h.Slots[i]
 		if slot.Step == 0 {
@@ -237,7 +273,7 @@ func (h *head) appendSlots(b []byte) []byte {
 }
 
 // decode reads the row of a counter.
-func (h *head) decode(b []byte) error {
+func (h *record) decode(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
@@ -253,6 +289,7 @@ func (h *head) decode(b []byte) error {
 	h.parts = parts(r.uint())
 
 	if !h.Kind.Number() {
+		h.extend()
 		h.emptied = r.uint()
 		h.members = r.uint()
 		h.shards = r.uint()

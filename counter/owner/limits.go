@@ -11,6 +11,10 @@ import (
 // limits is the collection of the states of limits.
 const limits = "limits"
 
+// limitsMost is what the states of one partition may take in memory, so 192 MB in all. Forgetting one would let more
+// pass than its limit.
+const limitsMost = 3 << 20
+
 // limitName returns the name of the row of a limit's state.
 func limitName(n limit.Name) rows.Name {
 	field := binary.AppendVarint([]byte{byte(n.Algorithm)}, n.Window)
@@ -43,7 +47,13 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 		return answer
 	}
 
-	d.put(name, state.Append(nil))
+	next := state.Append(nil)
+	if d.near != nil && len(next) > len(row) && d.near.Size(d.p.id, limits) > limitsMost {
+		d.full = true
+		return limit.Answer{}
+	}
+
+	d.put(name, next)
 	if row == nil {
 		d.expire(name, time.UnixMilli(state.End(call.Name)))
 	}

@@ -2,7 +2,6 @@ package owner
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"math/bits"
@@ -22,17 +21,13 @@ const (
 
 // hashOf returns the hash of a member.
 func hashOf(member string) [hashSize]byte {
-	var hash [hashSize]byte
+	// A member of an import may be known by its hash alone, which the text has then. Its 84 bits are not whole bytes, and
+	// a decoder drops the rest, so there are two digits more.
+	text := counter.MemberHash(member) + "AA"
+	var padded [hashSize + 1]byte
+	_, _ = base64.RawURLEncoding.Decode(padded[:], []byte(text)) // an import has checked the digits
 
-	// A member of an import may be known by its hash alone, which the text has then.
-	text := counter.MemberHash(member)
-	if _, err := base64.RawURLEncoding.Decode(hash[:], []byte(text[:14])); err != nil {
-		sum := sha256.Sum256([]byte(member))
-		copy(hash[:], sum[:])
-	}
-	hash[hashSize-1] &= 0xf0
-
-	return hash
+	return [hashSize]byte(padded[:])
 }
 
 // shardOf returns which of shards rows has a hash.
@@ -55,7 +50,12 @@ type set struct {
 	h *head
 }
 
-func (d *draft) set(key string) set { return set{d: d, h: d.head(key)} }
+func (d *draft) set(key string) set {
+	h := d.head(key)
+	h.extend()
+
+	return set{d: d, h: h}
+}
 
 // row returns the name of one of the set's rows.
 func (s set) row(shard uint64) rows.Name {
@@ -139,11 +139,8 @@ func (s set) split() {
 
 // Empty implements counter.Step. The rows of the set are garbage from now on.
 func (d *draft) Empty(key string) {
-	h := d.head(key)
+	h := d.set(key).h
 	d.discard(setCollection(h))
-	h.emptied = h.Version.Sequence + 1
+	*h.extent = extent{emptied: h.Version.Sequence + 1}
 	h.parts &^= hasSet
-	h.members = 0
-	h.shards = 0
-	h.ranks = nil
 }

@@ -13,14 +13,15 @@ const ExactPartition = 0
 // beside is the collection, within a draft, of the heads that keys have in their other place.
 const beside = "beside"
 
-// otherPlace returns the other partition that may have a key, and whether there is one.
-func (d *draft) otherPlace(key string) (partition int, ok bool) {
+// otherPlace returns the other partition that may have a key, beside the one where it is expected, and whether there is
+// one.
+func otherPlace(key string, expected int) (partition int, ok bool) {
 	partition = rows.PartitionOf(key)
-	if partition == d.p.id {
+	if partition == expected {
 		partition = ExactPartition
 	}
 
-	return partition, partition != d.p.id
+	return partition, partition != expected
 }
 
 // address returns where the store has a row of the draft.
@@ -29,14 +30,14 @@ func (d *draft) address(name rows.Name) rows.Address {
 		return rows.Address{Partition: d.p.id, Name: name}
 	}
 
-	partition, _ := d.otherPlace(name.Field)
+	partition, _ := otherPlace(name.Field, d.p.id)
 
 	return rows.Address{Partition: partition, Name: headOf(name.Field)}
 }
 
 // misplaced returns the conflict of a change that would begin a counter anew, or nil.
 func (d *draft) misplaced(key string) error {
-	_, ok := d.otherPlace(key)
+	_, ok := otherPlace(key, d.p.id)
 	if !ok {
 		return nil
 	}

@@ -97,7 +97,7 @@ func (cfg Config) withDefaults() Config {
 type Owner struct {
 	cfg   Config
 	store rows.Store
-	near  near // the same store, if it is in memory
+	near  *residents // in front of a store in memory, or nil; it is the same store then
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
@@ -127,19 +127,14 @@ type scratch struct {
 	commits   []rows.Commit
 }
 
-// near is a store in the memory of this process. Its rows are looked up where they are needed, instead of gathered for
-// a Read.
-type near interface {
-	Get(partition int, name rows.Name) []byte
-}
-
 // New returns an Owner that owns nothing yet. Close ends it.
 func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock()}
 	o.memory = newMemory(&o.cfg)
 	// With a cache, rows are found there.
-	if o.cfg.Memory < 0 {
-		o.near, _ = store.(near)
+	if near, ok := store.(near); ok && o.cfg.Memory < 0 {
+		o.near = newResidents(near)
+		o.store = o.near
 	}
 	o.ctx, o.stop = context.WithCancel(context.Background())
 	if o.cfg.VerifyEvery > 0 {
@@ -151,6 +146,9 @@ func New(store rows.Store, cfg Config) *Owner {
 
 	return o
 }
+
+// Rows returns the store of rows with what this owner keeps instead of it. It is for reading.
+func (o *Owner) Rows() rows.Store { return o.store }
 
 // Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called
 // once.

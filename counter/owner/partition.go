@@ -82,7 +82,8 @@ func (p *partition) landDraft() {
 	p.meta = d.meta
 	p.known = nil
 	if d.near != nil {
-		return // the store itself is as near
+		d.near.land(p.id, d.heads)
+		return // the store has the other rows, and is as near as this memory
 	}
 
 	for i := range d.rows.list {

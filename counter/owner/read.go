@@ -48,38 +48,66 @@ func unavailable(what string, err error) error {
 	return fmt.Errorf("owner: %s: %w: %w", what, counter.ErrUnavailable, err)
 }
 
-// address returns where a row of a key is.
-func (r *Reader) address(key string, name rows.Name) rows.Address {
-	return rows.Address{Partition: r.place(key), Name: name}
+// found is the head of a counter, and the partition that has it.
+type found struct {
+	head
+	partition int
+}
+
+// address returns where another row of the counter is.
+func (f *found) address(name rows.Name) rows.Address {
+	return rows.Address{Partition: f.partition, Name: name}
 }
 
 // heads returns the rows of counters, in order.
-func (r *Reader) heads(ctx context.Context, keys []string) ([]head, error) {
-	addresses := make([]rows.Address, len(keys))
+func (r *Reader) heads(ctx context.Context, keys []string) ([]found, error) {
+	all := make([]found, len(keys))
+	each := make([]*found, len(keys))
 	for i, key := range keys {
-		addresses[i] = r.address(key, headOf(key))
+		all[i].key = key
+		all[i].partition = r.place(key)
+		each[i] = &all[i]
 	}
-
-	values, err := r.values(ctx, addresses)
-	if err != nil {
+	if err := r.readHeads(ctx, each); err != nil {
 		return nil, err
 	}
 
-	all := make([]head, len(keys))
-	for i := range all {
-		all[i].key = keys[i]
-		if err := all[i].decode(values[i]); err != nil {
-			return nil, fmt.Errorf("owner: read %q: %w", keys[i], err)
+	// A rule that changed its kind has left its counters in their other place.
+	missing := each[:0]
+	for _, h := range each {
+		if other, ok := otherPlace(h.key, h.partition); ok && h.Kind == 0 {
+			h.partition = other
+			missing = append(missing, h)
 		}
 	}
 
-	return all, nil
+	return all, r.readHeads(ctx, missing)
 }
 
-func (r *Reader) head(ctx context.Context, key string) (head, error) {
+// readHeads reads heads where they are expected.
+func (r *Reader) readHeads(ctx context.Context, all []*found) error {
+	addresses := make([]rows.Address, len(all))
+	for i, h := range all {
+		addresses[i] = h.address(headOf(h.key))
+	}
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return err
+	}
+
+	for i, h := range all {
+		if err := h.decode(values[i]); err != nil {
+			return fmt.Errorf("owner: read %q: %w", h.key, err)
+		}
+	}
+
+	return nil
+}
+
+func (r *Reader) head(ctx context.Context, key string) (found, error) {
 	all, err := r.heads(ctx, []string{key})
 	if err != nil {
-		return head{}, err
+		return found{}, err
 	}
 
 	return all[0], nil
@@ -100,23 +128,22 @@ func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.
 		return readings, nil
 	}
 
-	return readings, r.findMember(ctx, keys, all, member, readings)
+	return readings, r.findMember(ctx, all, member, readings)
 }
 
 // findMember notes which sets have a member.
-func (r *Reader) findMember(
-	ctx context.Context, keys []string, all []head, member string, into []counter.Reading,
-) error {
+func (r *Reader) findMember(ctx context.Context, all []found, member string, into []counter.Reading) error {
 	hash := hashOf(member)
 	var sets []int
 	var addresses []rows.Address
-	for i, key := range keys {
-		if all[i].Kind != counter.Members {
+	for i := range all {
+		h := &all[i]
+		if h.Kind != counter.Members {
 			continue
 		}
-		s := set{h: &all[i]}
+		s := set{h: &h.head}
 		sets = append(sets, i)
-		addresses = append(addresses, r.address(key, s.row(shardOf(hash[:], s.shards()))))
+		addresses = append(addresses, h.address(s.row(shardOf(hash[:], s.shards()))))
 	}
 
 	values, err := r.values(ctx, addresses)
@@ -133,14 +160,19 @@ func (r *Reader) findMember(
 // Ledger implements counter.Reader.
 func (r *Reader) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	h, err := r.head(ctx, key)
-	if err != nil || after >= h.Entries {
+	if err != nil {
 		return counter.Ledger{}, err
 	}
 
+	return r.ledger(ctx, &h, after, limit)
+}
+
+// ledger returns at most limit entries of a counter after one.
+func (r *Reader) ledger(ctx context.Context, h *found, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
 	const atOnce = 16 // rows, first; more when there are none, because the oldest rows expire
 	for first, n := after/ledgerRow, uint64(atOnce); first*ledgerRow < h.Entries; first, n = first+n, 2*n {
-		entries, err := r.entries(ctx, &h, key, first, n)
+		entries, err := r.entries(ctx, h, first, n)
 		if err != nil {
 			return counter.Ledger{}, err
 		}
@@ -161,11 +193,11 @@ func (r *Reader) Ledger(ctx context.Context, key string, after uint64, limit int
 }
 
 // entries returns the entries in n rows of a ledger.
-func (r *Reader) entries(ctx context.Context, h *head, key string, first, n uint64) ([]counter.Entry, error) {
+func (r *Reader) entries(ctx context.Context, h *found, first, n uint64) ([]counter.Entry, error) {
 	last := min(first+n-1, (h.Entries-1)/ledgerRow)
 	addresses := make([]rows.Address, 0, last-first+1)
 	for row := first; row <= last; row++ {
-		addresses = append(addresses, r.address(key, ledgerName(h, row*ledgerRow+1)))
+		addresses = append(addresses, h.address(ledgerName(&h.head, row*ledgerRow+1)))
 	}
 	values, err := r.values(ctx, addresses)
 	if err != nil {
@@ -177,7 +209,7 @@ func (r *Reader) entries(ctx context.Context, h *head, key string, first, n uint
 		read := reader{rest: value}
 		all = append(all, read.entries((first+uint64(i))*ledgerRow+1)...)
 		if err := read.end("a ledger"); err != nil {
-			return nil, fmt.Errorf("owner: ledger of %q: %w", key, err)
+			return nil, fmt.Errorf("owner: ledger of %q: %w", h.key, err)
 		}
 	}
 
@@ -207,7 +239,7 @@ func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.
 		return read.end("a dimension")
 	}
 	if h.Version != (counter.Version{}) {
-		err = r.store.Scan(ctx, r.place(key), dimensionsOf(&h), "", each)
+		err = r.store.Scan(ctx, h.partition, dimensionsOf(&h.head), "", each)
 	}
 	if err != nil {
 		return counter.Counter{}, counter.Counted{}, unavailable("dimension", err)
@@ -217,13 +249,13 @@ func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.
 }
 
 // all calls each with every counter of a site whose name begins with prefix.
-func (r *Reader) all(ctx context.Context, prefix string, each func(h *head) error) error {
+func (r *Reader) all(ctx context.Context, prefix string, each func(h *found) error) error {
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
 			if !presence.HasPrefix(key, prefix) {
 				return nil
 			}
-			h := head{key: key}
+			h := found{head: head{key: key}, partition: partition}
 			if err := h.decode(row); err != nil {
 				return fmt.Errorf("%q: %w", key, err)
 			}
@@ -240,8 +272,8 @@ func (r *Reader) all(ctx context.Context, prefix string, each func(h *head) erro
 // Aggregate implements counter.Reader.
 func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
-	var uniques []head
-	err := r.all(ctx, prefix, func(h *head) error {
+	var uniques []found
+	err := r.all(ctx, prefix, func(h *found) error {
 		total.Add(h.State)
 		if h.Kind == counter.Unique {
 			uniques = append(uniques, *h)
@@ -265,14 +297,14 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 }
 
 // registers returns the registers of a unique.
-func (r *Reader) registers(ctx context.Context, h *head) (hyperloglog.Registers, error) {
+func (r *Reader) registers(ctx context.Context, h *found) (hyperloglog.Registers, error) {
 	addresses := make([]rows.Address, 1, registerRows)
 	if h.ranks != nil {
 		addresses = addresses[:registerRows]
 	}
-	of := registers{collection: setCollection(h)}
+	of := registers{collection: setCollection(&h.head)}
 	for row := range addresses {
-		addresses[row] = r.address(h.key, of.name(row))
+		addresses[row] = h.address(of.name(row))
 	}
 
 	values, err := r.values(ctx, addresses)
@@ -292,7 +324,7 @@ func (r *Reader) registers(ctx context.Context, h *head) (hyperloglog.Registers,
 
 // Size implements counter.Reader.
 func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
-	err = r.all(ctx, prefix, func(*head) error {
+	err = r.all(ctx, prefix, func(*found) error {
 		n++
 		return nil
 	})

@@ -34,9 +34,9 @@ func (r *Reader) History(
 }
 
 // gains returns the ended time buckets of a sum.
-func (r *Reader) gains(ctx context.Context, h *head, step time.Duration, from, to int64) ([]counter.Gain, error) {
+func (r *Reader) gains(ctx context.Context, h *found, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
-	collection := historyCollection(h, uint32(step/time.Second))
+	collection := historyCollection(&h.head, uint32(step/time.Second))
 	// The first and the last row may have buckets that nobody asked for.
 	first, last := from/historyRow, to/historyRow
 	err := r.scanNumbers(ctx, h, collection, first, last, func(span int64, _ string, row []byte) error {
@@ -53,7 +53,7 @@ func (r *Reader) gains(ctx context.Context, h *head, step time.Duration, from, t
 }
 
 // uniqueGains returns the time buckets of a unique, each from its rows of registers.
-func (r *Reader) uniqueGains(ctx context.Context, h *head, step time.Duration, from, to int64) ([]counter.Gain, error) {
+func (r *Reader) uniqueGains(ctx context.Context, h *found, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	var bucket hyperloglog.Union
 	// Rows come in the order of their fields, so those of one bucket come together.
@@ -66,7 +66,7 @@ func (r *Reader) uniqueGains(ctx context.Context, h *head, step time.Duration, f
 		gains = append(gains, counter.Gain{Number: number, Seen: &registers})
 	}
 
-	collection := historyCollection(h, uint32(step/time.Second))
+	collection := historyCollection(&h.head, uint32(step/time.Second))
 	err := r.scanNumbers(ctx, h, collection, from, to-1, func(next int64, field string, row []byte) error {
 		if next != number {
 			end()
@@ -91,14 +91,14 @@ const numberDigits = 8
 // scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to
 // last, and with what follows the number in the field.
 func (r *Reader) scanNumbers(
-	ctx context.Context, h *head, collection string, first, last int64, each func(int64, string, []byte) error,
+	ctx context.Context, h *found, collection string, first, last int64, each func(int64, string, []byte) error,
 ) error {
 	after := ""
 	if first > 0 {
 		after = numberField(first-1) + "~" // behind everything that begins with the number before
 	}
 
-	err := r.store.Scan(ctx, r.place(h.key), collection, after, func(field string, row []byte) error {
+	err := r.store.Scan(ctx, h.partition, collection, after, func(field string, row []byte) error {
 		digits := min(numberDigits, len(field))
 		number, err := strconv.ParseInt(field[:digits], 16, 64)
 		switch {

@@ -305,7 +305,7 @@ type unique struct {
 }
 
 // Registers implements counter.Step.
-func (d *draft) Registers(key string) counter.Registers { return unique{d, d.head(key)} }
+func (d *draft) Registers(key string) counter.Registers { return unique(d.set(key)) }
 
 // Add implements counter.Registers.
 func (u unique) Add(members ...string) bool {

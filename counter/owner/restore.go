@@ -45,10 +45,14 @@ func (d *draft) restore(r *Restore) (restored int) {
 func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	d.discardParts(h)
 	before := h.life
-	*h = head{key: h.key, at: h.at, State: c.State}
+	*h = head{key: h.key, at: h.at, record: record{State: c.State}}
 	// The rows of the former life are garbage, so this one needs another name.
 	h.life = max(d.incarnation(), before+1)
 
+	// Without the members that other regions have.
+	if h.Kind == counter.Members {
+		h.Value = int64(len(c.Members) + len(c.Hashes))
+	}
 	d.restoreMembers(h, c)
 	d.restoreRegisters(h, c)
 	d.restoreDimensions(h, c)
@@ -70,6 +74,7 @@ func (d *draft) restoreMembers(h *head, c *counter.Copy) {
 		return
 	}
 
+	h.extend()
 	h.parts |= hasSet
 	h.members = n
 	h.shards = (n + membersFull - 1) / membersFull
@@ -99,6 +104,7 @@ func (d *draft) restoreRegisters(h *head, c *counter.Copy) {
 		return
 	}
 
+	h.extend()
 	h.parts |= hasSet
 	all := registers{d: d, collection: setCollection(h), counts: true}
 	c.Registers.Each(func(index int, rank uint8) { all.raise(index, rank) })

@@ -23,8 +23,9 @@ func (o *Owner) make(work []*partition) {
 	dirty := drafted[:0]
 	commits := o.scratch.commits[:0]
 	for _, p := range drafted {
-		if p.draft.empty() {
-			o.land(p) // nothing was changed, and what the answers say is committed
+		// Nothing was changed, and what the answers say is committed; or the store need not know.
+		if p.draft.empty() || p.draft.stays() {
+			o.land(p)
 			continue
 		}
 

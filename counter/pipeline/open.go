@@ -9,11 +9,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterfile"
-	"headcount/counter/countermem"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hot"
+	"headcount/counter/local"
 	"headcount/counter/regions"
 	"headcount/counter/tiered"
 	"headcount/internal/redisconn"
@@ -92,14 +91,14 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		return counter.CombinerConfig{Queues: postgresQueues}, err
 	case cfg.DataDir != "":
 		c.where = cfg.DataDir
-		store, err := counterfile.Open(cfg.DataDir, counterfile.Config{Log: cfg.Log})
+		store, err := local.Open(ctx, cfg.DataDir, cfg.Rules, cfg.Log)
 		if err != nil {
 			return combining, fmt.Errorf("--data-dir: %w", err)
 		}
 		c.store = store
 		return combining, nil
 	default:
-		c.where, c.store = "memory", countermem.New(countermem.Config{})
+		c.where, c.store = "memory", local.InMemory(cfg.Rules)
 		return counter.CombinerConfig{Instant: true}, nil
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/internal/redistest"
@@ -141,7 +140,7 @@ var (
 // TestACallerIsGone: a change whose caller has left is made, and observed, also while the counters close.
 func TestACallerIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &slow{countermem.New(countermem.Config{}), make(chan struct{})}
+		store := &slow{countertest.InMemory(t, nil), make(chan struct{})}
 		c, seen := New(store, rules, counter.CombinerConfig{}, zerolog.Nop()), make(observed, 1)
 		c.Observe(seen)
 		ctx, leave := context.WithCancel(t.Context())
@@ -180,7 +179,7 @@ func TestACallerIsGone(t *testing.T) {
 
 // TestAMarkFails: what could not be marked for a top list is neither acknowledged nor observed as made.
 func TestAMarkFails(t *testing.T) {
-	store := &slow{countermem.New(countermem.Config{}), make(chan struct{})}
+	store := &slow{countertest.InMemory(t, nil), make(chan struct{})}
 	close(store.release)
 	c, seen := New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop()), make(observed, 2)
 	t.Cleanup(func() { _ = c.Close() })

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
 	"headcount/counter/countertest"
 	"headcount/counter/hyperloglog"
 	"headcount/counter/tiered"
@@ -24,7 +23,7 @@ import (
 // twins are a store and one in memory, which is changed alike and loses nothing.
 type twins struct {
 	store counter.Store
-	truth *countermem.Store
+	truth counter.Store
 	keys  []string
 }
 
@@ -103,7 +102,7 @@ func gained(t testing.TB, s counter.Reader, key string, step time.Duration) (tot
 func TestClockWhatLeavesRedisComesBack(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := tiered.Config{Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
-	w := &twins{store: open(t, cfg), truth: countermem.New(countermem.Config{}), keys: []string{"v:1", "v:2", "v:gone", "l:1", "l:many", "u:1", "u:many", "k:1", "v:none"}}
+	w := &twins{store: open(t, cfg), truth: countertest.InMemory(t, nil), keys: []string{"v:1", "v:2", "v:gone", "l:1", "l:many", "u:1", "u:many", "k:1", "v:none"}}
 	many := make([]string, 3000)
 	for i := range many {
 		many[i] = fmt.Sprint("member ", i)

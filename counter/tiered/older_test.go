@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
 	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
@@ -157,7 +156,7 @@ func TestClockOlderMemoryOfAPersistedCheckpoint(t *testing.T) {
 	store := open(t, tiered.Config{
 		Rules: countertest.Rules, Redis: redistest.Dial(t, redis.URL()), Postgres: pg.Database(t), PersistInterval: time.Hour,
 	})
-	w := &twins{store, countermem.New(countermem.Config{}), []string{"v:1", "v:gone", "l:1", "u:1"}}
+	w := &twins{store, countertest.InMemory(t, nil), []string{"v:1", "v:gone", "l:1", "u:1"}}
 	changes := func(n int) []counter.Op {
 		return []counter.Op{
 			op("", view("v:1", "shop")), op("", view("v:1", fmt.Sprint(n))), op("", ends(views, "v:1", counter.Adjust)),

@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/counter/pipeline"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
@@ -67,7 +67,7 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	cfg.LastSeen, cfg.Arrivals = store, webhook.New(webhook.Config{})
 	callers := &Callers{Access: Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}, Grace: empty{}}
 	counters := counterapi.Config{
-		Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
+		Rules: &counter.Rules{}, Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
 	}
 	return New(cfg, Parts{
 		Callers: callers, Counters: counterapi.New(counters, callers, counterapi.NewLive(counters, nil)),

@@ -24,7 +24,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/counter/pipeline"
 	"headcount/gateway/httppolicy"
@@ -113,7 +113,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counters := countersIn(t, countermem.New(countermem.Config{}), parsed, counter.CombinerConfig{Instant: true})
+	counters := countersIn(t, countertest.InMemory(t, nil), parsed, counter.CombinerConfig{Instant: true})
 	cfg := Config{Rules: parsed, Counters: counters, Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
@@ -798,7 +798,7 @@ var errAway = fmt.Errorf("test: %w", counter.ErrUnavailable)
 
 // awayStore is a store of a server that may be away.
 type awayStore struct {
-	*countermem.Store
+	counter.Store
 	away  atomic.Bool
 	reads atomic.Int64
 }
@@ -852,7 +852,7 @@ func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggre
 // While the store is away, changes get 503. Reads that may lag get what is known, as
 // stale. What nobody knows gets 503.
 func TestTheStoreIsAway(t *testing.T) {
-	store := &awayStore{Store: countermem.New(countermem.Config{})}
+	store := &awayStore{Store: countertest.InMemory(t, nil)}
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
@@ -878,7 +878,7 @@ func TestTheStoreIsAway(t *testing.T) {
 
 // full is a Writer that writes nothing before it may.
 type full struct {
-	*countermem.Store
+	counter.Store
 	may chan struct{}
 }
 
@@ -888,7 +888,7 @@ func (f *full) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 }
 
 func TestTheQueueIsFull(t *testing.T) {
-	store := &full{Store: countermem.New(countermem.Config{}), may: make(chan struct{})}
+	store := &full{Store: countertest.InMemory(t, nil), may: make(chan struct{})}
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{QueueSize: 2})
 	})
@@ -914,7 +914,7 @@ func TestTheQueueIsFull(t *testing.T) {
 // A counter keeps the kind it was made with, and the log says so once.
 func TestARuleChangedItsKind(t *testing.T) {
 	var log strings.Builder
-	store := countermem.New(countermem.Config{})
+	store := countertest.InMemory(t, nil)
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters, cfg.Log = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
 	})

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 )
 
 // limited is the answer to a call on a limit.
@@ -131,7 +131,7 @@ func TestProblemsOfLimits(t *testing.T) {
 }
 
 func TestTheStoreOfLimitsIsAway(t *testing.T) {
-	store := &awayStore{Store: countermem.New(countermem.Config{})}
+	store := &awayStore{Store: countertest.InMemory(t, nil)}
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})

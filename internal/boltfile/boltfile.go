@@ -29,6 +29,14 @@ const lockWait = time.Second // how long to wait for another process to close th
 // ErrInUse means that another process has the file open.
 var ErrInUse = errors.New("it is in use by another process; end that one, or give each its own directory")
 
+// FormatError is the error of a file that another version of the program wrote.
+type FormatError struct{ Is, Known string }
+
+// Error implements error.
+func (e *FormatError) Error() string {
+	return fmt.Sprintf("its format is %q, this version knows %q; use the version that wrote it", e.Is, e.Known)
+}
+
 // Opener opens the file for bbolt; nil: os.OpenFile. Tests use an Opener that fails.
 type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 
@@ -143,7 +151,7 @@ func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 			return nil
 		}
 		if is := meta.Get(FormatKey); !bytes.Equal(is, format) {
-			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
+			return &FormatError{Is: string(is), Known: string(format)}
 		}
 		whole = !slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
 		return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 	"headcount/internal/testkit"
 	"headcount/internal/webhook"
 	"headcount/internal/webhook/webhookmem"
@@ -179,7 +179,7 @@ func newWorld(t *testing.T, hooks ...string) *world {
 		t.Fatal(err)
 	}
 	return &world{
-		t: t, hooks: parsed, store: webhookmem.New(), counters: countermem.New(countermem.Config{}),
+		t: t, hooks: parsed, store: webhookmem.New(), counters: countertest.InMemory(t, nil),
 		receiver: &receiver{t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{}},
 		house:    &house{counts: map[string]presence.Count{}},
 		crowd:    &crowd{present: map[presence.User]bool{}},

@@ -27,7 +27,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/countermem"
+	"headcount/counter/local"
 	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -150,17 +150,18 @@ const (
 // simulation is the run of one seed. Its driver, run, alone touches everything that is
 // not under mu.
 type simulation struct {
-	seed    uint64
-	replay  bool
-	timeout time.Duration // presence-timeout
-	chance  *rand.Rand
-	begun   time.Time
-	net     *network
-	store   *sharedStore
-	crowd   *crowd
-	pages   []string
-	where   []string // names of the gateways
-	alone   bool     // one process over a store of its own: it has no network, and its data ends with the process
+	seed     uint64
+	replay   bool
+	timeout  time.Duration // presence-timeout
+	chance   *rand.Rand
+	begun    time.Time
+	net      *network
+	store    *sharedStore
+	counters *pipeline.Counters // of all gateways; nobody changes any
+	crowd    *crowd
+	pages    []string
+	where    []string // names of the gateways
+	alone    bool     // one process over a store of its own: it has no network, and its data ends with the process
 
 	members  []*member
 	watchers []*user  // one tab at each gateway, which receives all counts
@@ -221,6 +222,7 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
+	s.counters = pipeline.New(local.InMemory(&counter.Rules{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
@@ -533,6 +535,7 @@ func (s *simulation) end() {
 		}
 	}
 	s.clients.Wait()
+	_ = s.counters.Close()
 }
 
 // newUser returns a user who is on no page.
@@ -759,7 +762,7 @@ func (s *simulation) newGateway(
 		Limits: gateway.Limits{MaxConnections: 100_000},
 		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
 		Counters: counterapi.Config{
-			Rules: &counter.Rules{}, Counters: pipeline.New(countermem.New(countermem.Config{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, log),
+			Rules: &counter.Rules{}, Counters: s.counters,
 		},
 		API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{})}, Log: log,
 	})

@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -381,33 +383,70 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 	}
 }
 
-// TestClockUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
+// TestClockUpgradeOfOneProcess: PostgreSQL that only one process uses goes to this release, back to
 // the previous one, and to this one again.
 func TestClockUpgradeOfOneProcess(t *testing.T) {
 	t.Parallel()
-	for name, flags := range map[string]func(t *testing.T) string{
-		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
-		"PostgreSQL":     func(t *testing.T) string { return "--postgres=" + pgtest.Start(t).Database(t) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := alone(flags(t))
-			m.program = previous(t)
-			startAll(t, m)
-			awaitReady(t, m)
-			b := newBooks(t, m)
-			b.some(t)
-			for _, with := range []string{program, m.program, program} {
-				replace(t, m, with)
-				if name == "PostgreSQL" { // follows are in memory there
-					b.follow(t)
-				}
-				b.check(t)
-				b.some(t)
-				b.check(t)
-			}
-		})
+	m := alone("--postgres=" + pgtest.Start(t).Database(t))
+	m.program = previous(t)
+	startAll(t, m)
+	awaitReady(t, m)
+
+	b := newBooks(t, m)
+	b.some(t)
+	for _, with := range []string{program, m.program, program} {
+		replace(t, m, with)
+		b.follow(t) // follows are in memory
+		b.check(t)
+		b.some(t)
+		b.check(t)
 	}
+}
+
+// TestClockUpgradeOfADataDirectory: this release refuses the counters of the previous one, and says how they are
+// carried over. The previous one refuses what this one has written.
+func TestClockUpgradeOfADataDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	export := filepath.Join(dir, "export")
+	counters := filepath.Join(dir, "counters.db")
+	m := alone("--data-dir=" + dir)
+	m.program = previous(t)
+	startAll(t, m)
+	awaitReady(t, m)
+
+	b := newBooks(t, m)
+	b.some(t)
+	if err := m.leave(); err != nil {
+		t.Error(err)
+	}
+
+	refused := func(program, says string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), program, m.flags...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) {
+			t.Errorf("%s: %v, %s", program, err, out)
+		}
+	}
+	run := func(program string, args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	refused(program, "headcount export --data-dir "+dir)
+	run(m.program, "export", "--data-dir", dir, "--file", export)
+	if err := os.Rename(counters, counters+".before"); err != nil {
+		t.Fatal(err)
+	}
+	run(program, "import", "--data-dir", dir, "--file", export)
+	refused(m.program, "use the version that wrote it")
+
+	m.program = program
+	again(t, m)
+	b.check(t)
+	b.some(t)
+	b.check(t)
 }
 
 // alone is a process without a cluster.

@@ -15,7 +15,7 @@ import (
 
 // What the file has. Numbers are big-endian.
 //
-//	meta       format -> "1"
+//	meta       format -> "2"
 //	partitions 1 byte: partition -> 8 bytes: epoch, 8 bytes: number, the owner's name
 //	rows       see rowKey -> value
 //	ids        1 byte: partition, 16 bytes: ID -> 8 bytes: unix ms when it is forgotten
@@ -27,7 +27,7 @@ var (
 	forgetBucket     = []byte("forget")
 
 	buckets = [][]byte{partitionsBucket, rowsBucket, idsBucket, forgetBucket}
-	format  = []byte("1")
+	format  = []byte("2")
 )
 
 // request is one call of Commit.

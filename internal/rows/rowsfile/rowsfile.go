@@ -32,7 +32,7 @@ import (
 )
 
 // File is the name of the file in the data directory.
-const File = "rows.db"
+const File = "counters.db"
 
 const (
 	healWait = 100 * time.Millisecond // after a transaction that failed, until another one is tried

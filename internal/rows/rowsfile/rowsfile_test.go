@@ -100,13 +100,13 @@ func TestContract(t *testing.T) {
 
 func TestFilesThatCannotBeUsed(t *testing.T) {
 	const inUse = "it is in use by another process; end that one, or give each its own directory"
-	const newer = `its format is "2", this version knows "1"; use the version that wrote it`
+	const newer = `its format is "3", this version knows "2"; use the version that wrote it`
 
 	for want, prepare := range map[string]func(t *testing.T, dir string){
 		inUse: func(t *testing.T, dir string) { open(t, dir, Config{}) },
 		newer: func(t *testing.T, dir string) {
 			s := open(t, dir, Config{})
-			change := func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2")) }
+			change := func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("3")) }
 			if err := errors.Join(s.db.Update(change), s.Close()); err != nil {
 				t.Fatal(err)
 			}

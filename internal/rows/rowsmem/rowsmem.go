@@ -30,7 +30,7 @@ var _ rows.Store = (*Store)(nil)
 type partition struct {
 	mu          sync.Mutex // guards the fields below
 	ownership   rows.Ownership
-	collections map[string]collection // none of them is empty
+	collections map[string]*collection // none of them is empty
 	// last is the row that was looked up last, since who reads a row often writes it next.
 	last     *value
 	lastName rows.Name
@@ -42,9 +42,15 @@ type partition struct {
 
 // collection has values by field. They are behind pointers, so that a new value leaves the map and its field alone: the
 // field of a commit may be a part of a larger text.
-type collection map[string]*value
+type collection struct {
+	values map[string]*value
+	size   int // about what it takes in memory, in bytes
+}
 
 type value struct{ bytes []byte }
+
+// sizeOf returns about what a row takes in memory.
+func sizeOf(field string, value []byte) int { return len(field) + len(value) + 100 }
 
 // New returns an empty Store.
 func New(cfg Config) *Store {
@@ -55,7 +61,7 @@ func New(cfg Config) *Store {
 
 	for i := range s.partitions {
 		p := &s.partitions[i]
-		p.collections = map[string]collection{}
+		p.collections = map[string]*collection{}
 		p.ids = map[[16]byte]time.Time{}
 	}
 
@@ -148,8 +154,11 @@ func (p *partition) forget(now time.Time, n int) {
 // find returns the row with a name, or nil. The caller has mu.
 func (p *partition) find(name rows.Name) *value {
 	if p.last == nil || p.lastName != name {
-		p.last = p.collections[name.Collection][name.Field]
+		p.last = nil
 		p.lastName = name
+		if of := p.collections[name.Collection]; of != nil {
+			p.last = of.values[name.Field]
+		}
 	}
 
 	return p.last
@@ -162,6 +171,7 @@ func (p *partition) put(row *rows.Row) {
 	case row.Value == nil:
 		p.remove(row.Name)
 	case is != nil:
+		p.collections[row.Collection].size += len(row.Value) - len(is.bytes)
 		is.bytes = row.Value
 	default:
 		p.add(row)
@@ -172,17 +182,23 @@ func (p *partition) put(row *rows.Row) {
 func (p *partition) add(row *rows.Row) {
 	of := p.collections[row.Collection]
 	if of == nil {
-		of = collection{}
+		of = &collection{values: map[string]*value{}}
 		p.collections[strings.Clone(row.Collection)] = of
 	}
-	of[strings.Clone(row.Field)] = &value{row.Value}
+	of.values[strings.Clone(row.Field)] = &value{row.Value}
+	of.size += sizeOf(row.Field, row.Value)
 }
 
 func (p *partition) remove(name rows.Name) {
 	p.last = nil
 	of := p.collections[name.Collection]
-	delete(of, name.Field)
-	if len(of) == 0 {
+	if of == nil || of.values[name.Field] == nil {
+		return
+	}
+
+	of.size -= sizeOf(name.Field, of.values[name.Field].bytes)
+	delete(of.values, name.Field)
+	if len(of.values) == 0 {
 		delete(p.collections, name.Collection)
 	}
 }
@@ -213,6 +229,20 @@ func (p *partition) read(name rows.Name) []byte {
 // others for a Read.
 func (s *Store) Get(partition int, name rows.Name) []byte { return s.partitions[partition].read(name) }
 
+// Size returns about what a collection takes in memory, in bytes.
+func (s *Store) Size(partition int, collection string) int {
+	p := &s.partitions[partition]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	of := p.collections[collection]
+	if of == nil {
+		return 0
+	}
+
+	return of.size
+}
+
 // Scan implements rows.Store. Each sees the rows as of one moment.
 func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
 	for _, row := range s.partitions[at].after(collection, after) {
@@ -226,12 +256,14 @@ func (s *Store) Scan(_ context.Context, at int, collection, after string, each f
 
 // after returns a copy of the rows of a collection whose fields are greater than after, in their order.
 func (p *partition) after(collection, after string) []rows.Row {
+	var found []rows.Row
 	p.mu.Lock()
-	of := p.collections[collection]
-	found := make([]rows.Row, 0, len(of))
-	for field, is := range of {
-		if field > after {
-			found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: is.bytes})
+	if of := p.collections[collection]; of != nil {
+		found = make([]rows.Row, 0, len(of.values))
+		for field, is := range of.values {
+			if field > after {
+				found = append(found, rows.Row{Name: rows.Name{Collection: collection, Field: field}, Value: is.bytes})
+			}
 		}
 	}
 	p.mu.Unlock()

@@ -1,0 +1,78 @@
+package call_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/limit"
+	"headcount/internal/rows"
+)
+
+// A sum that is touched takes at most 200 bytes, with its key and its place in the map.
+func TestMemoryOfASum(t *testing.T) {
+	const counters = 100_000
+	rules := counter.BuiltinRules()
+	rule := rules.Find("views:1")
+	s := inMemory(t, rules)
+
+	before := heap()
+	for n := range counters {
+		s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{
+			{Key: fmt.Sprint("views:", n), Rule: rule, Verb: counter.Add, Delta: 1},
+		}}})
+	}
+	each := (heap() - before) / counters
+	if each > 200 {
+		t.Errorf("a sum takes %d bytes", each)
+	}
+	runtime.KeepAlive(s)
+}
+
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+
+	return m.HeapAlloc
+}
+
+// At the bound of their memory new states of limits are refused, those that are there go on, and what has expired makes
+// room.
+func TestLimitsInMemoryAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := inMemory(t, counter.BuiltinRules())
+		take := func(key string) counter.LimitResult {
+			name := limit.Name{Key: key, Algorithm: limit.Fixed, Window: time.Hour.Milliseconds()}
+			return s.Limit(t.Context(), []limit.Call{{Name: name, Limit: 10, Cost: 1}})[0]
+		}
+
+		var keys []string
+		for n := 0; len(keys) == 0 || take(keys[len(keys)-1]).Err == nil; n++ {
+			key := fmt.Sprint("k", n)
+			for rows.PartitionOf(key) != 0 {
+				n++
+				key = fmt.Sprint("k", n)
+			}
+			keys = append(keys, key)
+		}
+
+		last := keys[len(keys)-1]
+		if len(keys) < 10_000 || !errors.Is(take(last).Err, counter.ErrBusy) {
+			t.Errorf("state %d is refused, with %v", len(keys), take(last).Err)
+		}
+		if r := take(keys[0]); r.Err != nil || !r.Allowed {
+			t.Errorf("a state that is there: %+v", r)
+		}
+
+		time.Sleep(time.Hour + 3*time.Minute)
+		synctest.Wait()
+		if r := take(last); r.Err != nil || !r.Allowed {
+			t.Errorf("when others have expired: %+v", r)
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package owner
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+
+	"headcount/internal/rows"
+)
+
+// near is a store in the memory of this process. Its rows are looked up where they are needed, instead of gathered for
+// a Read.
+type near interface {
+	rows.Store
+	Get(partition int, name rows.Name) []byte
+	Size(partition int, collection string) int
+}
+
+// residents are the counters in front of a store in memory. They would be as lost as the store when the process ends,
+// so they stay as they are, and the store has all rows but theirs. To readers both are one store. Its methods may be
+// called from any goroutine, but only who has the owner's turn calls record and land.
+type residents struct {
+	near
+	partitions [rows.Partitions]resident
+}
+
+// resident has the counters of one partition. Its lock is taken to change them, and to read them without the turn.
+type resident struct {
+	mu      sync.Mutex
+	records map[string]*record
+}
+
+func newResidents(store near) *residents {
+	r := &residents{near: store}
+	for id := range r.partitions {
+		r.partitions[id].records = map[string]*record{}
+	}
+
+	return r
+}
+
+// record returns a copy of the record of a counter, the zero record if it does not exist.
+func (r *residents) record(partition int, key string) record {
+	is := r.partitions[partition].records[key]
+	if is == nil {
+		return record{}
+	}
+
+	own := *is
+	own.extent = is.extent.clone()
+
+	return own
+}
+
+// land takes over the heads that a draft has changed.
+func (r *residents) land(partition int, heads []*head) {
+	p := &r.partitions[partition]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	for _, h := range heads {
+		if h.changed {
+			p.put(h)
+		}
+	}
+}
+
+// put stores the record of a head. The caller has mu.
+func (p *resident) put(h *head) {
+	is := p.records[h.key]
+	switch {
+	case h.Version.Sequence == 0:
+		delete(p.records, h.key)
+	case is != nil:
+		*is = h.record
+	default:
+		own := h.record
+		p.records[strings.Clone(h.key)] = &own // the key may be a part of a request
+	}
+}
+
+// row returns the row of a counter, nil if it does not exist.
+func (p *resident) row(key string) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	is := p.records[key]
+	if is == nil {
+		return nil
+	}
+
+	return is.append(nil)
+}
+
+// after returns the rows whose fields are greater than after, in their order.
+func (p *resident) after(after string) []rows.Row {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	found := make([]rows.Row, 0, len(p.records))
+	for key, is := range p.records {
+		if key > after {
+			found = append(found, rows.Row{Name: headOf(key), Value: is.append(nil)})
+		}
+	}
+	slices.SortFunc(found, func(a, b rows.Row) int { return cmp.Compare(a.Field, b.Field) })
+
+	return found
+}
+
+// Get implements near.
+func (r *residents) Get(partition int, name rows.Name) []byte {
+	if name.Collection == heads {
+		return r.partitions[partition].row(name.Field)
+	}
+
+	return r.near.Get(partition, name)
+}
+
+// Read implements rows.Store.
+func (r *residents) Read(_ context.Context, addresses []rows.Address) []rows.Found {
+	found := make([]rows.Found, len(addresses))
+	for i, at := range addresses {
+		found[i].Value = r.Get(at.Partition, at.Name)
+	}
+
+	return found
+}
+
+// Scan implements rows.Store.
+func (r *residents) Scan(
+	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
+) error {
+	if collection != heads {
+		return r.near.Scan(ctx, partition, collection, after, each)
+	}
+
+	for _, row := range r.partitions[partition].after(after) {
+		if err := each(row.Field, row.Value); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
