@@ -141,9 +141,13 @@ func (c *conn) enter(hello []byte) {
 	if c.sum != nil {
 		c.g.unread.Add(c.sum, c)
 	}
-	if c.g.draining.Load() { // Drain may have missed this client
-		c.move(0)
-		_ = c.end(websocket.StatusServiceRestart, closeReason, nil)
+
+	// Drain may have missed this client. One of Pusher would come back at once, perhaps to nobody.
+	if c.g.draining.Load() {
+		if !c.pusher {
+			c.move(0)
+		}
+		c.sendAway()
 	}
 }
 
