@@ -81,7 +81,7 @@ func NewArchive(store Reader) *Archive {
 // region. If the counter has another kind than its rule, the answer has no meaning.
 func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (Answer, Counter, error) {
 	b := rule.bucketOf(uint32(q.Step / time.Second))
-	if rule.Kind != Unique || b == nil {
+	if !rule.Kind.Estimates() || b == nil {
 		is, gains, err := a.store.History(ctx, key, q.Step, q.From, q.To)
 		t := q.Tally()
 		t.Add(gains)
@@ -135,7 +135,7 @@ type archiveRead struct {
 func (r *archiveRead) run(ctx context.Context) error {
 	r.recall()
 	first := r.q.From
-	if r.is.Kind != Unique { // the counter does not exist
+	if !r.is.Kind.Estimates() { // the counter does not exist
 		first = max(first, min(r.newest, r.q.To)-1)
 	}
 	pending := first // the first time bucket that is not in the tally
@@ -224,7 +224,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	r.is = is
 	r.t.Add(gains)
 	r.stale = r.stale || is.Stale
-	if is.Kind != Unique || is.Stale || is.Version.Incarnation != r.incarnation {
+	if !is.Kind.Estimates() || is.Stale || is.Version.Incarnation != r.incarnation {
 		r.mixed = true
 		return nil
 	}

@@ -62,7 +62,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 	c := Change{Key: key, Rule: rule, Verb: Add, Delta: 1}
 	if len(bytes.TrimSpace(body)) > 0 {
 		members := "delta and dimensions"
-		if rule.Kind == Exact {
+		if rule.Kind.IsExact() {
 			members = "delta, reason and by"
 		}
 		err := parseObject(body, members, func(r *reader, name string) (err error) {
@@ -71,7 +71,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 				c.Delta, err = integerIn(r, 1, MaxDelta)
 			case name == "dimensions":
 				c.Dimensions, err = dimensions(r, names)
-			case rule.Kind == Exact:
+			case rule.Kind.IsExact():
 				err = c.why(r, name)
 			default:
 				err = errUnknown
@@ -112,7 +112,7 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 		err = fmt.Errorf("%w: there are no changes; send 1 to %d in \"changes\"", ErrBody, MaxChanges)
 	}
 	for i := range changes {
-		if (changes[i].Rule.Kind == Exact) != (changes[0].Rule.Kind == Exact) {
+		if changes[i].Rule.Kind.IsExact() != changes[0].Rule.Kind.IsExact() {
 			err = fmt.Errorf("%w: only one of %q and %q is exact; send exact counters in a batch of their own", ErrBody, changes[0].Key, changes[i].Key)
 		}
 	}
@@ -205,7 +205,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	if err == nil && len(place) == 0 {
 		err = fmt.Errorf("%w: there are no members; send 1 to %d in \"add\" and \"remove\"", ErrBody, MaxMembers)
 	}
-	if err == nil && rule.Kind == Unique && len(c.Leave) > 0 {
+	if err == nil && !rule.Kind.Forgets() && len(c.Leave) > 0 {
 		err = fmt.Errorf("%w: remove: a counter of kind unique cannot forget a member; send only \"add\"", ErrBody)
 	}
 	if err != nil {

@@ -77,7 +77,7 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	}
 
 	queue := queueOf(op.Changes[0].Key, c.cfg.Queues)
-	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind == Exact {
+	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind.IsExact() {
 		queue += c.cfg.Queues
 	}
 	result, err := c.queues.do(ctx, queue, op, len(op.Changes))
@@ -111,7 +111,7 @@ type mergeKey struct {
 // change.
 func (op *Op) mergeable() bool {
 	c := &op.Changes[0]
-	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind == Sum && op.IdempotencyKey == IdempotencyKey{} && len(c.Dimensions) == 0
+	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind.Gains() && op.IdempotencyKey == IdempotencyKey{} && len(c.Dimensions) == 0
 }
 
 // write makes the operations of calls and answers the calls. When a merged operation is refused, its parts are made

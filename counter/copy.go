@@ -129,7 +129,7 @@ func (c *Copy) NameAll() {
 		c.Members = append(c.Members, Nameless(hash))
 	}
 	c.Hashes = nil
-	if c.Kind == Members {
+	if c.Kind.Forgets() {
 		c.Value = int64(len(c.Members))
 	}
 }
@@ -263,7 +263,7 @@ func (c *Copy) parse(j *copyJSON) error {
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
 		return err
 	}
-	if n := int64(len(j.Members) + len(j.Hashes)); c.Kind == Members && n != j.Value && (j.Elsewhere == "" || n > j.Value) {
+	if n := int64(len(j.Members) + len(j.Hashes)); c.Kind.Forgets() && n != j.Value && (j.Elsewhere == "" || n > j.Value) {
 		return fmt.Errorf("it has %d members and the value %d", n, j.Value)
 	}
 	for _, h := range j.Hashes {

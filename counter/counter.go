@@ -150,40 +150,6 @@ func Matches(match, key string) bool {
 	return key == match || open && strings.HasPrefix(key, prefix)
 }
 
-// Kind is the kind of a counter. A counter that does not exist has the zero Kind.
-type Kind uint8
-
-// The kinds. Stores keep their numbers, so these never change.
-const (
-	Sum     Kind = 1 // a number changed by deltas
-	Exact   Kind = 2 // a number with bounds and a ledger of every change
-	Members Kind = 3 // a set; its value is its size
-	Unique  Kind = 4 // an estimate of the distinct members ever added
-)
-
-var kindNames = [...]string{Sum: "sum", Exact: "exact", Members: "members", Unique: "unique"}
-
-// String returns the kind's name in rules and answers.
-func (k Kind) String() string {
-	if int(k) < len(kindNames) && k != 0 {
-		return kindNames[k]
-	}
-	return "none"
-}
-
-// ParseKind returns the kind with that name.
-func ParseKind(s string) (Kind, bool) {
-	for k, name := range kindNames {
-		if name != "" && name == s {
-			return Kind(k), true
-		}
-	}
-	return 0, false
-}
-
-// Number reports whether counters of kind k are changed by deltas.
-func (k Kind) Number() bool { return k == Sum || k == Exact }
-
 // Counter is the value of one counter at one moment. Of two values of one key, the one with the greater Version is
 // newer. A deleted counter has the value 0 and the zero Version, like one that never existed.
 type Counter struct {
@@ -238,7 +204,7 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	b = strconv.AppendUint(b, c.Version.Sequence, 10)
 	b = append(b, `","exact":`...)
 	switch {
-	case c.Kind == Unique:
+	case c.Kind.Estimates():
 		b = append(b, `false,"error":0.0081`...)
 	default:
 		b = strconv.AppendBool(b, !c.Approx)

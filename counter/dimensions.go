@@ -68,7 +68,7 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 
 // count adds the delta of an addition to a sum to the values of its dimensions.
 func count(step Step, s *State, c *Change) {
-	if s.Kind != Sum || c.Verb != Add {
+	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
 	for _, d := range c.Dimensions {

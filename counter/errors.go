@@ -41,6 +41,63 @@ func (c *Conflict) Error() string {
 // Unwrap returns ErrBound, ErrOverflow or ErrKind.
 func (c *Conflict) Unwrap() error { return c.Is }
 
-func unsupported(key string, value int64, have Kind, what string) *Conflict {
-	return &Conflict{Is: ErrKind, Key: key, Value: value, Text: fmt.Sprintf("it is of kind %s; %s", have, what)}
+// Refusal is why a counter refuses a change. Scripts of stores answer with these words.
+type Refusal string
+
+// The refusals.
+const (
+	BelowFloor   Refusal = "floor"
+	AboveCeiling Refusal = "ceiling"
+
+	Overflows  Refusal = "overflow"
+	TooFar     Refusal = "far"
+	NoOpposite Refusal = "opposite"
+
+	OnlyNumbersMove     Refusal = "number"
+	OneByOne            Refusal = "merged"
+	OnlyExactIsSet      Refusal = "exact"
+	NothingIsForgotten  Refusal = "unique"
+	OnlySetsHaveMembers Refusal = "members"
+	IsElsewhere         Refusal = "elsewhere"
+)
+
+// refusals says what a refusal is, and why, for a person. The reasons of ErrKind follow the kind that the counter has.
+var refusals = map[Refusal]struct {
+	is  error
+	why func(c *Change, have Counter) string
+}{
+	BelowFloor:   {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its floor is %d", *c.Rule.Floor) }},
+	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling) }},
+
+	Overflows: {ErrOverflow, func(c *Change, have Counter) string { return fmt.Sprintf("%d and %d", have.Value, c.Delta) }},
+	TooFar: {ErrOverflow, func(c *Change, have Counter) string {
+		return fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, have.Value)
+	}},
+	NoOpposite: {ErrOverflow, always("the least number has no opposite; adjust it by 1 first")},
+
+	OnlyNumbersMove:     {ErrKind, always("only a sum or an exact counter is moved by numbers")},
+	OneByOne:            {ErrKind, always("its changes are made one by one")},
+	OnlyExactIsSet:      {ErrKind, always("only an exact counter is set")},
+	NothingIsForgotten:  {ErrKind, always("it does not know its members, they are only added")},
+	OnlySetsHaveMembers: {ErrKind, always("only a counter of kind members or unique has members")},
+	IsElsewhere:         {ErrKind, always("give its rule that kind again, or delete it under that rule")},
 }
+
+func always(text string) func(*Change, Counter) string {
+	return func(*Change, Counter) string { return text }
+}
+
+// Refused returns the conflict of a change that a counter refuses.
+func Refused(why Refusal, c *Change, have Counter) *Conflict {
+	refusal := refusals[why]
+	text := refusal.why(c, have)
+	if refusal.is == ErrKind {
+		text = fmt.Sprintf("it is of kind %s; %s", have.Kind, text)
+	}
+
+	return &Conflict{Is: refusal.is, Key: c.Key, Value: have.Value, Text: text}
+}
+
+// Misplaced returns the conflict for a change of a counter that exists, but is stored where its present rule does not
+// look.
+func Misplaced(have Counter) *Conflict { return Refused(IsElsewhere, &Change{Key: have.Key}, have) }

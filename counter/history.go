@@ -55,7 +55,7 @@ type Past struct {
 // Gain adds the delta of c to the slots of s, and passes those that are complete to step. When the clock goes back,
 // the newest time bucket goes on. Without a step no bucket is completed, and the delta counts in the newest one.
 func (s *State) Gain(step Step, c *Change, now time.Time) {
-	if s.Kind != Sum || c.Verb != Add {
+	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
 	for i := range c.Rule.Buckets {

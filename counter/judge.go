@@ -174,7 +174,7 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	by := *c
 	var over bool
 	if by.Delta, over = minus(c.Delta, s.Value); over {
-		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, s.Value)}
+		return Refused(TooFar, c, s.Counter(c.Key))
 	}
 	if by.Delta == 0 {
 		return nil
@@ -214,53 +214,63 @@ func kindFor(s *State, c *Change) Kind {
 
 // add adds a change's delta to s. With an error s is unchanged.
 func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
-	kind := kindFor(s, c)
-	switch {
-	case !kind.Number():
-		return unsupported(c.Key, s.Value, kind, "only a sum or an exact counter is moved by numbers")
-	case c.Merged > 1 && kind != Sum:
-		return unsupported(c.Key, s.Value, kind, "its changes are made one by one")
-	}
 	after, over := plus(s.Value, c.Delta)
-	if over {
-		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("%d and %d", s.Value, c.Delta)}
+	if why := refusalOfAdd(s, c, after, over); why != "" {
+		return Refused(why, c, s.Counter(c.Key).Or(c.Rule.Kind))
 	}
-	if kind == Exact {
-		// A rule may get a bound that the value already exceeds: then changes back towards the bound must pass.
-		if f := c.Rule.Floor; f != nil && c.Delta < 0 && after < *f {
-			return &Conflict{Is: ErrBound, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("its floor is %d", *f)}
-		}
-		if f := c.Rule.Ceiling; f != nil && c.Delta > 0 && after > *f {
-			return &Conflict{Is: ErrBound, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("its ceiling is %d", *f)}
-		}
-	}
+
 	begin(s, c, deleted, now)
 	s.Value = after
 	moved(s, now)
 	return nil
 }
 
+// refusalOfAdd returns why a counter refuses an addition after which it had the value after, or nothing.
+func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
+	kind := kindFor(s, c)
+	// A set is made with its members, not with the delta that a change of a number has.
+	if why, lacks := kind.of().lacks[Add]; lacks {
+		return why
+	}
+	if over {
+		return Overflows
+	}
+	if c.Merged > 1 && !kind.Gains() {
+		return OneByOne
+	}
+	if !kind.IsExact() {
+		return ""
+	}
+
+	// A rule may get a bound that the value already exceeds: then changes back towards the bound must pass.
+	floor, ceiling := c.Rule.Floor, c.Rule.Ceiling
+	if floor != nil && c.Delta < 0 && after < *floor {
+		return BelowFloor
+	}
+	if ceiling != nil && c.Delta > 0 && after > *ceiling {
+		return AboveCeiling
+	}
+
+	return ""
+}
+
 // Refusal returns the conflict with which the counter have would refuse c, or nil. It does not look at members or
 // texts.
 func (c *Change) Refusal(have Counter) *Conflict {
 	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
-	switch kind := kindFor(&s, c); {
-	case c.Verb == Add || c.Verb == Adjust:
-		return add(&s, c, 0, time.Time{})
-	case c.Verb == Set && kind != Exact:
-		return unsupported(c.Key, s.Value, kind, "only an exact counter is set")
-	case c.Verb == Edit && kind == Unique && len(c.Leave) > 0:
-		return unsupported(c.Key, s.Value, kind, "it does not know its members, they are only added")
-	case c.Verb == Edit && kind.Number():
-		return unsupported(c.Key, s.Value, kind, "only a counter of kind members or unique has members")
+	kind := kindFor(&s, c)
+	have.Kind = kind
+	if why, lacks := kind.of().lacks[c.Verb]; lacks {
+		return Refused(why, c, have)
 	}
-	return nil
-}
+	if c.Verb == Edit && len(c.Leave) > 0 && !kind.Forgets() {
+		return Refused(NothingIsForgotten, c, have)
+	}
+	if c.Verb == Add || c.Verb == Adjust {
+		return add(&s, c, 0, time.Time{})
+	}
 
-// Misplaced returns the conflict for a change of a counter that exists, but is stored where its present rule does not
-// look.
-func Misplaced(have Counter) *Conflict {
-	return unsupported(have.Key, have.Value, have.Kind, "give its rule that kind again, or delete it under that rule")
+	return nil
 }
 
 // plus returns a + b, and whether it overflows: the operands have one sign and the sum the other.
@@ -285,7 +295,7 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 		e.Op = LedgerAdjust
 	case c.Verb == Set:
 		e.Op = LedgerSet
-	case s.Kind != Exact:
+	case !s.Kind.IsExact():
 		return
 	case c.Delta > 0:
 		e.Op = LedgerIncrement
@@ -309,7 +319,7 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	e := Entry{At: now, Op: LedgerReset, Before: s.Value, Reason: c.Reason, By: c.By}
 	var over bool
 	if e.Delta, over = plus(^s.Value, 1); over { // the delta is -value, which math.MinInt64 does not have
-		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: "the least number has no opposite; adjust it by 1 first"}
+		return Refused(NoOpposite, c, s.Counter(c.Key))
 	}
 	if !kind.Number() {
 		step.Empty(c.Key)
@@ -319,7 +329,7 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	s.Entries++
 	e.Seq = s.Entries
 	step.Enter(c.Key, e, c.Rule.ledgerKept(kind))
-	step.Changed(c.Key, nil, nil, kind == Members)
+	step.Changed(c.Key, nil, nil, kind.Forgets())
 	return nil
 }
 
@@ -328,7 +338,7 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
-	if kindFor(s, c) == Unique {
+	if kindFor(s, c).Estimates() {
 		observe(step, s, c, now)
 		return nil
 	}
@@ -363,7 +373,7 @@ func observe(step Step, s *State, c *Change, now time.Time) {
 		moved(s, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
-	if c.Rule.Kind != Unique { // buckets of a present rule of another kind are not those of registers
+	if !c.Rule.Kind.Estimates() { // buckets of a present rule of another kind are not those of registers
 		return
 	}
 	for i := range c.Rule.Buckets {
@@ -398,7 +408,7 @@ func (t *Total) Add(s State) {
 		return
 	}
 	t.counters++
-	if s.Kind == Unique {
+	if s.Kind.Estimates() {
 		t.uniques++
 		return
 	}

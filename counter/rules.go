@@ -61,7 +61,7 @@ type Rule struct {
 // ledgerKept returns the retention of a new ledger entry. Kinds that have entries only for resets and adjustments keep
 // them for the default time.
 func (rule *Rule) ledgerKept(have Kind) time.Duration {
-	if have == Exact && rule.Kind == Exact {
+	if have.IsExact() && rule.Kind.IsExact() {
 		return rule.Ledger
 	}
 	return DefaultLedger
@@ -391,15 +391,10 @@ func (rule *Rule) check(given []string) error {
 			return fmt.Errorf("%s: it is missing; every rule has a match and a kind", name)
 		}
 	}
-	for _, f := range []struct {
-		name string
-		of   []Kind
-	}{
-		{"floor", []Kind{Exact}}, {"ceiling", []Kind{Exact}}, {"ledger", []Kind{Exact}},
-		{"buckets", []Kind{Sum, Unique}}, {"dimensions", []Kind{Sum}}, {"top", []Kind{Sum}},
-	} {
-		if slices.Contains(given, f.name) && !slices.Contains(f.of, rule.Kind) {
-			return fmt.Errorf("%s: a counter of kind %s has none; remove the field, or make the kind %s", f.name, rule.Kind, kindsText(f.of))
+	for _, field := range given {
+		of := withField(field)
+		if len(of) > 0 && !slices.Contains(of, rule.Kind) {
+			return fmt.Errorf("%s: a counter of kind %s has none; remove the field, or make the kind %s", field, rule.Kind, kindsText(of))
 		}
 	}
 	if open := rule.Public&(PublicIncrement|PublicMember) != 0; open && rule.Max == 0 {

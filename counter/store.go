@@ -149,7 +149,7 @@ func (op *Op) Check() error {
 		switch {
 		case c.Rule == nil:
 			return fmt.Errorf("%w: a change of %q without a rule", ErrOp, c.Key)
-		case (c.Rule.Kind == Exact) != (op.Changes[0].Rule.Kind == Exact):
+		case c.Rule.Kind.IsExact() != op.Changes[0].Rule.Kind.IsExact():
 			return fmt.Errorf("%w: only one of %q and %q is exact", ErrOp, op.Changes[0].Key, c.Key)
 		case c.Verb != Add && len(op.Changes) > 1:
 			return fmt.Errorf("%w: %q is not the only change and does not add", ErrOp, c.Key)

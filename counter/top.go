@@ -197,7 +197,7 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 	for i := range ops {
 		for j := range results[i].Counters { // nil if the operation failed
 			c, is := &ops[i].Changes[j], &results[i].Counters[j]
-			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || is.Kind != Sum || is.Updated.IsZero() {
+			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || !is.Kind.Gains() || is.Updated.IsZero() {
 				continue
 			}
 			updated := is.Updated

@@ -104,7 +104,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 		case slices.Contains(keys[:i], key): // once is enough
 		case slices.Contains(c.subscribed(), key):
 			c.Renew(topic)
-		case rules[i].Kind == counter.Members:
+		case rules[i].Kind.Forgets():
 			c.addCounter(key)
 			c.Hold(topic)
 			c.g.live.View(key, c.member(), c)

@@ -14,7 +14,7 @@ import (
 
 // place returns the partition of a counter.
 func (s *Store) place(key string) int {
-	if rule := s.rules.Find(key); rule != nil && rule.Kind == counter.Exact {
+	if rule := s.rules.Find(key); rule != nil && rule.Kind.IsExact() {
 		return owner.ExactPartition
 	}
 
@@ -23,7 +23,7 @@ func (s *Store) place(key string) int {
 
 // placeOf returns the partition of the counter that c changes, without a search for its rule.
 func placeOf(c *counter.Change) int {
-	if c.Rule != nil && c.Rule.Kind == counter.Exact {
+	if c.Rule != nil && c.Rule.Kind.IsExact() {
 		return owner.ExactPartition
 	}
 

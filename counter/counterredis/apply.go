@@ -370,28 +370,13 @@ func refused(op *counter.Op, text string) error {
 	if why == "sharded" {
 		return fmt.Errorf("%w: %q", counter.ErrSharded, c.Key)
 	}
-	out := &counter.Conflict{Key: c.Key}
-	out.Value, _ = strconv.ParseInt(f[1], 10, 64)
-	switch why {
-	case "floor", "ceiling":
-		out.Is, out.Text = counter.ErrBound, "its "+why+" is "+detail
-	case "overflow":
-		out.Is, out.Text = counter.ErrOverflow, fmt.Sprintf("%d and %d", out.Value, c.Delta)
-		switch detail {
-		case "far":
-			out.Text = fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, out.Value)
-		case "opposite":
-			out.Text = "the least number has no opposite; adjust it by 1 first"
-		}
-	default:
-		words := map[string]string{
-			"number":  "only a sum or an exact counter is moved by numbers",
-			"merged":  "its changes are made one by one",
-			"exact":   "only an exact counter is set",
-			"unique":  "it does not know its members, they are only added",
-			"members": "only a counter of kind members or unique has members",
-		}[detail]
-		out.Is, out.Text = counter.ErrKind, "it is of kind "+f[2]+"; "+words
+	// The detail of a bound is its number.
+	reason := counter.Refusal(detail)
+	if why == "floor" || why == "ceiling" || detail == "" {
+		reason = counter.Refusal(why)
 	}
-	return out
+	kind, _ := counter.ParseKind(f[2])
+	value, _ := strconv.ParseInt(f[1], 10, 64)
+
+	return counter.Refused(reason, c, counter.Counter{Kind: kind, Value: value})
 }

@@ -161,10 +161,10 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 		return is, nil
 	}
 
-	if h.parts&hasSet != 0 && h.Kind == counter.Members {
+	if h.parts&hasSet != 0 && h.Kind.Forgets() {
 		is.Hashes, err = r.hashes(ctx, &h)
 	}
-	if err == nil && h.parts&hasSet != 0 && h.Kind == counter.Unique {
+	if err == nil && h.parts&hasSet != 0 && h.Kind.Estimates() {
 		is.Registers, err = r.registers(ctx, &h)
 	}
 	if err == nil && h.parts&hasDimensions != 0 {
@@ -211,7 +211,7 @@ func (r *Reader) hashes(ctx context.Context, h *found) ([]string, error) {
 
 func (r *Reader) dumpHistory(ctx context.Context, h *found, step time.Duration, into *counter.Copy) error {
 	read := r.gains
-	if h.Kind == counter.Unique {
+	if h.Kind.Estimates() {
 		read = r.uniqueGains
 	}
 	gains, err := read(ctx, h, step, 0, math.MaxUint32)

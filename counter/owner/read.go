@@ -138,7 +138,7 @@ func (r *Reader) findMember(ctx context.Context, all []found, member string, int
 	var addresses []rows.Address
 	for i := range all {
 		h := &all[i]
-		if h.Kind != counter.Members {
+		if !h.Kind.Forgets() {
 			continue
 		}
 		s := set{h: &h.head}
@@ -275,7 +275,7 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	var uniques []found
 	err := r.all(ctx, prefix, func(h *found) error {
 		total.Add(h.State)
-		if h.Kind == counter.Unique {
+		if h.Kind.Estimates() {
 			uniques = append(uniques, *h)
 		}
 		return nil
@@ -336,7 +336,7 @@ func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
 func (r *Reader) Sets(ctx context.Context, _ string) (keys []string, next string, err error) {
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
-			if len(row) > 0 && counter.Kind(row[0]) == counter.Members {
+			if len(row) > 0 && counter.Kind(row[0]).Forgets() {
 				keys = append(keys, key)
 			}
 			return nil

@@ -21,7 +21,7 @@ func (r *Reader) History(
 	}
 
 	var gains []counter.Gain
-	if h.Kind == counter.Unique {
+	if h.Kind.Estimates() {
 		gains, err = r.uniqueGains(ctx, &h, step, from, to)
 	} else {
 		gains, err = r.gains(ctx, &h, step, from, to)

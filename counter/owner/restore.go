@@ -50,7 +50,7 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	h.life = max(d.incarnation(), before+1)
 
 	// Without the members that other regions have.
-	if h.Kind == counter.Members {
+	if h.Kind.Forgets() {
 		h.Value = int64(len(c.Members) + len(c.Hashes))
 	}
 	d.restoreMembers(h, c)

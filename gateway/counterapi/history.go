@@ -96,7 +96,7 @@ func (a *API) getDimension(c *gin.Context) {
 	switch {
 	case err != nil:
 		a.unavailable(c, err)
-	case is.Kind != 0 && is.Kind != counter.Sum:
+	case is.Kind != 0 && !is.Kind.Gains():
 		a.logKind(one.rule)
 		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", presence.KeyOf(one.key), is.Value)
 	default:
