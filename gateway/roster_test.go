@@ -446,8 +446,8 @@ type nobody struct{}
 func (nobody) arrived(string) {}
 
 // A client that subscribes to a page which its user may not join goes on getting the counts of it.
-func TestServerRefusedJoinLeavesTheSubscription(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.socket("")
 		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
