@@ -263,6 +263,12 @@ func (r *raw) write(p []byte) {
 // frame reads one frame, or the end of the connection.
 func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+
+	return r.next()
+}
+
+// next is frame before the connection's own deadline.
+func (r *raw) next() (opcode byte, payload []byte, err error) {
 	var head [2]byte
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {
 		return 0, nil, err
@@ -277,7 +283,7 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	}
 	payload = make([]byte, n)
 	if _, err = io.ReadFull(r.in, payload); r.noCounts && countFrame.Match(payload) {
-		return r.frame()
+		return r.next()
 	}
 	return head[0], payload, err
 }
