@@ -28,6 +28,10 @@ CLOCK  = -run '^TestClock'
 OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/servertest .
 INSIDE  = $$($(GO) list ./... headcount/client | grep -vxF "$$($(GO) list $(OUTSIDE))")
 
+# Of these, packages where something runs at once, in the product or its tests: elsewhere the race detector sees nothing.
+AT_ONCE = go [a-z(]|\.Go\(|sync|atomic|http|test\.Start
+RACED   = $$($(GO) list -f '{{.ImportPath}} {{.Dir}}' $(INSIDE) | while read -r package dir; do ! grep -qE '$(AT_ONCE)' "$$dir"/*.go || echo "$$package"; done)
+
 # Where tests hold promises in seconds. Those of FAULTS take as long as all others and keep less than one core busy.
 FAULTS = ./cmd/headcount/faults
 CLOCKS = $$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,' | grep -vxF $(FAULTS))
@@ -81,7 +85,7 @@ test:
 # test has fewer random histories; make test had all of them.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(INSIDE)))
+	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(RACED)))
 	$(call part,servers and browsers,$(with) $(call beside,$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,$(call browsers,test:server)))
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 4,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 4,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
