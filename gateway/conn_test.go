@@ -41,7 +41,6 @@ type served struct {
 	t    *testing.T
 	g    *Gateway
 	addr string
-	from func() net.Addr // of each client; nil: the system's choice
 	dial func() (net.Conn, error)
 	stop func() // ends the goroutines of gateway and node
 }
@@ -92,13 +91,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	server.Listener, server.Config.ConnState, server.Config.ConnContext = limiter, limiter.State, limiter.Context
 	begin(server)
 	_, s.addr, _ = strings.Cut(server.URL, "://")
-	s.dial = func() (net.Conn, error) {
-		var d net.Dialer
-		if s.from != nil {
-			d.LocalAddr = s.from()
-		}
-		return d.Dial("tcp", s.addr)
-	}
+	s.dial = dialFrom(s.addr, func() net.Addr { return nil })
 	t.Cleanup(func() {
 		s.drain()
 		server.Close()
@@ -106,6 +99,14 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	})
 
 	return s
+}
+
+// dialFrom returns a function that connects from an address each time; nil: the system's choice.
+func dialFrom(addr string, from func() net.Addr) func() (net.Conn, error) {
+	return func() (net.Conn, error) {
+		d := net.Dialer{LocalAddr: from()}
+		return d.Dial("tcp", addr)
+	}
 }
 
 // runGateway runs a gateway that has no listener yet, with a node and a store, until stop.
