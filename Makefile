@@ -28,6 +28,14 @@ CLOCK  = -run '^TestClock'
 OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/servertest .
 INSIDE  = $$($(GO) list ./... headcount/client | grep -vxF "$$($(GO) list $(OUTSIDE))")
 
+# Of these, packages where something runs at once, in the product or its tests: elsewhere the race detector sees nothing.
+AT_ONCE = go [a-z(]|\.Go\(|sync|atomic|http|test\.Start
+RACED   = $$($(GO) list -f '{{.ImportPath}} {{.Dir}}' $(INSIDE) | while read -r package dir; do ! grep -qE '$(AT_ONCE)' "$$dir"/*.go || echo "$$package"; done)
+
+# Where tests hold promises in seconds. Those of FAULTS take as long as all others and keep less than one core busy.
+FAULTS = ./cmd/headcount/faults
+CLOCKS = $$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,' | grep -vxF $(FAULTS))
+
 # In these one Redis keeps the whole contract of a store.
 CONTRACTS = ./counter/counterredis ./presence/presenceredis
 CONTRACT  = ^TestServerContract$$
@@ -73,14 +81,13 @@ test:
 	$(call part,the front door and contracts,$(with) $(call beside,$(call gotest,-run '$(CONTRACT)',$(CONTRACTS)) && $(call gotest,$(SERVER),./cmd/headcount/e2e),$(call browsers,test:smoke)))
 
 # What is left: the race detector where goroutines of the product are in the test's own process, the other servers and
-# browsers without it, and at the end the promises in seconds, one package after the other. With -short a test has fewer
-# random histories; make test had all of them.
+# browsers without it, and at the end the promises in seconds, in two rows of one package after the other. With -short a
+# test has fewer random histories; make test had all of them.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(INSIDE)))
+	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(RACED)))
 	$(call part,servers and browsers,$(with) $(call beside,$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,$(call browsers,test:server)))
-	$(call part,clocks,$(with) $(call gotest,$(CLOCK) -p 1 -parallel 4,$$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')) && $(call browsers,test:clock))
-	$(call part,upgrade,$(MAKE) -s upgrade)
+	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 4,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 4,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy) && $(call gotest,$(PORTABLE),./gateway/socket))
@@ -110,7 +117,8 @@ UPGRADE  = -tags upgrade,nomsgpack -timeout 30m -parallel 8 -run '^TestClockUpgr
 upgrade:
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; git archive $(PREVIOUS) | tar -x -C "$$dir" && \
 	(cd "$$dir" && $(GO) build -o previous ./cmd/headcount) && export HEADCOUNT_PREVIOUS="$$dir/previous" && \
-	$(with) $(call gotest,$(UPGRADE) $(ARGS),./cmd/headcount/faults)
+	$(GO) build -o "$$dir/headcount" ./cmd/headcount && export HEADCOUNT_BIN="$$dir/headcount" && \
+	$(call gotest,$(UPGRADE) $(ARGS),./cmd/headcount/faults)
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata. To minimize an input takes up to a minute by
 # default, in which no other is tried.

@@ -73,9 +73,8 @@ func TestServerFloods(t *testing.T) {
 
 // A client that repeats long lists is read more slowly. It gets no error, and all its messages
 // are answered in the end.
-func TestServerLongListsAreReadSlowly(t *testing.T) {
-	t.Parallel()
-	polled(t, nil, func(t *testing.T, s *served) {
+func TestLongListsAreReadSlowly(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		const most, lists = 100, 40
 		pages := strings.Repeat(`"a page that is listed again and again",`, most)
 		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
@@ -101,32 +100,32 @@ func TestServerLongListsAreReadSlowly(t *testing.T) {
 }
 
 // The answer to a ping of the gateway is free, even when the client has used up its rate.
-func TestServerPongToOurPingIsFree(t *testing.T) {
-	s := serveGateway(t, true, nil)
-	r := s.socket("")
-	var c *conn
-	testkit.Eventually(t, "the connection", func() bool {
-		s.g.each(func(only *conn) { c = only })
-		return c != nil
-	})
-	for range 3 {
-		testkit.Eventually(t, "a wire that is not busy", c.Ping)
-		r.expect(websocket.Ping, "")
-		if !c.charge(websocket.Pong) {
-			t.Fatal("the answer was charged")
+func TestPongToOurPingIsFree(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
+		r := s.socket("")
+		var c *conn
+		testkit.Eventually(t, "the connection", func() bool {
+			s.g.each(func(only *conn) { c = only })
+			return c != nil
+		})
+		for range 3 {
+			testkit.Eventually(t, "a wire that is not busy", c.Ping)
+			r.expect(websocket.Ping, "")
+			if !c.charge(websocket.Pong) {
+				t.Fatal("the answer was charged")
+			}
 		}
-	}
-	before := c.messagesRate
-	if c.charge(websocket.Pong); c.messagesRate <= before {
-		t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
-	}
+		before := c.messagesRate
+		if c.charge(websocket.Pong); c.messagesRate <= before {
+			t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
+		}
+	})
 }
 
 // The data that the client of an event stream sends is ignored. It is read no faster than the
 // data of other clients.
-func TestServerEventStreamThatTalks(t *testing.T) {
-	t.Parallel()
-	polled(t, nil, func(t *testing.T, s *served) {
+func TestEventStreamThatTalks(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
 		r.response(200)
 		sent, end := 0, time.Now().Add(500*time.Millisecond)
@@ -157,76 +156,78 @@ func onPages(kind string, from, to int) []byte {
 }
 
 // The limit on new pages of an address does not begin anew with each of its connections.
-func TestServerNewPagesOfAnAddressAreLimited(t *testing.T) {
-	s := serveGateway(t, true, nil)
-	address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate, gatewayPageBurst)
-	*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
-	first, second := s.socket(""), s.socket("")
-	first.write(onPages("subscribe", 0, 100))
-	first.expect(websocket.Text, `{"type":"count"`)
-	_ = first.Close()
-	second.write(onPages("subscribe", 100, 200))
-	second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
-	second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
-	limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, tooManyNew.message)
-	second.expect(websocket.Text, limited) // a client would give up a page that is named
-	// So do event streams and requests.
-	for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
-		for i := 0; ; i++ {
-			resp, err := http.ReadResponse(s.open(fmt.Sprintf(path, fmt.Sprint(n, "-", i)), "").in, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if resp.StatusCode == http.StatusTooManyRequests {
-				break
-			}
-			if resp.StatusCode != http.StatusOK || i > 150 {
-				t.Fatalf("%s, %d: %s", path, i, resp.Status)
+func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
+		address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate, gatewayPageBurst)
+		*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
+		first, second := s.socket(""), s.socket("")
+		first.write(onPages("subscribe", 0, 100))
+		first.expect(websocket.Text, `{"type":"count"`)
+		_ = first.Close()
+		second.write(onPages("subscribe", 100, 200))
+		second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
+		second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
+		limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, tooManyNew.message)
+		second.expect(websocket.Text, limited) // a client would give up a page that is named
+		// So do event streams and requests.
+		for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
+			for i := 0; ; i++ {
+				resp, err := http.ReadResponse(s.open(fmt.Sprintf(path, fmt.Sprint(n, "-", i)), "").in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode == http.StatusTooManyRequests {
+					break
+				}
+				if resp.StatusCode != http.StatusOK || i > 150 {
+					t.Fatalf("%s, %d: %s", path, i, resp.Status)
+				}
 			}
 		}
-	}
+	})
 }
 
 // A client that subscribes to new pages without end gets errors, and its other pages
 // stay as they are. Pages that the gateway already has cost nothing.
-func TestServerNewPagesAreLimited(t *testing.T) {
-	s := serveGateway(t, true, nil)
-	r, other := s.socket(""), s.socket("")
-	other.write(onPages("subscribe", 300, 350))
-	began := time.Now()
-	const before = 50 + 2 // the other's pages, and the unread record of each client
-	testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
-	for i := range newPageBurst / 100 {
-		r.write(onPages("subscribe", 100*i, 100*i+100))
-		testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
-		r.write(onPages("unsubscribe", 100*i, 100*i+100))
-		testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
-	}
-	refused := false
-	for from := 400; !refused; from += 100 {
-		admitted := newPageBurst/100*100 + (from-400)/100*90
-		if most := newPageBurst + newPageRate*(1+int(time.Since(began).Seconds())); admitted > most {
-			t.Fatalf("%d new pages were admitted, want %d at most", admitted, most)
+func TestNewPagesAreLimited(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
+		r, other := s.socket(""), s.socket("")
+		other.write(onPages("subscribe", 300, 350))
+		began := time.Now()
+		const before = 50 + 2 // the other's pages, and the unread record of each client
+		testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
+		for i := range newPageBurst / 100 {
+			r.write(onPages("subscribe", 100*i, 100*i+100))
+			testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
+			r.write(onPages("unsubscribe", 100*i, 100*i+100))
+			testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
 		}
-		r.write(onPages("unsubscribe", from-100, from-10))
-		r.write(onPages("subscribe", from, from+90))
-		r.write([]byte(masked(websocket.Text, heartbeatMsg)))
-		for answered := false; !answered; {
-			_, text, err := r.frame()
-			if err != nil {
-				t.Fatal(err)
+		refused := false
+		for from := 400; !refused; from += 100 {
+			admitted := newPageBurst/100*100 + (from-400)/100*90
+			if most := newPageBurst + newPageRate*(1+int(time.Since(began).Seconds())); admitted > most {
+				t.Fatalf("%d new pages were admitted, want %d at most", admitted, most)
 			}
-			if bytes.Contains(text, []byte(`"error"`)) {
-				if refused = true; !bytes.Contains(text, []byte(codeRateLimited)) {
-					t.Fatalf("got %s, want %s", text, codeRateLimited)
+			r.write(onPages("unsubscribe", from-100, from-10))
+			r.write(onPages("subscribe", from, from+90))
+			r.write([]byte(masked(websocket.Text, heartbeatMsg)))
+			for answered := false; !answered; {
+				_, text, err := r.frame()
+				if err != nil {
+					t.Fatal(err)
 				}
+				if bytes.Contains(text, []byte(`"error"`)) {
+					if refused = true; !bytes.Contains(text, []byte(codeRateLimited)) {
+						t.Fatalf("got %s, want %s", text, codeRateLimited)
+					}
+				}
+				answered = bytes.HasPrefix(text, []byte(heartbeatMsg))
 			}
-			answered = bytes.HasPrefix(text, []byte(heartbeatMsg))
 		}
-	}
-	testkit.Eventually(t, "as many topics as before", func() bool { return s.g.hub.Wanted() == before })
-	r.write(onPages("subscribe", 300, 350))
-	r.expect(websocket.Text, `{"type":"count"`)
-	_, _ = r.Close(), other.Close()
-	s.settles(0)
+		testkit.Eventually(t, "as many topics as before", func() bool { return s.g.hub.Wanted() == before })
+		r.write(onPages("subscribe", 300, 350))
+		r.expect(websocket.Text, `{"type":"count"`)
+		_, _ = r.Close(), other.Close()
+		s.settles(0)
+	})
 }

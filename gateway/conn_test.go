@@ -36,12 +36,13 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// served is a gateway behind a real listener, with a node and a store.
+// served is a gateway behind a listener, with a node and a store.
 type served struct {
 	t    *testing.T
 	g    *Gateway
 	addr string
-	from func() net.Addr // of each client; nil: the system's choice
+	dial func() (net.Conn, error)
+	stop func() // ends the goroutines of gateway and node
 }
 
 // lone is a cluster of one process, and of gateways that are not asked for anything.
@@ -84,6 +85,33 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 // serveVia is serveGateway with another way to start its HTTP server.
 func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
 	t.Helper()
+	s := runGateway(t, polled, tune)
+	server := httptest.NewUnstartedServer(s.g.Handler())
+	limiter := s.g.Listener(server.Listener)
+	server.Listener, server.Config.ConnState, server.Config.ConnContext = limiter, limiter.State, limiter.Context
+	begin(server)
+	_, s.addr, _ = strings.Cut(server.URL, "://")
+	s.dial = dialFrom(s.addr, func() net.Addr { return nil })
+	t.Cleanup(func() {
+		s.drain()
+		server.Close()
+		s.stop()
+	})
+
+	return s
+}
+
+// dialFrom returns a function that connects from an address each time; nil: the system's choice.
+func dialFrom(addr string, from func() net.Addr) func() (net.Conn, error) {
+	return func() (net.Conn, error) {
+		d := net.Dialer{LocalAddr: from()}
+		return d.Dial("tcp", addr)
+	}
+}
+
+// runGateway runs a gateway that has no listener yet, with a node and a store, until stop.
+func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
+	t.Helper()
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
 	proxies, _ := identity.NewProxies(nil)
@@ -114,7 +142,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	if g, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	if !polled {
+	if !poller {
 		g.pollers.all = []*socket.Poller{nil}
 	}
 	own := make([]int, presence.DefaultPartitions)
@@ -127,31 +155,29 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = g.Run(ctx) })
 	wg.Go(func() { _ = nd.Run(ctx) })
-	server := httptest.NewUnstartedServer(g.Handler())
-	limiter := g.Listener(server.Listener)
-	server.Listener, server.Config.ConnState, server.Config.ConnContext = limiter, limiter.State, limiter.Context
-	begin(server)
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
-	t.Cleanup(func() {
-		within, stop := context.WithTimeout(context.Background(), testkit.Timeout)
-		defer stop()
-		g.Drain(within)
-		if n := g.connections.Load(); n != 0 {
-			t.Errorf("%d connections are left", n)
-		}
-		if left := g.hub.Wanted(); left != 0 {
-			t.Errorf("%d topics are still wanted", left)
-		}
-		if left := g.unread.Users(); left != 0 {
-			t.Errorf("%d users are left", left)
-		}
-		server.Close()
+
+	return &served{t: t, g: g, stop: func() {
 		cancel()
 		wg.Wait()
 		identities.Close()
-	})
-	_, addr, _ := strings.Cut(server.URL, "://")
-	return &served{t: t, g: g, addr: addr}
+	}}
+}
+
+// drain has the gateway send everybody away, and checks that nothing is left of them.
+func (s *served) drain() {
+	within, stop := context.WithTimeout(context.Background(), testkit.Timeout)
+	defer stop()
+	s.g.Drain(within)
+	if n := s.g.connections.Load(); n != 0 {
+		s.t.Errorf("%d connections are left", n)
+	}
+	if left := s.g.hub.Wanted(); left != 0 {
+		s.t.Errorf("%d topics are still wanted", left)
+	}
+	if left := s.g.unread.Users(); left != 0 {
+		s.t.Errorf("%d users are left", left)
+	}
 }
 
 // bothWays runs a test with the poller and with a goroutine per connection.
@@ -178,7 +204,7 @@ func (s *served) settles(want int) {
 // raw is a client that knows no more of the protocol than a test wants it to.
 type raw struct {
 	t *testing.T
-	*net.TCPConn
+	net.Conn
 	in       *bufio.Reader
 	noCounts bool // frame passes over counts
 }
@@ -186,19 +212,18 @@ type raw struct {
 // open sends the request's lines, and early right behind it.
 func (s *served) open(target, early string, lines ...string) *raw {
 	s.t.Helper()
-	var d net.Dialer
-	if s.from != nil {
-		d.LocalAddr = s.from()
-	}
-	c, err := d.Dial("tcp", s.addr)
+	c, err := s.dial()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
-	r := &raw{t: s.t, TCPConn: c.(*net.TCPConn), in: bufio.NewReader(c)}
+	r := &raw{t: s.t, Conn: c, in: bufio.NewReader(c)}
 	r.write([]byte("GET " + target + " HTTP/1.1\r\nHost: h\r\n" + strings.Join(append(lines, "", ""), "\r\n") + early))
 	return r
 }
+
+// tcp is the connection of a test that needs a real one.
+func (r *raw) tcp() *net.TCPConn { return r.Conn.(*net.TCPConn) }
 
 func (s *served) socket(early string) *raw {
 	s.t.Helper()
@@ -239,6 +264,12 @@ func (r *raw) write(p []byte) {
 // frame reads one frame, or the end of the connection.
 func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+
+	return r.next()
+}
+
+// next is frame before the connection's own deadline.
+func (r *raw) next() (opcode byte, payload []byte, err error) {
 	var head [2]byte
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {
 		return 0, nil, err
@@ -253,7 +284,7 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 	}
 	payload = make([]byte, n)
 	if _, err = io.ReadFull(r.in, payload); r.noCounts && countFrame.Match(payload) {
-		return r.frame()
+		return r.next()
 	}
 	return head[0], payload, err
 }
@@ -374,7 +405,7 @@ func TestServerFramesInPieces(t *testing.T) {
 			})
 		}
 		drip := s.socket("")
-		_ = drip.SetNoDelay(true)
+		_ = drip.tcp().SetNoDelay(true)
 		for i := range sent {
 			drip.write([]byte(sent[i : i+1]))
 			time.Sleep(200 * time.Microsecond)
@@ -399,12 +430,12 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
 	all := map[string]end{
 		"vanished":    func(r *raw) { _ = r.Close() },
-		"half closed": func(r *raw) { _ = r.CloseWrite(); r.expectEnd() },
-		"reset":       func(r *raw) { _ = r.SetLinger(0); _ = r.Close() },
+		"half closed": func(r *raw) { _ = r.tcp().CloseWrite(); r.expectEnd() },
+		"reset":       func(r *raw) { _ = r.tcp().SetLinger(0); _ = r.Close() },
 		"reset in a frame": func(r *raw) {
 			r.write([]byte(half))
 			time.Sleep(5 * time.Millisecond)
-			_ = r.SetLinger(0)
+			_ = r.tcp().SetLinger(0)
 			_ = r.Close()
 		},
 		"vanished in a frame": func(r *raw) { r.write([]byte(half)); _ = r.Close() },
@@ -419,7 +450,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		},
 		"last words": func(r *raw) {
 			r.write([]byte(strings.Repeat(masked(websocket.Text, heartbeatMsg), 10)))
-			_ = r.CloseWrite()
+			_ = r.tcp().CloseWrite()
 			for range 10 {
 				r.expect(websocket.Text, heartbeatMsg)
 			}
@@ -428,7 +459,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"half closed after the close": func(r *raw) {
 			r.write([]byte(masked(0xc1, "x")))
 			r.expectClose(1002)
-			_ = r.CloseWrite()
+			_ = r.tcp().CloseWrite()
 			r.expectEnd()
 		},
 		"long ping": func(r *raw) {
@@ -514,7 +545,7 @@ func (s *served) visitWithoutSocket(page string) {
 		}
 		switch i {
 		case 0:
-			_ = r.SetLinger(0)
+			_ = r.tcp().SetLinger(0)
 		case 1:
 			r.write([]byte("nobody listens to this"))
 		}
@@ -523,7 +554,7 @@ func (s *served) visitWithoutSocket(page string) {
 	call := s.open("/"+page+"/counter", "")
 	_, _ = io.Copy(io.Discard, call.response(http.StatusOK).Body)
 	call.write([]byte("GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n"))
-	_ = call.SetLinger(0)
+	_ = call.tcp().SetLinger(0)
 	_ = call.Close()
 }
 
@@ -546,11 +577,10 @@ func TestClockEndsOfConnections(t *testing.T) {
 	})
 }
 
-// TestServerPongThenNothing: a connection that answers pings stays. One that does not answer
+// TestPongThenNothing: a connection that answers pings stays. One that does not answer
 // them, or only begins a frame, is closed as silent.
-func TestServerPongThenNothing(t *testing.T) {
-	t.Parallel()
-	polled(t, func(cfg *Config) {
+func TestPongThenNothing(t *testing.T) {
+	inMemory(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
@@ -653,7 +683,7 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 func (s *served) narrow(r *raw, bytes int) {
 	s.t.Helper()
 	s.settles(1) // a client is welcomed before the gateway knows it
-	_ = r.SetReadBuffer(bytes)
+	_ = r.tcp().SetReadBuffer(bytes)
 	s.g.each(func(c *conn) {
 		if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {
 			_ = tcp.SetWriteBuffer(bytes)
@@ -719,7 +749,7 @@ func TestClockDrainWaitsForTheClose(t *testing.T) {
 			r.expectClose(1012)
 		}
 		good.write([]byte(masked(websocket.Close, "\x03\xf4")))
-		_ = good.CloseWrite()
+		_ = good.tcp().CloseWrite()
 		good.expectEnd()
 		s.settles(1)
 		watch := testkit.NewStopwatch(t)
@@ -764,7 +794,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 			r.expectClose(websocket.StatusPolicyViolation)
 			r.write([]byte(masked(websocket.Close, "\x03\xf0")))
 		},
-		leftLost: func(r *raw) { _ = r.SetLinger(0) },
+		leftLost: func(r *raw) { _ = r.tcp().SetLinger(0) },
 	} {
 		s.visit("p", end)
 		s.settles(0)
@@ -774,10 +804,10 @@ func TestServerCausesOfLeaves(t *testing.T) {
 	}
 }
 
-// TestServerTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
+// TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
 // come that lacks the visitor, but one after the time for which a gateway waits.
-func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
-	polled(t, nil, func(t *testing.T, s *served) {
+func TestTheFirstTotalHasTheVisitor(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
 			r := s.socket("")
 			began := time.Now()
@@ -805,8 +835,8 @@ func TestServerTheFirstTotalHasTheVisitor(t *testing.T) {
 
 // A client that leaves the page that its count of the site waits for gets that count at once, also if the page has no
 // subscription left.
-func TestClockALeaveReleasesTheTotal(t *testing.T) {
-	polled(t, nil, func(t *testing.T, s *served) {
+func TestALeaveReleasesTheTotal(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		for range 5 {
 			r := s.socket("")
 			watch := testkit.NewStopwatch(t)

@@ -102,250 +102,252 @@ func documentedCalls(t *testing.T) (calls []string) {
 }
 
 // The documents for programs and the one for people have every route, and no other.
-func TestServerDocumentsHaveEveryRoute(t *testing.T) {
-	s := serveGateway(t, true, everything(t))
-	var routes []string
-	param := regexp.MustCompile(`:(\w+)`)
-	for _, r := range s.g.handler.(*gin.Engine).Routes() {
-		if r.Method != http.MethodHead {
-			path := strings.Replace(r.Path, "/app/key", "/app/:app", 1) // a setting
-			routes = append(routes, r.Method+" "+param.ReplaceAllString(path, "{$1}"))
-		}
-	}
-	slices.Sort(routes)
-	same := func(what string, has []string) {
-		t.Helper()
-		for _, route := range routes {
-			if !slices.Contains(has, route) {
-				t.Errorf("%s lacks %s", what, route)
+func TestDocumentsHaveEveryRoute(t *testing.T) {
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		var routes []string
+		param := regexp.MustCompile(`:(\w+)`)
+		for _, r := range s.g.handler.(*gin.Engine).Routes() {
+			if r.Method != http.MethodHead {
+				path := strings.Replace(r.Path, "/app/key", "/app/:app", 1) // a setting
+				routes = append(routes, r.Method+" "+param.ReplaceAllString(path, "{$1}"))
 			}
 		}
-		for _, call := range has {
-			if !slices.Contains(routes, call) {
-				t.Errorf("%s has %s, which is no route", what, call)
+		slices.Sort(routes)
+		same := func(what string, has []string) {
+			t.Helper()
+			for _, route := range routes {
+				if !slices.Contains(has, route) {
+					t.Errorf("%s lacks %s", what, route)
+				}
+			}
+			for _, call := range has {
+				if !slices.Contains(routes, call) {
+					t.Errorf("%s has %s, which is no route", what, call)
+				}
 			}
 		}
-	}
-	same("openapi.json", documentedCalls(t))
-	text, err := os.ReadFile("../docs/http.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rows []string
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`").FindAllStringSubmatch(string(text), -1) {
-		rows = append(rows, row[1])
-	}
-	same("docs/http.md", rows)
-	if slices.Sort(rows); len(slices.Compact(rows)) != len(routes) {
-		t.Error("docs/http.md has a call twice")
-	}
+		same("openapi.json", documentedCalls(t))
+		text, err := os.ReadFile("../docs/http.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows []string
+		for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`").FindAllStringSubmatch(string(text), -1) {
+			rows = append(rows, row[1])
+		}
+		same("docs/http.md", rows)
+		if slices.Sort(rows); len(slices.Compact(rows)) != len(routes) {
+			t.Error("docs/http.md has a call twice")
+		}
+	})
 }
 
 // Real answers are as openapi.json says: each call once as it should be, and the refusals.
-func TestServerAnswersAreAsDocumented(t *testing.T) {
-	s := serveGateway(t, true, everything(t))
-	get := func(path string) []byte {
-		resp, err := http.Get("http://" + s.addr + path)
+func TestAnswersAreAsDocumented(t *testing.T) {
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		get := func(path string) []byte {
+			resp, err := s.http().Get("http://" + s.addr + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
+				t.Fatalf("%s: %s, %v", path, resp.Status, err)
+			}
+			return body
+		}
+		doc := parse(t, get("/-/openapi.json"))
+		meta, err := os.ReadFile("testdata/openapi-3.1.schema.json")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
-			t.Fatalf("%s: %s, %v", path, resp.Status, err)
-		}
-		return body
-	}
-	doc := parse(t, get("/-/openapi.json"))
-	meta, err := os.ReadFile("testdata/openapi-3.1.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	compiler := jsonschema.NewCompiler()
-	for name, resource := range map[string]any{"openapi.json": doc, "meta.json": parse(t, meta)} {
-		if err := compiler.AddResource(name, resource); err != nil {
-			t.Fatal(err)
-		}
-	}
-	valid := func(at string, value any) error {
-		schema, err := compiler.Compile(at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return schema.Validate(value)
-	}
-	if err := valid("meta.json", doc); err != nil {
-		t.Errorf("openapi.json is no OpenAPI document: %v", err)
-	}
-	const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
-	var own string // the id of a visitor
-	good := map[string]bool{}
-	for _, c := range []struct {
-		call, path, body string
-		status           int
-		header           string
-	}{
-		{"PUT /{page}/counter", "/p/counter", `{"action":"increment"}`, 200, ""},
-		{"PUT /{page}/counter", "/p/counter", `{"action":"increment","x":1}`, 400, ""},
-		{"PUT /{page}/counter", "/p/counter", strings.Repeat(" ", 5000), 413, ""},
-		{"PUT /{page}/counter", "/p/counter", `{}`, 403, other},
-		{"GET /{page}/counter", "/p/counter", "", 200, ""},
-		{"GET /{page}/counter", "/p/counter?regions=1", "", 200, ""},
-		{"GET /{page}/counter", "/-/counter", "", 400, ""},
-		{"GET /{page}/counter", "/p/counter", "", 401, "X-API-Key: wrong"},
-		{"PUT /{page}/counter", "/p/counter", `{"action":"increment"}`, 401, "X-API-Key: wrong"},
-		{"GET /-/counters", "/-/counters?page=p&page=nobody", "", 200, ""},
-		{"GET /-/counters", "/-/counters", "", 400, ""},
-		{"GET /{page}/stats", "/p/stats", "", 200, ""},
-		{"GET /{page}/stats", "/p/stats?step=1s", "", 400, ""},
-		{"GET /{page}/badge.svg", "/p/badge.svg?label=reading&color=0066cc&background=%23333", "", 200, ""},
-		{"GET /{page}/badge.svg", "/p/badge.svg?color=url(x)", "", 400, ""},
-		{"GET /{page}/widget", "/p/widget?color=teal", "", 200, ""},
-		{"GET /{page}/widget", "/-/widget", "", 400, ""},
-		{"GET /-/ws", "/-/ws", "", 426, ""},
-		{"GET /app/{app}", "/app/key", "", 426, ""},
-		{"GET /{page}/counter", "/app/counter", "", 200, ""},
-		{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 200, key},
-		{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", `{}`, 200, key},
-		{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", `{"away":true}`, 400, key},
-		{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 401, "X-API-Key: wrong"},
-		{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 200, key},
-		{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 401, ""},
-		{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/*", "", 400, key},
-
-		{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{}`, 204, me},
-		{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{"away":true}`, 400, me},
-		{"PUT /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
-		{"POST /{page}/changes", "/p/changes", `{"by":"bob"}`, 204, key},
-		{"POST /{page}/changes", "/p/changes", `{"By":"bob"}`, 400, key},
-		{"POST /{page}/changes", "/p/changes", "", 401, ""},
-		{"POST /{page}/changes", "/p/changes", `{"title":"New prices","url":"/pricing"}`, 204, key},
-		{"POST /{page}/changes", "/p/changes", `{"url":"javascript:x"}`, 400, key},
-		{"GET /-/me/notifications", "/-/me/notifications", "", 200, me},
-		{"GET /-/users/{user}/notifications", "/-/users/alice/notifications", "", 200, key},
-		{"DELETE /-/me/notifications/{page}", "/-/me/notifications/p", "", 204, me},
-		{"DELETE /-/users/{user}/notifications/{page}", "/-/users/alice/notifications/p", "", 204, key},
-		{"DELETE /-/users/{user}/notifications/{page}", "/-/users/alice/notifications/*", "", 400, key},
-		{"GET /-/me/follows", "/-/me/follows", "", 200, me},
-		{"GET /-/users/{user}/follows", "/-/users/alice/follows", "", 200, key},
-		{"GET /-/me/unread", "/-/me/unread", "", 200, me},
-		{"GET /-/users/{user}/unread", "/-/users/alice/unread", "", 200, key},
-		{"GET /-/users/{user}/unread", "/-/users/nobody/unread", "", 200, key},
-		{"PUT /-/me/unread", "/-/me/unread", `{"action":"reset"}`, 200, me},
-		{"PUT /-/users/{user}/unread", "/-/users/alice/unread", `{"action":"reset"}`, 200, key},
-		{"DELETE /-/me/follows/{page}", "/-/me/follows/p", "", 204, me},
-		{"DELETE /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
-
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`, 200, key},
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"Delta":5}`, 400, key},
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "", 403, ""},
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/likes:1/increment", "", 409, key},
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "x", 415, "X-API-Key: k\nContent-Type: text/plain"},
-		{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/stock:1/increment", `{"delta":3}`, 200, key},
-		{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", "", 200, key},
-		{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", `{"delta":9}`, 409, key},
-		{"POST /api/v1/counters", "/api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"views:2","delta":-1}]}`, 200, key},
-		{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?label=reads&color=teal", "", 200, ""},
-		{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?color=url(x)", "", 400, ""},
-		{"POST /api/v1/counters/{key}/set", "/api/v1/counters/stock:1/set", `{"value":2,"reason":"counted","by":"ops"}`, 200, key},
-		{"POST /api/v1/counters/{key}/adjust", "/api/v1/counters/views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`, 200, key},
-		{"POST /api/v1/counters/{key}/reset", "/api/v1/counters/views:2/reset", `{"reason":"bots","by":"ops"}`, 200, key},
-		{"POST /api/v1/counters/{key}/members", "/api/v1/counters/likes:1/members", `{"add":["a"]}`, 200, key},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/me", "", 200, me},
-		{"GET /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
-		{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{}`, 200, key},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", `{"membr":1}`, 400, key},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", "x", 415, key + "\nContent-Type: text/plain"},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", strings.Repeat(" ", 300_000), 413, key},
-		{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{"membr":1}`, 400, key},
-		{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/visitors:1/members/ann", "", 200, key},
-		{"GET /api/v1/counters/{key}", "/api/v1/counters/visitors:1", "", 200, ""},
-		{"GET /api/v1/counters/{key}", "/api/v1/counters/none:1", "", 400, ""},
-		{"GET /api/v1/counters/{key}/exact", "/api/v1/counters/views:1/exact", "", 200, ""},
-		{"GET /api/v1/counters", "/api/v1/counters?key=views:1&key=views:9", "", 200, ""},
-		{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/stock:1/ledger?limit=1", "", 200, key},
-		{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/views:1/ledger", "", 200, key},
-		{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:1/range", "", 200, ""},
-		{"GET /api/v1/counters/{key}/range", "/api/v1/counters/likes:1/range", "", 409, ""},
-		{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:1/window?last=1h", "", 200, ""},
-		{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:1/dimensions/country", "", 200, key},
-		{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:far/range", "", 200, ""},
-		{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:far/window?last=1h", "", 200, ""},
-		{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:far/dimensions/country", "", 200, key},
-		{"GET /api/v1/counters/{key}/aggregate", "/api/v1/counters/views:*/aggregate", "", 200, key},
-		{"GET /api/v1/top", "/api/v1/top?match=views:*&last=1h", "", 200, ""},
-		{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 200, key},
-		{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 429, key},
-		{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{}`, 400, key},
-		{"DELETE /api/v1/counters/{key}", "/api/v1/counters/views:1", "", 204, key},
-		{"DELETE /-/me", "/-/me", "", 204, me},
-		{"DELETE /-/me", "/-/me", "", 403, other},
-		{"GET /-/users", "/-/users?user=alice&user=bob", "", 200, key},
-		{"GET /-/users", "/-/users?user=alice", "", 401, ""},
-		{"GET /-/users/{user}", "/-/users/alice", "", 200, key},
-		{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
-		{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
-
-		{"GET /{page}/counter", "/p/counter", "", 304, "If-None-Match: *"},
-		{"GET /", "/", "", 200, ""},
-		{"GET /-/headcount.js", "/-/headcount.js", "", 200, ""},
-		{"GET /-/openapi.json", "/-/openapi.json", "", 200, ""},
-		{"GET /-/asyncapi.json", "/-/asyncapi.json", "", 200, ""},
-		{"GET /-/sites", "/-/sites", "", 200, key},
-		{"GET /-/sites", "/-/sites", "", 401, ""},
-		{"GET /", "/?site=other", "", 400, ""},
-		{"GET /-/me/unread", "/-/me/unread", "", 400, "Headcount-Site: other"},
-		{"GET /-/dashboard", "/-/dashboard", "", 200, key},
-		{"GET /-/dashboard", "/-/dashboard", "", 401, ""},
-		{"GET /-/dashboard", "/-/dashboard", "", 401, "Accept: text/html"},
-		{"GET /-/dashboard/access", "/-/dashboard/access", "", 200, ""},
-		{"GET /-/dashboard/data", "/-/dashboard/data", "", 200, key},
-		{"GET /-/dashboard/data", "/-/dashboard/data", "", 401, ""},
-	} {
-		method, _, _ := strings.Cut(c.call, " ")
-		req, err := http.NewRequest(method, "http://"+s.addr+c.path, strings.NewReader(c.body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(c.header) {
-			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-			req.Header.Set(name, strings.TrimSpace(value))
-			if name == "Headcount-Id" {
-				req.Header.Set(name, own)
+		compiler := jsonschema.NewCompiler()
+		for name, resource := range map[string]any{"openapi.json": doc, "meta.json": parse(t, meta)} {
+			if err := compiler.AddResource(name, resource); err != nil {
+				t.Fatal(err)
 			}
 		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
+		valid := func(at string, value any) error {
+			schema, err := compiler.Compile(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return schema.Validate(value)
 		}
-		body, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != c.status {
-			t.Errorf("%s: %s %s, want %d, %v", c.call, resp.Status, body, c.status, err)
-			continue
+		if err := valid("meta.json", doc); err != nil {
+			t.Errorf("openapi.json is no OpenAPI document: %v", err)
 		}
-		_ = resp.Body.Close()
-		if id := resp.Header.Get("Headcount-Id"); id != "" {
-			own = id
+		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
+		var own string // the id of a visitor
+		good := map[string]bool{}
+		for _, c := range []struct {
+			call, path, body string
+			status           int
+			header           string
+		}{
+			{"PUT /{page}/counter", "/p/counter", `{"action":"increment"}`, 200, ""},
+			{"PUT /{page}/counter", "/p/counter", `{"action":"increment","x":1}`, 400, ""},
+			{"PUT /{page}/counter", "/p/counter", strings.Repeat(" ", 5000), 413, ""},
+			{"PUT /{page}/counter", "/p/counter", `{}`, 403, other},
+			{"GET /{page}/counter", "/p/counter", "", 200, ""},
+			{"GET /{page}/counter", "/p/counter?regions=1", "", 200, ""},
+			{"GET /{page}/counter", "/-/counter", "", 400, ""},
+			{"GET /{page}/counter", "/p/counter", "", 401, "X-API-Key: wrong"},
+			{"PUT /{page}/counter", "/p/counter", `{"action":"increment"}`, 401, "X-API-Key: wrong"},
+			{"GET /-/counters", "/-/counters?page=p&page=nobody", "", 200, ""},
+			{"GET /-/counters", "/-/counters", "", 400, ""},
+			{"GET /{page}/stats", "/p/stats", "", 200, ""},
+			{"GET /{page}/stats", "/p/stats?step=1s", "", 400, ""},
+			{"GET /{page}/badge.svg", "/p/badge.svg?label=reading&color=0066cc&background=%23333", "", 200, ""},
+			{"GET /{page}/badge.svg", "/p/badge.svg?color=url(x)", "", 400, ""},
+			{"GET /{page}/widget", "/p/widget?color=teal", "", 200, ""},
+			{"GET /{page}/widget", "/-/widget", "", 400, ""},
+			{"GET /-/ws", "/-/ws", "", 426, ""},
+			{"GET /app/{app}", "/app/key", "", 426, ""},
+			{"GET /{page}/counter", "/app/counter", "", 200, ""},
+			{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 200, key},
+			{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", `{}`, 200, key},
+			{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", `{"away":true}`, 400, key},
+			{"PUT /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 401, "X-API-Key: wrong"},
+			{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 200, key},
+			{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 401, ""},
+			{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/*", "", 400, key},
+
+			{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{}`, 204, me},
+			{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{"away":true}`, 400, me},
+			{"PUT /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
+			{"POST /{page}/changes", "/p/changes", `{"by":"bob"}`, 204, key},
+			{"POST /{page}/changes", "/p/changes", `{"By":"bob"}`, 400, key},
+			{"POST /{page}/changes", "/p/changes", "", 401, ""},
+			{"POST /{page}/changes", "/p/changes", `{"title":"New prices","url":"/pricing"}`, 204, key},
+			{"POST /{page}/changes", "/p/changes", `{"url":"javascript:x"}`, 400, key},
+			{"GET /-/me/notifications", "/-/me/notifications", "", 200, me},
+			{"GET /-/users/{user}/notifications", "/-/users/alice/notifications", "", 200, key},
+			{"DELETE /-/me/notifications/{page}", "/-/me/notifications/p", "", 204, me},
+			{"DELETE /-/users/{user}/notifications/{page}", "/-/users/alice/notifications/p", "", 204, key},
+			{"DELETE /-/users/{user}/notifications/{page}", "/-/users/alice/notifications/*", "", 400, key},
+			{"GET /-/me/follows", "/-/me/follows", "", 200, me},
+			{"GET /-/users/{user}/follows", "/-/users/alice/follows", "", 200, key},
+			{"GET /-/me/unread", "/-/me/unread", "", 200, me},
+			{"GET /-/users/{user}/unread", "/-/users/alice/unread", "", 200, key},
+			{"GET /-/users/{user}/unread", "/-/users/nobody/unread", "", 200, key},
+			{"PUT /-/me/unread", "/-/me/unread", `{"action":"reset"}`, 200, me},
+			{"PUT /-/users/{user}/unread", "/-/users/alice/unread", `{"action":"reset"}`, 200, key},
+			{"DELETE /-/me/follows/{page}", "/-/me/follows/p", "", 204, me},
+			{"DELETE /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
+
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`, 200, key},
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"Delta":5}`, 400, key},
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "", 403, ""},
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/likes:1/increment", "", 409, key},
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "x", 415, "X-API-Key: k\nContent-Type: text/plain"},
+			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/stock:1/increment", `{"delta":3}`, 200, key},
+			{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", "", 200, key},
+			{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", `{"delta":9}`, 409, key},
+			{"POST /api/v1/counters", "/api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"views:2","delta":-1}]}`, 200, key},
+			{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?label=reads&color=teal", "", 200, ""},
+			{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?color=url(x)", "", 400, ""},
+			{"POST /api/v1/counters/{key}/set", "/api/v1/counters/stock:1/set", `{"value":2,"reason":"counted","by":"ops"}`, 200, key},
+			{"POST /api/v1/counters/{key}/adjust", "/api/v1/counters/views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`, 200, key},
+			{"POST /api/v1/counters/{key}/reset", "/api/v1/counters/views:2/reset", `{"reason":"bots","by":"ops"}`, 200, key},
+			{"POST /api/v1/counters/{key}/members", "/api/v1/counters/likes:1/members", `{"add":["a"]}`, 200, key},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/me", "", 200, me},
+			{"GET /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
+			{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{}`, 200, key},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", `{"membr":1}`, 400, key},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", "x", 415, key + "\nContent-Type: text/plain"},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", strings.Repeat(" ", 300_000), 413, key},
+			{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{"membr":1}`, 400, key},
+			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/visitors:1/members/ann", "", 200, key},
+			{"GET /api/v1/counters/{key}", "/api/v1/counters/visitors:1", "", 200, ""},
+			{"GET /api/v1/counters/{key}", "/api/v1/counters/none:1", "", 400, ""},
+			{"GET /api/v1/counters/{key}/exact", "/api/v1/counters/views:1/exact", "", 200, ""},
+			{"GET /api/v1/counters", "/api/v1/counters?key=views:1&key=views:9", "", 200, ""},
+			{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/stock:1/ledger?limit=1", "", 200, key},
+			{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/views:1/ledger", "", 200, key},
+			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:1/range", "", 200, ""},
+			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/likes:1/range", "", 409, ""},
+			{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:1/window?last=1h", "", 200, ""},
+			{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:1/dimensions/country", "", 200, key},
+			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:far/range", "", 200, ""},
+			{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:far/window?last=1h", "", 200, ""},
+			{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:far/dimensions/country", "", 200, key},
+			{"GET /api/v1/counters/{key}/aggregate", "/api/v1/counters/views:*/aggregate", "", 200, key},
+			{"GET /api/v1/top", "/api/v1/top?match=views:*&last=1h", "", 200, ""},
+			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 200, key},
+			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 429, key},
+			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{}`, 400, key},
+			{"DELETE /api/v1/counters/{key}", "/api/v1/counters/views:1", "", 204, key},
+			{"DELETE /-/me", "/-/me", "", 204, me},
+			{"DELETE /-/me", "/-/me", "", 403, other},
+			{"GET /-/users", "/-/users?user=alice&user=bob", "", 200, key},
+			{"GET /-/users", "/-/users?user=alice", "", 401, ""},
+			{"GET /-/users/{user}", "/-/users/alice", "", 200, key},
+			{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
+			{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
+
+			{"GET /{page}/counter", "/p/counter", "", 304, "If-None-Match: *"},
+			{"GET /", "/", "", 200, ""},
+			{"GET /-/headcount.js", "/-/headcount.js", "", 200, ""},
+			{"GET /-/openapi.json", "/-/openapi.json", "", 200, ""},
+			{"GET /-/asyncapi.json", "/-/asyncapi.json", "", 200, ""},
+			{"GET /-/sites", "/-/sites", "", 200, key},
+			{"GET /-/sites", "/-/sites", "", 401, ""},
+			{"GET /", "/?site=other", "", 400, ""},
+			{"GET /-/me/unread", "/-/me/unread", "", 400, "Headcount-Site: other"},
+			{"GET /-/dashboard", "/-/dashboard", "", 200, key},
+			{"GET /-/dashboard", "/-/dashboard", "", 401, ""},
+			{"GET /-/dashboard", "/-/dashboard", "", 401, "Accept: text/html"},
+			{"GET /-/dashboard/access", "/-/dashboard/access", "", 200, ""},
+			{"GET /-/dashboard/data", "/-/dashboard/data", "", 200, key},
+			{"GET /-/dashboard/data", "/-/dashboard/data", "", 401, ""},
+		} {
+			method, _, _ := strings.Cut(c.call, " ")
+			req, err := http.NewRequest(method, "http://"+s.addr+c.path, strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(c.header) {
+				name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+				req.Header.Set(name, strings.TrimSpace(value))
+				if name == "Headcount-Id" {
+					req.Header.Set(name, own)
+				}
+			}
+			resp, err := s.http().Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || resp.StatusCode != c.status {
+				t.Errorf("%s: %s %s, want %d, %v", c.call, resp.Status, body, c.status, err)
+				continue
+			}
+			_ = resp.Body.Close()
+			if id := resp.Header.Get("Headcount-Id"); id != "" {
+				own = id
+			}
+			if err := documented(doc, c.call, resp, body, valid); err != nil {
+				t.Errorf("%s answered %s %s, which is not as documented: %v", c.call, resp.Status, body, err)
+			}
+			if c.status < 300 {
+				good[c.call] = true
+			}
 		}
-		if err := documented(doc, c.call, resp, body, valid); err != nil {
-			t.Errorf("%s answered %s %s, which is not as documented: %v", c.call, resp.Status, body, err)
+		good["GET /app/{app}"] = true // TestServerPusher
+		for _, stream := range []string{
+			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",
+		} {
+			good["GET "+stream] = true // TestFramesAreAsDocumented
 		}
-		if c.status < 300 {
-			good[c.call] = true
+		for _, call := range documentedCalls(t) {
+			if !good[call] {
+				t.Errorf("%s was not answered", call)
+			}
 		}
-	}
-	good["GET /app/{app}"] = true // TestServerPusher
-	for _, stream := range []string{
-		"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",
-	} {
-		good["GET "+stream] = true // TestServerFramesAreAsDocumented
-	}
-	for _, call := range documentedCalls(t) {
-		if !good[call] {
-			t.Errorf("%s was not answered", call)
-		}
-	}
+	})
 }
 
 // documented returns the difference between the answer to a call and openapi.json.
@@ -399,106 +401,106 @@ func parse(t *testing.T, text []byte) any {
 }
 
 // Real frames and events are as asyncapi.json says.
-func TestServerFramesAreAsDocumented(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, everything(t))
-	doc := parse(t, openapi.AsyncAPI(""))
-	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource("asyncapi.json", doc); err != nil {
-		t.Fatal(err)
-	}
-	shown := map[string]bool{}
-	check := func(name string, text []byte) {
-		t.Helper()
-		schema, err := compiler.Compile("asyncapi.json#/components/messages/" + name + "/payload")
-		if err != nil {
+func TestFramesAreAsDocumented(t *testing.T) {
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		doc := parse(t, openapi.AsyncAPI(""))
+		compiler := jsonschema.NewCompiler()
+		if err := compiler.AddResource("asyncapi.json", doc); err != nil {
 			t.Fatal(err)
 		}
-		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err == nil {
-			err = schema.Validate(value)
-		}
-		if err != nil {
-			t.Errorf("%s is not as documented: %v", text, err)
-		}
-		shown[name] = true
-	}
-	r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
-	r.response(http.StatusSwitchingProtocols)
-	until := func(kind string) {
-		t.Helper()
-		for {
-			opcode, text, err := r.frame()
-			var f struct{ Type string }
+		shown := map[string]bool{}
+		check := func(name string, text []byte) {
+			t.Helper()
+			schema, err := compiler.Compile("asyncapi.json#/components/messages/" + name + "/payload")
 			if err != nil {
-				t.Fatalf("%v; want a frame %s", err, kind)
-			}
-			if opcode != websocket.Text {
-				continue
-			}
-			if err := json.Unmarshal(text, &f); err != nil {
 				t.Fatal(err)
 			}
-			if check("server_"+f.Type, text); f.Type == kind {
-				return
+			value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+			if err == nil {
+				err = schema.Validate(value)
+			}
+			if err != nil {
+				t.Errorf("%s is not as documented: %v", text, err)
+			}
+			shown[name] = true
+		}
+		r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+		r.response(http.StatusSwitchingProtocols)
+		until := func(kind string) {
+			t.Helper()
+			for {
+				opcode, text, err := r.frame()
+				var f struct{ Type string }
+				if err != nil {
+					t.Fatalf("%v; want a frame %s", err, kind)
+				}
+				if opcode != websocket.Text {
+					continue
+				}
+				if err := json.Unmarshal(text, &f); err != nil {
+					t.Fatal(err)
+				}
+				if check("server_"+f.Type, text); f.Type == kind {
+					return
+				}
 			}
 		}
-	}
-	say := func(text string) {
-		t.Helper()
-		var f struct{ Type string }
-		if err := json.Unmarshal([]byte(text), &f); err != nil {
-			t.Fatal(err)
+		say := func(text string) {
+			t.Helper()
+			var f struct{ Type string }
+			if err := json.Unmarshal([]byte(text), &f); err != nil {
+				t.Fatal(err)
+			}
+			check("client_"+f.Type, []byte(text))
+			r.write([]byte(masked(websocket.Text, text)))
 		}
-		check("client_"+f.Type, []byte(text))
-		r.write([]byte(masked(websocket.Text, text)))
-	}
-	until("welcome")
-	until("unread")
-	say(`{"type":"join","page":"p"}`)
-	until("count")
-	say(`{"type":"subscribe","pages":["p","*"],"counters":["likes:1"],"precision":2}`)
-	until("counter")
-	say(`{"type":"unsubscribe","counters":["likes:1"]}`)
-	say(`{"type":"leave","page":"p"}`)
-	say(`{"type":"read"}`)
-	say(`{"type":"read","page":"p"}`)
-	say(`{"type":"pause"}`)
-	say(`{"type":"resume"}`)
-	say(`{"type":"heartbeat"}`)
-	until("heartbeat")
-	r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
-	until("error")
+		until("welcome")
+		until("unread")
+		say(`{"type":"join","page":"p"}`)
+		until("count")
+		say(`{"type":"subscribe","pages":["p","*"],"counters":["likes:1"],"precision":2}`)
+		until("counter")
+		say(`{"type":"unsubscribe","counters":["likes:1"]}`)
+		say(`{"type":"leave","page":"p"}`)
+		say(`{"type":"read"}`)
+		say(`{"type":"read","page":"p"}`)
+		say(`{"type":"pause"}`)
+		say(`{"type":"resume"}`)
+		say(`{"type":"heartbeat"}`)
+		until("heartbeat")
+		r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
+		until("error")
 
-	for path, kinds := range map[string][]string{
-		"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"},
-		"/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"},
-		"/-/users/events?user=alice": {"user"}, "/-/top/events": {"pages_top"},
-	} {
-		stream := s.open(path, "", "X-API-Key: k")
-		_ = stream.response(http.StatusOK)
-		lines := bufio.NewScanner(stream.in)
-		for len(kinds) > 0 && lines.Scan() {
-			if line := lines.Text(); line != "" && line[0] != ':' {
-				name, value, _ := strings.Cut(line, ": ")
-				if name == "event" && value != strings.TrimPrefix(kinds[0], "pages_") {
-					t.Errorf("%s has events %q", path, value)
-				}
-				if name == "data" {
-					check("event_"+kinds[0], []byte(value))
-					kinds = kinds[1:]
+		for path, kinds := range map[string][]string{
+			"/p/counter/events": {"count"}, "/p/counter/events?join=1": {"join", "count"},
+			"/api/v1/counters/views:1/events": {"counter"}, "/api/v1/top/events?match=views:*&last=1h": {"top"},
+			"/-/users/events?user=alice": {"user"}, "/-/top/events": {"pages_top"},
+		} {
+			stream := s.open(path, "", "X-API-Key: k")
+			_ = stream.response(http.StatusOK)
+			lines := bufio.NewScanner(stream.in)
+			for len(kinds) > 0 && lines.Scan() {
+				if line := lines.Text(); line != "" && line[0] != ':' {
+					name, value, _ := strings.Cut(line, ": ")
+					if name == "event" && value != strings.TrimPrefix(kinds[0], "pages_") {
+						t.Errorf("%s has events %q", path, value)
+					}
+					if name == "data" {
+						check("event_"+kinds[0], []byte(value))
+						kinds = kinds[1:]
+					}
 				}
 			}
 		}
-	}
-	var drained sync.WaitGroup
-	drained.Go(func() { s.g.Drain(t.Context()) })
-	until("reconnect")
-	_ = r.Close()
-	drained.Wait()
-	for name := range find(doc, "components", "messages").(map[string]any) {
-		if !shown[name] {
-			t.Errorf("%s has not been seen", name)
+		var drained sync.WaitGroup
+		drained.Go(func() { s.g.Drain(t.Context()) })
+		until("reconnect")
+		_ = r.Close()
+		drained.Wait()
+		for name := range find(doc, "components", "messages").(map[string]any) {
+			if !shown[name] {
+				t.Errorf("%s has not been seen", name)
+			}
 		}
-	}
+	})
 }

@@ -33,6 +33,9 @@ func countersOf(t testing.TB, cfg *Config) counter.Store {
 	return store
 }
 
+// withCounters is countersOf for inMemoryWith.
+func withCounters(t *testing.T) func(*Config) { return func(cfg *Config) { countersOf(t, cfg) } }
+
 // countersIn is the counters in a store. No rule has a top list, so nothing runs that would have to end.
 func countersIn(store counter.Store) *pipeline.Counters {
 	return pipeline.New(store, &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
@@ -129,162 +132,165 @@ func (s *served) call(method, path, body string, lines ...string) string {
 	return string(text)
 }
 
-func TestServerCountersAreLive(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
-	a, b := s.looker(), s.looker()
-	a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
-	for range 2 {
-		if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact || f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
-			t.Fatalf("got %+v", f)
+func TestCountersAreLive(t *testing.T) {
+	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
+		a, b := s.looker(), s.looker()
+		a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
+		for range 2 {
+			if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact || f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
+				t.Fatalf("got %+v", f)
+			}
 		}
-	}
-	b.say(`{"type":"subscribe","counters":["likes:1"]}`)
-	b.until("likes:1", 0, false)
-	twice := s.looker() // is shown a counter that it names twice once
-	twice.say(`{"type":"subscribe","counters":["views:1","views:1"]}`)
-	twice.until("views:1", 0, false)
+		b.say(`{"type":"subscribe","counters":["likes:1"]}`)
+		b.until("likes:1", 0, false)
+		twice := s.looker() // is shown a counter that it names twice once
+		twice.say(`{"type":"subscribe","counters":["views:1","views:1"]}`)
+		twice.until("views:1", 0, false)
 
-	s.call("POST", "/views:1/increment", `{"delta":7}`)
-	a.until("views:1", 7, false)
-	if f := twice.next(); f.Value != 7 {
-		t.Errorf("it is shown the counter again: %+v", f)
-	}
-	s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
-	if f := a.next(); f.Value != 1 || !f.Mine { // one frame has both
-		t.Errorf("a member is shown %+v", f)
-	}
-	b.until("likes:1", 1, false)
-	s.call("PUT", "/likes:1/members/"+b.user, "")
-	b.until("likes:1", 2, true)
-	a.until("likes:1", 2, true)
+		s.call("POST", "/views:1/increment", `{"delta":7}`)
+		a.until("views:1", 7, false)
+		if f := twice.next(); f.Value != 7 {
+			t.Errorf("it is shown the counter again: %+v", f)
+		}
+		s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
+		if f := a.next(); f.Value != 1 || !f.Mine { // one frame has both
+			t.Errorf("a member is shown %+v", f)
+		}
+		b.until("likes:1", 1, false)
+		s.call("PUT", "/likes:1/members/"+b.user, "")
+		b.until("likes:1", 2, true)
+		a.until("likes:1", 2, true)
 
-	// Another tab of the same user gets it from its first frame on.
-	tab := s.looker("Headcount-Id: " + a.id)
-	tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
-	if f := tab.next(); f.Value != 2 || !f.Mine {
-		t.Errorf("another tab is shown %+v", f)
-	}
-	s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user)) // the value stays
-	tab.until("likes:1", 2, false)
-	a.until("likes:1", 2, false)
-	b.until("likes:1", 2, true)
+		// Another tab of the same user gets it from its first frame on.
+		tab := s.looker("Headcount-Id: " + a.id)
+		tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
+		if f := tab.next(); f.Value != 2 || !f.Mine {
+			t.Errorf("another tab is shown %+v", f)
+		}
+		s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user)) // the value stays
+		tab.until("likes:1", 2, false)
+		a.until("likes:1", 2, false)
+		b.until("likes:1", 2, true)
 
-	s.call("POST", "/likes:1/reset", `{"reason":"r","by":"b"}`)
-	b.until("likes:1", 0, false)
-	a.until("likes:1", 0, false)
-	s.call("PUT", "/likes:1/members/"+b.user, "")
-	made := b.until("likes:1", 1, true)
-	a.until("likes:1", 1, false)
-	s.call("DELETE", "/likes:1", "")
-	if f := b.until("likes:1", 0, false); f.Version != "0-0" {
-		t.Errorf("a deleted counter is shown %+v", f)
-	}
-	s.call("PUT", "/likes:1/members/"+b.user, "")
-	again := b.until("likes:1", 1, true)
-	before, _ := presence.ParseVersion(made.Version)
-	after, _ := presence.ParseVersion(again.Version)
-	if after.Incarnation <= before.Incarnation {
-		t.Errorf("version %s after %s was deleted", again.Version, made.Version)
-	}
+		s.call("POST", "/likes:1/reset", `{"reason":"r","by":"b"}`)
+		b.until("likes:1", 0, false)
+		a.until("likes:1", 0, false)
+		s.call("PUT", "/likes:1/members/"+b.user, "")
+		made := b.until("likes:1", 1, true)
+		a.until("likes:1", 1, false)
+		s.call("DELETE", "/likes:1", "")
+		if f := b.until("likes:1", 0, false); f.Version != "0-0" {
+			t.Errorf("a deleted counter is shown %+v", f)
+		}
+		s.call("PUT", "/likes:1/members/"+b.user, "")
+		again := b.until("likes:1", 1, true)
+		before, _ := presence.ParseVersion(made.Version)
+		after, _ := presence.ParseVersion(again.Version)
+		if after.Incarnation <= before.Incarnation {
+			t.Errorf("version %s after %s was deleted", again.Version, made.Version)
+		}
 
-	// A client that unsubscribes receives no more frames.
-	b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
-	b.say(heartbeatMsg)
-	if f := b.next(); f.Type != "heartbeat" {
-		t.Errorf("got %+v", f)
-	}
-	s.call("PUT", "/likes:1/members/y", "")
-	b.say(`{"type":"subscribe","pages":["p"],"counters":["stock:1"]}`)
-	for range 2 {
-		if f := b.next(); f.Type != "count" && f.Key != "stock:1" {
+		// A client that unsubscribes receives no more frames.
+		b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
+		b.say(heartbeatMsg)
+		if f := b.next(); f.Type != "heartbeat" {
 			t.Errorf("got %+v", f)
 		}
-	}
+		s.call("PUT", "/likes:1/members/y", "")
+		b.say(`{"type":"subscribe","pages":["p"],"counters":["stock:1"]}`)
+		for range 2 {
+			if f := b.next(); f.Type != "count" && f.Key != "stock:1" {
+				t.Errorf("got %+v", f)
+			}
+		}
+	})
 }
 
 // The badge of a counter: its value and a label, for whoever may read it.
-func TestServerBadgeOfACounter(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
-	s.call("POST", "/views:1/decrement", `{"delta":1234}`)
-	get := func(path string) (status int, body string) {
-		resp, err := http.Get("http://" + s.addr + path)
-		if err != nil {
-			t.Fatal(err)
+func TestBadgeOfACounter(t *testing.T) {
+	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
+		s.call("POST", "/views:1/decrement", `{"delta":1234}`)
+		get := func(path string) (status int, body string) {
+			resp, err := s.http().Get("http://" + s.addr + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.StatusCode, string(text)
 		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
+		for path, want := range map[string]string{
+			"views:1/badge.svg":                                   "<title>-1234 views</title>",
+			"views:1/badge.svg?label=reads+%3C3&color=teal":       "<title>-1234 reads &lt;3</title>",
+			"views:new/badge.svg?label=&background=RebeccaPurple": "<title>0 </title>",
+		} {
+			if status, body := get("/api/v1/counters/" + path); status != 200 || !strings.Contains(body, want) {
+				t.Errorf("%s: %d %s, want %s", path, status, body, want)
+			}
 		}
-		return resp.StatusCode, string(text)
-	}
-	for path, want := range map[string]string{
-		"views:1/badge.svg":                                   "<title>-1234 views</title>",
-		"views:1/badge.svg?label=reads+%3C3&color=teal":       "<title>-1234 reads &lt;3</title>",
-		"views:new/badge.svg?label=&background=RebeccaPurple": "<title>0 </title>",
-	} {
-		if status, body := get("/api/v1/counters/" + path); status != 200 || !strings.Contains(body, want) {
-			t.Errorf("%s: %d %s, want %s", path, status, body, want)
+		for path, want := range map[string]int{"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400, "stores:1/badge.svg": 403, "a%2A/badge.svg": 400} {
+			if status, body := get("/api/v1/counters/" + path); status != want {
+				t.Errorf("%s: %d %s, want %d", path, status, body, want)
+			}
 		}
-	}
-	for path, want := range map[string]int{"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400, "stores:1/badge.svg": 403, "a%2A/badge.svg": 400} {
-		if status, body := get("/api/v1/counters/" + path); status != want {
-			t.Errorf("%s: %d %s, want %d", path, status, body, want)
-		}
-	}
+	})
 }
 
-func TestServerCountersThatMayNotBeSeen(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
-	c := s.looker()
-	var many []string
-	for i := range 99 {
-		many = append(many, fmt.Sprintf(`"views:%d"`, i))
-	}
-	for _, tc := range []struct{ text, code, counter string }{
-		{`{"type":"subscribe","counters":["views:1","private"]}`, "forbidden", "private"},
-		{`{"type":"subscribe","counters":["views:1","*"]}`, "bad_counter", "*"},
-		{`{"type":"subscribe","counters":["views:1",""],"pages":["p"]}`, "bad_counter", ""},
-		{`{"type":"unsubscribe","counters":["-"]}`, "bad_counter", "-"},
-		{`{"type":"subscribe","counters":"views:1"}`, "bad_json", ""},
-		{`{"type":"subscribe","counters":[null]}`, "bad_json", ""},
-		{`{"type":"subscribe","pages":["p",""],"counters":["views:1"]}`, "bad_page", ""},
-		{`{"type":"subscribe","pages":["p","q"],"counters":[` + strings.Join(many, ",") + `]}`, "too_many_pages", ""},
-	} {
-		c.say(tc.text)
-		if f := c.next(); f.Type != "error" || f.Code != tc.code || f.Counter != tc.counter {
-			t.Errorf("%.60s: got %+v", tc.text, f)
+func TestCountersThatMayNotBeSeen(t *testing.T) {
+	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
+		c := s.looker()
+		var many []string
+		for i := range 99 {
+			many = append(many, fmt.Sprintf(`"views:%d"`, i))
 		}
-	}
-	c.say(heartbeatMsg) // none of them has changed anything
-	if f := c.next(); f.Type != "heartbeat" {
-		t.Errorf("got %+v", f)
-	}
-	if n := s.g.hub.Wanted(); n != 1 { // the user's own
-		t.Errorf("%d topics are wanted", n)
-	}
-	// Pages and counters together are at most 100.
-	c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
-	for range 99 {
-		if f := c.next(); f.Type != "counter" {
+		for _, tc := range []struct{ text, code, counter string }{
+			{`{"type":"subscribe","counters":["views:1","private"]}`, "forbidden", "private"},
+			{`{"type":"subscribe","counters":["views:1","*"]}`, "bad_counter", "*"},
+			{`{"type":"subscribe","counters":["views:1",""],"pages":["p"]}`, "bad_counter", ""},
+			{`{"type":"unsubscribe","counters":["-"]}`, "bad_counter", "-"},
+			{`{"type":"subscribe","counters":"views:1"}`, "bad_json", ""},
+			{`{"type":"subscribe","counters":[null]}`, "bad_json", ""},
+			{`{"type":"subscribe","pages":["p",""],"counters":["views:1"]}`, "bad_page", ""},
+			{`{"type":"subscribe","pages":["p","q"],"counters":[` + strings.Join(many, ",") + `]}`, "too_many_pages", ""},
+		} {
+			c.say(tc.text)
+			if f := c.next(); f.Type != "error" || f.Code != tc.code || f.Counter != tc.counter {
+				t.Errorf("%.60s: got %+v", tc.text, f)
+			}
+		}
+		c.say(heartbeatMsg) // none of them has changed anything
+		if f := c.next(); f.Type != "heartbeat" {
+			t.Errorf("got %+v", f)
+		}
+		if n := s.g.hub.Wanted(); n != 1 { // the user's own
+			t.Errorf("%d topics are wanted", n)
+		}
+		// Pages and counters together are at most 100.
+		c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
+		for range 99 {
+			if f := c.next(); f.Type != "counter" {
+				t.Fatalf("got %+v", f)
+			}
+		}
+		c.say(`{"type":"join","page":"p"}`)
+		if f := c.next(); f.Type != "count" {
 			t.Fatalf("got %+v", f)
 		}
-	}
-	c.say(`{"type":"join","page":"p"}`)
-	if f := c.next(); f.Type != "count" {
-		t.Fatalf("got %+v", f)
-	}
-	for _, text := range []string{`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`, `{"type":"subscribe","counters":["likes:1"]}`} {
-		c.say(text)
-		if f := c.next(); f.Code != "too_many_pages" {
-			t.Errorf("%s: got %+v", text, f)
+		for _, text := range []string{`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`, `{"type":"subscribe","counters":["likes:1"]}`} {
+			c.say(text)
+			if f := c.next(); f.Code != "too_many_pages" {
+				t.Errorf("%s: got %+v", text, f)
+			}
 		}
-	}
-	// A server with an API key sees all counters.
-	server := s.looker("X-API-Key: k")
-	server.say(`{"type":"subscribe","counters":["private"]}`)
-	server.until("private", 0, false)
-	s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+		// A server with an API key sees all counters.
+		server := s.looker("X-API-Key: k")
+		server.say(`{"type":"subscribe","counters":["private"]}`)
+		server.until("private", 0, false)
+		s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+	})
 }
 
 // event reads the next event of a stream: its id and its data.
@@ -310,44 +316,45 @@ func event(t *testing.T, r *bufio.Reader) (id, data string) {
 	}
 }
 
-func TestServerEventsOfACounter(t *testing.T) {
-	s := serveGateway(t, true, func(cfg *Config) { countersOf(t, cfg) })
-	stream := func(lines ...string) (*raw, *bufio.Reader) {
-		r := s.open("/api/v1/counters/likes:1/events", "", lines...)
-		resp := r.response(http.StatusOK)
-		if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-			t.Fatalf("Content-Type %q", got)
+func TestEventsOfACounter(t *testing.T) {
+	inMemoryWith(t, withCounters, func(t *testing.T, s *served) {
+		stream := func(lines ...string) (*raw, *bufio.Reader) {
+			r := s.open("/api/v1/counters/likes:1/events", "", lines...)
+			resp := r.response(http.StatusOK)
+			if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
+				t.Fatalf("Content-Type %q", got)
+			}
+			return r, bufio.NewReader(resp.Body)
 		}
-		return r, bufio.NewReader(resp.Body)
-	}
-	conn, first := stream()
-	if id, data := event(t, first); id != "0-0" || data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
-		t.Errorf("%s %s", id, data)
-	}
-	want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
-	id, data := event(t, first)
-	if data != want || !strings.Contains(want, `"version":"`+id+`"`) {
-		t.Errorf("%s %s, want %s", id, data, want)
-	}
-	back, again := stream("Last-Event-ID: " + id)
-	if got, _ := event(t, again); got != id {
-		t.Errorf("a stream that comes back begins with %s, want the newest, %s", got, id)
-	}
-	s.call("PUT", "/likes:1/members/b", "")
-	got, _ := event(t, again)
-	if next, _ := event(t, first); got != next || got == id {
-		t.Errorf("got %s after %s, want %s", got, id, next)
-	}
-	s.call("DELETE", "/likes:1", "")
-	if got, data := event(t, first); got != "0-0" || !strings.Contains(data, `"value":0`) {
-		t.Errorf("%s %s", got, data)
-	}
-	for _, r := range []*raw{conn, back} {
-		_ = r.Close()
-	}
-	for path, status := range map[string]int{"private/events": 403, "a*/events": 400} {
-		s.open("/api/v1/counters/"+path, "", "Connection: close").response(status)
-	}
+		conn, first := stream()
+		if id, data := event(t, first); id != "0-0" || data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
+			t.Errorf("%s %s", id, data)
+		}
+		want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
+		id, data := event(t, first)
+		if data != want || !strings.Contains(want, `"version":"`+id+`"`) {
+			t.Errorf("%s %s, want %s", id, data, want)
+		}
+		back, again := stream("Last-Event-ID: " + id)
+		if got, _ := event(t, again); got != id {
+			t.Errorf("a stream that comes back begins with %s, want the newest, %s", got, id)
+		}
+		s.call("PUT", "/likes:1/members/b", "")
+		got, _ := event(t, again)
+		if next, _ := event(t, first); got != next || got == id {
+			t.Errorf("got %s after %s, want %s", got, id, next)
+		}
+		s.call("DELETE", "/likes:1", "")
+		if got, data := event(t, first); got != "0-0" || !strings.Contains(data, `"value":0`) {
+			t.Errorf("%s %s", got, data)
+		}
+		for _, r := range []*raw{conn, back} {
+			_ = r.Close()
+		}
+		for path, status := range map[string]int{"private/events": 403, "a*/events": 400} {
+			s.open("/api/v1/counters/"+path, "", "Connection: close").response(status)
+		}
+	})
 }
 
 // distant is a store that may be away.
@@ -374,40 +381,43 @@ func (d *distant) Read(ctx context.Context, keys []string, member string, lag ti
 
 // While the store is away, the counters that are shown are stale. Afterwards they are
 // right again, also for clients that came meanwhile.
-func TestServerCountersWhileTheStoreIsAway(t *testing.T) {
+func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
-	s := serveGateway(t, true, func(cfg *Config) {
-		store.Store = countersOf(t, cfg)
-		cfg.Counters.Counters = remote{countersIn(store), store}
-	})
-	a := s.looker()
-	s.call("PUT", "/likes:1/members/"+a.user, "")
-	a.say(`{"type":"subscribe","counters":["likes:1"]}`)
-	a.until("likes:1", 1, true)
-	s.call("POST", "/views:known/increment", "")
-	store.away.Store(true)
-	s.g.CountersChanged()
-	if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
-		t.Errorf("got %+v, want it stale", f)
-	}
-	stream := bufio.NewReader(s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
-	if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || !strings.Contains(text, `"exact":false,"stale":true}`) {
-		t.Errorf("an event stream that was opened meanwhile: %s", text)
-	}
-	b := s.looker()
-	b.say(`{"type":"subscribe","counters":["likes:2"]}`)
-	s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
-	s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would
-	store.away.Store(false)
-	s.g.CountersChanged()
-	if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {
-		t.Errorf("got %+v, want it as it is", f)
-	}
-	b.until("likes:2", 1, true)
-	if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
-		t.Errorf("the event stream, afterwards: %s", text)
-	}
-	testkit.Eventually(t, "an answer from the copy of what is heard here", func() bool {
-		return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
+	inMemoryWith(t, func(t *testing.T) func(*Config) {
+		return func(cfg *Config) {
+			store.Store = countersOf(t, cfg)
+			cfg.Counters.Counters = remote{countersIn(store), store}
+		}
+	}, func(t *testing.T, s *served) {
+		a := s.looker()
+		s.call("PUT", "/likes:1/members/"+a.user, "")
+		a.say(`{"type":"subscribe","counters":["likes:1"]}`)
+		a.until("likes:1", 1, true)
+		s.call("POST", "/views:known/increment", "")
+		store.away.Store(true)
+		s.g.CountersChanged()
+		if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
+			t.Errorf("got %+v, want it stale", f)
+		}
+		stream := bufio.NewReader(s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
+		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || !strings.Contains(text, `"exact":false,"stale":true}`) {
+			t.Errorf("an event stream that was opened meanwhile: %s", text)
+		}
+		b := s.looker()
+		b.say(`{"type":"subscribe","counters":["likes:2"]}`)
+		s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
+		s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would
+		store.away.Store(false)
+		s.g.CountersChanged()
+		if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {
+			t.Errorf("got %+v, want it as it is", f)
+		}
+		b.until("likes:2", 1, true)
+		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
+			t.Errorf("the event stream, afterwards: %s", text)
+		}
+		testkit.Eventually(t, "an answer from the copy of what is heard here", func() bool {
+			return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
+		})
 	})
 }

@@ -11,20 +11,21 @@ type scarce struct{ atomic.Bool }
 func (s *scarce) High() bool { return s.Load() }
 
 // While memory is short no new client is accepted, and connected clients stay.
-func TestServerMemoryIsShort(t *testing.T) {
+func TestMemoryIsShort(t *testing.T) {
 	memory := &scarce{}
-	s := serveGateway(t, true, func(cfg *Config) { cfg.Memory = memory })
-	first := s.socket("")
-	memory.Store(true)
-	for range 3 {
-		if got := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
-			t.Fatal("no Retry-After")
+	inMemory(t, func(cfg *Config) { cfg.Memory = memory }, func(t *testing.T, s *served) {
+		first := s.socket("")
+		memory.Store(true)
+		for range 3 {
+			if got := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
+				t.Fatal("no Retry-After")
+			}
 		}
-	}
-	s.open("/p/counter", "", "Connection: close").response(http.StatusOK)
-	s.settles(1)
-	memory.Store(false)
-	_ = s.socket("").Close()
-	_ = first.Close()
-	s.settles(0)
+		s.open("/p/counter", "", "Connection: close").response(http.StatusOK)
+		s.settles(1)
+		memory.Store(false)
+		_ = s.socket("").Close()
+		_ = first.Close()
+		s.settles(0)
+	})
 }

@@ -111,16 +111,13 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 // attend joins the page of an event stream. The client gets an event when the store has the
 // join. If the user is on too many pages, the stream has only counts.
 func (c *conn) attend(name string) {
-	stored, err := c.g.roster.join(c.user, name, c)
+	err := c.g.roster.join(c.user, name, c)
 	if err != nil {
 		c.Ready(presence.CountTopic(name))
 		return
 	}
 	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
-	if stored {
-		c.arrived(name)
-	}
 }
 
 // appendJoined appends the event that confirms a join. To stay on the page, the client has to

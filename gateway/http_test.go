@@ -6,62 +6,63 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/rs/zerolog"
-
-	"headcount/internal/servertest"
 )
 
 // Behind a proxy that replaces the Host every origin is foreign: the answer and the log
 // say so.
-func TestServerRefusedOriginNamesTheHost(t *testing.T) {
-	log := &servertest.Log{}
-	s := serveGateway(t, true, func(cfg *Config) { cfg.Log = zerolog.New(log) })
-	for range 3 {
-		r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
-		body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
-		if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) || !bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
-			t.Fatalf("%s, %v", body, err)
+func TestRefusedOriginNamesTheHost(t *testing.T) {
+	log := &bytes.Buffer{}
+	inMemory(t, func(cfg *Config) { cfg.Log = zerolog.New(zerolog.SyncWriter(log)) }, func(t *testing.T, s *served) {
+		for range 3 {
+			r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+			body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
+			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) || !bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
+				t.Fatalf("%s, %v", body, err)
+			}
+			_ = r.Close()
 		}
-		_ = r.Close()
-	}
-	if n := strings.Count(log.String(), `"host":"h"`); n != 1 {
-		t.Fatalf("%d lines in the log", n)
-	}
+		synctest.Wait()
+		if n := strings.Count(log.String(), `"host":"h"`); n != 1 {
+			t.Fatalf("%d lines in the log", n)
+		}
+	})
 }
 
 // Every event stream is refused to pages of other origins, and answers GET alone.
-func TestServerStreamsOfOtherOriginsAndMethods(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, everything(t))
-	for _, path := range []string{
-		"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice", "/-/top/events",
-	} {
-		for _, of := range []struct {
-			method, origin string
-			status         int
-		}{
-			{"GET", "http://evil.example", http.StatusForbidden},
-			{"GET", "http://" + s.addr, http.StatusOK},
-			{"HEAD", "http://" + s.addr, http.StatusMethodNotAllowed},
+func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		for _, path := range []string{
+			"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice", "/-/top/events",
 		} {
-			r, err := http.NewRequest(of.method, "http://"+s.addr+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Header.Set("Origin", of.origin)
-			r.Header.Set("X-API-Key", "k")
-			resp, err := http.DefaultClient.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = resp.Body.Close()
-			if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed && resp.Header.Get("Allow") != "GET" {
-				t.Errorf("%s %s of %s: %s, Allow %q", of.method, path, of.origin, resp.Status, resp.Header.Get("Allow"))
+			for _, of := range []struct {
+				method, origin string
+				status         int
+			}{
+				{"GET", "http://evil.example", http.StatusForbidden},
+				{"GET", "http://" + s.addr, http.StatusOK},
+				{"HEAD", "http://" + s.addr, http.StatusMethodNotAllowed},
+			} {
+				r, err := http.NewRequest(of.method, "http://"+s.addr+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("Origin", of.origin)
+				r.Header.Set("X-API-Key", "k")
+				resp, err := s.http().Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed && resp.Header.Get("Allow") != "GET" {
+					t.Errorf("%s %s of %s: %s, Allow %q", of.method, path, of.origin, resp.Status, resp.Header.Get("Allow"))
+				}
 			}
 		}
-	}
+	})
 }
 
 // The connection ends after a request whose end others may see elsewhere. The server

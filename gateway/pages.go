@@ -109,17 +109,19 @@ func (c *conn) admitPrivate(names []string) error {
 	return nil
 }
 
-// present joins the page in the roster, unless the client is a crawler: that only gets the counts. stored says that the
-// store has the join.
-func (c *conn) present(name string) (stored bool, err error) {
+// present joins the page in the roster, which calls arrived when the store has the join. A crawler joins nothing and only
+// gets the counts.
+func (c *conn) present(name string) error {
 	if c.crawler {
-		return true, nil
+		c.arrived(name)
+		return nil
 	}
+
 	return c.g.roster.join(c.user, name, c)
 }
 
-// isStored reports whether the store has the join of the page.
-func (c *conn) isStored(name string) bool { return c.crawler || c.g.roster.stored(c.user, name) }
+// waits reports whether the store is yet to have the join of the page.
+func (c *conn) waits(name string) bool { return !c.crawler && c.g.roster.waits(c.user, name, c) }
 
 // absent ends what present began, with the grace if the connection was lost.
 func (c *conn) absent(name string, lost bool) {
@@ -149,8 +151,7 @@ func (c *conn) join(name string) error {
 		if c.pusher {
 			c.Reform(topic, pusherForm, false)
 		}
-		stored, err := c.present(name)
-		if err != nil {
+		if err := c.present(name); err != nil {
 			if w.counts != noCounts {
 				c.Ready(topic)
 			} else {
@@ -161,25 +162,24 @@ func (c *conn) join(name string) error {
 		}
 		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
-		if stored {
-			c.arrived(name)
-		}
 	case w.counts != noCounts:
 		c.Renew(topic)
 	default:
 		w.counts = untilLeave
 		c.Hold(topic)
-		c.release(name)
+		c.confirm(name)
 	}
 	return nil
 }
 
-// release stops holding back the count of a joined page, if the store has the join.
-// If not, the roster calls arrived later.
-func (c *conn) release(name string) {
-	if c.isStored(name) {
+// confirm is present for a page that the client has joined before.
+func (c *conn) confirm(name string) {
+	if c.crawler {
 		c.arrived(name)
+		return
 	}
+
+	c.g.roster.confirm(c.user, name, c)
 }
 
 // arrived implements joiner: the store has the join.
@@ -202,7 +202,7 @@ func (c *conn) arrived(name string) {
 func (c *conn) uncounted() bool {
 	joined := false
 	for _, w := range c.wants {
-		if w.joined && c.isStored(w.name) {
+		if w.joined && !c.waits(w.name) {
 			return false
 		}
 		joined = joined || w.joined
@@ -295,7 +295,7 @@ func (c *conn) subscribe(m message) error {
 		}
 	}
 	for _, name := range held {
-		c.release(name)
+		c.confirm(name)
 	}
 	c.subscribeCounters(m.counters, rules)
 	return nil

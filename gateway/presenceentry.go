@@ -29,9 +29,9 @@ type presenceEntry struct {
 	waiters  []waiter       // connections that have joined, and wait until the store has the join
 }
 
-// stored reports whether the entry's newest change is a join and is in the store.
-func (e *presenceEntry) stored() bool {
-	return e.lastOp == heartbeat.Join && e.flying == 0 && !e.queued
+// awaited reports whether c waits until the store has the entry.
+func (e *presenceEntry) awaited(c joiner) bool {
+	return slices.ContainsFunc(e.waiters, func(w waiter) bool { return w.joiner == c })
 }
 
 // op returns the op that reports the entry's present state to the owner.

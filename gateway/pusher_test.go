@@ -123,257 +123,256 @@ func TestServerPusher(t *testing.T) {
 }
 
 // A visitor has the same identity, in the same cookie, whatever protocol a tab speaks.
-func TestServerPusherCountsPeople(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, forPusher)
-	r := s.app("key?protocol=7")
-	cookie, _, _ := strings.Cut(r.response(http.StatusSwitchingProtocols).Header.Get("Set-Cookie"), ";")
-	if !strings.HasPrefix(cookie, identity.Cookie+"=") {
-		t.Fatalf("the cookie is %q", cookie)
-	}
-	_, _, _ = r.frame()
-	r.enters("p")
-	r.awaitsCount("p", 1)
-	tab := s.pusher("", "Cookie: "+cookie)
-	tab.enters("p")
-	tab.awaitsCount("p", 1)
-	s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`)
-	other := s.pusher("")
-	other.enters("p")
-	other.awaitsCount("p", 2)
+func TestPusherCountsPeople(t *testing.T) {
+	inMemory(t, forPusher, func(t *testing.T, s *served) {
+		r := s.app("key?protocol=7")
+		cookie, _, _ := strings.Cut(r.response(http.StatusSwitchingProtocols).Header.Get("Set-Cookie"), ";")
+		if !strings.HasPrefix(cookie, identity.Cookie+"=") {
+			t.Fatalf("the cookie is %q", cookie)
+		}
+		_, _, _ = r.frame()
+		r.enters("p")
+		r.awaitsCount("p", 1)
+		tab := s.pusher("", "Cookie: "+cookie)
+		tab.enters("p")
+		tab.awaitsCount("p", 1)
+		s.looker("Cookie: " + cookie).say(`{"type":"join","page":"p"}`)
+		other := s.pusher("")
+		other.enters("p")
+		other.awaitsCount("p", 2)
 
-	crawler := s.pusher("", "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)")
-	crawler.enters("p")
-	crawler.awaitsCount("p", 2)
-	other.enters("q")
-	crawler.enters("q")
-	crawler.awaitsCount("q", 1)
+		crawler := s.pusher("", "User-Agent: Googlebot/2.1 (+http://www.google.com/bot.html)")
+		crawler.enters("p")
+		crawler.awaitsCount("p", 2)
+		other.enters("q")
+		crawler.enters("q")
+		crawler.awaitsCount("q", 1)
+	})
 }
 
-func TestServerPusherFaults(t *testing.T) {
-	t.Parallel()
+func TestPusherFaults(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	s := serveGateway(t, true, func(cfg *Config) {
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.Private, cfg.Registerer = []string{"team/*"}, reg
-	})
-	r := s.pusher("")
-	refused := func(sends string, code int, says string) {
-		t.Helper()
-		r.write([]byte(sends))
-		r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":%s`, code, says))
-	}
-	for channel, tc := range map[string]struct {
-		code int
-		says string
-	}{
-		"presence-room":              {pusher.CodeUnauthorized, `"a presence channel says who is there`},
-		"private-room":               {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
-		"private-encrypted-room":     {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
-		"team/room":                  {pusher.CodeUnauthorized, `"this page is private`},
-		"*":                          {pusher.CodeRejected, `"bad page: \"*\" is reserved`},
-		"":                           {pusher.CodeRejected, `"bad page: it is empty`},
-		"a\\u0000b":                  {pusher.CodeRejected, `"bad page`},
-		strings.Repeat("x", 164):     {pusher.CodeRejected, `"bad page: it is longer`},
-		"half a surrogate: \\ud800 ": {pusher.CodeRejected, `"bad page`},
-	} {
-		refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code, tc.says)
-		r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel, `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
-	}
-	for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:cache","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
-		refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
-	}
-	refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
-	if n := counted(t, reg, "headcount_client_errors_total", codeForbidden); n != 4 {
-		t.Errorf("%v faults %s", n, codeForbidden)
-	}
-	for range maxErrors { // which is no mistake of the library
-		refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`), pusher.CodeUnauthorized, `"nobody can sign in here`)
-	}
-	r.enters("news") // the connection is still good
-	r.awaitsCount("news", 1)
-	for range maxErrors - 14 {
+	}, func(t *testing.T, s *served) {
+		r := s.pusher("")
+		refused := func(sends string, code int, says string) {
+			t.Helper()
+			r.write([]byte(sends))
+			r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":%s`, code, says))
+		}
+		for channel, tc := range map[string]struct {
+			code int
+			says string
+		}{
+			"presence-room":              {pusher.CodeUnauthorized, `"a presence channel says who is there`},
+			"private-room":               {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
+			"private-encrypted-room":     {pusher.CodeUnauthorized, `"a private channel needs an authorization`},
+			"team/room":                  {pusher.CodeUnauthorized, `"this page is private`},
+			"*":                          {pusher.CodeRejected, `"bad page: \"*\" is reserved`},
+			"":                           {pusher.CodeRejected, `"bad page: it is empty`},
+			"a\\u0000b":                  {pusher.CodeRejected, `"bad page`},
+			strings.Repeat("x", 164):     {pusher.CodeRejected, `"bad page: it is longer`},
+			"half a surrogate: \\ud800 ": {pusher.CodeRejected, `"bad page`},
+		} {
+			refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code, tc.says)
+			r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel, `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
+		}
+		for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:cache","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
+			refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
+		}
 		refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
-	}
-	r.expect(websocket.Text, `{"data":{"code":4301,"message":"too many errors`)
-	r.expectClose(pusher.CodeRejected)
+		if n := counted(t, reg, "headcount_client_errors_total", codeForbidden); n != 4 {
+			t.Errorf("%v faults %s", n, codeForbidden)
+		}
+		for range maxErrors { // which is no mistake of the library
+			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`), pusher.CodeUnauthorized, `"nobody can sign in here`)
+		}
+		r.enters("news") // the connection is still good
+		r.awaitsCount("news", 1)
+		for range maxErrors - 14 {
+			refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
+		}
+		r.expect(websocket.Text, `{"data":{"code":4301,"message":"too many errors`)
+		r.expectClose(pusher.CodeRejected)
 
-	long := s.pusher("")
-	long.write([]byte(masked(websocket.Text, strings.Repeat("x", websocket.MaxMessage+1))))
-	long.expect(websocket.Text, `{"data":{"code":4301,"message":"a message is at most`)
-	long.expectClose(websocket.StatusTooBig)
+		long := s.pusher("")
+		long.write([]byte(masked(websocket.Text, strings.Repeat("x", websocket.MaxMessage+1))))
+		long.expect(websocket.Text, `{"data":{"code":4301,"message":"a message is at most`)
+		long.expectClose(websocket.StatusTooBig)
+	})
 }
 
 // A connection has as many channels as it may have pages, and what is new to the gateway is charged as elsewhere.
-func TestServerPusherChannelsAreBounded(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, forPusher)
-	r := s.pusher("")
-	for i := range 100 {
-		r.trigger(pusher.Subscribe, fmt.Sprintf(`{"channel":"p%d"}`, i))
-	}
-	r.trigger(pusher.Subscribe, `{"channel":"one more"}`)
-	for {
-		_, text, err := r.frame()
-		if err != nil {
-			t.Fatal(err)
+func TestPusherChannelsAreBounded(t *testing.T) {
+	inMemory(t, forPusher, func(t *testing.T, s *served) {
+		r := s.pusher("")
+		for i := range 100 {
+			r.trigger(pusher.Subscribe, fmt.Sprintf(`{"channel":"p%d"}`, i))
 		}
-		if bytes.Contains(text, []byte(`pusher:error`)) {
-			if !bytes.Contains(text, []byte("at most 100 pages")) {
-				t.Errorf("%s", text)
+		r.trigger(pusher.Subscribe, `{"channel":"one more"}`)
+		for {
+			_, text, err := r.frame()
+			if err != nil {
+				t.Fatal(err)
 			}
-			return
+			if bytes.Contains(text, []byte(`pusher:error`)) {
+				if !bytes.Contains(text, []byte("at most 100 pages")) {
+					t.Errorf("%s", text)
+				}
+				return
+			}
 		}
-	}
+	})
 }
 
 // What refuses any other upgrade refuses that of a client of Pusher, which reads why from a close frame.
-func TestServerPusherRefusals(t *testing.T) {
-	t.Parallel()
+func TestPusherRefusals(t *testing.T) {
 	memory, reg := &scarce{}, prometheus.NewRegistry()
 	proxies, err := identity.NewProxies([]string{"127.0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serveGateway(t, true, func(cfg *Config) {
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.MaxPerAddress, cfg.MaxConnections, cfg.Memory, cfg.Registerer, cfg.Proxies = 2, 2, memory, reg, proxies
 		cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
+	}, func(t *testing.T, s *served) {
+		refused := func(code int, says, path string, lines ...string) {
+			t.Helper()
+			r := s.app(path, lines...)
+			if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" || head.Get("Set-Cookie") != "" {
+				t.Errorf("the answer has %v", head)
+			}
+			r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":"`, code))
+			opcode, payload, err := r.frame()
+			if err != nil || opcode != websocket.Close || int(binary.BigEndian.Uint16(payload)) != code || !strings.Contains(string(payload), says) {
+				t.Errorf("%s: %q, %v; want %d, %s", path, payload, err, code, says)
+			}
+			r.expectEnd()
+		}
+		refused(pusher.CodeUnknownKey, "--pusher-key", "another?protocol=7")
+		refused(pusher.CodeUnknownKey, "--pusher-key", "key/x?protocol=7")
+		refused(pusher.CodeVersion, `"8"; this server speaks 7`, "key?protocol=8")
+		refused(pusher.CodeVersion, `""`, "key")
+		refused(pusher.CodeUnauthorized, "API key is wrong", "key?protocol=7", "X-API-Key: wrong")
+		memory.Store(true)
+		refused(pusher.CodeOverCapacity, "memory", "key?protocol=7")
+		memory.Store(false)
+		one, two := s.pusher(""), s.pusher("", "X-Forwarded-For: 192.0.2.2")
+		refused(pusher.CodeOverCapacity, "limit of connections", "key?protocol=7")
+		_ = two.Close()
+		s.settles(1)
+		second := s.pusher("")
+		refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
+		_ = second.Close()
+		for reason, want := range map[string]float64{httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
+			testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
+				return counted(t, reg, "headcount_http_refusals_total", reason) == want
+			})
+		}
+		for path, tc := range map[string]struct {
+			status int
+			lines  []string
+		}{
+			"/app/key":             {http.StatusUpgradeRequired, nil},
+			"/app/another":         {http.StatusNotFound, nil},
+			"/app/counter":         {http.StatusOK, nil}, // of the page app
+			"/app/key?protocol=7":  {http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"}},
+			"/app/key?protocol=7&": {http.StatusBadRequest, []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"}},
+		} {
+			s.open(path, "", append(tc.lines, "Connection: close")...).response(tc.status)
+		}
+		_ = one.Close()
+		s.settles(0)
 	})
-	refused := func(code int, says, path string, lines ...string) {
-		t.Helper()
-		r := s.app(path, lines...)
-		if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" || head.Get("Set-Cookie") != "" {
-			t.Errorf("the answer has %v", head)
-		}
-		r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":"`, code))
-		opcode, payload, err := r.frame()
-		if err != nil || opcode != websocket.Close || int(binary.BigEndian.Uint16(payload)) != code || !strings.Contains(string(payload), says) {
-			t.Errorf("%s: %q, %v; want %d, %s", path, payload, err, code, says)
-		}
-		r.expectEnd()
-	}
-	refused(pusher.CodeUnknownKey, "--pusher-key", "another?protocol=7")
-	refused(pusher.CodeUnknownKey, "--pusher-key", "key/x?protocol=7")
-	refused(pusher.CodeVersion, `"8"; this server speaks 7`, "key?protocol=8")
-	refused(pusher.CodeVersion, `""`, "key")
-	refused(pusher.CodeUnauthorized, "API key is wrong", "key?protocol=7", "X-API-Key: wrong")
-	memory.Store(true)
-	refused(pusher.CodeOverCapacity, "memory", "key?protocol=7")
-	memory.Store(false)
-	one, two := s.pusher(""), s.pusher("", "X-Forwarded-For: 192.0.2.2")
-	refused(pusher.CodeOverCapacity, "limit of connections", "key?protocol=7")
-	_ = two.Close()
-	s.settles(1)
-	second := s.pusher("")
-	refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
-	_ = second.Close()
-	for reason, want := range map[string]float64{httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
-		testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
-			return counted(t, reg, "headcount_http_refusals_total", reason) == want
-		})
-	}
-	for path, tc := range map[string]struct {
-		status int
-		lines  []string
-	}{
-		"/app/key":             {http.StatusUpgradeRequired, nil},
-		"/app/another":         {http.StatusNotFound, nil},
-		"/app/counter":         {http.StatusOK, nil}, // of the page app
-		"/app/key?protocol=7":  {http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"}},
-		"/app/key?protocol=7&": {http.StatusBadRequest, []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"}},
-	} {
-		s.open(path, "", append(tc.lines, "Connection: close")...).response(tc.status)
-	}
-	_ = one.Close()
-	s.settles(0)
 }
 
 // With tokens, a client needs one: it opens private pages, and its end is the connection's.
-func TestServerPusherWithTokens(t *testing.T) {
-	t.Parallel()
+func TestPusherWithTokens(t *testing.T) {
 	const secret = "a secret for tests"
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
 	t.Cleanup(identities.Close)
-	s := serveGateway(t, true, func(cfg *Config) {
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.Identities, cfg.Private = identities, []string{"team/*"}
+	}, func(t *testing.T, s *served) {
+		r := s.app("key?protocol=7")
+		r.response(http.StatusSwitchingProtocols)
+		r.expect(websocket.Text, `{"data":{"code":4009,"message":`)
+		r.expectClose(pusher.CodeUnauthorized)
+		token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
+			"sub": "alice", "exp": time.Now().Add(time.Hour).Unix(), "pages": []string{"team/a"},
+		}).SignedString([]byte(secret))
+		if err != nil {
+			t.Fatal(err)
+		}
+		alice, tab := s.pusher("&token="+token), s.pusher("&token="+token)
+		for _, r := range []*raw{alice, tab} {
+			r.enters("team/a")
+			r.awaitsCount("team/a", 1)
+		}
+		alice.trigger(pusher.Subscribe, `{"channel":"team/b"}`)
+		alice.expect(websocket.Text, `{"data":{"code":4009,"message":"this page is private`)
+		s.g.each(func(c *conn) { c.Expire() })
+		tab.expect(websocket.Text, `{"data":{"code":4009,"message":"the token has expired`)
+		tab.expectClose(pusher.CodeUnauthorized)
 	})
-	r := s.app("key?protocol=7")
-	r.response(http.StatusSwitchingProtocols)
-	r.expect(websocket.Text, `{"data":{"code":4009,"message":`)
-	r.expectClose(pusher.CodeUnauthorized)
-	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
-		"sub": "alice", "exp": time.Now().Add(time.Hour).Unix(), "pages": []string{"team/a"},
-	}).SignedString([]byte(secret))
-	if err != nil {
-		t.Fatal(err)
-	}
-	alice, tab := s.pusher("&token="+token), s.pusher("&token="+token)
-	for _, r := range []*raw{alice, tab} {
-		r.enters("team/a")
-		r.awaitsCount("team/a", 1)
-	}
-	alice.trigger(pusher.Subscribe, `{"channel":"team/b"}`)
-	alice.expect(websocket.Text, `{"data":{"code":4009,"message":"this page is private`)
-	s.g.each(func(c *conn) { c.Expire() })
-	tab.expect(websocket.Text, `{"data":{"code":4009,"message":"the token has expired`)
-	tab.expectClose(pusher.CodeUnauthorized)
 }
 
 // A gateway that drains closes the connections of Pusher's clients one after the other: they connect again at once, and
 // are refused here.
-func TestServerPusherWhileDraining(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, func(cfg *Config) {
+func TestPusherWhileDraining(t *testing.T) {
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.ShutdownTimeout = 10 * time.Second
 		cluster := cfg.Cluster.(lone)
 		cluster.others = []presence.Process{{Name: "another", Roles: []string{presence.RoleGateway}}}
 		cfg.Cluster = cluster
-	})
-	r := s.pusher("")
-	r.enters("p")
-	r.awaitsCount("p", 1)
-	const others = 20
-	ended := make(chan time.Time, others)
-	for range others {
-		other := s.pusher("")
-		go func() { // ends with the connection
-			for {
-				if opcode, _, err := other.frame(); err != nil || opcode == websocket.Close {
-					ended <- time.Now()
-					return
+	}, func(t *testing.T, s *served) {
+		r := s.pusher("")
+		r.enters("p")
+		r.awaitsCount("p", 1)
+		const others = 20
+		ended := make(chan time.Time, others)
+		for range others {
+			other := s.pusher("")
+			go func() { // ends with the connection
+				for {
+					if opcode, _, err := other.frame(); err != nil || opcode == websocket.Close {
+						ended <- time.Now()
+						return
+					}
 				}
-			}
-		}()
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
-	defer cancel()
-	var drained sync.WaitGroup
-	drained.Go(func() { s.g.Drain(ctx) })
-	r.expectClose(pusher.CodeReconnect)
-	late := s.app("key?protocol=7")
-	late.response(http.StatusSwitchingProtocols)
-	late.expect(websocket.Text, `{"data":{"code":4100,"message":"`)
-	late.expectClose(pusher.CodeOverCapacity)
-	r.write([]byte(masked(websocket.Close, "\x10\x68")))
-	r.expectEnd()
-	var times []time.Time
-	for range others {
-		times = append(times, <-ended)
-	}
-	if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
-		t.Errorf("all connections ended within %s, want about a second", within)
-	}
-	drained.Wait()
+			}()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
+		defer cancel()
+		var drained sync.WaitGroup
+		drained.Go(func() { s.g.Drain(ctx) })
+		r.expectClose(pusher.CodeReconnect)
+		late := s.app("key?protocol=7")
+		late.response(http.StatusSwitchingProtocols)
+		late.expect(websocket.Text, `{"data":{"code":4100,"message":"`)
+		late.expectClose(pusher.CodeOverCapacity)
+		r.write([]byte(masked(websocket.Close, "\x10\x68")))
+		r.expectEnd()
+		var times []time.Time
+		for range others {
+			times = append(times, <-ended)
+		}
+		if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
+			t.Errorf("all connections ended within %s, want about a second", within)
+		}
+		drained.Wait()
+	})
 }
 
 // The last gateway keeps them until it ends, and a second later another one may listen here: who comes earlier, and finds
 // nobody, waits for 15 s.
-func TestServerPusherStaysWithTheLastGateway(t *testing.T) {
-	t.Parallel()
-	s := serveGateway(t, true, func(cfg *Config) {
+func TestPusherStaysWithTheLastGateway(t *testing.T) {
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
 		cfg.ShutdownTimeout = 10 * time.Second
 		cluster := cfg.Cluster.(lone)
@@ -383,18 +382,19 @@ func TestServerPusherStaysWithTheLastGateway(t *testing.T) {
 			{Name: "a gateway that leaves"},
 		}
 		cfg.Cluster = cluster
+	}, func(t *testing.T, s *served) {
+
+		var clients []*raw
+		for range 5 {
+			clients = append(clients, s.pusher(""))
+		}
+
+		var drained sync.WaitGroup
+		drained.Go(func() { s.g.Drain(t.Context()) })
+		for _, r := range clients {
+			r.expectClose(pusher.CodeOverCapacity)
+			_ = r.Close()
+		}
+		drained.Wait()
 	})
-
-	var clients []*raw
-	for range 5 {
-		clients = append(clients, s.pusher(""))
-	}
-
-	var drained sync.WaitGroup
-	drained.Go(func() { s.g.Drain(t.Context()) })
-	for _, r := range clients {
-		r.expectClose(pusher.CodeOverCapacity)
-		_ = r.Close()
-	}
-	drained.Wait()
 }

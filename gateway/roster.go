@@ -80,16 +80,15 @@ func (r *roster) streamOf(u presence.User) *partitionStream {
 	return &r.streams[u.Partition(len(r.streams))]
 }
 
-// join records that a connection of the user has joined the page. It returns true when the store has the user
-// on the page already; otherwise c.arrived is called when the store has. It returns errTooManyPages, and
-// records nothing, when the user is on maxUserPages other pages.
-func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err error) {
+// join records that a connection of the user has joined the page. c.arrived is called when the store has the user on the
+// page. join returns errTooManyPages, and records nothing, when the user is on maxUserPages other pages.
+func (r *roster) join(u presence.User, page string, c joiner) error {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.findOrAdd(u, page)
 	if e == nil {
-		return false, errTooManyPages
+		return errTooManyPages
 	}
 	e.live++
 	s.alive = nil
@@ -98,12 +97,27 @@ func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err 
 	} else {
 		e.lost = 0
 	}
-	if e.stored() {
-		return true, nil
+	r.await(s, e, c)
+
+	return nil
+}
+
+// confirm is join for a connection that is on the page already.
+func (r *roster) confirm(u presence.User, page string, c joiner) {
+	s := r.streamOf(u)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.find(u, page)
+	if e != nil && !e.awaited(c) {
+		r.await(s, e, c)
 	}
+}
+
+// await has c wait until the owner says that the store has e. The owner is asked although it may have said so to another
+// connection: it may have been cut off from this gateway since, and have let the user time out.
+func (r *roster) await(s *partitionStream, e *presenceEntry, c joiner) {
 	e.waiters = append(e.waiters, waiter{c, time.Now()})
 	r.enqueue(s, e)
-	return false, nil
 }
 
 // leave records that a connection has left the page. If lost, the connection ended without a leave, and the
@@ -139,13 +153,14 @@ func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	r.enqueue(s, e)
 }
 
-// stored reports whether the store has the user on the page because of this gateway.
-func (r *roster) stored(u presence.User, page string) bool {
+// waits reports whether a connection that has joined the page waits for the store.
+func (r *roster) waits(u presence.User, page string, c joiner) bool {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.find(u, page)
-	return e != nil && e.stored()
+
+	return e != nil && e.awaited(c)
 }
 
 // movedTo reports all users of a partition to its new owner, in a new stream. If the new owner owned the
@@ -206,7 +221,7 @@ func (r *roster) receive(a *heartbeat.Reply) {
 		return
 	}
 	s := &r.streams[a.Partition]
-	// The counts come first: once stored returns true, further clients do not wait, and they get these counts too.
+	// The counts come first: arrived delivers them.
 	for _, c := range a.Counts {
 		r.counts.Acknowledged(c.Update())
 	}

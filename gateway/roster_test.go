@@ -84,7 +84,8 @@ func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
 	b.leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
-	if stored, _ := b.join(1, "p", c); stored {
+	b.join(1, "p", c)
+	if !b.waits(1, "p", c) {
 		t.Fatal("the join is said to be in the store")
 	}
 	b.wantOps(t, heartbeat.Join)
@@ -152,6 +153,32 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 				t.Errorf("the join of q was released %d times, and %d ops are left", onQ.arrivals, len(b.streams[0].flight))
 			}
 		})
+	}
+}
+
+// TestAFurtherTabAsksTheOwner: the owner may have been cut off from this gateway since it acknowledged the first tab, and
+// have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs that
+// have been told wait for nothing.
+func TestAFurtherTabAsksTheOwner(t *testing.T) {
+	b, first, second := newBeats(t), &joined{}, &joined{}
+	b.join(1, "p", first)
+	b.wantOps(t, heartbeat.Join)
+	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+
+	b.join(1, "p", second)
+	b.wantOps(t, heartbeat.Join)
+	if first.arrivals != 1 || second.arrivals != 0 || b.waits(1, "p", first) || !b.waits(1, "p", second) {
+		t.Fatalf("%d and %d arrivals before the owner answered again, want 1 and 0", first.arrivals, second.arrivals)
+	}
+	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+
+	b.confirm(1, "p", first)
+	b.confirm(1, "p", first)
+	b.wantOps(t, heartbeat.Join)
+	b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+	b.wantOps(t)
+	if first.arrivals != 2 || second.arrivals != 1 || b.waits(1, "p", first) || b.waits(1, "p", second) {
+		t.Errorf("%d and %d arrivals, want 2 and 1", first.arrivals, second.arrivals)
 	}
 }
 
@@ -333,7 +360,7 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: first})
 		b.ops()
 	}
-	if len(l.users) != 1 || !b.stored(1, "stays") {
+	if len(l.users) != 1 || b.waits(1, "stays", c) {
 		t.Fatalf("%d users are left, want the one who stays, stored", len(l.users))
 	}
 }
@@ -394,21 +421,21 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 func TestPagesOfAUserAreBounded(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	for n := range maxUserPages {
-		if _, err := b.join(1, fmt.Sprint(n), c); err != nil {
+		if err := b.join(1, fmt.Sprint(n), c); err != nil {
 			t.Fatalf("page %d: %v", n, err)
 		}
 	}
-	if _, err := b.join(1, "one more", c); !errors.Is(err, errTooManyPages) {
+	if err := b.join(1, "one more", c); !errors.Is(err, errTooManyPages) {
 		t.Errorf("one more page: %v", err)
 	}
-	if _, err := b.join(1, "7", &joined{}); err != nil {
+	if err := b.join(1, "7", &joined{}); err != nil {
 		t.Errorf("a page that the user is on: %v", err)
 	}
-	if _, err := b.join(2, "one more", c); err != nil {
+	if err := b.join(2, "one more", c); err != nil {
 		t.Errorf("another user: %v", err)
 	}
 	b.leave(1, "8", c, false)
-	if _, err := b.join(1, "one more", c); err != nil {
+	if err := b.join(1, "one more", c); err != nil {
 		t.Errorf("after a leave: %v", err)
 	}
 }
@@ -419,15 +446,15 @@ type nobody struct{}
 func (nobody) arrived(string) {}
 
 // A client that subscribes to a page which its user may not join goes on getting the counts of it.
-func TestServerRefusedJoinLeavesTheSubscription(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.socket("")
 		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
 		var user presence.User
 		s.g.each(func(c *conn) { user = c.user })
 		for n := range maxUserPages {
-			if _, err := s.g.roster.join(user, fmt.Sprint(n), nobody{}); err != nil {
+			if err := s.g.roster.join(user, fmt.Sprint(n), nobody{}); err != nil {
 				t.Fatalf("page %d: %v", n, err)
 			}
 		}

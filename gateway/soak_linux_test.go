@@ -56,11 +56,11 @@ func TestClockSoak(t *testing.T) {
 			t.Run("", func(t *testing.T) { // it forgets its connections
 				var clients, here atomic.Int64
 				here.Store(int64(n))
-				visitors := &served{t: t, g: s.g, addr: s.addr, from: func() net.Addr {
+				visitors := &served{t: t, g: s.g, addr: s.addr, dial: dialFrom(s.addr, func() net.Addr {
 					// The system keeps the pair of two addresses and ports for a while, so each client has its own.
 					i := int(here.Load()) + int(clients.Add(1))
 					return &net.TCPAddr{IP: net.IPv4(127, byte(1+i/62_500%250), byte(i/250%250), byte(1+i%250))}
-				}}
+				})}
 				var group sync.WaitGroup
 				for range 32 {
 					group.Go(func() {

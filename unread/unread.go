@@ -18,6 +18,7 @@ import (
 const (
 	MaxFollows = 1000           // pages one user may follow
 	KeyFor     = 24 * time.Hour // how long an idempotency key is remembered
+	EmptyFor   = 24 * time.Hour // how long a record without follows is kept
 	// MaxAuthors bounds the authors that the store keeps for a page. Further authors see
 	// their own changes as unread.
 	MaxAuthors = 10_000

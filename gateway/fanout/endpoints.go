@@ -18,8 +18,10 @@ const (
 	// maxLingering bounds the topics that nobody wants: the one left longest ago is dropped
 	// early.
 	maxLingering = 10_000
-	verifyPart   = 8 // buckets whose endpoints are verified at a time: a command each
-	verifyLimit  = 2 * time.Second
+	// verifyPart is how many buckets' endpoints are verified at a time, a command each. Three looks see all buckets: a
+	// loss must be mended within 10 s.
+	verifyPart  = 22
+	verifyLimit = 2 * time.Second
 )
 
 // verifier says which endpoints keepAttached verifies next: those in some of the buckets,
@@ -111,8 +113,7 @@ func (h *Hub) renew(w *watched) {
 }
 
 // verify looks for endpoints that the store has lost: it may have taken this gateway for
-// dead. A loss is found within eight calls, and within three when the topics are in few
-// buckets.
+// dead. A loss is found within three calls.
 //
 // verify goes through all topics once, since they are many and most of them are not in the
 // cache. So it also renews those whose update is stale or not known although the store

@@ -287,7 +287,9 @@ func (h *Hub) drop(w *watched) {
 // Update takes an update, whichever way it came, unless a newer one is known.
 //
 // A stale update may lack something. It only says that the known one is stale too, and not
-// even that if the known one is as new: then the stale one was overtaken.
+// even that if the known one is as new: then the stale one was overtaken. Any update older
+// than a stale one is stale, whenever it comes: a client whose join the stale one includes
+// must not take an older one, from before the store lost its data, for right.
 //
 // The first known update is what attaching returned, or newer. An update from before may
 // be of long ago: the topic may have changed since at another gateway, or at this one
@@ -305,7 +307,7 @@ func (h *Hub) Update(u presence.Update) {
 // accept makes u the newest update of w, and reports whether it is news. Then u is as it is
 // to be delivered. The caller holds mu.
 func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
-	doubtful := h.doubtful(w) // u was on its way when the doubt arose
+	w.note(*u)
 	switch {
 	case w.endpoint < outdated:
 		w.remember(*u)
@@ -314,7 +316,8 @@ func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
 		return false
 	case !w.known:
 		w.remember(*u)
-		w.known, w.update.Stale = true, doubtful
+		w.known = true
+		w.update.Stale = h.doubtful(w, w.update)
 		*u = w.update
 		return true
 	case u.Stale && u.Version != (presence.Version{}) && !u.Newer(w.update):
@@ -322,7 +325,7 @@ func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
 	case u.Stale:
 		*u = w.update
 		u.Stale = true
-	case doubtful:
+	case h.doubtful(w, *u): // u was on its way when the doubt arose
 		u.Stale = true
 	}
 	if !replaces(u, &w.update) {
@@ -332,11 +335,11 @@ func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
 	return true
 }
 
-// doubtful reports whether updates of the store may be old, or may lack something. The caller holds mu.
-func (h *Hub) doubtful(w *watched) bool {
+// doubtful reports whether an update of w may be old, or may lack something. The caller holds mu.
+func (h *Hub) doubtful(w *watched, u presence.Update) bool {
 	fromStore := w.kind.source == nil
 
-	return fromStore && (h.doubts != 0 || h.silent[w.bucket])
+	return fromStore && (h.doubts != 0 || h.silent[w.bucket] || w.outdates(u))
 }
 
 // Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks
@@ -357,6 +360,7 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	w := h.topics[u.Topic]
 	known := w != nil && w.known
 	if w != nil && !known {
+		w.note(u)
 		w.remember(u)
 	}
 	h.mu.Unlock()

@@ -87,7 +87,7 @@ func (h *Hub) note(u presence.Update) {
 // current reports whether the update of w is what the store would answer, but for updates
 // that are on their way. The caller holds mu.
 func (h *Hub) current(w *watched) bool {
-	return w.known && w.endpoint == attached && !w.update.Stale && !h.doubtful(w)
+	return w.known && w.endpoint == attached && !w.update.Stale && !h.doubtful(w, w.update)
 }
 
 // stay begins anew the time for which the hub keeps w although nobody wants it. The caller

@@ -10,8 +10,9 @@ import (
 // watched is a topic that a shard has subscribers for, or had a moment ago. The
 // hub's lock guards it.
 type watched struct {
-	update   presence.Update // the newest received; its Topic is always set
-	known    bool            // update may be delivered; it may not before the topic is attached
+	update   presence.Update  // the newest that is or was right; its Topic is always set
+	newest   presence.Version // the newest received, stale ones included
+	known    bool             // update may be delivered; it may not before the topic is attached
 	endpoint endpoint
 	kind     *kind
 	bucket   uint16        // among presence.DefaultBuckets
@@ -40,6 +41,16 @@ func (w *watched) remember(u presence.Update) {
 		w.update = u
 	}
 }
+
+// note notes which version the store has.
+func (w *watched) note(u presence.Update) {
+	if u.Version.Compare(w.newest) > 0 {
+		w.newest = u.Version
+	}
+}
+
+// outdates reports whether the store is known to have a newer version than u.
+func (w *watched) outdates(u presence.Update) bool { return u.Version.Compare(w.newest) < 0 }
 
 // join adds w at the end of a list, instead of the one it is in.
 func (w *watched) join(l *list.List) {

@@ -232,7 +232,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions
 	}
-	b := &Beat{Source: source, Partition: int(partition), Stream: stream, First: first, Ops: make([]Op, 0, n)}
+	b := &Beat{Source: source, Partition: int(partition), Stream: stream, First: first, Ops: make([]Op, 0, n), Age: d.age}
 	page, paged := "", false
 	for range n {
 		o := r.sized()

@@ -57,7 +57,7 @@ type Beat struct {
 	Whole uint64
 	Ops   []Op            // at most MaxOps
 	Alive []presence.User // users with a live connection here
-	Age   time.Duration   // for how long the beat was under way: Alive says who was live then
+	Age   time.Duration   // for how long the beat was under way: Alive, and joins, say who was live then
 }
 
 // Reply is the reply of a partition's owner to a gateway.

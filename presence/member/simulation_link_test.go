@@ -171,6 +171,52 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 	})
 }
 
+// TestAFurtherTabAfterACut: a gateway and the owners are parted for so long that the gateway's users time out. Further tabs
+// of these users, at that gateway, during the cut and just after it, get no count that lacks their user, unless it is stale.
+func TestAFurtherTabAfterACut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(seedOfRoles(presence.RolePresence), false)
+		defer s.end()
+		for _, m := range s.members {
+			s.start(m)
+		}
+		s.ready()
+		s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
+		cut := s.where[0]
+		for i := range simUsers {
+			u := newUser(fmt.Sprint("u", i))
+			s.crowd.users = append(s.crowd.users, u)
+			s.newTab(u, cut, nil, "a")
+		}
+		furtherTabs := func(users []*user) {
+			for _, u := range users {
+				s.newTab(u, cut, nil, "a")
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		time.Sleep(5 * time.Second)
+
+		for _, m := range s.members {
+			if slices.Contains(m.roles, presence.RolePresence) {
+				s.net.cutLink(m.name, cut)
+				s.net.cutLink(cut, m.name)
+			}
+		}
+		time.Sleep(s.timeout + 3*time.Second)
+		furtherTabs(s.crowd.users[:simUsers/2])
+		for _, m := range s.members {
+			s.net.healLink(m.name, cut)
+			s.net.healLink(cut, m.name)
+		}
+		furtherTabs(s.crowd.users[simUsers/2:])
+
+		time.Sleep(simQuiet)
+		if s.check(); s.failed() {
+			t.Error(s.failure)
+		}
+	})
+}
+
 // seedOfRoles returns a seed of which members have that role alone.
 func seedOfRoles(role string) uint64 {
 	for seed := uint64(1); ; seed++ {

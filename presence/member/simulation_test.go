@@ -177,7 +177,7 @@ type simulation struct {
 	lines   []string
 	failure string // the first invariant that was broken
 	// apart says, by gateway, until when an owner may not know the gateway's users because
-	// the two are partitioned. The gateway still delivers the known count to its users.
+	// the two are partitioned.
 	apart map[string]time.Time
 }
 

@@ -103,6 +103,10 @@ func TestALateHeartbeatKeepsNobodyLonger(t *testing.T) {
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, Alive: []presence.User{1}, Age: age})
 			r.want("p", 1)
 		}
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(4, "p")}, Age: timeout - time.Second,
+		})
+		r.want("p", 2)
 		time.Sleep(time.Second + wheelTick)
 		r.want("p", 0)
 	})

@@ -280,6 +280,34 @@ func TestSilentUsersEnd(t *testing.T) {
 	})
 }
 
+// TestAJoinThatIsRepeatedIsASignOfLife: the store is away, so a gateway repeats a join, and all heartbeats are lost. The
+// user stays as long as the repetitions come, but no longer, and a late copy does not outlast a leave.
+func TestAJoinThatIsRepeatedIsASignOfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shaky{Store: newStore()}
+		r, _ := start(t, "n", s)
+		repeat := func(age time.Duration) {
+			joins := []heartbeat.Op{join(1, "p"), join(4, "p")}
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 1, Ops: joins, Age: age})
+		}
+		s.set(func() { s.away = true })
+		repeat(0)
+		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 3, Ops: []heartbeat.Op{leave(4, "p", 0)}})
+		for range 20 {
+			time.Sleep(time.Second)
+			repeat(0)
+		}
+		s.set(func() { s.away = false })
+		time.Sleep(3 * time.Second)
+		r.want("p", 1)
+
+		time.Sleep(timeout - 4*time.Second)
+		repeat(timeout - time.Second) // sent before the gateway died, and delivered late
+		time.Sleep(time.Second + wheelTick)
+		r.want("p", 0)
+	})
+}
+
 func TestLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())

@@ -119,7 +119,7 @@ func (h *interleaving) step(name byte) bool {
 		}
 		h.joined++
 		src := &source{Source: heartbeat.Source{Gateway: "g"}}
-		h.actor.arrive(src, h.joined, h.actor.page("p"))
+		h.actor.arrive(src, &heartbeat.Beat{}, h.joined, h.actor.page("p"))
 		h.actor.flush()
 	case 'l': // the actor applies the leave of the first user who joined
 		if h.joined == 0 || h.left > 0 {

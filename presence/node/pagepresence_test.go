@@ -81,10 +81,10 @@ func BenchmarkArriveDepart(b *testing.B) {
 				}
 				p, src := newPartition(n, presence.Claim{}), &source{Source: gw("a")}
 				for i := range others {
-					p.arrive(src, 1, p.page(fmt.Sprint(i)))
+					p.arrive(src, &heartbeat.Beat{}, 1, p.page(fmt.Sprint(i)))
 				}
 				for b.Loop() {
-					p.arrive(src, 1, p.page("p"))
+					p.arrive(src, &heartbeat.Beat{}, 1, p.page("p"))
 					p.depart(src, 1, "p", grace)
 				}
 			})

@@ -65,9 +65,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			// A list that a slow link delivers after its gateway died keeps nobody longer than that gateway would have.
-			// expire files s under the new deadline when the old one passes.
-			s.deadline = max(s.deadline, now+p.timeout()-b.Age.Milliseconds())
+			p.heard(s, b)
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
@@ -115,10 +113,12 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		if n == src.applied+1 {
 			src.applied, src.lastProgress, fresh = n, p.now(), true
 			if op.Kind == heartbeat.Join {
-				p.arrive(src, op.User, p.page(op.Page))
+				p.arrive(src, b, op.User, p.page(op.Page))
 			} else {
 				p.depart(src, op.User, op.Page, op.Grace)
 			}
+		} else if op.Kind == heartbeat.Join {
+			p.repeated(src, b, op.User)
 		}
 		// The acknowledgement of joins carries the counts that include them, so that the
 		// first count that a visitor gets includes the visitor.
@@ -146,14 +146,30 @@ func (s *source) acknowledge(reply *heartbeat.Reply, pages []*page) {
 	reply.Counts, reply.Counted = latest(pages), s.acked
 }
 
+// heard moves the deadline of a session, because b says that its user was live when it was sent. A beat that a slow link
+// delivers after its gateway died keeps nobody longer than that gateway would have. expire files s under the new deadline
+// when the old one passes.
+func (p *partition) heard(s *session, b *heartbeat.Beat) {
+	s.deadline = max(s.deadline, p.now()+p.timeout()-b.Age.Milliseconds())
+}
+
+// repeated takes a join that was applied before as a sign of life. While the store is away, the gateway repeats joins, and
+// that is also its answer to the actor's questions about their users.
+func (p *partition) repeated(src *source, b *heartbeat.Beat, u presence.User) {
+	s := p.lookup(u, src)
+	if s != nil && s.live() {
+		p.heard(s, b)
+	}
+}
+
 // arrive applies a join. It ends the user's graces on the page, because the user has
 // returned. It also confirms a loaded page presence: the loaded copy then lasts only until
 // the user's other gateways have had time to report the user too.
-func (p *partition) arrive(src *source, u presence.User, pg *page) {
+func (p *partition) arrive(src *source, b *heartbeat.Beat, u presence.User, pg *page) {
 	p.noteArrival(u, pg)
 	s := p.session(u, src, pg)
 	p.join(s, pg, 0)
-	s.deadline = p.now() + p.timeout()
+	p.heard(s, b)
 	p.schedule(s)
 	for o := p.users[u]; o != nil; {
 		next := o.next

@@ -184,6 +184,7 @@ func (l *loader) load(tx *bbolt.Tx) error {
 	if l.seen.retention > 0 {
 		l.loadSeen(tx)
 	}
+	l.noteEmpty()
 	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })
 	return nil
 }
@@ -250,6 +251,15 @@ func (l *loader) follow(k, v []byte) error {
 	}
 	r.Follows = append(r.Follows, f)
 	return nil
+}
+
+// noteEmpty notes the records without follows. The file does not say since when they have none.
+func (l *loader) noteEmpty() {
+	for user, r := range l.unread.records {
+		if len(r.Follows) == 0 {
+			l.unread.empty = append(l.unread.empty, emptyRecord{user, r.Version, l.now.Add(unread.EmptyFor).Unix()})
+		}
+	}
 }
 
 func (l *loader) key(k, v []byte) error {

@@ -14,6 +14,10 @@ import (
 // unread.KeyFor has passed. A key takes 24 bytes, and as much again in the map: 50 MB in all.
 const maxKeys = 1_000_000
 
+// maxEmptyRecords bounds the records without follows. Beyond the bound, the one that has been empty longest is forgotten
+// before unread.EmptyFor has passed. A record takes about 200 bytes with its place in the list: 20 MB in all.
+const maxEmptyRecords = 100_000
+
 // unreadState has all changes and follows: unread.Store in memory. The memory follows
 // the disk: the writer applies operations to a transaction, writes it to the file, and
 // only then installs it in memory, notifies the watchers and replies. So a refused
@@ -32,6 +36,7 @@ type unreadState struct {
 	records     map[unread.User]*unread.Record // replaced, never written to
 	keys        map[[16]byte]struct{}
 	oldest      []idempotencyKey // the keys, in the order in which they are forgotten
+	empty       []emptyRecord    // the records without follows, in the order in which they are forgotten
 	incarnation uint64           // highest incarnation assigned to a level or record
 }
 
@@ -45,6 +50,13 @@ type changedPage struct {
 type idempotencyKey struct {
 	hash  [16]byte
 	until int64 // unix seconds
+}
+
+// emptyRecord is a record that has no follows in this version.
+type emptyRecord struct {
+	user    unread.User
+	version presence.Version
+	until   int64 // unix seconds
 }
 
 var _ unread.Store = (*Store)(nil)
@@ -62,10 +74,12 @@ type transaction struct {
 	base        *unreadState
 	now         time.Time
 	pages       map[string]*transactionPage
-	records     map[unread.User]*unread.Record
+	records     map[unread.User]*unread.Record // the zero record: it is forgotten
 	keys        map[[16]byte]struct{}
 	newest      []idempotencyKey // keys, in their order
 	forgotten   int              // number of keys forgotten from the front of base.oldest
+	emptied     []emptyRecord    // records that have no follows after the transaction, in no order
+	passed      int              // number of elements taken from the front of base.empty
 	incarnation uint64
 }
 
@@ -171,6 +185,30 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	return version, nil
 }
 
+// forgetEmpty forgets records that have had no follows for unread.EmptyFor, and those beyond maxEmptyRecords. It comes
+// last in a transaction, when it is known which records are empty.
+func (d *transaction) forgetEmpty() {
+	for user, r := range d.records {
+		if len(r.Follows) == 0 {
+			d.emptied = append(d.emptied, emptyRecord{user, r.Version, d.now.Add(unread.EmptyFor).Unix()})
+		}
+	}
+
+	for _, e := range d.base.empty {
+		fits := len(d.base.empty)-d.passed+len(d.emptied) <= maxEmptyRecords
+		if fits && e.until > d.now.Unix() {
+			return
+		}
+		d.passed++
+
+		is := d.base.records[e.user]
+		saved := d.records[e.user] != nil
+		if is != nil && is.Version == e.version && !saved {
+			d.records[e.user] = &unread.Record{}
+		}
+	}
+}
+
 // install applies a transaction that is in the file.
 func (n *unreadState) install(d *transaction) {
 	n.mu.Lock()
@@ -190,8 +228,13 @@ func (n *unreadState) install(d *transaction) {
 		}
 	}
 	for user, r := range d.records {
-		n.records[user] = r
+		if r.Version == (presence.Version{}) {
+			delete(n.records, user)
+		} else {
+			n.records[user] = r
+		}
 	}
+	n.empty = append(n.empty[d.passed:], d.emptied...)
 	for _, k := range n.oldest[:d.forgotten] {
 		delete(n.keys, k.hash)
 	}
@@ -213,7 +256,9 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 		add(p.level.Update(page))
 	}
 	for user, r := range d.records {
-		add(r.Update(user))
+		if r.Version != (presence.Version{}) { // nothing changes for whom an empty record is forgotten
+			add(r.Update(user))
+		}
 	}
 	return all
 }
@@ -254,6 +299,7 @@ func (s *Store) commit(ops []*op) {
 			taken = append(taken, o)
 		}
 	}
+	d.forgetEmpty()
 	err := n.disk.write(d)
 	if err == nil {
 		n.install(d)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -18,8 +17,7 @@ import (
 
 const (
 	authorBatch = 1000
-	ringSize    = 8              // newest authored changes that change.lua keeps
-	emptyFor    = 24 * time.Hour // how long a record without follows is kept
+	ringSize    = 8 // newest authored changes that change.lua keeps
 )
 
 var _ unread.Store = (*Store)(nil)
@@ -332,7 +330,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 		Keys:   []string{stateKey(b), recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
 			channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
-			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated), int(emptyFor.Seconds()), len(set)),
+			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated), int(unread.EmptyFor.Seconds()), len(set)),
 	}
 	for _, f := range set {
 		cl.Args = append(cl.Args, f.Page, f.AppendValue(nil))

@@ -210,22 +210,3 @@ func TestServerListsAreStaleWithoutTheStore(t *testing.T) {
 	redis.Resume()
 	await("when it is back", false)
 }
-
-// A list that does not change has comments often enough for <live-top>, which takes a minute of silence for a
-// broken connection.
-func TestClockAQuietListHasComments(t *testing.T) {
-	t.Parallel()
-	s := start(t, "--ping-interval=10m")
-	count := s.sse(t, "/p/counter/events")
-	top := s.topPages(t, "")
-	select {
-	case <-top.comments:
-	case <-time.After(50 * time.Second):
-		t.Error("no comment within 50 s")
-	}
-	select {
-	case <-count.comments: // it was opened before the list
-		t.Error("a stream of a page has a comment before --ping-interval")
-	case <-time.After(3 * time.Second):
-	}
-}

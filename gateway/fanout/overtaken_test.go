@@ -1,0 +1,65 @@
+package fanout
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"headcount/presence"
+)
+
+// TestAStaleUpdateOutdatesAllBefore: a join may be stored in a store that has just lost everything. Its acknowledgement
+// brings a count that lacks other users, so it is stale, but it is newer than all counts from before the loss. Those that
+// are still on their way lack the user who joined: none of them may become the first count that this user sees as right.
+func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
+	afterLoss := presence.Update{Topic: readTopic, Version: presence.Version{Incarnation: 2, Sequence: 3}, Stale: true}
+	complete := afterLoss
+	complete.Version.Sequence++
+	complete.Stale = false
+
+	for name, late := range map[string]func(h *Hub, store *calls){
+		"a push of a dispatcher":             func(h *Hub, _ *calls) { h.Update(version(5)) },
+		"a push that is repeated":            func(h *Hub, _ *calls) { h.Update(version(4)) },
+		"the acknowledgement of another one": func(h *Hub, _ *calls) { h.Acknowledged(version(5)) },
+		"a read of the store": func(h *Hub, store *calls) {
+			store.brings(version(5))
+			h.Back()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+				store.brings(version(4))
+				h.Want(readTopic)
+				synctest.Wait()
+
+				h.Acknowledged(afterLoss)
+				late(h, store)
+				synctest.Wait()
+				if last, _ := h.Last(readTopic); !last.Stale {
+					t.Errorf("version %s, which %s outdated, is taken for right", last.Version, afterLoss.Version)
+				}
+
+				h.Update(complete)
+				if last, _ := h.Last(readTopic); last != complete {
+					t.Errorf("the hub has version %s, stale %t; want %s", last.Version, last.Stale, complete.Version)
+				}
+			})
+		})
+	}
+
+	t.Run("before the topic is attached", func(t *testing.T) {
+		withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+			store.brings(version(4))
+			store.during = func() { h.Acknowledged(afterLoss) }
+			h.Want(readTopic)
+			synctest.Wait()
+			if last, known := h.Last(readTopic); known && !last.Stale {
+				t.Errorf("version %s, which %s outdated, is taken for right", last.Version, afterLoss.Version)
+			}
+
+			h.Update(complete)
+			if last, _ := h.Last(readTopic); last != complete {
+				t.Errorf("the hub has version %s, stale %t; want %s", last.Version, last.Stale, complete.Version)
+			}
+		})
+	})
+}

@@ -1,0 +1,137 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/gateway/websocket"
+	"headcount/presence"
+	"headcount/presence/presencemem"
+)
+
+// A step is a frame to send and the frames that must come, and no others. P and Q stand for two pages.
+type step struct {
+	send string
+	want []string // "P 1" is a count, "bad_page" an error
+}
+
+func TestFrames(t *testing.T) {
+	const (
+		join        = `{"type":"join","page":"P"}`
+		leave       = `{"type":"leave","page":"P"}`
+		subscribe   = `{"type":"subscribe","pages":["P"]}`
+		unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
+	)
+	inMemory(t, nil, func(t *testing.T, s *served) {
+		defer s.dispatch()()
+		for name, steps := range map[string][]step{
+			"join answers with the joiner":               {{join, []string{"P 1"}}},
+			"a join again answers again":                 {{join, []string{"P 1"}}, {join, []string{"P 1"}}},
+			"subscribe answers":                          {{subscribe, []string{"P 0"}}},
+			"a subscribe again answers again":            {{subscribe, []string{"P 0"}}, {subscribe, []string{"P 0"}}},
+			"several at once":                            {{`{"type":"subscribe","pages":["P","Q"]}`, []string{"P 0", "Q 0"}}},
+			"none at all":                                {{`{"type":"subscribe","pages":[]}`, nil}, {`{"type":"unsubscribe","pages":[]}`, nil}},
+			"twice in one frame":                         {{`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}}, {`{"type":"subscribe","pages":["P","P"]}`, []string{"P 0"}}},
+			"join after subscribe":                       {{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}},
+			"leave ends the join's subscription":         {{join, []string{"P 1"}}, {leave, nil}},
+			"leave leaves an own subscription":           {{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {leave, []string{"P 0"}}},
+			"leave leaves a later own subscription":      {{join, []string{"P 1"}}, {subscribe, []string{"P 1"}}, {leave, []string{"P 0"}}},
+			"unsubscribe leaves presence":                {{join, []string{"P 1"}}, {unsubscribe, nil}, {subscribe, []string{"P 1"}}},
+			"unsubscribe, then leave":                    {{join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil}},
+			"unsubscribe ends an own one":                {{subscribe, []string{"P 0"}}, {unsubscribe, nil}, {join, []string{"P 1"}}, {leave, nil}},
+			"unsubscribe ends both":                      {{subscribe, []string{"P 0"}}, {join, []string{"P 1"}}, {unsubscribe, nil}, {leave, nil}},
+			"join after unsubscribe subscribes again":    {{join, []string{"P 1"}}, {unsubscribe, nil}, {join, []string{"P 1"}}},
+			"join, leave, join":                          {{join, []string{"P 1"}}, {leave, nil}, {join, []string{"P 1"}}},
+			"leaving what is not there is silent":        {{leave, nil}, {unsubscribe, nil}, {`{"type":"unsubscribe","pages":["*"]}`, nil}},
+			"leave twice is silent":                      {{join, []string{"P 1"}}, {leave, nil}, {leave, nil}},
+			"leave without join keeps a subscription":    {{subscribe, []string{"P 0"}}, {leave, nil}, {join, []string{"P 1"}}},
+			"one of the pages is bad: nothing changes":   {{`{"type":"subscribe","pages":["P",""]}`, []string{"bad_page"}}, {join, []string{"P 1"}}, {leave, nil}},
+			"the site can be subscribed to, not joined":  {{`{"type":"join","page":"*"}`, []string{"bad_page *"}}},
+			"an error names the page":                    {{`{"type":"subscribe","pages":["P","Q\u0007"]}`, []string{"bad_page Q\a"}}},
+			"half a surrogate pair":                      {{`{"type":"join","page":"P\ud83d"}`, []string{"bad_page P\uFFFD"}}},
+			"errors change nothing and the rest goes on": {{join, []string{"P 1"}}, {`{"type":"leave","page":5}`, []string{"bad_json"}}, {subscribe, []string{"P 1"}}},
+		} {
+			p, q := name+` "ü" p`, name+` "ü" q`
+			in := strings.NewReplacer("P", escaped(p), "Q", escaped(q))
+			out := strings.NewReplacer("P", p, "Q", q)
+			c := s.socket("")
+			for _, st := range steps {
+				c.write([]byte(masked(websocket.Text, in.Replace(st.send))))
+				var want []string
+				for _, w := range st.want {
+					want = append(want, out.Replace(w))
+				}
+				slices.Sort(want)
+
+				got := c.said(t)
+				if !slices.Equal(got, want) {
+					t.Fatalf("%s: %s is answered with %q, want %q", name, st.send, got, want)
+				}
+			}
+			_ = c.Close()
+		}
+		s.settles(0)
+	})
+}
+
+// dispatch sends the gateway the publications of its store, as dispatchers do, until the returned function is called.
+func (s *served) dispatch() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	store := s.g.cfg.Store.(*presencemem.Store)
+	watching.Go(func() {
+		store.Watch(ctx, all, func(p presence.Publication) { s.g.Push(p.Updates) })
+	})
+
+	return func() {
+		cancel()
+		watching.Wait()
+	}
+}
+
+// escaped returns text as it stands between the quotes of a JSON string.
+func escaped(text string) string {
+	quoted, _ := json.Marshal(text)
+
+	return strings.Trim(string(quoted), `"`)
+}
+
+// said returns the counts and errors that come until there is silence, sorted.
+func (r *raw) said(t *testing.T) (all []string) {
+	t.Helper()
+	for {
+		_ = r.SetReadDeadline(time.Now().Add(2 * time.Second))
+		_, payload, err := r.next()
+		if err != nil {
+			slices.Sort(all)
+			return all
+		}
+
+		var f struct {
+			Type, Code, Page, Message string
+			Count                     int
+			Stale                     bool
+		}
+		err = json.Unmarshal(payload, &f)
+		switch {
+		case err != nil:
+			t.Fatalf("%q: %v", payload, err)
+		case f.Type == "count":
+			all = append(all, fmt.Sprintf("%s %d", f.Page, f.Count))
+		case f.Type == "error":
+			all = append(all, strings.TrimSpace(f.Code+" "+f.Page))
+		default:
+			all = append(all, string(payload))
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// inMemory runs a test in a bubble, with a gateway whose clients have connections in memory. A goroutine serves each.
+func inMemory(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
+	t.Helper()
+	inMemoryWith(t, func(*testing.T) func(*Config) { return tune }, test)
+}
+
+// inMemoryWith is inMemory with a configuration that is made in the bubble.
+func inMemoryWith(t *testing.T, tuned func(*testing.T) func(*Config), test func(*testing.T, *served)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := runGateway(t, false, tuned(t))
+		l := &pipes{in: make(chan net.Conn), closed: make(chan struct{})}
+		limiter := s.g.Listener(l)
+		server := &http.Server{Handler: s.g.Handler(), ConnState: limiter.State, ConnContext: limiter.Context}
+		var serving sync.WaitGroup
+		serving.Go(func() { _ = server.Serve(limiter) })
+		s.addr, s.dial = "gateway", l.dial
+		defer func() {
+			s.drain()
+			_ = server.Close()
+			serving.Wait()
+			s.stop()
+			l.readers.Wait()
+		}()
+
+		test(t, s)
+	})
+}
+
+// http returns a client of the gateway.
+func (s *served) http() *http.Client {
+	dial := func(context.Context, string, string) (net.Conn, error) { return s.dial() }
+	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+
+	return &http.Client{Transport: transport}
+}
+
+// pipes is a listener in memory.
+type pipes struct {
+	in      chan net.Conn
+	once    sync.Once
+	closed  chan struct{}
+	readers sync.WaitGroup
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.in:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
+func (p *pipes) Addr() net.Addr { return visitorAddr }
+
+var visitorAddr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:1"))
+
+// accepted is the gateway's end of a connection.
+type accepted struct{ net.Conn }
+
+func (accepted) RemoteAddr() net.Addr { return visitorAddr }
+
+func (p *pipes) dial() (net.Conn, error) {
+	here, there := net.Pipe()
+	c := &buffered{Conn: here, more: make(chan struct{}, 1)}
+	select {
+	case p.in <- accepted{there}:
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+	p.readers.Go(c.fill)
+
+	return c, nil
+}
+
+// buffered is a client's end of a connection. What the gateway sends is taken at once, as by the buffers of a socket.
+type buffered struct {
+	net.Conn
+	more   chan struct{} // holds one: data or err has changed
+	unread atomic.Bool   // something was written that nobody reads
+
+	mu       sync.Mutex
+	data     bytes.Buffer
+	err      error
+	deadline time.Time
+}
+
+func (b *buffered) fill() {
+	chunk := make([]byte, 4096)
+	for {
+		n, err := b.Conn.Read(chunk)
+		b.mu.Lock()
+		b.data.Write(chunk[:n])
+		b.err = err
+		b.mu.Unlock()
+		select {
+		case b.more <- struct{}{}:
+		default:
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Write does not fail when the gateway has just closed the connection, but when it is called again: a socket takes once
+// what the other side never reads.
+func (b *buffered) Write(p []byte) (int, error) {
+	n, err := b.Conn.Write(p)
+	closed := errors.Is(err, io.ErrClosedPipe)
+	if closed && !b.unread.Swap(true) {
+		return len(p), nil
+	}
+
+	return n, err
+}
+
+func (b *buffered) SetReadDeadline(at time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.deadline = at
+
+	return nil
+}
+
+func (b *buffered) Read(p []byte) (int, error) {
+	for {
+		b.mu.Lock()
+		err, left := b.err, time.Until(b.deadline)
+		if b.data.Len() > 0 {
+			defer b.mu.Unlock()
+			return b.data.Read(p)
+		}
+		forever := b.deadline.IsZero()
+		b.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+
+		var end <-chan time.Time
+		if !forever {
+			end = time.After(left)
+		}
+		select {
+		case <-b.more:
+		case <-end:
+			return 0, os.ErrDeadlineExceeded
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package presencemem
+
+import (
+	"context"
+	"encoding/binary"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/unread"
+)
+
+func numberedUser(n int) (u unread.User) {
+	binary.BigEndian.PutUint64(u[:], uint64(n)+1)
+	return u
+}
+
+// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, in the name of ever new users. What is
+// kept of them is bounded in time and number. Who follows something is never forgotten.
+func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) *Store{
+		"memory":         func(*testing.T) *Store { return New(Config{}) },
+		"data directory": func(t *testing.T) *Store { return reopen(t, t.TempDir()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := open(t)
+				if s.dir != "" {
+					defer s.Close()
+				}
+				follows := unread.NewFollowService(s)
+				must := func(err error) {
+					t.Helper()
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				follower, former := numberedUser(0), numberedUser(1)
+				must(follows.Unfollow(t.Context(), follower, "p"))
+				must(follows.Follow(t.Context(), follower, "p"))
+				must(follows.Follow(t.Context(), former, "p"))
+				must(s.Change(t.Context(), "p", unread.Change{}))
+				must(follows.Unfollow(t.Context(), former, "p"))
+				for n := 2; n < 100; n++ {
+					must(follows.Unfollow(t.Context(), numberedUser(n), "p"))
+				}
+
+				time.Sleep(unread.EmptyFor - time.Minute)
+				if _, updated, err := follows.Unread(t.Context(), former); err != nil || updated.IsZero() {
+					t.Errorf("the time of a change is forgotten before %s: %v", unread.EmptyFor, err)
+				}
+				time.Sleep(2 * time.Minute)
+				must(s.Change(t.Context(), "p", unread.Change{}))
+				if n := len(s.unread.records); n != 1 {
+					t.Errorf("%d records are kept, want that of the follower", n)
+				}
+				if n, _, err := follows.Unread(t.Context(), follower); n != 2 || err != nil {
+					t.Errorf("the follower has %d unread, %v; want 2", n, err)
+				}
+				if s.dir != "" {
+					_ = s.unread.disk.db.View(func(tx *bbolt.Tx) error {
+						if n := tx.Bucket(recordsBucket).Stats().KeyN; n != 1 {
+							t.Errorf("%d records are in the file, want that of the follower", n)
+						}
+						return nil
+					})
+				}
+			})
+		})
+	}
+}
+
+// TestRecordsWithoutFollowsAreFew: of very many, those are forgotten early that have been empty longest.
+func TestRecordsWithoutFollowsAreFew(t *testing.T) {
+	s := New(Config{})
+	for n := range maxEmptyRecords + 10 {
+		err := s.apply(context.Background(), func(d *transaction) error {
+			_, err := d.save(numberedUser(n), unread.Record{}, unread.Record{})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.unread.records); n > maxEmptyRecords {
+		t.Errorf("%d records without follows are kept, want at most %d", n, maxEmptyRecords)
+	}
+	if s.unread.records[numberedUser(maxEmptyRecords+9)] == nil {
+		t.Error("the newest is forgotten")
+	}
+}
