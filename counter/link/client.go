@@ -30,6 +30,19 @@ var errClosed = errors.New("the process ends")
 // all. A process whose store is slow can be reached.
 var ErrUnreachable = errors.New("the process cannot be reached")
 
+// ErrRefused is in the error of a Dial when a process is there, but has no part in the counters: nobody calls it, and it is
+// not unreachable.
+var ErrRefused = errors.New("the process makes no link")
+
+// Moved is the error of a call to a process that does not own the partition, and knows who does or should. It is also
+// owner.ErrNotOwner.
+type Moved struct{ To string }
+
+// Error implements error.
+func (m *Moved) Error() string { return fmt.Sprintf("%v: %s is", owner.ErrNotOwner, m.To) }
+
+func (m *Moved) Unwrap() error { return owner.ErrNotOwner }
+
 var errSilent = fmt.Errorf("%w: it says nothing", ErrUnreachable)
 
 // Dial makes a connection to the process at addr, and returns the key of its signatures, nil without cluster secrets.
@@ -107,9 +120,10 @@ func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	return answer, nil
 }
 
-// Release asks the process to give up partitions, and returns when it has. What it acknowledged is in the store then.
-func (p *Peer) Release(ctx context.Context, partitions []int) error {
-	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendPartitions(b, partitions) })
+// Release asks the process to give up partitions for another one, and returns when it has. What it acknowledged is in the
+// store then.
+func (p *Peer) Release(ctx context.Context, to string, partitions []int) error {
+	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendRelease(b, to, partitions) })
 
 	return err
 }
@@ -167,6 +181,8 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 	stream, key, err := p.client.dial(ctx, p.addr)
 	switch {
 	case err == nil:
+	case errors.Is(err, ErrRefused):
+		return nil, err
 	case ctx.Err() != nil && time.Since(began) < silence:
 		return nil, context.Cause(ctx) // the process had too little time to be told unreachable
 	default:
@@ -409,6 +425,8 @@ func errorOf(a answer) error {
 		return nil
 	case endedNotOwner:
 		return owner.ErrNotOwner
+	case endedMoved:
+		return &Moved{To: string(a.body)}
 	case endedOld:
 		return owner.ErrOld
 	case endedBusy:

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,8 +38,9 @@ func parse(text string) *counter.Rules {
 
 // ownerFunc makes calls by a function, and remembers what it was asked to release.
 type ownerFunc struct {
-	do       func(ctx context.Context, call owner.Call) (owner.Answer, error)
-	released []int
+	do         func(ctx context.Context, call owner.Call) (owner.Answer, error)
+	released   []int
+	releasedTo string
 }
 
 func (o *ownerFunc) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
@@ -47,7 +49,8 @@ func (o *ownerFunc) Do(ctx context.Context, call owner.Call) (owner.Answer, erro
 
 func (o *ownerFunc) Probe(_ context.Context, name string) bool { return name == "c" }
 
-func (o *ownerFunc) Release(_ context.Context, partitions ...int) error {
+func (o *ownerFunc) Release(_ context.Context, to string, partitions []int) error {
+	o.releasedTo = to
 	o.released = append(o.released, partitions...)
 
 	return nil
@@ -195,13 +198,44 @@ func TestErrorsComeBack(t *testing.T) {
 			}
 		}
 
-		if err := w.client.To("b").Release(t.Context(), []int{3, 63}); err != nil || !slices.Equal(o.released, []int{3, 63}) {
-			t.Errorf("released %v: %v", o.released, err)
+		o.do = func(context.Context, owner.Call) (owner.Answer, error) {
+			return owner.Answer{}, fmt.Errorf("here: %w", &link.Moved{To: "c"})
+		}
+		var moved *link.Moved
+		if _, err := w.client.To("b").Do(t.Context(), call(0, 1)); !errors.As(err, &moved) || moved.To != "c" ||
+			!errors.Is(err, owner.ErrNotOwner) {
+			t.Errorf("a moved partition came back as %v", err)
+		}
+
+		err := w.client.To("b").Release(t.Context(), "a", []int{3, 63})
+		if err != nil || !slices.Equal(o.released, []int{3, 63}) || o.releasedTo != "a" {
+			t.Errorf("released %v to %q: %v", o.released, o.releasedTo, err)
 		}
 		for _, name := range []string{"c", "d"} {
 			if reached, err := w.client.To("b").Probe(t.Context(), name); err != nil || reached != (name == "c") {
 				t.Errorf("%s is reached: %v, %v", name, reached, err)
 			}
+		}
+	})
+}
+
+// A process that makes no links is there: nobody may take its partitions.
+func TestAProcessWithoutLinksIsReachable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
+			return nil, nil, fmt.Errorf("answered 404: %w", link.ErrRefused)
+		})
+		defer refused.Close()
+		if err := refused.To("b").Ping(t.Context()); err == nil || errors.Is(err, link.ErrUnreachable) {
+			t.Errorf("a refused link: %v", err)
+		}
+
+		away := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
+			return nil, nil, syscall.ECONNREFUSED
+		})
+		defer away.Close()
+		if err := away.To("b").Ping(t.Context()); !errors.Is(err, link.ErrUnreachable) {
+			t.Errorf("a refused connection: %v", err)
 		}
 	})
 }

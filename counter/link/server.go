@@ -23,8 +23,9 @@ const (
 // Process does what other processes ask for.
 type Process interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
-	// Release gives partitions up, and returns when everything that was acknowledged is in the store.
-	Release(ctx context.Context, partitions ...int) error
+	// Release gives partitions up for the process with that name, and returns when everything that was acknowledged is in
+	// the store.
+	Release(ctx context.Context, to string, partitions []int) error
 	// Probe reports whether this process can reach the one with that name.
 	Probe(ctx context.Context, name string) bool
 }
@@ -153,7 +154,7 @@ func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
 	result, err := s.carryOut(ctx, m.what, body)
 	if err != nil {
 		answer.what = howOf(err)
-		result = []byte(err.Error())
+		result = textOf(err)
 	}
 
 	return append(answer.appendTo(make([]byte, 0, 16+len(result))), result...)
@@ -187,22 +188,33 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 }
 
 func (s *Server) release(ctx context.Context, body []byte) error {
-	partitions := parsePartitions(body)
-	for _, id := range partitions {
-		if id >= rows.Partitions {
-			return refusal{errors.New("there is no such partition")}
-		}
+	to, partitions, err := parseRelease(body)
+	if err != nil {
+		return refusal{err}
 	}
 
-	return s.process.Release(ctx, partitions...)
+	return s.process.Release(ctx, to, partitions)
+}
+
+// textOf returns what is said of an error.
+func textOf(err error) []byte {
+	var moved *Moved
+	if errors.As(err, &moved) {
+		return []byte(moved.To)
+	}
+
+	return []byte(err.Error())
 }
 
 // howOf returns how a call ended that has an error.
 func howOf(err error) byte {
 	var refused refusal
+	var moved *Moved
 	switch {
 	case errors.As(err, &refused):
 		return endedRefused
+	case errors.As(err, &moved):
+		return endedMoved
 	case errors.Is(err, owner.ErrNotOwner):
 		return endedNotOwner
 	case errors.Is(err, owner.ErrOld):

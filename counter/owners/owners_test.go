@@ -101,6 +101,31 @@ func TestAnOwnerComesAndLeaves(t *testing.T) {
 	})
 }
 
+// Leases are read once a second by each process, so for some time processes have different rings. No call waits for that.
+func TestRingsDiffer(t *testing.T) {
+	for name, order := range map[string][]string{
+		"the gateway knows first":             {"gateway", "d", "a", "b", "c"},
+		"the gateway knows last":              {"d", "a", "b", "c", "gateway"},
+		"the next owners know last":           {"a", "gateway", "d", "b", "c"},
+		"the one that comes or goes is last":  {"b", "c", "gateway", "a", "d"},
+		"the one that comes or goes is first": {"d", "a", "c", "b", "gateway"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, l := threeAndAGateway(t)
+				w.start("d", true)
+				w.ring("a", "b", "c")
+				w.ringInOrder(order, "a", "b", "c", "d")
+				l.promised(t, "an owner more", 50*time.Millisecond)
+
+				w.ringInOrder(order, "b", "c", "d")
+				l.promised(t, "an owner leaves", 50*time.Millisecond)
+				w.end(l)
+			})
+		})
+	}
+}
+
 // A gateway that is cut off from an owner changes the others' keys, and partitions do not wander.
 func TestAGatewayIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -115,6 +115,15 @@ func (w *world) ring(owning ...string) {
 	}
 }
 
+// ringInOrder tells one process after another who owns, and then waits until everybody knows for a while.
+func (w *world) ringInOrder(order []string, owning ...string) {
+	for _, name := range order {
+		w.processes[name].directory.SetProcesses(owning, order)
+		time.Sleep(300 * time.Millisecond)
+	}
+	time.Sleep(time.Second)
+}
+
 // separate cuts two processes off from each other, or ends that.
 func (w *world) separate(a, b string, cut bool) {
 	w.mu.Lock()
