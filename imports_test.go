@@ -77,6 +77,10 @@ var layers = []layer{
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
+	{"counter/cluster", []string{ // the counters of a cluster, in a process
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",
+		"internal/rows/rowsredis", "presence",
+	}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on

@@ -1,0 +1,259 @@
+package cluster_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/cluster"
+	"headcount/counter/countertest"
+	"headcount/counter/limit"
+	"headcount/internal/redisconn"
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
+
+// world is processes over one Redis.
+type world struct {
+	url string
+	all []*process
+}
+
+// process is one process. Its name is the address at which it listens for the others.
+type process struct {
+	*cluster.Process
+	self  presence.Process
+	redis *redisconn.Conn
+	store *call.Store
+
+	listener net.Listener
+	wg       sync.WaitGroup // accept, and Serve for each connection
+	mu       sync.Mutex     // guards the fields below
+	conns    []net.Conn
+	dead     bool
+}
+
+// start starts a process and tells all of it.
+func (w *world) start(t testing.TB, roles ...string) *process {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{listener: listener}
+	log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
+	if p.redis, err = redisconn.Open(redisconn.Config{URL: w.url, Log: log}); err != nil {
+		t.Fatal(err)
+	}
+	p.self = presence.Process{
+		Name: listener.Addr().String(), Roles: roles, Incarnation: presence.NewIncarnation(time.Now()),
+	}
+	p.Process = cluster.Open(cluster.Config{Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial})
+	p.wg.Go(p.accept)
+	w.all = append(w.all, p)
+	w.introduce()
+	p.store = p.NewStore(nil)
+	t.Cleanup(func() { p.end(t, false) })
+
+	return p
+}
+
+// introduce tells all processes who lives.
+func (w *world) introduce() {
+	w.all = slices.DeleteFunc(w.all, func(p *process) bool { return p.dead })
+	var processes []presence.Process
+	for _, p := range w.all {
+		processes = append(processes, p.self)
+	}
+	for _, p := range w.all {
+		p.SetProcesses(processes)
+	}
+}
+
+func (p *process) dial(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	return conn, []byte("key"), nil
+}
+
+func (p *process) accept() {
+	for {
+		conn, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, conn)
+		p.mu.Unlock()
+		p.wg.Go(func() { p.Serve(conn, []byte("key")) })
+	}
+}
+
+// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections break.
+func (p *process) end(t testing.TB, killed bool) {
+	t.Helper()
+	if p.dead {
+		return
+	}
+
+	p.dead = true
+	if killed {
+		_ = p.redis.Close()
+		p.disconnect()
+	}
+	if err := p.store.Close(); err != nil {
+		t.Error(err)
+	}
+	_ = p.Close()
+	p.disconnect()
+	p.wg.Wait()
+	if !killed {
+		_ = p.redis.Close()
+	}
+}
+
+func (p *process) disconnect() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	for _, conn := range p.conns {
+		_ = conn.Close()
+	}
+}
+
+// impatient is a store whose callers wait for a second.
+type impatient struct{ *call.Store }
+
+const patience = time.Second
+
+// Apply implements counter.Writer.
+func (s impatient) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+
+	return s.Store.Apply(ctx, ops)
+}
+
+// Limit implements counter.Limiter.
+func (s impatient) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+
+	return s.Store.Limit(ctx, calls)
+}
+
+// instance is a store of one process, and perhaps of another one. A crash kills the process, and sometimes a server of
+// Redis as well. A cut kills all servers.
+func (w *world) instance(t testing.TB, store, peer *process, servers []*redistest.Server) countertest.Instance {
+	is := countertest.Instance{Store: impatient{store.store}}
+	if peer != nil {
+		is.Ruled = true
+		is.Peer = impatient{peer.store}
+	}
+	crashes := 0
+	is.Crash = func(t testing.TB) counter.Store {
+		if crashes%8 == 0 {
+			servers[crashes/8%len(servers)].Restart(t)
+		}
+		crashes++
+		store.end(t, true)
+		store = w.start(t, store.self.Roles...)
+		countertest.AwaitServed(t, store.store)
+
+		return impatient{store.store}
+	}
+	is.Cut = func(t testing.TB) func() {
+		for _, server := range servers {
+			server.Kill()
+		}
+		return func() {
+			for _, server := range servers {
+				server.Restart(t)
+			}
+		}
+	}
+
+	return is
+}
+
+const (
+	gateway = presence.RoleGateway
+	owns    = presence.RolePresence
+)
+
+func TestServerContract(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	countertest.Run(t, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		w := &world{url: server.URL()}
+
+		return w.instance(t, w.start(t, gateway, owns), nil, []*redistest.Server{server})
+	})
+}
+
+// The store is that of a process that owns nothing, and its peer is the owner.
+func TestServerContractOfACaller(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "calls and answers go over a link",
+		"many members and changes at once":           "calls are large",
+		"a watcher hears what it follows":            "changes are published by another process",
+		"limits end as the model's":                  "calls and answers go over a link",
+		"a store that is away":                       "the owner has no Redis",
+		"a closed store is unavailable, and says so": "the owner is not",
+	}, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		w := &world{url: server.URL()}
+		owner := w.start(t, gateway, owns)
+
+		return w.instance(t, w.start(t, gateway), owner, []*redistest.Server{server})
+	})
+}
+
+// Three owners, one of which is killed again and again, and a process that calls them.
+func TestServerContractOfFour(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "batches have several owners, and partitions move",
+		"changes at the same time add up":            "several processes change, and owners are killed",
+		"64 clients fight for the last 10":           "two processes fight",
+		"64 clients fight for 100":                   "two processes fight",
+	}, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		w := &world{url: server.URL()}
+		w.start(t, owns)
+		w.start(t, owns)
+		killed := w.start(t, gateway, owns)
+
+		return w.instance(t, killed, w.start(t, gateway), []*redistest.Server{server})
+	})
+}
+
+func TestServerContractOnCluster(t *testing.T) {
+	redis := redistest.StartCluster(t, 3, 0, redistest.Durable...)
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "partitions are in slots of their own",
+		"changes at the same time add up":            "masters are killed",
+	}, func(t testing.TB) countertest.Instance {
+		redis.Flush(t)
+		w := &world{url: redis.URL()}
+
+		return w.instance(t, w.start(t, gateway, owns), w.start(t, gateway, owns), redis.Masters)
+	})
+}
