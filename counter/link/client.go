@@ -16,12 +16,13 @@ import (
 // one for each partition, so senders hardly ever wait.
 const inFlight = 128
 
-// pingEvery is how often at most a call brings a ping, which the other process answers at once, also while its store says
-// nothing.
-const pingEvery = 100 * time.Millisecond
+// pingEvery is how often at most a process is pinged from which a call waits for an answer. It answers at once, also while
+// its store says nothing.
+const pingEvery = 50 * time.Millisecond
 
-// silence is how long a ping may have no answer when a call is given up.
-const silence = 900 * time.Millisecond
+// silence is how long a ping may have no answer when a call is given up. A call is given up after a second, and brings the
+// first ping within twice pingEvery.
+const silence = 800 * time.Millisecond
 
 // errClosed ends what is under way when the client closes.
 var errClosed = errors.New("the process ends")
@@ -294,15 +295,20 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 		return nil, c.late(ctx)
 	}
 
-	c.ping(time.Now())
-
-	select {
-	case a := <-answered:
-		return a.body, errorOf(a)
-	case <-c.gone:
-		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
-	case <-ctx.Done():
-		return nil, c.late(ctx)
+	slow := time.NewTimer(pingEvery)
+	defer slow.Stop()
+	for {
+		select {
+		case a := <-answered:
+			return a.body, errorOf(a)
+		case <-c.gone:
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
+		case <-ctx.Done():
+			return nil, c.late(ctx)
+		case now := <-slow.C:
+			c.ping(now)
+			slow.Reset(pingEvery)
+		}
 	}
 }
 
@@ -338,7 +344,6 @@ func (c *conn) late(ctx context.Context) error {
 		c.end(errSilent)
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errSilent)
 	}
-	c.ping(time.Now())
 
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }

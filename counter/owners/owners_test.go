@@ -14,13 +14,17 @@ var seeds = flag.Int("seeds", 5, "random histories of faults")
 
 // threeAndAGateway is a cluster of three processes that own, and a gateway whose clients change all keys all the time.
 func threeAndAGateway(t *testing.T) (*world, *load) {
+	return threeAndABusyGateway(t, 100*time.Millisecond)
+}
+
+func threeAndABusyGateway(t *testing.T, each time.Duration) (*world, *load) {
 	w := newWorld(t)
 	for _, name := range []string{"a", "b", "c"} {
 		w.start(name, true)
 	}
 	gateway := w.start("gateway", false)
 	w.ring("a", "b", "c")
-	l := gateway.change(100 * time.Millisecond)
+	l := gateway.change(each)
 	time.Sleep(time.Second)
 	l.forget()
 
@@ -66,8 +70,16 @@ func TestAKilledOwner(t *testing.T) {
 }
 
 func TestASilentOwner(t *testing.T) {
+	// Pings have a pace of their own, and calls may come soon after one or long after.
+	aSilentOwner(t, 0, 100*time.Millisecond)
+	aSilentOwner(t, 35*time.Millisecond, 10*time.Millisecond)
+	aSilentOwner(t, 70*time.Millisecond, 20*time.Millisecond)
+}
+
+func aSilentOwner(t *testing.T, after, each time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
-		w, l := threeAndAGateway(t)
+		w, l := threeAndABusyGateway(t, each)
+		time.Sleep(after)
 		w.processes["b"].freeze()
 		time.Sleep(4 * time.Second) // its lease
 		w.ring("a", "c")
