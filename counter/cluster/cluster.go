@@ -40,6 +40,10 @@ type Config struct {
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
 }
 
+// writeTimeout is how long all partitions of a process wait for a master of a Cluster that says nothing. After that its
+// partitions wait alone, and their commits are repeated until it answers.
+const writeTimeout = 500 * time.Millisecond
+
 // Process is this process's part in the counters. Its methods may be called from any goroutine.
 type Process struct {
 	cfg       Config
@@ -69,7 +73,7 @@ func Open(cfg Config) *Process {
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
 	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
-		p.owner = owner.New(measured{p.rows, p.metrics}, owner.Config{Name: p.name})
+		p.owner = owner.New(measured{p.rows, p.metrics}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
