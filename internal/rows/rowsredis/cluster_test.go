@@ -3,6 +3,7 @@ package rowsredis_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -159,6 +160,29 @@ func TestServerClusterClaimsApart(t *testing.T) {
 	}
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
 		t.Errorf("one of three masters refused %d of %d claims", refused, rows.Partitions)
+	}
+}
+
+func TestServerClusterNamesOwners(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	s := open(t, cluster.URL())
+	if _, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: 0}, {Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Claim(t.Context(), "b", []rows.Former{{Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+
+	owners, err := s.Owners(t.Context())
+	want := make([]string, rows.Partitions)
+	want[0], want[63] = "a", "b"
+	if err != nil || !slices.Equal(owners, want) {
+		t.Errorf("the owners are %q, %v", owners, err)
+	}
+
+	s.Close()
+	if _, err := s.Owners(t.Context()); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("of a closed store: %v", err)
 	}
 }
 
