@@ -65,7 +65,7 @@ type Process struct {
 // does not wait for Redis. Close ends it.
 func Open(cfg Config) *Process {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p})
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
 	p.client = link.NewClient(cfg.Dial)
 
 	directory := owners.Config{

@@ -2,9 +2,11 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -256,4 +258,28 @@ func TestServerContractOnCluster(t *testing.T) {
 
 		return w.instance(t, w.start(t, gateway, owns), w.start(t, gateway, owns), redis.Masters)
 	})
+}
+
+// The counters of another release are neither read nor changed, and callers are told what to do. When they have been
+// carried over, they are served.
+func TestServerAnotherReleaseIsRefused(t *testing.T) {
+	server := redistest.Single(t)
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2", "format", "5")
+	w := &world{url: server.URL()}
+	store := impatient{w.start(t, gateway, owns).store}
+
+	one := counter.Change{Key: "s:1", Rule: countertest.Rules.Find("s:1"), Verb: counter.Add, Delta: 1}
+	ops := []counter.Op{{Changes: []counter.Change{one}}}
+	_, reading := store.Read(t.Context(), []string{"s:1"}, "", 0)
+	for call, err := range map[string]error{"change": store.Apply(t.Context(), ops)[0].Err, "read": reading} {
+		if !errors.Is(err, counter.ErrUnavailable) || !strings.Contains(err.Error(), "headcount import --redis URL") {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if keys := server.Do(t, "KEYS", "hc:{r*"); len(keys.([]any)) > 0 {
+		t.Errorf("there are %v", keys)
+	}
+
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "3")
+	testkit.Eventually(t, "they are served", func() bool { return store.Apply(t.Context(), ops)[0].Err == nil })
 }

@@ -34,6 +34,8 @@ type Config struct {
 	// Registerer takes the metrics; nil: there are none.
 	Registerer prometheus.Registerer
 	OnState    redisconn.States // says whether Redis can be used; nil: nobody wants to know
+	// Accept says whether the rows in a Redis may be used, before anything is done there; nil: they may.
+	Accept func(context.Context, *redisconn.Client) error
 }
 
 // Store is a rows.Store in Redis. All methods may be called from any goroutine.
@@ -59,6 +61,7 @@ func New(cfg Config) *Store {
 		Registerer:  cfg.Registerer,
 		Metrics:     "headcount_rows_redis",
 		OnState:     cfg.OnState,
+		Accept:      cfg.Accept,
 	}
 	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Caller(caller)}
 
