@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
@@ -20,6 +22,7 @@ import (
 	"headcount/counter/limit"
 	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
+	"headcount/internal/rows"
 	"headcount/internal/testkit"
 	"headcount/presence"
 )
@@ -35,9 +38,10 @@ type world struct {
 // process is one process. Its name is the address at which it listens for the others.
 type process struct {
 	*cluster.Process
-	self  presence.Process
-	redis *redisconn.Conn
-	store *call.Store
+	self     presence.Process
+	redis    *redisconn.Conn
+	registry *prometheus.Registry
+	store    *call.Store
 
 	listener net.Listener
 	wg       sync.WaitGroup // accept, and Serve for each connection
@@ -53,7 +57,7 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{listener: listener}
+	p := &process{listener: listener, registry: prometheus.NewRegistry()}
 	log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 	if p.redis, err = redisconn.Open(redisconn.Config{URL: w.url, Log: log}); err != nil {
 		t.Fatal(err)
@@ -61,7 +65,9 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	p.self = presence.Process{
 		Name: listener.Addr().String(), Roles: roles, Incarnation: presence.NewIncarnation(time.Now()),
 	}
-	p.Process = cluster.Open(cluster.Config{Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial})
+	p.Process = cluster.Open(cluster.Config{
+		Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial, Registerer: p.registry,
+	})
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
 	w.introduce()
@@ -282,4 +288,57 @@ func TestServerAnotherReleaseIsRefused(t *testing.T) {
 
 	server.Do(t, "HSET", "hc:{c}:facts", "counters", "3")
 	testkit.Eventually(t, "they are served", func() bool { return store.Apply(t.Context(), ops)[0].Err == nil })
+}
+
+// number returns the value of a metric, the sum of all its labels.
+func (p *process) number(t testing.TB, name string) (sum float64) {
+	t.Helper()
+	families, err := p.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			if family.GetName() == name {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+
+	return sum
+}
+
+// The metrics say who owns what, and how much was called, committed and healed.
+func TestServerMetrics(t *testing.T) {
+	server := redistest.Start(t)
+	w := &world{url: server.URL()}
+	owner := w.start(t, owns)
+	caller := w.start(t, gateway)
+	increment := func(key string) error {
+		one := counter.Change{Key: key, Rule: countertest.Rules.Find(key), Verb: counter.Add, Delta: 1}
+		return impatient{caller.store}.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{one}}})[0].Err
+	}
+	for n := range 10 {
+		testkit.Eventually(t, "it is served", func() bool { return increment(fmt.Sprint("s:", n)) == nil })
+	}
+
+	least := func(p *process, name string, want float64) {
+		t.Helper()
+		testkit.Eventually(t, fmt.Sprint(name, " is ", want), func() bool { return p.number(t, name) >= want })
+	}
+	least(caller, "headcount_owner_calls_total", 10)
+	least(caller, "headcount_owner_call_seconds", 10)
+	least(owner, "headcount_owner_partitions", rows.Partitions)
+	least(owner, "headcount_owner_claims_total", rows.Partitions)
+	least(owner, "headcount_owner_commits_total", 10)
+	least(owner, "headcount_owner_commit_seconds", 10)
+	least(owner, "headcount_owner_rows", 10)
+	if healed := owner.number(t, "headcount_owner_healed_rows_total"); healed != 0 {
+		t.Errorf("%v rows are healed", healed)
+	}
+	server.Flush(t)
+	least(owner, "headcount_owner_healed_rows_total", 10)
+	if n := caller.number(t, "headcount_owner_partitions"); n != 0 {
+		t.Errorf("a caller owns %v partitions", n)
+	}
 }
