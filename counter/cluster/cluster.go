@@ -34,7 +34,8 @@ import (
 type Config struct {
 	Self  presence.Process // required: the name is the address for other processes
 	Redis *redisconn.Conn  // required
-	Rules *counter.Rules   // required
+	// Rules say where the counters of NewStore are. Owners need none: they judge by the rules of who calls them.
+	Rules *counter.Rules
 	// Dial makes a link to the process with that name. Required.
 	Dial       link.Dial
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
@@ -77,7 +78,7 @@ func Open(cfg Config) *Process {
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
-	p.server = link.NewServer(p.directory, cfg.Rules)
+	p.server = link.NewServer(p.directory)
 
 	if cfg.Registerer != nil {
 		p.metrics.register(cfg.Registerer, p)

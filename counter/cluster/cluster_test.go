@@ -171,7 +171,6 @@ func (s impatient) Limit(ctx context.Context, calls []limit.Call) []counter.Limi
 func (w *world) instance(t testing.TB, store, peer *process, servers []*redistest.Server) countertest.Instance {
 	is := countertest.Instance{Store: impatient{store.store}}
 	if peer != nil {
-		is.Ruled = true
 		is.Peer = impatient{peer.store}
 	}
 	crashes := 0

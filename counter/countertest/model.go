@@ -212,9 +212,6 @@ func model(t *testing.T, i Instance) {
 		for _, kind := range []string{"sum", "exact"} {
 			keys = append(keys, kind+space+pair[0], kind+space+pair[1])
 		}
-		if i.Ruled {
-			keys[0] = "members" + space
-		}
 		m := truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}}
 		last := map[string]seen{}
 
@@ -245,9 +242,6 @@ func model(t *testing.T, i Instance) {
 		draw := func() (counter.Op, string) {
 			key := func() string { return rapid.SampledFrom(keys).Draw(rt, "key") }
 			ruleOf := func(key string) *counter.Rule {
-				if i.Ruled {
-					return Rules.Find(key)
-				}
 				return rapid.SampledFrom(rules).Filter(func(r *counter.Rule) bool { return fits(key, r) }).Draw(rt, "rule")
 			}
 			set := func() string { // which is no exact counter
@@ -295,9 +289,6 @@ func model(t *testing.T, i Instance) {
 				if rapid.Bool().Draw(rt, "under another rule") {
 					o.Changes[0].Rule = ruleOf(o.Changes[0].Key)
 				}
-			}
-			if i.Ruled {
-				o.Changes[0].Rule = Rules.Find(o.Changes[0].Key)
 			}
 			id := ""
 			if rapid.IntRange(0, 2).Draw(rt, "idempotency key") == 0 {

@@ -33,7 +33,7 @@ type Process interface {
 // Server makes the calls that other processes send to this one. Its methods may be called from any goroutine.
 type Server struct {
 	process Process
-	rules   *counter.Rules
+	rules   owner.Rules
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 
@@ -42,9 +42,9 @@ type Server struct {
 	wg     sync.WaitGroup // Serve
 }
 
-// NewServer returns a Server that has p do what is asked, with the rules of this process. Close ends it.
-func NewServer(p Process, rules *counter.Rules) *Server {
-	s := &Server{process: p, rules: rules}
+// NewServer returns a Server that has p do what is asked. Close ends it.
+func NewServer(p Process) *Server {
+	s := &Server{process: p}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 
 	return s
@@ -173,7 +173,7 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 		}
 		return []byte{0}, nil
 	case askCall:
-		call, err := owner.ParseCall(body, s.rules)
+		call, err := owner.ParseCall(body, &s.rules)
 		if err != nil {
 			return nil, refusal{err}
 		}

@@ -89,7 +89,7 @@ func (w *world) start(name string, owning bool) *process {
 	}
 	p.client = link.NewClient(p.dial)
 	p.directory = owners.New(cfg)
-	p.server = link.NewServer(p.directory, rules)
+	p.server = link.NewServer(p.directory)
 	p.caller = call.New(p.directory, call.Config{Stream: name})
 
 	w.mu.Lock()
