@@ -2,6 +2,7 @@ package owner_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,10 @@ import (
 
 // halfSilent is a store like a Cluster of which one master says nothing: every second partition has no answer, and a call
 // about several partitions ends when its time is up.
-type halfSilent struct{ *rowsmem.Store }
+type halfSilent struct {
+	*rowsmem.Store
+	refuses bool // every second partition cannot be claimed
+}
 
 // Commit implements rows.Store.
 func (h *halfSilent) Commit(ctx context.Context, commits []rows.Commit) []error {
@@ -32,11 +36,39 @@ func (h *halfSilent) Commit(ctx context.Context, commits []rows.Commit) []error 
 	return errs
 }
 
+// Claim implements rows.Store.
+func (h *halfSilent) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
+	claims, err := h.Store.Claim(ctx, name, partitions)
+	for i := range claims {
+		if h.refuses && partitions[i].Partition%2 == 1 {
+			claims[i] = rows.Claim{Err: rows.ErrUnavailable}
+		}
+	}
+
+	return claims, err
+}
+
+// TestClaimsApart: partitions that cannot be claimed do not keep others from being owned.
+func TestClaimsApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := owner.New(&halfSilent{rowsmem.New(rowsmem.Config{}), true}, owner.Config{Name: "a"})
+		defer o.Close()
+		if err := o.Own(t.Context(), 0, 1, 2, 3); !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("two of four cannot be claimed: %v", err)
+		}
+		for id := range 4 {
+			if o.Owns(id) != (id%2 == 0) {
+				t.Errorf("partition %d is owned: %v", id, o.Owns(id))
+			}
+		}
+	})
+}
+
 // TestSilentPartitionsAreSetAside: partitions whose commits have no answer hold up others for a moment, and then no more.
 func TestSilentPartitionsAreSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 500 * time.Millisecond
-		o := owner.New(&halfSilent{rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "a", WriteTimeout: timeout})
+		o := owner.New(&halfSilent{Store: rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "a", WriteTimeout: timeout})
 		defer o.Close()
 		var all []int
 		for id := range rows.Partitions {
