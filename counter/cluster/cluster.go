@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/call"
@@ -39,6 +40,7 @@ type Config struct {
 	// Dial makes a link to the process with that name. Required.
 	Dial       link.Dial
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
+	Log        zerolog.Logger
 }
 
 // writeTimeout is how long all partitions of a process wait for a master of a Cluster that says nothing. After that its
@@ -74,7 +76,7 @@ func Open(cfg Config) *Process {
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
 	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
-		p.owner = owner.New(measured{p.rows, p.metrics}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
+		p.owner = owner.New(&measured{Store: p.rows, metrics: p.metrics, log: cfg.Log}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)

@@ -23,6 +23,7 @@ import (
 	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/rows"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 	"headcount/presence"
 )
@@ -41,6 +42,7 @@ type process struct {
 	self     presence.Process
 	redis    *redisconn.Conn
 	registry *prometheus.Registry
+	log      servertest.Log
 	store    *call.Store
 
 	listener net.Listener
@@ -67,6 +69,7 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	}
 	p.Process = cluster.Open(cluster.Config{
 		Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial, Registerer: p.registry,
+		Log: zerolog.New(&p.log).Level(zerolog.WarnLevel),
 	})
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
@@ -337,6 +340,9 @@ func TestServerMetrics(t *testing.T) {
 	}
 	server.Flush(t)
 	least(owner, "headcount_owner_healed_rows_total", 10)
+	if lines := strings.Count(owner.log.String(), "redis has lost commits of counters"); lines != 1 {
+		t.Errorf("%d lines about the loss:\n%s", lines, owner.log.String())
+	}
 	if n := caller.number(t, "headcount_owner_partitions"); n != 0 {
 		t.Errorf("a caller owns %v partitions", n)
 	}

@@ -3,9 +3,11 @@ package cluster
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/owner"
@@ -87,14 +89,19 @@ func (m *metrics) Called(took time.Duration, err error) {
 	m.callSeconds.Observe(took.Seconds())
 }
 
-// measured is a store of rows whose commits and claims are counted.
+// measured is a store of rows whose commits and claims are counted, and whose losses are logged.
 type measured struct {
 	rows.Store
 	metrics *metrics
+	log     zerolog.Logger
+	told    atomic.Int64 // when a loss was logged last, unix ms
 }
 
+// tellEvery is the least time between two lines about losses: partitions notice one by one.
+const tellEvery = 10 * time.Second
+
 // Claim implements rows.Store.
-func (s measured) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
+func (s *measured) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims, err := s.Store.Claim(ctx, name, partitions)
 	if err != nil {
 		s.metrics.claims.WithLabelValues("failed").Add(float64(len(partitions)))
@@ -120,15 +127,34 @@ func claimOutcome(claim *rows.Claim) string {
 }
 
 // Commit implements rows.Store.
-func (s measured) Commit(ctx context.Context, commits []rows.Commit) []error {
+func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 	began := time.Now()
 	errs := s.Store.Commit(ctx, commits)
 	s.metrics.commitSeconds.Observe(time.Since(began).Seconds())
-	for _, err := range errs {
+	for i, err := range errs {
 		s.metrics.commits.WithLabelValues(commitOutcome(err)).Inc()
+		s.tell(&commits[i], err)
 	}
 
 	return errs
+}
+
+// tell logs that Redis has lost commits, or a claim.
+func (s *measured) tell(c *rows.Commit, err error) {
+	var fenced *rows.Fenced
+	var lost *rows.Lost
+	gone := errors.As(err, &lost) || errors.As(err, &fenced) && fenced.Epoch < c.Epoch
+	if !gone {
+		return
+	}
+
+	now := time.Now().UnixMilli()
+	before := s.told.Load()
+	if now-before < tellEvery.Milliseconds() || !s.told.CompareAndSwap(before, now) {
+		return
+	}
+	s.log.Warn().Int("partition", c.Partition).
+		Msg("redis has lost commits of counters; their owners write again what they have in memory")
 }
 
 func commitOutcome(err error) string {
