@@ -132,6 +132,7 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 func TestServerClusterClaimsApart(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	s := open(t, cluster.URL())
+	ownAll(t, s)
 	all := make([]rows.Former, rows.Partitions)
 	for p := range all {
 		all[p].Partition = p
