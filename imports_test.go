@@ -76,6 +76,10 @@ var layers = []layer{
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
+	{"counter/cluster", []string{ // the counters of a cluster, in a process
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",
+		"internal/rows/rowsredis", "presence",
+	}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"time"
 )
 
@@ -12,6 +14,9 @@ type CombinerConfig struct {
 	// Queues is the number of queues, each of which has one write under way; default 1. All operations of a key go to
 	// the same queue. A file needs 1 queue, so that one fsync serves all waiting operations.
 	Queues int
+	// QueueOf returns the queue of an operation, or false: then the operation is made by itself, and no other waits for
+	// it. Default: a queue by the key of the first change.
+	QueueOf func(op *Op) (queue int, ok bool)
 	// SeparateExact doubles the queues and gives half of them to exact counters. It is for stores that keep exact
 	// counters in another server: when that one is slow, the other operations need not wait for it.
 	SeparateExact bool
@@ -23,6 +28,9 @@ type CombinerConfig struct {
 	Batch int
 	// WriteTimeout is the longest time that a write may take, default 10s.
 	WriteTimeout time.Duration
+	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit but
+	// WriteTimeout for the write.
+	LimitTimeout time.Duration
 	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
 	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.
 	Pace time.Duration
@@ -51,6 +59,11 @@ type Combiner struct {
 	cfg    CombinerConfig
 	to     Writer
 	queues *batchQueues[Op, Result]
+
+	mu     sync.Mutex // guards the fields below; wg until closed is set
+	closed bool
+	alone  int            // changes of the operations that are made by themselves
+	wg     sync.WaitGroup // these operations
 }
 
 // NewCombiner returns a Combiner that writes to to.
@@ -76,10 +89,11 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 		return c.to.Apply(context.Background(), []Op{op})[0] // what has begun is made, also if the caller leaves
 	}
 
-	queue := queueOf(op.Changes[0].Key, c.cfg.Queues)
-	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind.IsExact() {
-		queue += c.cfg.Queues
+	queue, ok := c.queueOf(&op)
+	if !ok {
+		return c.doAlone(ctx, op)
 	}
+
 	result, err := c.queues.do(ctx, queue, op, len(op.Changes))
 	if err != nil {
 		return Result{Err: err}
@@ -87,8 +101,76 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	return result
 }
 
+// queueOf returns the queue of an operation, if it has one.
+func (c *Combiner) queueOf(op *Op) (queue int, ok bool) {
+	if c.cfg.QueueOf != nil {
+		return c.cfg.QueueOf(op)
+	}
+
+	queue = queueOf(op.Changes[0].Key, c.cfg.Queues)
+	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind.IsExact() {
+		queue += c.cfg.Queues
+	}
+
+	return queue, true
+}
+
+// doAlone makes an operation that is in no queue. Like one in a queue, it is made whether its caller waits or not.
+func (c *Combiner) doAlone(ctx context.Context, op Op) Result {
+	if err := c.beginAlone(len(op.Changes)); err != nil {
+		return Result{Err: err}
+	}
+
+	made := make(chan Result, 1)
+	go func() { // Close waits for it
+		defer c.endAlone(len(op.Changes))
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.WriteTimeout)
+		defer cancel()
+		made <- c.to.Apply(within, []Op{op})[0]
+	}()
+
+	select {
+	case result := <-made:
+		return result
+	case <-ctx.Done():
+		return Result{Err: fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))}
+	}
+}
+
+// beginAlone accepts an operation of some changes, as a queue does.
+func (c *Combiner) beginAlone(changes int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if c.closed {
+		return fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
+	}
+	if c.alone > 0 && c.alone+changes > c.cfg.QueueSize {
+		return ErrBusy
+	}
+	c.alone += changes
+	c.wg.Add(1)
+
+	return nil
+}
+
+func (c *Combiner) endAlone(changes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	c.alone -= changes
+	c.wg.Done()
+}
+
 // Close waits until every accepted operation is answered. Later calls fail with ErrUnavailable.
-func (c *Combiner) Close() { c.queues.close() }
+func (c *Combiner) Close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+
+	c.wg.Wait()
+	c.queues.close()
+}
 
 // combining makes the writes of one queue. It reuses its slices and map for the next write.
 type combining struct {

@@ -214,6 +214,62 @@ func TestWritesAreBounded(t *testing.T) {
 	})
 }
 
+// waiting makes operations of several changes only when it may.
+type waiting struct {
+	counter.Store
+	may chan struct{}
+}
+
+func (w *waiting) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	if len(ops[0].Changes) > 1 {
+		<-w.may
+	}
+
+	return w.Store.Apply(ctx, ops)
+}
+
+// An operation that is in no queue holds up no other. It is made also when its caller has gone, and when the Combiner
+// closes, and such operations are bounded as a queue is.
+func TestAnOperationWithoutAQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &waiting{countermem.New(countermem.Config{}), make(chan struct{})}
+		single := func(op *counter.Op) (int, bool) { return 0, len(op.Changes) == 1 }
+		c := counter.NewCombiner(w, counter.CombinerConfig{QueueOf: single, QueueSize: 5})
+		batch := counter.Op{Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes)}
+
+		ctx, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				if r := c.Do(ctx, batch); !errors.Is(r.Err, counter.ErrUnavailable) {
+					t.Errorf("who has gone got %+v", r)
+				}
+			})
+		}
+		synctest.Wait()
+		if r := c.Do(t.Context(), batch); !errors.Is(r.Err, counter.ErrBusy) {
+			t.Errorf("a third batch: %+v", r)
+		}
+		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
+			t.Errorf("a single change: %+v", r)
+		}
+
+		leave()
+		wg.Wait()
+		closed := false
+		wg.Go(func() { c.Close(); closed = true })
+		synctest.Wait()
+		if r := c.Do(t.Context(), batch); closed || !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("closed is %v while batches are under way, and then a batch is %+v", closed, r)
+		}
+		close(w.may)
+		wg.Wait()
+		if got := value(t, w, "e:1"); got != 3 {
+			t.Errorf("e:1 is %d", got)
+		}
+	})
+}
+
 func TestACancelledCallerLeavesItsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})

@@ -15,10 +15,13 @@ type Limits struct {
 	queues *batchQueues[limit.Call, LimitResult]
 }
 
-// NewLimits returns Limits that asks to. It uses Queues, QueueSize, Batch, WriteTimeout and Instant of cfg.
+// NewLimits returns Limits that asks to. It uses Queues, QueueSize, Batch, the timeouts and Instant of cfg.
 func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	cfg = cfg.withDefaults()
 	cfg.Pace = 0
+	if cfg.LimitTimeout > 0 {
+		cfg.WriteTimeout = cfg.LimitTimeout
+	}
 	return &Limits{to, newQueues(cfg.Queues, cfg, func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} })}
 }
 
@@ -31,6 +34,11 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 	if l.queues.cfg.Instant {
 		r := l.to.Limit(ctx, []limit.Call{c})[0]
 		return r.Answer, r.Err
+	}
+	if within := l.queues.cfg.LimitTimeout; within > 0 {
+		limited, cancel := context.WithTimeout(ctx, within)
+		defer cancel()
+		ctx = limited
 	}
 	r, err := l.queues.do(ctx, queueOf(c.Key, len(l.queues.all)), c, 1)
 	if err != nil {

@@ -106,3 +106,23 @@ func TestLimitsCheck(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
+
+// A limit that cannot be asked is given up after LimitTimeout, with the wait for the calls before it.
+func TestLimitsAreGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimits(&door{may: make(chan struct{})}, CombinerConfig{LimitTimeout: 250 * time.Millisecond})
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				began := time.Now()
+				_, err := l.Do(t.Context(), passes("k", 1))
+				if took := time.Since(began); !errors.Is(err, ErrUnavailable) || took != 250*time.Millisecond {
+					t.Errorf("after %v: %v", took, err)
+				}
+			})
+			time.Sleep(100 * time.Millisecond)
+		}
+		wg.Wait()
+		l.Close()
+	})
+}

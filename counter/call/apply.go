@@ -57,7 +57,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			continue
 		}
 
-		partition, whole := partitionOf(op)
+		partition, whole := PartitionOf(op)
 		if !whole {
 			// Operations are made in order, and the parts of this one are in many partitions.
 			s.flush(ctx, &waiting, results)
@@ -77,7 +77,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 // applyOne makes a lone operation, with as little ceremony as possible. Its owner checks it.
 func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
-	partition, whole := partitionOf(&ops[0])
+	partition, whole := PartitionOf(&ops[0])
 	if !whole {
 		return []counter.Result{s.applyParts(ctx, &ops[0])}
 	}
@@ -91,9 +91,9 @@ func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result
 	return answer.Results
 }
 
-// partitionOf returns the partition of an operation, and whether that partition has all of it: every counter, and the
+// PartitionOf returns the partition of an operation, and whether that partition has all of it: every counter, and the
 // memory of its idempotency key.
-func partitionOf(op *counter.Op) (partition int, whole bool) {
+func PartitionOf(op *counter.Op) (partition int, whole bool) {
 	if len(op.Changes) == 0 {
 		return 0, true
 	}
@@ -144,13 +144,18 @@ func (g *gathered) fits(partition int, op *counter.Op) bool {
 	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
 }
 
-func (g *gathered) add(partition int, op *counter.Op, index int) {
-	to := g.find(partition)
-	if to == nil {
-		g.calls = append(g.calls, part{call: owner.Call{Partition: partition}})
-		to = &g.calls[len(g.calls)-1]
+// at returns the call to a partition, which it adds if there is none. It is valid until the next one is added.
+func (g *gathered) at(partition int) *part {
+	if to := g.find(partition); to != nil {
+		return to
 	}
+	g.calls = append(g.calls, part{call: owner.Call{Partition: partition}})
 
+	return &g.calls[len(g.calls)-1]
+}
+
+func (g *gathered) add(partition int, op *counter.Op, index int) {
+	to := g.at(partition)
 	to.call.Ops = append(to.call.Ops, *op)
 	to.indexes = append(to.indexes, index)
 	to.changes += len(op.Changes)

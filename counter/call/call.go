@@ -37,6 +37,13 @@ type Config struct {
 	Timeout time.Duration
 	// RepeatAfter is the pause before a call is repeated, default 20ms.
 	RepeatAfter time.Duration
+	Observer    Observer // may be nil
+}
+
+// Observer observes calls. It must not block.
+type Observer interface {
+	// Called says how long a call took with its repetitions, and how it ended.
+	Called(took time.Duration, err error)
 }
 
 // Caller sends calls. Its methods may be called from any goroutine.
@@ -68,6 +75,18 @@ func New(owners Owners, cfg Config) *Caller {
 // Do makes a call, to which it gives its stream and a number. The error is counter.ErrBusy if nothing was made, or
 // counter.ErrUnavailable when ctx ended first; then the call may still be made.
 func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+	if c.cfg.Observer == nil {
+		return c.do(ctx, call)
+	}
+
+	began := time.Now()
+	answer, err := c.do(ctx, call)
+	c.cfg.Observer.Called(time.Since(began), err)
+
+	return answer, err
+}
+
+func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	l := &c.lanes[call.Partition]
 	select {
 	case l.turn <- struct{}{}:

@@ -335,7 +335,7 @@ func (s *simulation) newProcess() *process {
 	s.made++
 	p := &process{name: fmt.Sprint("process ", s.made), of: s, resumed: make(chan struct{})}
 	close(p.resumed)
-	p.owner = owner.New(p, owner.Config{Name: p.name, WriteTimeout: time.Second})
+	p.owner = owner.New(p, owner.Config{Name: p.name, WriteTimeout: time.Second, HealRows: 3})
 
 	return p
 }

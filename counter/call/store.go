@@ -183,25 +183,26 @@ func unavailable(err error) error {
 
 // Limit implements counter.Limiter.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
-	by := map[int][]int{}
+	var parts gathered
 	for i := range calls {
 		partition := rows.PartitionOf(calls[i].Key)
-		by[partition] = append(by[partition], i)
+		to := parts.at(partition)
+		if to.call.More == nil {
+			to.call.More = &owner.More{}
+		}
+		to.call.More.Limits = append(to.call.More.Limits, calls[i])
+		to.indexes = append(to.indexes, i)
 	}
+	s.doAll(ctx, parts.calls)
 
 	results := make([]counter.LimitResult, len(calls))
-	for partition, indexes := range by {
-		var more owner.More
-		for _, i := range indexes {
-			more.Limits = append(more.Limits, calls[i])
-		}
-
-		answer, err := s.do(ctx, owner.Call{Partition: partition, More: &more})
-		for at, i := range indexes {
-			if err != nil {
-				results[i].Err = err
+	for i := range parts.calls {
+		one := &parts.calls[i]
+		for at, index := range one.indexes {
+			if one.Err != nil {
+				results[index].Err = one.Err
 			} else {
-				results[i].Answer = answer.More.Limits[at]
+				results[index].Answer = one.More.Limits[at]
 			}
 		}
 	}

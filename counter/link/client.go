@@ -16,12 +16,13 @@ import (
 // one for each partition, so senders hardly ever wait.
 const inFlight = 128
 
-// pingEvery is how often at most a call brings a ping, which the other process answers at once, also while its store says
-// nothing.
-const pingEvery = 100 * time.Millisecond
+// pingEvery is how often at most a process is pinged from which a call waits for an answer. It answers at once, also while
+// its store says nothing.
+const pingEvery = 50 * time.Millisecond
 
-// silence is how long a ping may have no answer when a call is given up.
-const silence = 900 * time.Millisecond
+// silence is how long a ping may have no answer when a call is given up. A call is given up after a second, and brings the
+// first ping within twice pingEvery.
+const silence = 800 * time.Millisecond
 
 // errClosed ends what is under way when the client closes.
 var errClosed = errors.New("the process ends")
@@ -29,6 +30,19 @@ var errClosed = errors.New("the process ends")
 // ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says nothing at
 // all. A process whose store is slow can be reached.
 var ErrUnreachable = errors.New("the process cannot be reached")
+
+// ErrRefused is in the error of a Dial when a process is there, but has no part in the counters: nobody calls it, and it is
+// not unreachable.
+var ErrRefused = errors.New("the process makes no link")
+
+// Moved is the error of a call to a process that does not own the partition, and knows who does or should. It is also
+// owner.ErrNotOwner.
+type Moved struct{ To string }
+
+// Error implements error.
+func (m *Moved) Error() string { return fmt.Sprintf("%v: %s is", owner.ErrNotOwner, m.To) }
+
+func (m *Moved) Unwrap() error { return owner.ErrNotOwner }
 
 var errSilent = fmt.Errorf("%w: it says nothing", ErrUnreachable)
 
@@ -107,9 +121,10 @@ func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	return answer, nil
 }
 
-// Release asks the process to give up partitions, and returns when it has. What it acknowledged is in the store then.
-func (p *Peer) Release(ctx context.Context, partitions []int) error {
-	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendPartitions(b, partitions) })
+// Release asks the process to give up partitions for another one, and returns when it has. What it acknowledged is in the
+// store then.
+func (p *Peer) Release(ctx context.Context, to string, partitions []int) error {
+	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendRelease(b, to, partitions) })
 
 	return err
 }
@@ -167,6 +182,8 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 	stream, key, err := p.client.dial(ctx, p.addr)
 	switch {
 	case err == nil:
+	case errors.Is(err, ErrRefused):
+		return nil, err
 	case ctx.Err() != nil && time.Since(began) < silence:
 		return nil, context.Cause(ctx) // the process had too little time to be told unreachable
 	default:
@@ -278,15 +295,20 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 		return nil, c.late(ctx)
 	}
 
-	c.ping(time.Now())
-
-	select {
-	case a := <-answered:
-		return a.body, errorOf(a)
-	case <-c.gone:
-		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
-	case <-ctx.Done():
-		return nil, c.late(ctx)
+	slow := time.NewTimer(pingEvery)
+	defer slow.Stop()
+	for {
+		select {
+		case a := <-answered:
+			return a.body, errorOf(a)
+		case <-c.gone:
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, c.cause())
+		case <-ctx.Done():
+			return nil, c.late(ctx)
+		case now := <-slow.C:
+			c.ping(now)
+			slow.Reset(pingEvery)
+		}
 	}
 }
 
@@ -322,7 +344,6 @@ func (c *conn) late(ctx context.Context) error {
 		c.end(errSilent)
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errSilent)
 	}
-	c.ping(time.Now())
 
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
@@ -409,6 +430,8 @@ func errorOf(a answer) error {
 		return nil
 	case endedNotOwner:
 		return owner.ErrNotOwner
+	case endedMoved:
+		return &Moved{To: string(a.body)}
 	case endedOld:
 		return owner.ErrOld
 	case endedBusy:

@@ -26,6 +26,8 @@ import (
 	"fmt"
 	"hash"
 	"io"
+
+	"headcount/internal/rows"
 )
 
 const (
@@ -150,6 +152,7 @@ const (
 	endedBusy        = 3
 	endedUnavailable = 4
 	endedRefused     = 5 // the other process cannot make such a call, however often it is repeated
+	endedMoved       = 6 // not the owner; the text is the name of the process that is
 )
 
 // noID is the id of what nobody waits for.
@@ -173,19 +176,30 @@ func parse(payload []byte) (message, []byte, error) {
 	return message{id: id, what: payload[n]}, payload[n+1:], nil
 }
 
-func appendPartitions(b []byte, partitions []int) []byte {
+// A request to release has the partitions, one byte each, and the name of the process that asks:
+//
+//	number of partitions (1 byte) | partitions | name
+func appendRelease(b []byte, to string, partitions []int) []byte {
+	b = append(b, byte(len(partitions)))
 	for _, id := range partitions {
 		b = append(b, byte(id))
 	}
 
-	return b
+	return append(b, to...)
 }
 
-func parsePartitions(b []byte) []int {
-	partitions := make([]int, len(b))
-	for i, id := range b {
-		partitions[i] = int(id)
+func parseRelease(b []byte) (to string, partitions []int, err error) {
+	if len(b) == 0 || len(b) <= int(b[0]) {
+		return "", nil, errors.New("a request to release is malformed")
 	}
 
-	return partitions
+	n := int(b[0])
+	for _, id := range b[1 : 1+n] {
+		if id >= rows.Partitions {
+			return "", nil, errors.New("there is no such partition")
+		}
+		partitions = append(partitions, int(id))
+	}
+
+	return string(b[1+n:]), partitions, nil
 }

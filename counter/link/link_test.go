@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,21 +25,22 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-var rules = parse(`{"rules": [{"match": "*", "kind": "sum"}]}`)
-
-func parse(text string) *counter.Rules {
-	parsed, err := counter.ParseRules([]byte(text))
-	if err != nil {
-		panic(err)
+// sum and stock have everything that an owner needs of a rule.
+var (
+	sum = &counter.Rule{
+		Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "os"},
+		Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}},
 	}
+	stock = &counter.Rule{Kind: counter.Exact, Floor: number(0), Ceiling: number(-1 << 60)}
+)
 
-	return parsed
-}
+func number(n int64) *int64 { return &n }
 
 // ownerFunc makes calls by a function, and remembers what it was asked to release.
 type ownerFunc struct {
-	do       func(ctx context.Context, call owner.Call) (owner.Answer, error)
-	released []int
+	do         func(ctx context.Context, call owner.Call) (owner.Answer, error)
+	released   []int
+	releasedTo string
 }
 
 func (o *ownerFunc) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
@@ -47,7 +49,8 @@ func (o *ownerFunc) Do(ctx context.Context, call owner.Call) (owner.Answer, erro
 
 func (o *ownerFunc) Probe(_ context.Context, name string) bool { return name == "c" }
 
-func (o *ownerFunc) Release(_ context.Context, partitions ...int) error {
+func (o *ownerFunc) Release(_ context.Context, to string, partitions []int) error {
+	o.releasedTo = to
 	o.released = append(o.released, partitions...)
 
 	return nil
@@ -65,7 +68,7 @@ type world struct {
 
 func start(t *testing.T, o link.Process, key []byte) *world {
 	t.Helper()
-	w := &world{server: link.NewServer(o, rules)}
+	w := &world{server: link.NewServer(o)}
 	w.client = link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
 		mine, theirs := net.Pipe()
 		w.mu.Lock()
@@ -93,7 +96,7 @@ func (w *world) connections() int {
 
 func call(partition int, number uint64) owner.Call {
 	key := fmt.Sprintf("k%d", number)
-	change := counter.Change{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: int64(number)}
+	change := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: int64(number)}
 
 	return owner.Call{Partition: partition, Stream: "s", Number: number, Ops: []counter.Op{{Changes: []counter.Change{change}}}}
 }
@@ -120,8 +123,9 @@ func TestCallsComeBack(t *testing.T) {
 		sent.Ops[0].IdempotencyKey = counter.IdempotencyKey{1, 2, 3}
 		sent.Ops[0].Changes[0].Reason = "because"
 		sent.Ops[0].Changes[0].Dimensions = []counter.Dimension{{Name: "country", Value: "de"}}
-		member := counter.Change{Key: "m", Rule: rules.Find("m"), Verb: counter.Edit, Join: []string{"a", "b"}, Leave: []string{"c"}}
-		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}})
+		member := counter.Change{Key: "m", Rule: sum, Verb: counter.Edit, Join: []string{"a", "b"}, Leave: []string{"c"}}
+		bounded := counter.Change{Key: "s", Rule: stock, Verb: counter.Add, Delta: -1}
+		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}}, counter.Op{Changes: []counter.Change{bounded}})
 		sent.More = &owner.More{}
 		sent.More.Limits = []limit.Call{{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2}}
 		sent.More.Rows = []owner.Expiring{
@@ -135,7 +139,7 @@ func TestCallsComeBack(t *testing.T) {
 			got = append(got, call)
 			edited := counter.Result{Counters: []counter.Counter{{Key: "m", Value: 2}}}
 			more := &owner.MoreAnswer{Limits: []limit.Answer{{Allowed: true, Remaining: 3}}, Known: []bool{true}}
-			return owner.Answer{Results: append(valueOf(call).Results, edited), More: more}, nil
+			return owner.Answer{Results: append(valueOf(call).Results, edited, counter.Result{Counters: []counter.Counter{{Key: "s"}}}), More: more}, nil
 		}
 		answer, err := w.client.To("b").Do(t.Context(), sent)
 		if err != nil {
@@ -146,7 +150,7 @@ func TestCallsComeBack(t *testing.T) {
 		if len(got) != 1 || !reflect.DeepEqual(got[0], sent) {
 			t.Errorf("sent\n%+v\ngot\n%+v", sent, got)
 		}
-		if len(answer.Results) != 2 || answer.Results[0].Counters[0].Value != 3 || !reflect.DeepEqual(answer.More, want) {
+		if len(answer.Results) != 3 || answer.Results[0].Counters[0].Value != 3 || !reflect.DeepEqual(answer.More, want) {
 			t.Errorf("the answer is %+v", answer)
 		}
 	})
@@ -195,13 +199,44 @@ func TestErrorsComeBack(t *testing.T) {
 			}
 		}
 
-		if err := w.client.To("b").Release(t.Context(), []int{3, 63}); err != nil || !slices.Equal(o.released, []int{3, 63}) {
-			t.Errorf("released %v: %v", o.released, err)
+		o.do = func(context.Context, owner.Call) (owner.Answer, error) {
+			return owner.Answer{}, fmt.Errorf("here: %w", &link.Moved{To: "c"})
+		}
+		var moved *link.Moved
+		if _, err := w.client.To("b").Do(t.Context(), call(0, 1)); !errors.As(err, &moved) || moved.To != "c" ||
+			!errors.Is(err, owner.ErrNotOwner) {
+			t.Errorf("a moved partition came back as %v", err)
+		}
+
+		err := w.client.To("b").Release(t.Context(), "a", []int{3, 63})
+		if err != nil || !slices.Equal(o.released, []int{3, 63}) || o.releasedTo != "a" {
+			t.Errorf("released %v to %q: %v", o.released, o.releasedTo, err)
 		}
 		for _, name := range []string{"c", "d"} {
 			if reached, err := w.client.To("b").Probe(t.Context(), name); err != nil || reached != (name == "c") {
 				t.Errorf("%s is reached: %v, %v", name, reached, err)
 			}
+		}
+	})
+}
+
+// A process that makes no links is there: nobody may take its partitions.
+func TestAProcessWithoutLinksIsReachable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
+			return nil, nil, fmt.Errorf("answered 404: %w", link.ErrRefused)
+		})
+		defer refused.Close()
+		if err := refused.To("b").Ping(t.Context()); err == nil || errors.Is(err, link.ErrUnreachable) {
+			t.Errorf("a refused link: %v", err)
+		}
+
+		away := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
+			return nil, nil, syscall.ECONNREFUSED
+		})
+		defer away.Close()
+		if err := away.To("b").Ping(t.Context()); !errors.Is(err, link.ErrUnreachable) {
+			t.Errorf("a refused connection: %v", err)
 		}
 	})
 }
@@ -301,7 +336,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 					calls++
 					return valueOf(call), nil
 				}}
-				server := link.NewServer(o, rules)
+				server := link.NewServer(o)
 				defer server.Close()
 
 				mine, theirs := net.Pipe()
@@ -357,24 +392,17 @@ func flip(b []byte, at int) []byte {
 	return b
 }
 
-// A process whose rules lack a counter says so, and makes nothing.
-func TestAKeyWithoutARule(t *testing.T) {
+// An owner refuses a change that has no rule, and makes nothing.
+func TestAChangeWithoutARule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &ownerFunc{do: func(context.Context, owner.Call) (owner.Answer, error) {
+		w := start(t, &ownerFunc{do: func(context.Context, owner.Call) (owner.Answer, error) {
 			t.Error("the call was made")
 			return owner.Answer{}, nil
-		}}
-		server := link.NewServer(o, parse(`{"rules": [{"match": "other", "kind": "sum"}]}`))
-		client := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
-			mine, theirs := net.Pipe()
-			go server.Serve(theirs, nil)
+		}}, nil)
+		without := call(0, 1)
+		without.Ops[0].Changes[0].Rule = nil
 
-			return mine, nil, nil
-		})
-		defer server.Close()
-		defer client.Close()
-
-		if _, err := client.To("b").Do(t.Context(), call(0, 1)); !errors.Is(err, counter.ErrOp) {
+		if _, err := w.client.To("b").Do(t.Context(), without); !errors.Is(err, counter.ErrOp) {
 			t.Errorf("the call ended with %v", err)
 		}
 	})
@@ -384,11 +412,11 @@ func FuzzCall(f *testing.F) {
 	one := call(3, 9)
 	f.Add(owner.AppendCall(nil, &one))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		parsed, err := owner.ParseCall(b, rules)
+		parsed, err := owner.ParseCall(b, &owner.Rules{})
 		if err != nil {
 			return
 		}
-		again, err := owner.ParseCall(owner.AppendCall(nil, parsed), rules)
+		again, err := owner.ParseCall(owner.AppendCall(nil, parsed), &owner.Rules{})
 		if err != nil || !reflect.DeepEqual(again, parsed) {
 			t.Errorf("%+v came back as %+v: %v", parsed, again, err)
 		}

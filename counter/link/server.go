@@ -23,8 +23,9 @@ const (
 // Process does what other processes ask for.
 type Process interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
-	// Release gives partitions up, and returns when everything that was acknowledged is in the store.
-	Release(ctx context.Context, partitions ...int) error
+	// Release gives partitions up for the process with that name, and returns when everything that was acknowledged is in
+	// the store.
+	Release(ctx context.Context, to string, partitions []int) error
 	// Probe reports whether this process can reach the one with that name.
 	Probe(ctx context.Context, name string) bool
 }
@@ -32,7 +33,7 @@ type Process interface {
 // Server makes the calls that other processes send to this one. Its methods may be called from any goroutine.
 type Server struct {
 	process Process
-	rules   *counter.Rules
+	rules   owner.Rules
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 
@@ -41,9 +42,9 @@ type Server struct {
 	wg     sync.WaitGroup // Serve
 }
 
-// NewServer returns a Server that has p do what is asked, with the rules of this process. Close ends it.
-func NewServer(p Process, rules *counter.Rules) *Server {
-	s := &Server{process: p, rules: rules}
+// NewServer returns a Server that has p do what is asked. Close ends it.
+func NewServer(p Process) *Server {
+	s := &Server{process: p}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 
 	return s
@@ -153,7 +154,7 @@ func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
 	result, err := s.carryOut(ctx, m.what, body)
 	if err != nil {
 		answer.what = howOf(err)
-		result = []byte(err.Error())
+		result = textOf(err)
 	}
 
 	return append(answer.appendTo(make([]byte, 0, 16+len(result))), result...)
@@ -172,7 +173,7 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 		}
 		return []byte{0}, nil
 	case askCall:
-		call, err := owner.ParseCall(body, s.rules)
+		call, err := owner.ParseCall(body, &s.rules)
 		if err != nil {
 			return nil, refusal{err}
 		}
@@ -187,22 +188,33 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 }
 
 func (s *Server) release(ctx context.Context, body []byte) error {
-	partitions := parsePartitions(body)
-	for _, id := range partitions {
-		if id >= rows.Partitions {
-			return refusal{errors.New("there is no such partition")}
-		}
+	to, partitions, err := parseRelease(body)
+	if err != nil {
+		return refusal{err}
 	}
 
-	return s.process.Release(ctx, partitions...)
+	return s.process.Release(ctx, to, partitions)
+}
+
+// textOf returns what is said of an error.
+func textOf(err error) []byte {
+	var moved *Moved
+	if errors.As(err, &moved) {
+		return []byte(moved.To)
+	}
+
+	return []byte(err.Error())
 }
 
 // howOf returns how a call ended that has an error.
 func howOf(err error) byte {
 	var refused refusal
+	var moved *Moved
 	switch {
 	case errors.As(err, &refused):
 		return endedRefused
+	case errors.As(err, &moved):
+		return endedMoved
 	case errors.Is(err, owner.ErrNotOwner):
 		return endedNotOwner
 	case errors.Is(err, owner.ErrOld):

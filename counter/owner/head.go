@@ -182,16 +182,6 @@ func (d *draft) raise(h *head) {
 	}
 }
 
-// notifyAll has the publication name every counter of the draft.
-func (d *draft) notifyAll() {
-	for at := range d.rows.list {
-		name := d.rows.list[at].name
-		if name.Collection == heads {
-			d.news = append(d.news, counter.Notification{Key: name.Field, All: true})
-		}
-	}
-}
-
 // Drop implements counter.Step.
 func (d *draft) Drop(key string, v counter.Version) {
 	h := d.head(key)

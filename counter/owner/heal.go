@@ -1,7 +1,9 @@
 package owner
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 	"time"
 
 	"headcount/internal/rows"
@@ -26,7 +28,7 @@ func (o *Owner) giveUp(p *partition) {
 	}
 }
 
-// heal claims p again and writes every row that the store may lack, or gives p up if another process has claimed it.
+// heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed it.
 // The calls in the turn of p are judged anew after that. The caller has the turn.
 func (o *Owner) heal(p *partition) {
 	o.requeue(p)
@@ -46,13 +48,85 @@ func (o *Owner) heal(p *partition) {
 		return
 	}
 
-	p.draft = o.newDraft(p, time.Now())
-	o.commit([]*partition{p}, []rows.Commit{p.healing(claims[0], o.cfg.Hub == nil)})
+	p.epoch = claims[0].Epoch
+	_ = o.nothing(p)
+	o.settleLater(p, p.healing(claims[0].Number, o.cfg.HealRows), make(chan struct{}))
+}
+
+// healing returns commits that write what a store may lack whose newest commit has a number.
+//
+// They are pieces, so that a store with other work is not blocked, and go by the numbers of the rows: each piece has
+// everything of some numbers, and its own number is the greatest of these. So at any moment it is true what is always true,
+// that a store with a number has each row with that number or a smaller one. And since what a commit writes beside the
+// counters, its IDs and the answers of streams, has the smallest number of all that it wrote, no change of a counter is
+// there without them: when this owner dies between two pieces, a repeated call finds that it was made.
+func (p *partition) healing(number uint64, most int) []rows.Commit {
+	now := time.Now()
+	commit := rows.Commit{Partition: p.id, Epoch: p.epoch, After: number, At: now}
+
+	var pieces []rows.Commit
+	var before uint64
+	for _, one := range p.after(number, now) {
+		if one.number > before && len(commit.Rows)+len(commit.IDs) >= most {
+			commit.Number = before
+			pieces = append(pieces, commit)
+			commit = rows.Commit{Partition: p.id, Epoch: p.epoch, After: before, At: now}
+		}
+		before = one.number
+
+		if one.isID {
+			commit.IDs = append(commit.IDs, one.id)
+		} else {
+			commit.Rows = append(commit.Rows, one.row)
+		}
+	}
+
+	// The meta row has no number. What the store has may come from another owner, which got further than this one.
+	if p.meta.loaded {
+		commit.Rows = append(commit.Rows, rows.Row{Name: metaRow, Value: p.meta.encode()})
+	}
+	commit.Number = max(p.number, number) + 1
+	commit.Publication = anything
+
+	return append(pieces, commit)
+}
+
+// numbered is a row or an ID, and the number of the commit that wrote it or a greater one.
+type numbered struct {
+	number uint64
+	row    rows.Row
+	isID   bool
+	id     rows.ID
+}
+
+// after returns everything in memory that has a greater number, in the order of the numbers.
+func (p *partition) after(number uint64, now time.Time) []numbered {
+	var all []numbered
+	for name, is := range p.written.all() {
+		if is.number > number && name != metaRow {
+			all = append(all, numbered{number: is.number, row: rows.Row{Name: name, Value: is.value}})
+		}
+	}
+	for name, is := range p.rows.all() {
+		// The cache has the same value, and perhaps the greater number of a read.
+		if is.number > number && name != metaRow && !p.written.has(name) {
+			all = append(all, numbered{number: is.number, row: rows.Row{Name: name, Value: is.value}})
+		}
+	}
+	for id, is := range p.ids.all() {
+		if is.number > number && is.until.After(now) {
+			all = append(all, numbered{number: is.number, isID: true, id: rows.ID{Bytes: id, Until: is.until}})
+		}
+	}
+	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.number, b.number) })
+
+	return all
 }
 
 // nothing drafts and returns a commit that changes nothing. The caller has the turn.
 func (o *Owner) nothing(p *partition) rows.Commit {
 	p.draft = o.newDraft(p, time.Now())
+	p.draft.meta = p.meta
 
 	var c rows.Commit
 	p.draft.commit(&c, false)
@@ -60,27 +134,46 @@ func (o *Owner) nothing(p *partition) rows.Commit {
 	return c
 }
 
-// doubt leaves p to a goroutine of its own, because the outcome of its commit is unknown. Until it is known the turns
-// leave p alone.
+// doubt leaves p to a goroutine of its own, because the outcome of its commit is unknown.
 func (o *Owner) doubt(p *partition, commit *rows.Commit) {
+	o.settleLater(p, []rows.Commit{*commit}, nil)
+}
+
+// settleLater leaves p to a goroutine of its own, which makes commits and learns their outcomes. Until these are known the
+// turns leave p alone. Healed is nil, or closed at the end.
+func (o *Owner) settleLater(p *partition, commits []rows.Commit, healed chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	p.commit = *commit
 	p.unsure = true
-	o.wg.Go(func() { o.settle(p) })
+	p.healed = healed
+	o.wg.Go(func() { o.settle(p, commits, healed) })
 }
 
-// settle repeats the commit of p until its outcome is known. An earlier attempt may still reach a store that is full
-// now but not then, so a full store decides nothing.
-func (o *Owner) settle(p *partition) {
-	err := error(rows.ErrUnavailable)
-	for errors.Is(err, rows.ErrUnavailable) || errors.Is(err, rows.ErrFull) {
-		if !wake.Wait(o.ctx, o.cfg.RepeatAfter, nil) {
+// settle makes commits until one of them fails. The outcome of each is known before the next one.
+func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}) {
+	if healed != nil {
+		defer close(healed)
+		// One after another: many partitions may have lost something at the same moment.
+		select {
+		case o.healing <- struct{}{}:
+			defer func() { <-o.healing }()
+		case <-o.ctx.Done():
 			return
 		}
-		// The same commit with the same number: a store that has it already says so.
-		err = o.write([]rows.Commit{p.commit})[0]
+	}
+
+	var last *rows.Commit
+	var err error
+	for i := range commits {
+		last = &commits[i]
+		err = o.insist(last)
+		if err != nil {
+			break
+		}
+		if healed != nil {
+			o.healed.Add(uint64(len(last.Rows) + len(last.IDs)))
+		}
 	}
 
 	if o.lock(o.ctx) != nil {
@@ -91,6 +184,7 @@ func (o *Owner) settle(p *partition) {
 	// Only now may a turn look into the queue again.
 	o.mu.Lock()
 	p.unsure = false
+	p.healed = nil
 	released := o.owned[p.id] != p
 	if len(p.queue) > 0 {
 		o.listLocked(p)
@@ -100,8 +194,25 @@ func (o *Owner) settle(p *partition) {
 
 	// The callers of a partition that was released meanwhile have turned to its next owner, which finds what was made.
 	if !released {
-		commit := p.commit
-		o.settled(p, &commit, err)
+		o.settled(p, last, err)
+	}
+	if healed != nil && o.cfg.Hub != nil {
+		o.cfg.Hub.MarkMissed()
+	}
+}
+
+// insist makes a commit, again and again until its outcome is known. An earlier attempt may still reach a store that is
+// full now but not then, so a full store decides nothing.
+func (o *Owner) insist(commit *rows.Commit) error {
+	for {
+		// The same commit with the same number: a store that has it already says so.
+		err := o.write([]rows.Commit{*commit})[0]
+		if !errors.Is(err, rows.ErrUnavailable) && !errors.Is(err, rows.ErrFull) {
+			return err
+		}
+		if !wake.Wait(o.ctx, o.cfg.RepeatAfter, nil) {
+			return err
+		}
 	}
 }
 
@@ -121,7 +232,9 @@ func (o *Owner) verify() {
 func (o *Owner) verifyEach(part, parts int) {
 	var idle []*partition
 	var commits []rows.Commit
+	inMemory := 0
 	for _, p := range o.partitions() {
+		inMemory += p.rows.len()
 		if p.id%parts != part || o.isUnsure(p) {
 			continue
 		}
@@ -129,6 +242,8 @@ func (o *Owner) verifyEach(part, parts int) {
 		idle = append(idle, p)
 		commits = append(commits, o.nothing(p))
 	}
+
+	o.inMemory.Store(int64(inMemory))
 
 	o.commit(idle, commits)
 }

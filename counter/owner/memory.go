@@ -104,6 +104,16 @@ func (g *generations[K, V]) put(key K, value V) {
 	delete(g.older, key)
 }
 
+// has reports whether there is a value of a key.
+func (g *generations[K, V]) has(key K) bool {
+	_, young := g.younger[key]
+	_, old := g.older[key]
+
+	return young || old
+}
+
+func (g *generations[K, V]) len() int { return len(g.younger) + len(g.older) }
+
 // age forgets the older half.
 func (g *generations[K, V]) age() {
 	g.older = g.younger

@@ -68,6 +68,8 @@ type Config struct {
 	// VerifyEvery is how often an owner makes sure that the store has lost nothing of a partition, default 1s.
 	// Negative: never, for stores that lose nothing. Then the owner does not keep what it wrote, either.
 	VerifyEvery time.Duration
+	// HealRows is the number of rows after which a commit is full that writes what a store has lost, default 2,000.
+	HealRows int
 	// SweepEvery is how often an owner deletes what has expired, default 1m. Negative: never.
 	SweepEvery time.Duration
 	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
@@ -87,6 +89,7 @@ func (cfg Config) withDefaults() Config {
 	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 3*time.Second)
 	cfg.RepeatAfter = cmp.Or(cfg.RepeatAfter, 100*time.Millisecond)
 	cfg.VerifyEvery = cmp.Or(cfg.VerifyEvery, time.Second)
+	cfg.HealRows = cmp.Or(cfg.HealRows, 2000)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, time.Minute)
 	cfg.Memory = cmp.Or(cfg.Memory, 64<<20)
 
@@ -103,13 +106,17 @@ type Owner struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup // verify, sweep, and settle of each partition that is unsure
 
-	waiting atomic.Int64 // changes of all calls that are not answered
+	waiting  atomic.Int64  // changes of all calls that are not answered
+	inMemory atomic.Int64  // rows, as of a moment ago
+	healed   atomic.Uint64 // rows written again after a store had lost some
 
 	// turn is a lock that a caller may stop waiting for. Who has it owns the memory of all partitions, and the fields
-	// below; settle alone reads the commit of a partition that is unsure without it.
+	// below.
 	turn    turnLock
 	memory  memory
 	scratch scratch
+
+	healing chan struct{} // has capacity 1: one partition at a time is healed
 
 	mu    sync.Mutex // guards the fields below
 	owned [rows.Partitions]*partition
@@ -129,7 +136,7 @@ type scratch struct {
 
 // New returns an Owner that owns nothing yet. Close ends it.
 func New(store rows.Store, cfg Config) *Owner {
-	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock()}
+	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock(), healing: make(chan struct{}, 1)}
 	o.memory = newMemory(&o.cfg)
 	// With a cache, rows are found there.
 	if near, ok := store.(near); ok && o.cfg.Memory < 0 {
@@ -162,7 +169,8 @@ func (o *Owner) Close() {
 	o.wg.Wait()
 }
 
-// Own claims partitions, whoever owns them now. Those that this process owns already stay as they are.
+// Own claims partitions, whoever owns them now. Those that this process owns already stay as they are. After an error
+// some may be claimed.
 func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	if err := o.lock(ctx); err != nil {
 		return err
@@ -190,17 +198,46 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 
 	for i, claim := range claims {
 		id := wanted[i].Partition
+		if claim.Err != nil {
+			err = fmt.Errorf("owner: claim of partition %d: %w", id, claim.Err)
+			continue
+		}
 		o.owned[id] = newPartition(id, claim, &o.memory)
 	}
 
-	return nil
+	return err
+}
+
+// Stats are numbers about an Owner.
+type Stats struct {
+	Partitions int
+	Waiting    int    // changes of calls that are not answered
+	Rows       int    // in memory, as of a moment ago
+	Healed     uint64 // rows written again after a store had lost some
+}
+
+// Stats returns numbers about o.
+func (o *Owner) Stats() Stats {
+	return Stats{
+		Partitions: len(o.partitions()),
+		Waiting:    int(o.waiting.Load()),
+		Rows:       int(o.inMemory.Load()),
+		Healed:     o.healed.Load(),
+	}
 }
 
 // Owns reports whether this process owns a partition, as far as it knows.
 func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil }
 
-// Release gives partitions up once the turn under way has ended. Their calls fail with ErrNotOwner from then on.
+// Release gives partitions up once the turn under way has ended, and what a store has lost is written again. Their calls
+// fail with ErrNotOwner from then on. If ctx ends first, they are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
+	for _, id := range partitions {
+		if err := o.awaitHealed(ctx, id); err != nil {
+			return err
+		}
+	}
+
 	if err := o.lock(ctx); err != nil {
 		return err
 	}
@@ -213,6 +250,26 @@ func (o *Owner) Release(ctx context.Context, partitions ...int) error {
 	}
 
 	return nil
+}
+
+// awaitHealed waits until a partition has everything again.
+func (o *Owner) awaitHealed(ctx context.Context, id int) error {
+	o.mu.Lock()
+	var healed chan struct{}
+	if p := o.owned[id]; p != nil {
+		healed = p.healed
+	}
+	o.mu.Unlock()
+	if healed == nil {
+		return nil
+	}
+
+	select {
+	case <-healed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("owner: %w", context.Cause(ctx))
+	}
 }
 
 func (o *Owner) partition(id int) *partition {

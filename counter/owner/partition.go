@@ -9,9 +9,10 @@ import (
 // partition is what an owner has of a partition in memory. Who has the owner's turn owns the fields from epoch on.
 type partition struct {
 	id     int
-	queue  []*pending // calls for later turns, guarded by Owner.mu
-	listed bool       // it is in Owner.busy, guarded by Owner.mu
-	unsure bool       // the outcome of commit is unknown, guarded by Owner.mu
+	queue  []*pending    // calls for later turns, guarded by Owner.mu
+	listed bool          // it is in Owner.busy, guarded by Owner.mu
+	unsure bool          // settle makes commits and learns their outcomes, guarded by Owner.mu
+	healed chan struct{} // closed when what a store has lost is written again; nil: it has lost nothing. Guarded by Owner.mu
 
 	epoch   uint64                            // of the claim
 	number  uint64                            // of the newest commit that the store has, as far as the owner knows
@@ -22,7 +23,6 @@ type partition struct {
 	known   map[[16]byte]time.Time            // that the store has just refused to use again, for the next turn
 	calls   []*pending                        // in the turn
 	draft   *draft                            // what they change
-	commit  rows.Commit                       // whose outcome is unknown; unchanged until it is known
 }
 
 func newPartition(id int, claim rows.Claim, m *memory) *partition {
@@ -32,38 +32,6 @@ func newPartition(id int, claim rows.Claim, m *memory) *partition {
 	p.ids = generations[[16]byte, remembered]{budget: &m.recent, sizeOf: idSize}
 
 	return p
-}
-
-// healing has the draft write everything that a store may lack that granted the claim, and returns the commit.
-func (p *partition) healing(claim rows.Claim, publish bool) rows.Commit {
-	p.epoch = claim.Epoch
-
-	d := p.draft
-	// A row may be in both. They have the same value.
-	for _, some := range []*generations[rows.Name, row]{&p.rows, &p.written} {
-		for name, is := range some.all() {
-			if is.number > claim.Number {
-				d.put(name, is.value)
-			}
-		}
-	}
-	for id, is := range p.ids.all() {
-		if is.number > claim.Number && is.until.After(d.now) {
-			d.remember(rows.ID{Bytes: id, Until: is.until})
-		}
-	}
-	// The meta row is in neither.
-	d.meta = p.meta
-	d.metaChanged = p.meta.loaded
-	d.notifyAll()
-
-	var commit rows.Commit
-	d.commit(&commit, publish)
-	commit.After = claim.Number
-	// What the store has may come from another owner, which got further than this one.
-	commit.Number = max(p.number, claim.Number) + 1
-
-	return commit
 }
 
 // learn remembers IDs that the store remembers, until the calls that use them are made.

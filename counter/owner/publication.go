@@ -21,7 +21,11 @@ func (d *draft) publication() []byte {
 	return b
 }
 
-// Publication calls each with the updates of a publication, oldest first. The error is ErrMalformed.
+// anything is a publication that says that any counter of the partition may have changed.
+var anything = []byte{}
+
+// Publication calls each with the updates of a publication, oldest first. The error is ErrMalformed for one that may be
+// about any counter.
 func Publication(b []byte, each func(counter.Update)) error {
 	r := reader{rest: b}
 	for range r.count() {

@@ -3,6 +3,7 @@ package owner
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"headcount/counter"
@@ -18,16 +19,23 @@ const (
 	withDimensions
 )
 
-// AppendCall appends a call as one process sends it to another. Rules are not in it: the owner judges by its own.
+// AppendCall appends a call as one process sends it to another. The rules of its changes are in it, each once: an owner
+// judges by the rules of the sender, so that it needs none itself.
 func AppendCall(b []byte, call *Call) []byte {
 	b = binary.AppendUvarint(b, uint64(call.Partition))
 	b = appendBytes(b, call.Stream)
 	b = binary.AppendUvarint(b, call.Number)
 	b = append(b, flag(call.Repeated))
 
+	rules := call.rules()
+	b = binary.AppendUvarint(b, uint64(len(rules)))
+	for _, rule := range rules {
+		b = appendBytes(b, appendRule(make([]byte, 0, 64), rule))
+	}
+
 	b = binary.AppendUvarint(b, uint64(len(call.Ops)))
 	for i := range call.Ops {
-		b = appendOp(b, &call.Ops[i])
+		b = appendOp(b, &call.Ops[i], rules)
 	}
 
 	b = append(b, flag(call.More != nil))
@@ -80,7 +88,7 @@ func appendIDs(b []byte, ids []counter.IdempotencyKey) []byte {
 	return b
 }
 
-func appendOp(b []byte, op *counter.Op) []byte {
+func appendOp(b []byte, op *counter.Op, rules []*counter.Rule) []byte {
 	keyed := op.IdempotencyKey != counter.IdempotencyKey{}
 	b = append(b, flag(keyed))
 	if keyed {
@@ -89,6 +97,7 @@ func appendOp(b []byte, op *counter.Op) []byte {
 
 	b = binary.AppendUvarint(b, uint64(len(op.Changes)))
 	for i := range op.Changes {
+		b = binary.AppendUvarint(b, uint64(slices.Index(rules, op.Changes[i].Rule)))
 		b = appendChange(b, &op.Changes[i])
 	}
 
@@ -125,17 +134,20 @@ func appendChange(b []byte, c *counter.Change) []byte {
 	return b
 }
 
-// ParseCall reads a call of another process, with the rules of this one. The error is ErrMalformed, or says which key
-// has no rule here.
-func ParseCall(b []byte, rules *counter.Rules) (*Call, error) {
+// ParseCall reads a call of another process. The error is ErrMalformed, or says what the sender should have checked.
+func ParseCall(b []byte, known *Rules) (*Call, error) {
 	r := reader{rest: b}
 	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
 	if call.Partition >= rows.Partitions {
 		r.fail()
 	}
 
+	rules := make([]*counter.Rule, r.count())
+	for i := range rules {
+		rules[i] = known.parse(r.bytes())
+	}
 	for range r.count() {
-		call.Ops = append(call.Ops, r.op())
+		call.Ops = append(call.Ops, r.op(rules))
 	}
 	if r.byte() == 1 {
 		call.More = r.work()
@@ -144,7 +156,7 @@ func ParseCall(b []byte, rules *counter.Rules) (*Call, error) {
 		return nil, err
 	}
 
-	return call, call.check(rules)
+	return call, call.check()
 }
 
 // work reads the More of a call.
@@ -193,7 +205,7 @@ func (r *reader) id() (id counter.IdempotencyKey) {
 	return id
 }
 
-func (r *reader) op() counter.Op {
+func (r *reader) op(rules []*counter.Rule) counter.Op {
 	var op counter.Op
 	if r.byte() == 1 {
 		op.IdempotencyKey = r.id()
@@ -201,7 +213,11 @@ func (r *reader) op() counter.Op {
 
 	op.Changes = make([]counter.Change, r.count())
 	for i := range op.Changes {
+		rule := r.uint()
 		op.Changes[i] = r.change()
+		if rule < uint64(len(rules)) {
+			op.Changes[i].Rule = rules[rule]
+		}
 	}
 
 	return op
@@ -231,18 +247,10 @@ func (r *reader) change() counter.Change {
 	return c
 }
 
-// check gives the changes of a call their rules, and checks what the sender should have checked.
-func (c *Call) check(rules *counter.Rules) error {
+// check checks what the sender should have checked.
+func (c *Call) check() error {
 	for i := range c.Ops {
-		op := &c.Ops[i]
-		for at := range op.Changes {
-			change := &op.Changes[at]
-			change.Rule = rules.Find(change.Key)
-			if change.Rule == nil {
-				return fmt.Errorf("no rule of the owner fits %q; give all processes the same --counters", change.Key)
-			}
-		}
-		if err := op.Check(); err != nil {
+		if err := c.Ops[i].Check(); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,10 @@
 // comes. Before it claims, it asks all others that it can reach to give the partition up. So whoever has it writes what
 // it has acknowledged first, and its calls move without an error.
 //
+// Leases are read by each process for itself, so for up to a second processes have different rings. Who is asked and does
+// not own a partition says who does: the process that has asked it to give the partition up, or that of its ring. The
+// caller turns there at once, and keeps to it until its own ring changes.
+//
 // # Unreachable processes
 //
 // Whoever finds that a process refuses connections, or says nothing for a second, asks the others. If none can reach it,
@@ -59,7 +63,7 @@ const (
 // Peer is another process.
 type Peer interface {
 	call.Owner
-	Release(ctx context.Context, partitions []int) error
+	Release(ctx context.Context, to string, partitions []int) error
 	Ping(ctx context.Context) error
 	Probe(ctx context.Context, name string) (bool, error)
 }
@@ -90,6 +94,7 @@ type Directory struct {
 	doubts map[string]bool // processes about which the others are being asked
 	whole  []string        // the owner of each partition by the ring; empty: there is none
 	of     []string        // likewise, without those that are left out
+	moved  map[int]string  // the owners of partitions by the word of others, until the ring changes
 }
 
 // absence says since when a process is left out.
@@ -106,6 +111,7 @@ func New(cfg Config) *Directory {
 		taking: make(chan struct{}, 1),
 		out:    map[string]absence{},
 		doubts: map[string]bool{},
+		moved:  map[int]string{},
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	if cfg.Local != nil {
@@ -155,6 +161,7 @@ func (d *Directory) assign() {
 	if present := slices.DeleteFunc(slices.Clone(d.owning), d.isOut); len(present) < len(d.owning) {
 		d.of = assign(present)
 	}
+	clear(d.moved)
 	wake.Signal(d.pull)
 }
 
@@ -167,6 +174,11 @@ func (d *Directory) isOut(name string) bool {
 
 // OwnerOf implements call.Owners.
 func (d *Directory) OwnerOf(partition int) call.Owner {
+	// Whoever should own it instead has not asked for it yet.
+	if d.cfg.Local != nil && d.cfg.Local.Owns(partition) {
+		return d
+	}
+
 	name := d.nameOf(partition)
 	switch {
 	case name == "":
@@ -183,11 +195,33 @@ func (d *Directory) nameOf(partition int) string {
 	defer d.mu.Unlock()
 
 	d.readmit()
+	if name, is := d.moved[partition]; is {
+		return name
+	}
 	if d.of == nil {
 		return ""
 	}
 
 	return d.of[partition]
+}
+
+// move notes the owner of a partition by the word of another process.
+func (d *Directory) move(partition int, to string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	mine := to == d.cfg.Self && d.cfg.Local == nil
+	if !mine && slices.Contains(d.all, to) {
+		d.moved[partition] = to
+	}
+}
+
+// forget forgets where a partition has moved.
+func (d *Directory) forget(partition int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	delete(d.moved, partition)
 }
 
 // readmit lets those take part again who were left out for long enough. The caller has mu.
@@ -296,12 +330,17 @@ type there struct {
 // Do implements call.Owner.
 func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	answer, err := t.d.cfg.Peer(t.name).Do(ctx, c)
+	var moved *link.Moved
 	switch {
 	case err == nil:
 	case errors.Is(err, link.ErrUnreachable):
+		t.d.forget(c.Partition)
 		t.d.suspect(t.name, err)
-	case errors.Is(err, owner.ErrNotOwner):
+	case errors.As(err, &moved):
 		t.d.takeBack(c.Partition) // it was asked because another one is left out, which it can reach
+		t.d.move(c.Partition, moved.To)
+	case errors.Is(err, owner.ErrNotOwner):
+		t.d.forget(c.Partition) // it has just lost the partition
 	}
 
 	return answer, err
@@ -330,9 +369,14 @@ func (d *Directory) Do(ctx context.Context, c owner.Call) (owner.Answer, error) 
 }
 
 // Release implements link.Process.
-func (d *Directory) Release(ctx context.Context, partitions ...int) error {
+func (d *Directory) Release(ctx context.Context, to string, partitions []int) error {
 	if d.cfg.Local == nil {
 		return nil
+	}
+
+	// Before they are released: who asks for one of them from now on is sent on.
+	for _, partition := range partitions {
+		d.move(partition, to)
 	}
 
 	return d.cfg.Local.Release(ctx, partitions...)
@@ -343,12 +387,16 @@ func (d *Directory) Release(ctx context.Context, partitions ...int) error {
 func (d *Directory) claimFor(ctx context.Context, partition int) error {
 	// Who sent the call may know already that the process of the ring cannot be reached.
 	for name := d.nameOf(partition); name != d.cfg.Self; name = d.nameOf(partition) {
-		if name == "" || d.reach(ctx, name) {
+		if name == "" {
 			return owner.ErrNotOwner
+		}
+		if d.reach(ctx, name) {
+			return &link.Moved{To: name}
 		}
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("owners: %w", context.Cause(ctx))
 		}
+		d.forget(partition)
 	}
 
 	return d.take(ctx, partition)
@@ -400,7 +448,7 @@ func (d *Directory) askOthers(ctx context.Context, partitions []int) {
 	var wg sync.WaitGroup
 	for _, name := range d.others() {
 		wg.Go(func() {
-			err := d.cfg.Peer(name).Release(ctx, partitions)
+			err := d.cfg.Peer(name).Release(ctx, d.cfg.Self, partitions)
 			if errors.Is(err, link.ErrUnreachable) {
 				d.suspect(name, err)
 			}

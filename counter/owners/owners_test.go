@@ -14,13 +14,17 @@ var seeds = flag.Int("seeds", 5, "random histories of faults")
 
 // threeAndAGateway is a cluster of three processes that own, and a gateway whose clients change all keys all the time.
 func threeAndAGateway(t *testing.T) (*world, *load) {
+	return threeAndABusyGateway(t, 100*time.Millisecond)
+}
+
+func threeAndABusyGateway(t *testing.T, each time.Duration) (*world, *load) {
 	w := newWorld(t)
 	for _, name := range []string{"a", "b", "c"} {
 		w.start(name, true)
 	}
 	gateway := w.start("gateway", false)
 	w.ring("a", "b", "c")
-	l := gateway.change(100 * time.Millisecond)
+	l := gateway.change(each)
 	time.Sleep(time.Second)
 	l.forget()
 
@@ -66,8 +70,16 @@ func TestAKilledOwner(t *testing.T) {
 }
 
 func TestASilentOwner(t *testing.T) {
+	// Pings have a pace of their own, and calls may come soon after one or long after.
+	aSilentOwner(t, 0, 100*time.Millisecond)
+	aSilentOwner(t, 35*time.Millisecond, 10*time.Millisecond)
+	aSilentOwner(t, 70*time.Millisecond, 20*time.Millisecond)
+}
+
+func aSilentOwner(t *testing.T, after, each time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
-		w, l := threeAndAGateway(t)
+		w, l := threeAndABusyGateway(t, each)
+		time.Sleep(after)
 		w.processes["b"].freeze()
 		time.Sleep(4 * time.Second) // its lease
 		w.ring("a", "c")
@@ -99,6 +111,31 @@ func TestAnOwnerComesAndLeaves(t *testing.T) {
 		l.promised(t, "it has ended", 10*time.Millisecond)
 		w.end(l)
 	})
+}
+
+// Leases are read once a second by each process, so for some time processes have different rings. No call waits for that.
+func TestRingsDiffer(t *testing.T) {
+	for name, order := range map[string][]string{
+		"the gateway knows first":             {"gateway", "d", "a", "b", "c"},
+		"the gateway knows last":              {"d", "a", "b", "c", "gateway"},
+		"the next owners know last":           {"a", "gateway", "d", "b", "c"},
+		"the one that comes or goes is last":  {"b", "c", "gateway", "a", "d"},
+		"the one that comes or goes is first": {"d", "a", "c", "b", "gateway"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, l := threeAndAGateway(t)
+				w.start("d", true)
+				w.ring("a", "b", "c")
+				w.ringInOrder(order, "a", "b", "c", "d")
+				l.promised(t, "an owner more", 50*time.Millisecond)
+
+				w.ringInOrder(order, "b", "c", "d")
+				l.promised(t, "an owner leaves", 50*time.Millisecond)
+				w.end(l)
+			})
+		})
+	}
 }
 
 // A gateway that is cut off from an owner changes the others' keys, and partitions do not wander.

@@ -89,7 +89,7 @@ func (w *world) start(name string, owning bool) *process {
 	}
 	p.client = link.NewClient(p.dial)
 	p.directory = owners.New(cfg)
-	p.server = link.NewServer(p.directory, rules)
+	p.server = link.NewServer(p.directory)
 	p.caller = call.New(p.directory, call.Config{Stream: name})
 
 	w.mu.Lock()
@@ -113,6 +113,15 @@ func (w *world) ring(owning ...string) {
 	for _, p := range w.processes {
 		p.directory.SetProcesses(owning, all)
 	}
+}
+
+// ringInOrder tells one process after another who owns, and then waits until everybody knows for a while.
+func (w *world) ringInOrder(order []string, owning ...string) {
+	for _, name := range order {
+		w.processes[name].directory.SetProcesses(owning, order)
+		time.Sleep(300 * time.Millisecond)
+	}
+	time.Sleep(time.Second)
 }
 
 // separate cuts two processes off from each other, or ends that.

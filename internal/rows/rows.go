@@ -76,6 +76,9 @@ type Claim struct {
 	Epoch uint64
 	// Number is that of the partition's newest commit, 0 if there is none.
 	Number uint64
+	// Err says that this partition cannot be claimed now, and others can; it is ErrUnavailable. Epoch is 0 then, and the
+	// claim may have been made, as after an error of the whole call.
+	Err error
 }
 
 // Commit is one step of one partition. A Commit without rows and IDs only finds out whether the store has everything.

@@ -74,6 +74,13 @@ type Calls interface {
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 }
 
+// Owners are the owners of what is no presence, such as counters. They have a ring of their own over the processes.
+type Owners interface {
+	// SetProcesses says which processes there are, after each renewal of the lease. One without roles is about to leave.
+	// It must not block.
+	SetProcesses(processes []presence.Process)
+}
+
 // Config describes a member. A zero field takes its default.
 type Config struct {
 	Self       presence.Process // required
@@ -105,6 +112,7 @@ type Parts struct {
 	Node       Node
 	Dispatcher Dispatcher
 	Regions    Dispatcher // has the same buckets as Dispatcher
+	Owners     Owners     // of every role
 }
 
 // Member is one process of a cluster. Messages to its own parts go through memory, all

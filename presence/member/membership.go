@@ -180,11 +180,13 @@ func (m *Member) renew(ctx context.Context) error {
 	m.sight(processes, now, late)
 	m.publishMembers()
 	l.renewed = now
-	if !l.settled {
-		return nil
+	if l.settled {
+		m.checkClaims(now, late)
+		m.adopt(now)
 	}
-	m.checkClaims(now, late)
-	m.adopt(now)
+	if m.parts.Owners != nil {
+		m.parts.Owners.SetProcesses(m.present())
+	}
 	return nil
 }
 
@@ -396,6 +398,17 @@ func (m *Member) publishMembers() {
 	}
 	slices.SortFunc(members, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 	m.members.Store(&members)
+}
+
+// present returns the processes that have a lease, sorted by name. Unlike Members, it has no process that is gone.
+func (m *Member) present() []presence.Process {
+	present := make([]presence.Process, 0, len(m.lease.members))
+	for _, s := range m.lease.members {
+		present = append(present, s.Process)
+	}
+	slices.SortFunc(present, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+
+	return present
 }
 
 // Members returns the live processes that have joined, sorted by name, and this process

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -30,6 +31,9 @@ const (
 	nonceHeader  = "Headcount-Nonce"
 	nonceSize    = 16 // bytes
 )
+
+// ErrNoLink is in the error of a Link that the other process answered and did not make.
+var ErrNoLink = errors.New("no link")
 
 // Links serves the links of other processes.
 type Links interface {
@@ -89,7 +93,7 @@ func (c *Client) link(ctx context.Context, addr string) (io.ReadWriteCloser, []b
 	stream, both := resp.Body.(io.ReadWriteCloser)
 	if resp.StatusCode != http.StatusSwitchingProtocols || !both {
 		defer resp.Body.Close()
-		return nil, nil, fmt.Errorf("answered %s: run the same version everywhere", resp.Status)
+		return nil, nil, fmt.Errorf("%w: answered %s: run the same version everywhere", ErrNoLink, resp.Status)
 	}
 
 	sealer := c.keys.Sealer()

@@ -3,6 +3,7 @@ package rowsredis_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -124,6 +125,65 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 	}
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
 		t.Errorf("one of three masters refused %d of %d partitions", refused, rows.Partitions)
+	}
+}
+
+// TestServerClusterClaimsApart has a master of three that cannot write. The partitions of the others can be claimed.
+func TestServerClusterClaimsApart(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	s := open(t, cluster.URL())
+	ownAll(t, s)
+	all := make([]rows.Former, rows.Partitions)
+	for p := range all {
+		all[p].Partition = p
+	}
+
+	cluster.Masters[1].Do(t, "CONFIG", "SET", "maxmemory", "1")
+	claims, err := s.Claim(t.Context(), "a", all)
+	const there = rows.Partitions / 2 // a partition of the second master
+	_, alone := s.Claim(t.Context(), "a", all[there:there+1])
+	cluster.Masters[1].Do(t, "CONFIG", "SET", "maxmemory", "0")
+	if err != nil || !errors.Is(alone, rows.ErrUnavailable) {
+		t.Fatalf("all: %v; one that cannot be claimed: %v", err, alone)
+	}
+
+	refused := 0
+	for p, claim := range claims {
+		switch {
+		case claim.Err != nil:
+			refused++
+			if claim.Epoch != 0 || !errors.Is(claim.Err, rows.ErrUnavailable) {
+				t.Errorf("partition %d: %+v", p, claim)
+			}
+		case claim.Epoch == 0:
+			t.Errorf("partition %d is not claimed", p)
+		}
+	}
+	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
+		t.Errorf("one of three masters refused %d of %d claims", refused, rows.Partitions)
+	}
+}
+
+func TestServerClusterNamesOwners(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	s := open(t, cluster.URL())
+	if _, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: 0}, {Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Claim(t.Context(), "b", []rows.Former{{Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+
+	owners, err := s.Owners(t.Context())
+	want := make([]string, rows.Partitions)
+	want[0], want[63] = "a", "b"
+	if err != nil || !slices.Equal(owners, want) {
+		t.Errorf("the owners are %q, %v", owners, err)
+	}
+
+	s.Close()
+	if _, err := s.Owners(t.Context()); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("of a closed store: %v", err)
 	}
 }
 

@@ -33,6 +33,9 @@ type Config struct {
 	Conn *redisconn.Conn
 	// Registerer takes the metrics; nil: there are none.
 	Registerer prometheus.Registerer
+	OnState    redisconn.States // says whether Redis can be used; nil: nobody wants to know
+	// Accept says whether the rows in a Redis may be used, before anything is done there; nil: they may.
+	Accept func(context.Context, *redisconn.Client) error
 }
 
 // Store is a rows.Store in Redis. All methods may be called from any goroutine.
@@ -57,10 +60,13 @@ func New(cfg Config) *Store {
 		Apart:       true, // one master of a Cluster may be away while the others serve
 		Registerer:  cfg.Registerer,
 		Metrics:     "headcount_rows_redis",
+		OnState:     cfg.OnState,
+		Accept:      cfg.Accept,
 	}
 	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Caller(caller)}
 
 	caller.Scripts = nil
+	caller.OnState = nil
 	caller.Bounded = true
 	caller.Metrics = "headcount_rows_redis_reads"
 	s.reads = cfg.Conn.Caller(caller)
@@ -111,7 +117,7 @@ func (s *Store) channel(partition int) string {
 	return s.tags[partition] + "n/" + strconv.Itoa(s.conn.DB)
 }
 
-// Claim implements rows.Store. If the claim of one partition fails, the error is for all, though others may be claimed.
+// Claim implements rows.Store.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	c, err := s.writes.Known(ctx) // what kind of Redis it is
 	if err != nil {
@@ -123,23 +129,42 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	for i, run := range runs {
 		calls[i] = s.claimCall(owner, partitions[run.first:run.end])
 	}
-	if err := s.writes.Run(ctx, calls); err != nil {
-		return nil, err
-	}
+	// Its error is the first one of the calls. One master of a Cluster may be away while the others answer.
+	_ = s.writes.Run(ctx, calls)
 
-	// The runs are in the order of partitions, and so are the claims of each.
-	claims := make([]rows.Claim, 0, len(partitions))
+	claims := make([]rows.Claim, len(partitions))
 	for i, run := range runs {
-		for j, reply := range list(calls[i].Reply) {
-			claim, err := s.claim(partitions[run.first+j].Partition, list(reply))
-			if err != nil {
-				return nil, err
-			}
-			claims = append(claims, claim)
-		}
+		s.claimed(calls[i], partitions[run.first:run.end], claims[run.first:run.end])
+	}
+	if everyFailed(claims) {
+		return nil, claims[0].Err
 	}
 
 	return claims, nil
+}
+
+// claimed sets the claims of the partitions of one call.
+func (s *Store) claimed(call *redisconn.Call, partitions []rows.Former, claims []rows.Claim) {
+	replies := list(call.Reply)
+	for i, former := range partitions {
+		err := call.Err
+		if err == nil {
+			claims[i], err = s.claim(former.Partition, list(replies[i]))
+		}
+		if err != nil {
+			claims[i] = rows.Claim{Err: err}
+		}
+	}
+}
+
+func everyFailed(claims []rows.Claim) bool {
+	for i := range claims {
+		if claims[i].Err == nil {
+			return false
+		}
+	}
+
+	return len(claims) > 0
 }
 
 func (s *Store) claimCall(owner string, partitions []rows.Former) *redisconn.Call {

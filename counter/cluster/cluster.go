@@ -1,0 +1,183 @@
+// Package cluster is the part that a process has in the counters of a cluster, whose rows are in one Redis.
+//
+// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners. A
+// process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one puts
+// together, from the bottom up:
+//
+//	rowsredis  rows in Redis
+//	owner      the partitions of this process
+//	link       connections to other processes, and from them
+//	owners     which process owns which partition
+//	call       the Store: changes go to owners, reads go to Redis
+package cluster
+
+import (
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/link"
+	"headcount/counter/owner"
+	"headcount/counter/owners"
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+	"headcount/presence"
+)
+
+// Config describes a Process.
+type Config struct {
+	Self  presence.Process // required: the name is the address for other processes
+	Redis *redisconn.Conn  // required
+	// Rules say where the counters of NewStore are. Owners need none: they judge by the rules of who calls them.
+	Rules *counter.Rules
+	// Dial makes a link to the process with that name. Required.
+	Dial       link.Dial
+	Registerer prometheus.Registerer // takes the metrics; nil: there are none
+	Log        zerolog.Logger
+}
+
+// writeTimeout is how long all partitions of a process wait for a master of a Cluster that says nothing. After that its
+// partitions wait alone, and their commits are repeated until it answers.
+const writeTimeout = 500 * time.Millisecond
+
+// Process is this process's part in the counters. Its methods may be called from any goroutine.
+type Process struct {
+	cfg       Config
+	name      string // that no other process has, nor this one before a restart
+	rows      *rowsredis.Store
+	owner     *owner.Owner // nil: this process owns nothing
+	directory *owners.Directory
+	client    *link.Client
+	server    *link.Server
+	metrics   *metrics
+
+	mu          sync.Mutex // guards the fields below
+	owning, all []string   // as the directory knows them
+	up          bool       // Redis can be used
+	states      counter.States
+}
+
+// Open returns this process's part in the counters. It has none before SetProcesses says which processes there are. It
+// does not wait for Redis. Close ends it.
+func Open(cfg Config) *Process {
+	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
+	p.client = link.NewClient(cfg.Dial)
+
+	directory := owners.Config{
+		Self: cfg.Self.Name,
+		Peer: func(name string) owners.Peer { return p.client.To(name) },
+	}
+	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
+		p.owner = owner.New(&measured{Store: p.rows, metrics: p.metrics, log: cfg.Log}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
+		directory.Local = p.owner
+	}
+	p.directory = owners.New(directory)
+	p.server = link.NewServer(p.directory)
+
+	if cfg.Registerer != nil {
+		p.metrics.register(cfg.Registerer, p)
+	}
+
+	return p
+}
+
+// SetProcesses says which processes there are. One without a role is about to leave: it should own nothing, and may own
+// something until another process asks for it.
+func (p *Process) SetProcesses(processes []presence.Process) {
+	var owning, all []string
+	for i := range processes {
+		all = append(all, processes[i].Name)
+		if slices.Contains(processes[i].Roles, presence.RolePresence) {
+			owning = append(owning, processes[i].Name)
+		}
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	// The directory forgets what others have said when processes come or go.
+	if !slices.Equal(owning, p.owning) || !slices.Equal(all, p.all) {
+		p.owning = owning
+		p.all = all
+		p.directory.SetProcesses(owning, all)
+	}
+}
+
+// StoreState implements redisconn.States.
+func (p *Process) StoreState(up bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.up = up
+	if p.states != nil {
+		p.states.StoreState(up)
+	}
+}
+
+// observe has states told whether Redis can be used, from now on.
+func (p *Process) observe(states counter.States) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.states = states
+	states.StoreState(p.up)
+}
+
+// Serve makes the calls that come over a link from another process, until the link or the Process ends. The key is that
+// of signatures.
+func (p *Process) Serve(stream io.ReadWriteCloser, key []byte) { p.server.Serve(stream, key) }
+
+// NewStore returns the counters of the cluster. It finds their owners as the Process does, so it is closed before the
+// Process. It waits for a second if Redis does not answer. States may be nil. It is called once.
+//
+// A call waits as long as its caller does: while an owner is away, it is repeated. See Combining.
+func (p *Process) NewStore(states counter.States) *call.Store {
+	if states != nil {
+		p.observe(states)
+	}
+
+	return call.NewStore(p.rows, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})
+}
+
+const (
+	// changeTimeout is long enough for the lease of an owner to end, and for a failover of Redis.
+	changeTimeout = 10 * time.Second
+	// limitTimeout is short, because a limit stands in front of other work.
+	limitTimeout = 250 * time.Millisecond
+	// pace is how long changes of a hot partition gather for one call.
+	pace = 2 * time.Millisecond
+)
+
+// Combining returns how calls of a Store are combined. Each partition has a queue of its own, so that an owner that is
+// away holds up changes of its own keys alone.
+func Combining() counter.CombinerConfig {
+	return counter.CombinerConfig{
+		Queues:       rows.Partitions,
+		QueueOf:      call.PartitionOf,
+		WriteTimeout: changeTimeout,
+		LimitTimeout: limitTimeout,
+		Pace:         pace,
+	}
+}
+
+// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes the
+// Store first.
+func (p *Process) Close() error {
+	p.directory.Close()
+	if p.owner != nil {
+		p.owner.Close()
+	}
+	p.server.Close()
+	p.client.Close()
+	p.rows.Close()
+
+	return nil
+}

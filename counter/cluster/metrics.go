@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+)
+
+// metrics are those of a Process. It implements call.Observer.
+type metrics struct {
+	calls       *prometheus.CounterVec
+	callSeconds prometheus.Histogram
+
+	commits       *prometheus.CounterVec
+	commitSeconds prometheus.Histogram
+	claims        *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	outcomes := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
+	}
+	seconds := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.000_25, 2, 16),
+		})
+	}
+
+	return &metrics{
+		calls: outcomes("headcount_owner_calls_total",
+			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown)."),
+		callSeconds: seconds("headcount_owner_call_seconds",
+			"How long calls to the owners of counters took, with their repetitions."),
+		commits: outcomes("headcount_owner_commits_total",
+			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used before), "+
+				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown)."),
+		commitSeconds: seconds("headcount_owner_commit_seconds",
+			"How long Redis took over commits that were made together."),
+		claims: outcomes("headcount_owner_claims_total",
+			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed."),
+	}
+}
+
+// register registers the metrics, and those that p knows.
+func (m *metrics) register(with prometheus.Registerer, p *Process) {
+	with.MustRegister(m.calls, m.callSeconds)
+	if p.owner == nil {
+		return
+	}
+
+	with.MustRegister(m.commits, m.commitSeconds, m.claims)
+	gauge := func(name, help string, of func(owner.Stats) int) {
+		with.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			return float64(of(p.owner.Stats()))
+		}))
+	}
+	gauge("headcount_owner_partitions", "Partitions of counters that this process owns.",
+		func(s owner.Stats) int { return s.Partitions })
+	gauge("headcount_owner_waiting", "Changes that wait in the partitions of this process.",
+		func(s owner.Stats) int { return s.Waiting })
+	gauge("headcount_owner_rows", "Rows of counters in the memory of this process.",
+		func(s owner.Stats) int { return s.Rows })
+	with.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "headcount_owner_healed_rows_total",
+		Help: "Rows that this process wrote again because Redis had lost them, or may have.",
+	}, func() float64 { return float64(p.owner.Stats().Healed) }))
+}
+
+// Called implements call.Observer.
+func (m *metrics) Called(took time.Duration, err error) {
+	outcome := "made"
+	switch {
+	case err == nil:
+	case errors.Is(err, counter.ErrBusy):
+		outcome = "busy"
+	default:
+		outcome = "unavailable"
+	}
+
+	m.calls.WithLabelValues(outcome).Inc()
+	m.callSeconds.Observe(took.Seconds())
+}
+
+// measured is a store of rows whose commits and claims are counted, and whose losses are logged.
+type measured struct {
+	rows.Store
+	metrics *metrics
+	log     zerolog.Logger
+	told    atomic.Int64 // when a loss was logged last, unix ms
+}
+
+// tellEvery is the least time between two lines about losses: partitions notice one by one.
+const tellEvery = 10 * time.Second
+
+// Claim implements rows.Store.
+func (s *measured) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
+	claims, err := s.Store.Claim(ctx, name, partitions)
+	if err != nil {
+		s.metrics.claims.WithLabelValues("failed").Add(float64(len(partitions)))
+		return claims, err
+	}
+
+	for i := range claims {
+		s.metrics.claims.WithLabelValues(claimOutcome(&claims[i])).Inc()
+	}
+
+	return claims, nil
+}
+
+func claimOutcome(claim *rows.Claim) string {
+	switch {
+	case claim.Err != nil:
+		return "failed"
+	case claim.Epoch == 0:
+		return "refused"
+	}
+
+	return "made"
+}
+
+// Commit implements rows.Store.
+func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
+	began := time.Now()
+	errs := s.Store.Commit(ctx, commits)
+	s.metrics.commitSeconds.Observe(time.Since(began).Seconds())
+	for i, err := range errs {
+		s.metrics.commits.WithLabelValues(commitOutcome(err)).Inc()
+		s.tell(&commits[i], err)
+	}
+
+	return errs
+}
+
+// tell logs that Redis has lost commits, or a claim.
+func (s *measured) tell(c *rows.Commit, err error) {
+	var fenced *rows.Fenced
+	var lost *rows.Lost
+	gone := errors.As(err, &lost) || errors.As(err, &fenced) && fenced.Epoch < c.Epoch
+	if !gone {
+		return
+	}
+
+	now := time.Now().UnixMilli()
+	before := s.told.Load()
+	if now-before < tellEvery.Milliseconds() || !s.told.CompareAndSwap(before, now) {
+		return
+	}
+	s.log.Warn().Int("partition", c.Partition).
+		Msg("redis has lost commits of counters; their owners write again what they have in memory")
+}
+
+func commitOutcome(err error) string {
+	var fenced *rows.Fenced
+	var lost *rows.Lost
+	var known *rows.Known
+	switch {
+	case err == nil:
+		return "made"
+	case errors.As(err, &fenced):
+		return "fenced"
+	case errors.As(err, &lost):
+		return "lost"
+	case errors.As(err, &known):
+		return "known"
+	case errors.Is(err, rows.ErrFull):
+		return "full"
+	}
+
+	return "unavailable"
+}

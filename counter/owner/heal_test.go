@@ -1,0 +1,204 @@
+package owner_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// forgetful is a store that loses everything in partition 0, and in which each commit takes some time.
+type forgetful struct {
+	others *rowsmem.Store // has the other partitions
+
+	mu   sync.Mutex // guards the fields below
+	zero *rowsmem.Store
+	most int // rows and IDs of the largest commit since the loss
+	left int // commits with rows until the process is dead; negative: it lives
+}
+
+func newForgetful() *forgetful {
+	return &forgetful{others: rowsmem.New(rowsmem.Config{}), zero: rowsmem.New(rowsmem.Config{}), left: -1}
+}
+
+func (f *forgetful) lose(left int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	f.zero = rowsmem.New(rowsmem.Config{})
+	f.most = 0
+	f.left = left
+}
+
+func (f *forgetful) of(partition int) *rowsmem.Store {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	if partition == 0 {
+		return f.zero
+	}
+
+	return f.others
+}
+
+// Claim implements rows.Store, for one partition.
+func (f *forgetful) Claim(ctx context.Context, name string, one []rows.Former) ([]rows.Claim, error) {
+	return f.of(one[0].Partition).Claim(ctx, name, one)
+}
+
+// Commit implements rows.Store.
+func (f *forgetful) Commit(ctx context.Context, commits []rows.Commit) []error {
+	time.Sleep(time.Millisecond)
+	errs := make([]error, len(commits))
+	for i := range commits {
+		errs[i] = rows.ErrUnavailable
+		if f.lives(&commits[i]) {
+			errs[i] = f.of(commits[i].Partition).Commit(ctx, commits[i:i+1])[0]
+		}
+	}
+
+	return errs
+}
+
+// lives reports whether the process still lives when it makes a commit.
+func (f *forgetful) lives(c *rows.Commit) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	size := len(c.Rows) + len(c.IDs)
+	f.most = max(f.most, size)
+	alive := f.left != 0
+	if f.left > 0 && size > 0 {
+		f.left--
+	}
+
+	return alive
+}
+
+// Read implements rows.Store, for one partition.
+func (f *forgetful) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	return f.of(addresses[0].Partition).Read(ctx, addresses)
+}
+
+// Scan implements rows.Store.
+func (f *forgetful) Scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	return f.of(id).Scan(ctx, id, collection, after, each)
+}
+
+// Watch implements rows.Store.
+func (f *forgetful) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	return f.others.Watch(ctx, heard, missed)
+}
+
+// TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who takes
+// the partition over waits for it.
+func TestHealsInPieces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const counters, most = 2000, 50
+		store := newForgetful()
+		o := owner.New(store, owner.Config{Name: "a", HealRows: most})
+		defer o.Close()
+		for id := range 2 {
+			if err := o.Own(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		do := func(partition int, key string) {
+			t.Helper()
+			if _, err := o.Do(t.Context(), owner.Call{Partition: partition, Ops: increment(key)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var keys []string
+		for i := range counters {
+			keys = append(keys, fmt.Sprint("k", i))
+			do(0, keys[i])
+		}
+
+		store.lose(-1)
+		for o.Stats().Healed == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		began := time.Now()
+		do(1, "other")
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("another partition waited for %v", took)
+		}
+		if err := o.Release(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+
+		read, err := owner.NewReader(store, func(string) int { return 0 }).Read(t.Context(), keys, "", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range read {
+			if r.Value != 1 {
+				t.Fatalf("%s is %d", r.Key, r.Value)
+			}
+		}
+		if store.most > 2*most || o.Stats().Healed < counters {
+			t.Errorf("a commit has %d rows, and %d rows were healed", store.most, o.Stats().Healed)
+		}
+	})
+}
+
+// TestDiesWhileItHeals: wherever an owner dies that writes again what the store has lost, the next one makes no call twice
+// that the first one had made.
+func TestDiesWhileItHeals(t *testing.T) {
+	const streams, keys = 40, 25
+	for left := range 30 {
+		synctest.Test(t, func(t *testing.T) {
+			store := newForgetful()
+			a := owner.New(store, owner.Config{Name: "a", HealRows: 5, RepeatAfter: time.Hour})
+			defer a.Close()
+			if err := a.Own(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+
+			// Later calls change the counters of earlier ones, so numbers of counters and streams are mixed.
+			call := func(o *owner.Owner, stream int, repeated bool) counter.Result {
+				t.Helper()
+				c := owner.Call{Partition: 0, Stream: fmt.Sprint("s", stream), Number: 1, Repeated: repeated}
+				c.Ops = increment(fmt.Sprint("k", stream*stream%keys))
+				c.Ops[0].IdempotencyKey = counter.IdempotencyKey{byte(stream), 1}
+				if stream%2 == 0 {
+					c.Stream = "" // an idempotency key alone
+				}
+				answer, err := o.Do(t.Context(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return answer.Results[0]
+			}
+			made := map[string]int64{}
+			for stream := range streams {
+				made[call(a, stream, false).Counters[0].Key]++
+			}
+
+			store.lose(left)
+			time.Sleep(5 * time.Second)
+			store.mu.Lock()
+			store.left = -1
+			store.mu.Unlock()
+			b := owner.New(store, owner.Config{Name: "b"})
+			defer b.Close()
+			if err := b.Own(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			for stream := range streams {
+				c := call(b, stream, true).Counters[0]
+				if c.Value > made[c.Key] {
+					t.Errorf("after %d pieces %s is %d of %d", left, c.Key, c.Value, made[c.Key])
+				}
+			}
+		})
+	}
+}

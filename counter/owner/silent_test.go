@@ -1,0 +1,107 @@
+package owner_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// halfSilent is a store like a Cluster of which one master says nothing: every second partition has no answer, and a call
+// about several partitions ends when its time is up.
+type halfSilent struct {
+	*rowsmem.Store
+	refuses bool // every second partition cannot be claimed
+}
+
+// Commit implements rows.Store.
+func (h *halfSilent) Commit(ctx context.Context, commits []rows.Commit) []error {
+	time.Sleep(time.Millisecond)
+	errs := make([]error, len(commits))
+	for i := range commits {
+		if commits[i].Partition%2 == 0 {
+			errs[i] = h.Store.Commit(ctx, commits[i:i+1])[0]
+			continue
+		}
+		<-ctx.Done()
+		errs[i] = rows.ErrUnavailable
+	}
+
+	return errs
+}
+
+// Claim implements rows.Store.
+func (h *halfSilent) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
+	claims, err := h.Store.Claim(ctx, name, partitions)
+	for i := range claims {
+		if h.refuses && partitions[i].Partition%2 == 1 {
+			claims[i] = rows.Claim{Err: rows.ErrUnavailable}
+		}
+	}
+
+	return claims, err
+}
+
+// TestClaimsApart: partitions that cannot be claimed do not keep others from being owned.
+func TestClaimsApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := owner.New(&halfSilent{rowsmem.New(rowsmem.Config{}), true}, owner.Config{Name: "a"})
+		defer o.Close()
+		if err := o.Own(t.Context(), 0, 1, 2, 3); !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("two of four cannot be claimed: %v", err)
+		}
+		for id := range 4 {
+			if o.Owns(id) != (id%2 == 0) {
+				t.Errorf("partition %d is owned: %v", id, o.Owns(id))
+			}
+		}
+	})
+}
+
+// TestSilentPartitionsAreSetAside: partitions whose commits have no answer hold up others for a moment, and then no more.
+func TestSilentPartitionsAreSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 500 * time.Millisecond
+		o := owner.New(&halfSilent{Store: rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "a", WriteTimeout: timeout})
+		defer o.Close()
+		var all []int
+		for id := range rows.Partitions {
+			all = append(all, id)
+		}
+		if err := o.Own(t.Context(), all...); err != nil {
+			t.Fatal(err)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var calls sync.WaitGroup
+		for id := 1; id < rows.Partitions; id += 2 {
+			calls.Go(func() { _, _ = o.Do(ctx, owner.Call{Partition: id, Ops: increment("silent")}) })
+		}
+		began := time.Now()
+		var first, later time.Duration // the longest waits
+		for ctx.Err() == nil {
+			start := time.Now()
+			if _, err := o.Do(ctx, owner.Call{Partition: 0, Ops: increment("key")}); err != nil && ctx.Err() == nil {
+				t.Fatal(err)
+			}
+			took := time.Since(start)
+			if time.Since(began) < 3*time.Second {
+				first = max(first, took)
+			} else {
+				later = max(later, took)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		calls.Wait()
+		if first > 2*timeout+10*time.Millisecond || later > 5*time.Millisecond {
+			t.Errorf("another partition waited for %v, and later for %v", first, later)
+		}
+	})
+}

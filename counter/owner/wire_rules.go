@@ -1,0 +1,105 @@
+package owner
+
+import (
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/counter"
+)
+
+// maxKnownRules bounds Rules. Beyond it all are forgotten: they come with each call.
+const maxKnownRules = 10_000
+
+// Rules has the rules of other processes as they came with calls, so that each is read once. Its methods may be called
+// from any goroutine.
+type Rules struct {
+	mu    sync.Mutex // guards known
+	known map[string]*counter.Rule
+}
+
+// parse returns the rule of an encoding, nil if it is malformed. A change without a rule is refused.
+func (k *Rules) parse(b []byte) *counter.Rule {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+
+	rule, ok := k.known[string(b)]
+	if ok {
+		return rule
+	}
+
+	rule = parseRule(b)
+	if k.known == nil || len(k.known) == maxKnownRules {
+		k.known = map[string]*counter.Rule{}
+	}
+	k.known[string(b)] = rule
+
+	return rule
+}
+
+// rules returns the rules of the changes of a call, each once.
+func (c *Call) rules() []*counter.Rule {
+	var rules []*counter.Rule
+	for i := range c.Ops {
+		for j := range c.Ops[i].Changes {
+			rule := c.Ops[i].Changes[j].Rule
+			if !slices.Contains(rules, rule) {
+				rules = append(rules, rule)
+			}
+		}
+	}
+
+	return rules
+}
+
+// appendRule appends what a judge needs of a rule; nothing of none.
+func appendRule(b []byte, rule *counter.Rule) []byte {
+	if rule == nil {
+		return b
+	}
+
+	b = append(b, byte(rule.Kind))
+	b = appendBound(b, rule.Floor)
+	b = appendBound(b, rule.Ceiling)
+	b = binary.AppendVarint(b, int64(rule.Ledger))
+	b = binary.AppendUvarint(b, uint64(len(rule.Buckets)))
+	for _, bucket := range rule.Buckets {
+		b = binary.AppendVarint(b, int64(bucket.Step))
+		b = binary.AppendVarint(b, int64(bucket.Kept))
+	}
+
+	return appendStrings(b, rule.Dimensions)
+}
+
+func appendBound(b []byte, bound *int64) []byte {
+	b = append(b, flag(bound != nil))
+	if bound == nil {
+		return b
+	}
+
+	return binary.AppendVarint(b, *bound)
+}
+
+func parseRule(b []byte) *counter.Rule {
+	r := reader{rest: b}
+	rule := &counter.Rule{Kind: counter.Kind(r.byte()), Floor: r.bound(), Ceiling: r.bound(), Ledger: time.Duration(r.int())}
+	for range r.count() {
+		rule.Buckets = append(rule.Buckets, counter.Bucket{Step: time.Duration(r.int()), Kept: time.Duration(r.int())})
+	}
+	rule.Dimensions = r.strings()
+	if r.end("a rule") != nil {
+		return nil
+	}
+
+	return rule
+}
+
+func (r *reader) bound() *int64 {
+	if r.byte() == 0 {
+		return nil
+	}
+	bound := r.int()
+
+	return &bound
+}
