@@ -232,7 +232,7 @@ func (w *waiting) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 // closes, and such operations are bounded as a queue is.
 func TestAnOperationWithoutAQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &waiting{countermem.New(countermem.Config{}), make(chan struct{})}
+		w := &waiting{countertest.InMemory(t, nil), make(chan struct{})}
 		single := func(op *counter.Op) (int, bool) { return 0, len(op.Changes) == 1 }
 		c := counter.NewCombiner(w, counter.CombinerConfig{QueueOf: single, QueueSize: 5})
 		batch := counter.Op{Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes)}
