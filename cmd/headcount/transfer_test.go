@@ -16,9 +16,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/local"
 	"headcount/counter/counterpg"
 	"headcount/counter/countertest"
+	"headcount/counter/local"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/setting"

@@ -39,9 +39,9 @@ type extent struct {
 }
 
 // extend makes a record one of a set.
-func (r *record) extend() {
-	if r.extent == nil {
-		r.extent = &extent{}
+func (h *record) extend() {
+	if h.extent == nil {
+		h.extent = &extent{}
 	}
 }
 
