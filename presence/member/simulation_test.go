@@ -157,7 +157,7 @@ type simulation struct {
 	begun    time.Time
 	net      *network
 	store    *sharedStore
-	counters *pipeline.Counters // of all gateways; nobody changes any
+	counters func() *pipeline.Counters // of all gateways; nobody changes any
 	crowd    *crowd
 	pages    []string
 	where    []string // names of the gateways
@@ -222,7 +222,10 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
-	s.counters = pipeline.New(local.InMemory(&counter.Rules{}), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+	s.counters = sync.OnceValue(func() *pipeline.Counters {
+		rules := &counter.Rules{}
+		return pipeline.New(local.InMemory(rules), rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+	})
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
@@ -535,7 +538,7 @@ func (s *simulation) end() {
 		}
 	}
 	s.clients.Wait()
-	_ = s.counters.Close()
+	_ = s.counters().Close()
 }
 
 // newUser returns a user who is on no page.
@@ -762,7 +765,7 @@ func (s *simulation) newGateway(
 		Limits: gateway.Limits{MaxConnections: 100_000},
 		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
 		Counters: counterapi.Config{
-			Rules: &counter.Rules{}, Counters: s.counters,
+			Rules: &counter.Rules{}, Counters: s.counters(),
 		},
 		API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{})}, Log: log,
 	})
