@@ -97,7 +97,7 @@ func (p *pipes) dial() (net.Conn, error) {
 type buffered struct {
 	net.Conn
 	more   chan struct{} // holds one: data or err has changed
-	unread atomic.Bool   // something was written that nobody reads
+	unread atomic.Int32  // how often something was written that nobody reads
 
 	mu       sync.Mutex
 	data     bytes.Buffer
@@ -123,12 +123,12 @@ func (b *buffered) fill() {
 	}
 }
 
-// Write does not fail when the gateway has just closed the connection, but when it is called again: a socket takes once
-// what the other side never reads.
+// Write does not fail when the gateway has just closed the connection, but when it is called again and again: a socket
+// takes some of what the other side never reads, such as the rest of a request that was answered early.
 func (b *buffered) Write(p []byte) (int, error) {
 	n, err := b.Conn.Write(p)
 	closed := errors.Is(err, io.ErrClosedPipe)
-	if closed && !b.unread.Swap(true) {
+	if closed && b.unread.Add(1) <= 4 {
 		return len(p), nil
 	}
 
