@@ -86,7 +86,7 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 		return Result{Err: err}
 	}
 	if c.cfg.Instant {
-		return c.to.Apply(context.Background(), []Op{op})[0] // what has begun is made, also if the caller leaves
+		return c.doInstantly(op)
 	}
 
 	queue, ok := c.queueOf(&op)
@@ -99,6 +99,15 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 		return Result{Err: err}
 	}
 	return result
+}
+
+// doInstantly makes an operation. What has begun is made, also if the caller leaves.
+func (c *Combiner) doInstantly(op Op) Result {
+	if c.cfg.Batches != nil {
+		c.cfg.Batches.Observe(1)
+	}
+
+	return c.to.Apply(context.Background(), []Op{op})[0]
 }
 
 // queueOf returns the queue of an operation, if it has one.

@@ -83,6 +83,13 @@ var refusals = map[Refusal]struct {
 	IsElsewhere:         {ErrKind, always("give its rule that kind again, or delete it under that rule")},
 }
 
+// ParseRefusal returns the refusal that a script answers with.
+func ParseRefusal(word string) (why Refusal, ok bool) {
+	_, ok = refusals[Refusal(word)]
+
+	return Refusal(word), ok
+}
+
 func always(text string) func(*Change, Counter) string {
 	return func(*Change, Counter) string { return text }
 }

@@ -228,15 +228,14 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 // refusalOfAdd returns why a counter refuses an addition after which it had the value after, or nothing.
 func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	kind := kindFor(s, c)
-	// A set is made with its members, not with the delta that a change of a number has.
-	if why, lacks := kind.of().lacks[Add]; lacks {
+	if why := kind.of().lacks[Add]; why != "" {
 		return why
-	}
-	if over {
-		return Overflows
 	}
 	if c.Merged > 1 && !kind.Gains() {
 		return OneByOne
+	}
+	if over {
+		return Overflows
 	}
 	if !kind.IsExact() {
 		return ""
@@ -260,7 +259,7 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
 	kind := kindFor(&s, c)
 	have.Kind = kind
-	if why, lacks := kind.of().lacks[c.Verb]; lacks {
+	if why := kind.of().lacks[c.Verb]; why != "" {
 		return Refused(why, c, have)
 	}
 	if c.Verb == Edit && len(c.Leave) > 0 && !kind.Forgets() {

@@ -17,7 +17,7 @@ const (
 type traits struct {
 	name   string           // in rules and answers
 	fields []string         // of a rule, which not every kind has
-	lacks  map[Verb]Refusal // the verbs that it refuses, and why
+	lacks  [Set + 1]Refusal // of the verbs that it refuses, why
 
 	number  bool // it is moved by deltas; otherwise it has members
 	exact   bool // every change is in its ledger, and a batch of changes is one step
@@ -28,19 +28,19 @@ type traits struct {
 var kinds = [...]traits{
 	Sum: {
 		name: "sum", fields: []string{"buckets", "dimensions", "top"}, number: true, gains: true,
-		lacks: map[Verb]Refusal{Set: OnlyExactIsSet, Edit: OnlySetsHaveMembers},
+		lacks: [Set + 1]Refusal{Set: OnlyExactIsSet, Edit: OnlySetsHaveMembers},
 	},
 	Exact: {
 		name: "exact", fields: []string{"floor", "ceiling", "ledger"}, number: true, exact: true,
-		lacks: map[Verb]Refusal{Edit: OnlySetsHaveMembers},
+		lacks: [Set + 1]Refusal{Edit: OnlySetsHaveMembers},
 	},
 	Members: {
 		name: "members", forgets: true,
-		lacks: map[Verb]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
+		lacks: [Set + 1]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
 	},
 	Unique: {
 		name: "unique", fields: []string{"buckets"},
-		lacks: map[Verb]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
+		lacks: [Set + 1]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
 	},
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/countertest"
+	"headcount/internal/testkit"
 )
 
 // BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all steps of
@@ -50,20 +51,13 @@ func BenchmarkTop(b *testing.B) {
 				}
 			})
 		}
-		all := heap()
+		all := testkit.Heap()
 		if err := tops.Close(); err != nil {
 			b.Fatal(err)
 		}
 		runtime.KeepAlive(tops)
 		tops = tracked{}
-		b.Logf("lists of %d: the tracker has %.1f MB", listed, float64(all-heap())/1e6)
+		b.Logf("lists of %d: the tracker has %.1f MB", listed, float64(all-testkit.Heap())/1e6)
 		runtime.KeepAlive(store)
 	}
-}
-
-func heap() uint64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }

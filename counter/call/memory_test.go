@@ -11,6 +11,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/limit"
 	"headcount/internal/rows"
+	"headcount/internal/testkit"
 )
 
 // A sum that is touched takes at most 200 bytes, with its key and its place in the map.
@@ -20,25 +21,17 @@ func TestMemoryOfASum(t *testing.T) {
 	rule := rules.Find("views:1")
 	s := inMemory(t, rules)
 
-	before := heap()
+	before := testkit.Heap()
 	for n := range counters {
 		s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{
 			{Key: fmt.Sprint("views:", n), Rule: rule, Verb: counter.Add, Delta: 1},
 		}}})
 	}
-	each := (heap() - before) / counters
+	each := (testkit.Heap() - before) / counters
 	if each > 200 {
 		t.Errorf("a sum takes %d bytes", each)
 	}
 	runtime.KeepAlive(s)
-}
-
-func heap() uint64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-
-	return m.HeapAlloc
 }
 
 // At the bound of their memory new states of limits are refused, those that are there go on, and what has expired makes

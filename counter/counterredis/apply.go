@@ -370,10 +370,13 @@ func refused(op *counter.Op, text string) error {
 	if why == "sharded" {
 		return fmt.Errorf("%w: %q", counter.ErrSharded, c.Key)
 	}
-	// The detail of a bound is its number.
-	reason := counter.Refusal(detail)
-	if why == "floor" || why == "ceiling" || detail == "" {
-		reason = counter.Refusal(why)
+	// The detail says more than the reason, but that of a bound is its number.
+	reason, known := counter.ParseRefusal(detail)
+	if !known {
+		reason, known = counter.ParseRefusal(why)
+	}
+	if !known {
+		return errReplied()
 	}
 	kind, _ := counter.ParseKind(f[2])
 	value, _ := strconv.ParseInt(f[1], 10, 64)
