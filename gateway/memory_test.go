@@ -97,7 +97,7 @@ func (p *pipes) dial() (net.Conn, error) {
 type buffered struct {
 	net.Conn
 	more   chan struct{} // holds one: data or err has changed
-	unread atomic.Int32  // how often something was written that nobody reads
+	unread atomic.Int64  // bytes that were written and that nobody reads
 
 	mu       sync.Mutex
 	data     bytes.Buffer
@@ -123,12 +123,15 @@ func (b *buffered) fill() {
 	}
 }
 
-// Write does not fail when the gateway has just closed the connection, but when it is called again and again: a socket
-// takes some of what the other side never reads, such as the rest of a request that was answered early.
+// unreadMost is how much a connection takes after the gateway has closed it, as the buffers of a socket do: a request that
+// was answered early may have a body of some hundred kilobytes.
+const unreadMost = 1 << 20
+
+// Write does not fail as soon as the gateway has closed the connection, but when it has taken unreadMost.
 func (b *buffered) Write(p []byte) (int, error) {
 	n, err := b.Conn.Write(p)
 	closed := errors.Is(err, io.ErrClosedPipe)
-	if closed && b.unread.Add(1) <= 4 {
+	if closed && b.unread.Add(int64(len(p))) <= unreadMost {
 		return len(p), nil
 	}
 
