@@ -54,6 +54,8 @@ type Config struct {
 	URL string // postgres://…; required
 	// Readable writes tables for people; nil: there are none.
 	Readable Readable
+	// Beside are the tables of others that use the same connection, see [Store.DB].
+	Beside []postgres.Tables
 	// PollEvery is how often a watch looks for commits of other processes, default 1s.
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of forgetting IDs, default 10s.
@@ -101,7 +103,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 	// Apart from the tables of other stores in the same database.
 	const lockID = 0x68656164726f7773 // "headrows"
-	tables := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	tables := append([]postgres.Tables{own}, cfg.Beside...)
 
 	s := &Store{cfg: cfg}
 	s.db, err = postgres.Open(ctx, postgres.Config{
@@ -125,6 +128,9 @@ func (s *Store) Close() {
 	s.wg.Wait()
 	s.db.Close()
 }
+
+// DB returns the connection. It ends with the store.
+func (s *Store) DB() *postgres.DB { return s.db }
 
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (s *Store) Cause() error { return s.db.Cause() }
