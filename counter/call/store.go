@@ -59,24 +59,59 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 // NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
 // is a function call then, and so is its publication.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
+	s := NewSole(store, rules, cfg)
+	// Nobody else uses the store, so the claims cannot be taken away.
+	if err := s.Own(ctx); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+
+	return s, nil
+}
+
+// NewSole is NewLocal for a store on a server, which may not answer now. Changes fail until Own has claimed everything.
+func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config) *Store {
 	// Changes reach watchers in this process without a detour through the store.
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
-	var all []int
-	for id := range rows.Partitions {
-		all = append(all, id)
-	}
-	// Nobody else uses the store, so the claims cannot be taken away.
-	if err := o.Own(ctx, all...); err != nil {
-		o.Close()
-		return nil, fmt.Errorf("call: %w", err)
-	}
 
 	s := newStore(store, o, rules)
 	s.local = o
 	s.hub = cfg.Hub
 
-	return s, nil
+	return s
+}
+
+// Own claims all partitions for a store of NewSole, whoever owns them now.
+func (s *Store) Own(ctx context.Context) error {
+	if err := s.local.Own(ctx, everyPartition()...); err != nil {
+		return fmt.Errorf("call: %w", err)
+	}
+
+	return nil
+}
+
+// Disown gives all partitions up, because another process has claimed them.
+func (s *Store) Disown(ctx context.Context) error { return s.local.Release(ctx, everyPartition()...) }
+
+// Owns reports whether this process owns everything, as far as it knows.
+func (s *Store) Owns() bool {
+	for id := range rows.Partitions {
+		if !s.local.Owns(id) {
+			return false
+		}
+	}
+
+	return true
+}
+
+func everyPartition() []int {
+	all := make([]int, rows.Partitions)
+	for id := range all {
+		all[id] = id
+	}
+
+	return all
 }
 
 func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {

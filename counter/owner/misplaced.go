@@ -10,11 +10,19 @@ import (
 // begin anew in the other one.
 const ExactPartition = 0
 
+// Outside is the partition of the exact counters that are in no store of rows, see Config.ExactOutside. A store is asked
+// for heads in it before a counter is made.
+const Outside = rows.Partitions
+
 // beside is the collection, within a draft, of the heads that keys have in their other place.
 const beside = "beside"
 
 // otherPlace returns the other partition that may have a key, and whether there is one.
 func (d *draft) otherPlace(key string) (partition int, ok bool) {
+	if d.p.exactOutside {
+		return Outside, true
+	}
+
 	partition = rows.PartitionOf(key)
 	if partition == d.p.id {
 		partition = ExactPartition

@@ -13,6 +13,8 @@ type partition struct {
 	listed bool       // it is in Owner.busy, guarded by Owner.mu
 	unsure bool       // the outcome of commit is unknown, guarded by Owner.mu
 
+	exactOutside bool // exact counters are in partition Outside
+
 	epoch   uint64                            // of the claim
 	number  uint64                            // of the newest commit that the store has, as far as the owner knows
 	meta    meta                              // as of that commit

@@ -140,6 +140,9 @@ func (db *DB) Cause() error {
 	return db.breaker.LastFailure()
 }
 
+// ConnConfig returns how to open a connection apart from those of Do, for who listens to notifications.
+func (db *DB) ConnConfig() *pgx.ConnConfig { return db.pool.Config().ConnConfig }
+
 func (db *DB) up() bool { return db.ready.Load() && db.breaker.Up() }
 
 // prepared notes the outcome of preparing the tables.

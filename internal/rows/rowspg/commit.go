@@ -253,7 +253,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	if err != nil {
 		return nil, err
 	}
-	s.claimed(partitions, claims)
+	s.claimed(owner, partitions, claims)
 
 	return claims, nil
 }
