@@ -185,6 +185,15 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 	for i := range parts {
 		calls[i] = parts[i].call
 	}
+	ctx, cancel, err := s.begin(ctx)
+	if err != nil {
+		for i := range parts {
+			parts[i].Err = err
+		}
+		return
+	}
+	defer cancel()
+
 	for i, outcome := range s.to.DoAll(ctx, calls) {
 		parts[i].Outcome = outcome
 		parts[i].Err = unavailable(outcome.Err)

@@ -22,6 +22,7 @@ type Store struct {
 	rules *counter.Rules
 	to    maker
 	local *owner.Owner // nil unless this process owns everything
+	away  func() error // why changes cannot be made now, or nil; nil: they always can
 	hub   *counter.Hub
 
 	stop   context.CancelFunc
@@ -59,7 +60,7 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 // NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
 // is a function call then, and so is its publication.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
-	s := NewSole(store, rules, cfg)
+	s := NewSole(store, rules, cfg, nil)
 	// Nobody else uses the store, so the claims cannot be taken away.
 	if err := s.Own(ctx); err != nil {
 		_ = s.Close()
@@ -69,14 +70,19 @@ func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg o
 	return s, nil
 }
 
-// NewSole is NewLocal for a store on a server, which may not answer now. Changes fail until Own has claimed everything.
-func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config) *Store {
+// awayAfter is how long a call waits for a server that does not answer, if nobody knows yet that it is away.
+const awayAfter = 5 * time.Second
+
+// NewSole is NewLocal for a store on a server, which may not answer now. Changes fail until Own has claimed everything,
+// and while away says why the server cannot be used.
+func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config, away func() error) *Store {
 	// Changes reach watchers in this process without a detour through the store.
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
 
 	s := newStore(store, o, rules)
 	s.local = o
+	s.away = away
 	s.hub = cfg.Hub
 
 	return s
@@ -195,13 +201,33 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 
 // do makes a call, unless the store is closed.
 func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
-	if s.ended.Err() != nil {
-		return owner.Answer{}, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
+	ctx, cancel, err := s.begin(ctx)
+	if err != nil {
+		return owner.Answer{}, err
 	}
+	defer cancel()
 
 	answer, err := s.to.Do(ctx, call)
 
 	return answer, unavailable(err)
+}
+
+// begin returns the context of a call, or why it cannot be made.
+func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if s.ended.Err() != nil {
+		return nil, nil, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
+	}
+	if s.away == nil {
+		return ctx, func() {}, nil
+	}
+
+	// The owner would repeat its commit for ever.
+	if err := s.away(); err != nil {
+		return nil, nil, fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, awayAfter)
+
+	return ctx, cancel, nil
 }
 
 // unavailable returns the error of a call as callers of a counter.Store know it.

@@ -81,7 +81,7 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 		Name:         rand.Text(),
 		VerifyEvery:  verifyEvery,
 		ExactOutside: true,
-	})
+	}, s.Cause)
 	s.Store = New(Config{Owned: s.owned, Exact: s.exact, Rules: cfg.Rules})
 
 	// If PostgreSQL answers, everything can be changed from the start.
