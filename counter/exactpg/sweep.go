@@ -27,8 +27,8 @@ const (
 	endSweep = `delete from headcount_sweeps where key = $1 and incarnation = $2`
 	// A ledger is looked at again when its oldest entry has been kept long enough, and not for every single entry: a
 	// hundredth of the time later, a minute at least.
-	laterSweep = `update headcount_sweeps s set due = greatest($3 + s.kept * interval '10 microseconds',
-			$3 + interval '1 minute', coalesce((select at from headcount_ledger l
+	laterSweep = `update headcount_sweeps s set due = greatest($3::timestamptz + s.kept * interval '10 microseconds',
+			$3::timestamptz + interval '1 minute', coalesce((select at from headcount_ledger l
 				where l.key = s.key and l.incarnation = s.incarnation order by seq limit 1), $3) + s.kept * interval '1 millisecond')
 		where s.key = $1 and s.incarnation = $2`
 )
