@@ -8,10 +8,11 @@ import (
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop, redistest.Stop) }
 
 // openAlone returns a store that ends with the test, unless it was closed before.
 func openAlone(t testing.TB, url string, with ...func(*AloneConfig)) *Alone {
