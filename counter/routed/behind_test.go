@@ -31,10 +31,10 @@ type process struct {
 }
 
 // begin returns a process, which does not end with the test.
-func begin(t testing.TB, redis, url string) *process {
+func begin(t testing.TB, redis, url string, with ...func(*BehindConfig)) *process {
 	t.Helper()
 	p := &process{}
-	p.open(t, redis, url)
+	p.open(t, redis, url, with...)
 	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
 	p.claim(t)
 	p.call(p.owner)
@@ -42,13 +42,17 @@ func begin(t testing.TB, redis, url string) *process {
 	return p
 }
 
-func (p *process) open(t testing.TB, redis, url string) {
+func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConfig)) {
 	t.Helper()
 	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redis)})
 	t.Cleanup(front.Close)
-	behind, err := OpenBehind(t.Context(), BehindConfig{
+	cfg := BehindConfig{
 		Front: front, URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
-	})
+	}
+	for _, w := range with {
+		w(&cfg)
+	}
+	behind, err := OpenBehind(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,5 +358,69 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 				t.Errorf("%s: %q is exact, and a sum is made: %+v", name, key, r)
 			}
 		}
+	}
+}
+
+// TestServerRedisOlder: a Redis that starts with an older copy gets what was persisted since, with an owner that lives
+// and with a new one.
+func TestServerRedisOlder(t *testing.T) {
+	redis := redistest.Start(t)
+	url := pgtest.Single(t).Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	must(t, p, op("", add("s:1", 1)))
+	must(t, p, op("", add("s:gone", 1)))
+	persisted(t, url, "s:gone", 1)
+	redis.Do(t, "SAVE")
+
+	must(t, p, op("since", add("s:1", 1)))
+	must(t, p, op("", counter.Change{Key: "s:gone", Rule: sum, Verb: counter.Delete}))
+	persisted(t, url, "s:1", 2)
+	persisted(t, url, "s:gone", 0)
+	older := func() {
+		redis.Kill()
+		redis.Restart(t)
+	}
+	older()
+	becomes(t, p, "s:1", 2)
+	becomes(t, p, "s:gone", 0)
+
+	p.kill()
+	older()
+	p = begin(t, redis.URL(), url)
+	becomes(t, p, "s:1", 2)
+	becomes(t, p, "s:gone", 0)
+	if r := change(t, p, op("since", add("s:1", 1))); r.Err != nil || !r.Replay {
+		t.Errorf("a repetition: %+v", r)
+	}
+}
+
+// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays right.
+func TestServerPostgresOlder(t *testing.T) {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	server.Exec(t, url, "create table older as table headcount_rows; create table numbers as table headcount_partitions")
+	for n := range int64(5) {
+		must(t, p, op("", add("s:1", 1)))
+		persisted(t, url, "s:1", n+1)
+	}
+	time.Sleep(time.Second) // the front notes what the back has with the next commits, of which there is one a second
+	p.kill()
+	server.Exec(t, url, `truncate headcount_rows; insert into headcount_rows table older;
+		update headcount_partitions p set number = n.number from numbers n where n.partition = p.partition`)
+
+	var log strings.Builder
+	p = begin(t, redis.URL(), url, func(c *BehindConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	becomes(t, p, "s:1", 5)
+	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
+		t.Errorf("%+v", c)
+	}
+	persisted(t, url, "s:1", 6)
+	if !strings.Contains(log.String(), "restored from an older copy") {
+		t.Errorf("the log is %q", log.String())
 	}
 }
