@@ -216,11 +216,18 @@ func (t *taking) begin(ctx context.Context) error {
 	var names []rows.Name
 	var ids []rows.ID
 	var marks []uint64
+	var old []rows.Name
 	err := t.s.front.Scan(ctx, p.id, dirtyRows, "", func(field string, b []byte) error {
 		var number uint64
 		if _, err := fmt.Sscanf(field, "%x", &number); err != nil {
 			return errMalformed
 		}
+		// The back has it, or something newer: the front may be an older copy of itself.
+		if number <= t.drained {
+			old = append(old, dirtyName(number))
+			return nil
+		}
+
 		some, someIDs, err := decodeNames(b)
 		names = append(names, some...)
 		ids = append(ids, someIDs...)
@@ -240,6 +247,7 @@ func (t *taking) begin(ctx context.Context) error {
 	p.pending = pending
 	p.ids = distinct(ids)
 	p.marks = marks
+	p.drained = old
 	p.newest = t.claim.Number
 
 	return nil

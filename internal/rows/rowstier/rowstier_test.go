@@ -504,6 +504,29 @@ func (w *world) checkBack() {
 	}
 }
 
+// TestOlderFront: an older front names what was not drained when it was new, and the store behind it has newer values.
+func TestOlderFront(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		front := newFront()
+		back := newBack()
+		first := newOwned(t, "first", front, back)
+		first.must(t, first.next("1"))
+		first.must(t, first.next("2"))
+		first.close(t)
+
+		front.lose(1)
+		second := newOwned(t, "second", front, back)
+		at := rows.Address{Partition: 7, Name: first.name}
+		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+			t.Errorf("the front has %q, %v", got.Value, got.Err)
+		}
+		second.close(t)
+		if got := back.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
 // TestTwoFronts: a front that was in front of another store is refused. An empty one takes the store over, and what the
 // former one would get after that is refused instead of lost.
 func TestTwoFronts(t *testing.T) {
