@@ -76,6 +76,8 @@ var layers = []layer{
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
+	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
+	{"counter/routed", []string{"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/postgres", "internal/rows", "internal/rows/rowspg", "internal/rows/rowstier"}}, // exact counters beside those of owners
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
