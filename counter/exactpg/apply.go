@@ -35,11 +35,13 @@ const (
 		from unnest($1::text[], $2::bigint[], $3::timestamptz[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
 			u (key, value, updated, incarnation, sequence, entries, kept)
 		where c.key = u.key`
-	dropRows      = `delete from headcount_counters where key = any($1::text[])`
+	dropRows = `delete from headcount_counters where key = any($1::text[])`
+	// Each array costs time for each entry, so what follows from others is not sent.
 	insertEntries = `insert into headcount_ledger
-			(key, incarnation, seq, at, op, delta, before, after, reason, author)
-		select *  from unnest($1::text[], $2::bigint[], $3::bigint[], $4::timestamptz[], $5::text[], $6::bigint[],
-			$7::bigint[], $8::bigint[], $9::text[], $10::text[])`
+			(key, incarnation, seq, op, delta, before, reason, author, at, after)
+		select key, incarnation, seq, op, delta, before, reason, author, coalesce(at, $9), before + delta
+		from unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
+			$10::timestamptz[]) u(key, incarnation, seq, op, delta, before, reason, author, at)`
 	writeSweeps = `insert into headcount_sweeps (key, incarnation, due, kept)
 		select * from unnest($1::text[], $2::bigint[], $3::timestamptz[], $4::bigint[])
 		on conflict (key, incarnation) do update set due = excluded.due, kept = excluded.kept`
@@ -68,10 +70,15 @@ func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]c
 		return d.results, nil
 	}
 
+	tried := false
 	err := s.do(ctx, "apply", func(ctx context.Context, c *pgxpool.Conn) error {
-		// It may be the second try, so nothing of the first one counts.
-		d = newDraft(ops)
+		// Nothing of an earlier try counts.
+		if tried {
+			d = newDraft(ops)
+		}
+		tried = true
 		d.brief = brief
+		d.copiesLag = s.cfg.Elsewhere != nil
 		return s.run(ctx, c, d, ops)
 	})
 	if err != nil {
@@ -121,6 +128,8 @@ type row struct {
 	record
 	was     record          // as the table has it
 	entries []counter.Entry // not written yet
+
+	restored bool // entries have times of their own
 }
 
 // ledger names a ledger.
@@ -135,6 +144,8 @@ type draft struct {
 	keys  []string   // sorted, and so are ids: rows are locked in this order
 	ids   [][16]byte // idempotency keys
 	brief bool       // it hardly waits for locks
+	// copiesLag says that the copies of other counters may be old, so another store is asked for these.
+	copiesLag bool
 
 	rows       map[string]*row
 	misplaced  map[string]counter.Counter      // those of keys that are counters of another kind
@@ -226,9 +237,14 @@ func (d *draft) queueRows(b *pgx.Batch) {
 		var r scanned
 		_, err := pgx.ForEachRow(found, r.to(&d.deleted, &d.now), func() error {
 			is := r.record()
+			isCopy := is.Kind != 0 && is.Kind != counter.Exact
+			if isCopy && d.copiesLag {
+				return nil
+			}
+
 			d.rows[r.key].record = is
 			d.rows[r.key].was = is
-			if is.Kind != 0 && is.Kind != counter.Exact {
+			if isCopy {
 				d.misplace(is.Counter(r.key))
 			}
 			return nil

@@ -22,7 +22,12 @@ func (d *draft) Remembered(id counter.IdempotencyKey) bool { return !d.fresh[id]
 func (d *draft) Remember(id counter.IdempotencyKey) { d.taken[id] = true }
 
 // Changed implements counter.Step.
-func (d *draft) Changed(key string, _, _ []string, _ bool) { d.changed = append(d.changed, key) }
+func (d *draft) Changed(key string, _, _ []string, _ bool) {
+	last := len(d.changed) - 1
+	if last < 0 || d.changed[last] != key {
+		d.changed = append(d.changed, key)
+	}
+}
 
 // Enter implements counter.Step. It also has the ledger swept when its first entry has been kept long enough, or at once
 // when that time has changed.
@@ -87,7 +92,7 @@ func (d *draft) Count(string, string, string, int64) {}
 func (d *draft) queueWrites(b *pgx.Batch) {
 	var put rowColumns
 	var gone []string
-	var entries entryColumns
+	entries := entryColumns{now: d.now}
 	for _, key := range d.keys {
 		r := d.rows[key]
 		switch {
@@ -98,6 +103,9 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 		}
 		for i := range r.entries {
 			entries.add(key, r.Version, &r.entries[i])
+		}
+		if r.restored {
+			entries.addTimes(r.entries)
 		}
 	}
 
@@ -136,9 +144,10 @@ type (
 		updated                                     []time.Time
 	}
 	entryColumns struct {
-		key, op, reason, author                []string
-		incarnation, seq, delta, before, after []int64
-		at                                     []time.Time
+		key, op, reason, author         []string
+		incarnation, seq, delta, before []int64
+		now                             time.Time   // of entries without a time of their own
+		at                              []time.Time // empty, or one for each
 	}
 	sweepColumns struct {
 		key               []string
@@ -161,17 +170,22 @@ func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
 	c.key = append(c.key, key)
 	c.incarnation = append(c.incarnation, int64(v.Incarnation))
 	c.seq = append(c.seq, int64(e.Seq))
-	c.at = append(c.at, e.At)
 	c.op = append(c.op, e.Op.String())
 	c.delta = append(c.delta, e.Delta)
 	c.before = append(c.before, e.Before)
-	c.after = append(c.after, e.After)
 	c.reason = append(c.reason, e.Reason)
 	c.author = append(c.author, e.By)
 }
 
+// addTimes adds the times of entries that have others than now. The columns have no other entries then.
+func (c *entryColumns) addTimes(of []counter.Entry) {
+	for i := range of {
+		c.at = append(c.at, of[i].At)
+	}
+}
+
 func (c *entryColumns) args() []any {
-	return []any{c.key, c.incarnation, c.seq, c.at, c.op, c.delta, c.before, c.after, c.reason, c.author}
+	return []any{c.key, c.incarnation, c.seq, c.op, c.delta, c.before, c.reason, c.author, c.now, c.at}
 }
 
 func (c *sweepColumns) add(of ledger, at sweep) {

@@ -241,6 +241,7 @@ func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	r.State = is.State
 	r.kept = kept.Milliseconds()
 	r.entries = is.Ledger
+	r.restored = true
 	if len(is.Ledger) > 0 && kept > 0 {
 		d.sweep(is.Key, r.Version, sweep{due: is.Ledger[0].At.Add(kept), kept: r.kept})
 	}

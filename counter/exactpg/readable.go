@@ -77,6 +77,7 @@ func (c *entryColumns) addAll(is *owner.Outline) {
 	for i := range is.Entries {
 		c.add(is.Key, counter.Version{Incarnation: is.Life}, &is.Entries[i])
 	}
+	c.addTimes(is.Entries)
 }
 
 // add notes entries that are deleted.

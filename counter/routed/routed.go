@@ -77,6 +77,9 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if len(ops) == 1 {
 		return s.applyOne(ctx, ops)
 	}
+	if s.allExact(ops) {
+		return s.cfg.Exact.Apply(ctx, ops)
+	}
 
 	results := make([]counter.Result, len(ops))
 	var owned, exact gathered
@@ -136,6 +139,17 @@ func (s *Store) wayOf(op *counter.Op) way {
 	default:
 		return toExact
 	}
+}
+
+// allExact reports whether exactpg makes all operations, as it does when a Combiner separates them.
+func (s *Store) allExact(ops []counter.Op) bool {
+	for i := range ops {
+		if s.wayOf(&ops[i]) != toExact {
+			return false
+		}
+	}
+
+	return true
 }
 
 // applyOne makes a lone operation without a detour.
