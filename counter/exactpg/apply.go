@@ -36,10 +36,11 @@ const (
 			u (key, value, updated, incarnation, sequence, entries, kept)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
-	// Each array costs time for each entry, so what follows from others is not sent.
+	// Each array costs time for each entry, so what follows from others is not sent, and some arrays are missing mostly.
 	insertEntries = `insert into headcount_ledger
 			(key, incarnation, seq, op, delta, before, reason, author, at, after)
-		select key, incarnation, seq, op, delta, before, reason, author, coalesce(at, $9), before + delta
+		select key, incarnation, seq, coalesce(op, case when delta > 0 then 'increment' else 'decrement' end), delta, before,
+			coalesce(reason, ''), coalesce(author, ''), coalesce(at, $9), before + delta
 		from unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
 			$10::timestamptz[]) u(key, incarnation, seq, op, delta, before, reason, author, at)`
 	writeSweeps = `insert into headcount_sweeps (key, incarnation, due, kept)

@@ -146,6 +146,7 @@ type (
 	entryColumns struct {
 		key, op, reason, author         []string
 		incarnation, seq, delta, before []int64
+		told                            bool        // an entry has more than its numbers
 		now                             time.Time   // of entries without a time of their own
 		at                              []time.Time // empty, or one for each
 	}
@@ -175,6 +176,9 @@ func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
 	c.before = append(c.before, e.Before)
 	c.reason = append(c.reason, e.Reason)
 	c.author = append(c.author, e.By)
+
+	isPlain := e.Op == counter.LedgerIncrement || e.Op == counter.LedgerDecrement
+	c.told = c.told || !isPlain || e.Reason != "" || e.By != ""
 }
 
 // addTimes adds the times of entries that have others than now. The columns have no other entries then.
@@ -185,6 +189,10 @@ func (c *entryColumns) addTimes(of []counter.Entry) {
 }
 
 func (c *entryColumns) args() []any {
+	if !c.told {
+		return []any{c.key, c.incarnation, c.seq, nil, c.delta, c.before, nil, nil, c.now, c.at}
+	}
+
 	return []any{c.key, c.incarnation, c.seq, c.op, c.delta, c.before, c.reason, c.author, c.now, c.at}
 }
 
