@@ -261,7 +261,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	if err != nil {
 		return nil, err
 	}
-	s.claimed(owner, partitions, claims)
+	s.claimed(partitions, claims)
 
 	return claims, nil
 }

@@ -14,7 +14,6 @@ const (
 	scanRows = `select field, value from headcount_rows
 		where partition = $1 and collection = $2 and field > $3 order by field limit $4`
 	readNumbers = `select partition, epoch, number from headcount_partitions`
-	readOwners  = `select partition, owner, epoch from headcount_partitions`
 
 	scanAtOnce = 1000
 )
@@ -88,9 +87,8 @@ func (s *Store) publish(c *rows.Commit) {
 }
 
 // claimed notes claims of this process.
-func (s *Store) claimed(owner string, partitions []rows.Former, claims []rows.Claim) {
+func (s *Store) claimed(partitions []rows.Former, claims []rows.Claim) {
 	s.mu.Lock()
-	s.owner = owner
 	for i, claim := range claims {
 		if claim.Epoch != 0 {
 			s.mine[partitions[i].Partition] = claim.Epoch
@@ -100,25 +98,6 @@ func (s *Store) claimed(owner string, partitions []rows.Former, claims []rows.Cl
 
 	// What others have committed before is not known here.
 	s.watches.Missed()
-}
-
-// TakenOver reports whether another process has claimed a partition after this one has.
-func (s *Store) TakenOver(ctx context.Context) (is bool, err error) {
-	var partition int
-	var owner string
-	var epoch uint64
-	each := func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-
-		// A claim of this process may be newer than what it has noted. A server that was restored has an older one.
-		claimed := s.mine[partition]
-		is = is || claimed != 0 && epoch > claimed && owner != s.owner
-		return nil
-	}
-	err = s.query(ctx, "owners", []any{&partition, &owner, &epoch}, each, readOwners)
-
-	return is, err
 }
 
 // Watch implements rows.Store. A committing caller calls heard, which must not block. What other processes commit is a

@@ -79,7 +79,6 @@ type Store struct {
 	watches rows.Watches
 
 	mu     sync.Mutex              // guards the fields below
-	owner  string                  // the name by which this process has claimed
 	mine   [rows.Partitions]uint64 // epochs of the claims of this process
 	newest [rows.Partitions]newest // publications
 
