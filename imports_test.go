@@ -75,6 +75,11 @@ var layers = []layer{
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
+	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
+	{"counter/routed", []string{ // exact counters beside those of owners
+		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/postgres", "internal/rows", "internal/rows/rowspg",
+		"internal/rows/rowstier",
+	}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
 		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",

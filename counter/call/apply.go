@@ -30,7 +30,7 @@ func placeOf(c *counter.Change) int {
 	return rows.PartitionOf(c.Key)
 }
 
-// homeOf returns the partition that remembers the idempotency key of a batch.
+// homeOf returns the partition that remembers the idempotency key of a batch. Package exactpg does so in SQL.
 func homeOf(id counter.IdempotencyKey) int {
 	return int(binary.LittleEndian.Uint32(id[:]) % rows.Partitions)
 }
@@ -190,6 +190,15 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 	for i := range parts {
 		calls[i] = parts[i].call
 	}
+	ctx, cancel, err := s.begin(ctx)
+	if err != nil {
+		for i := range parts {
+			parts[i].Err = err
+		}
+		return
+	}
+	defer cancel()
+
 	for i, outcome := range s.to.DoAll(ctx, calls) {
 		parts[i].Outcome = outcome
 		parts[i].Err = unavailable(outcome.Err)
@@ -231,6 +240,18 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 	}
 
 	return result
+}
+
+// Known reports whether a batch with that idempotency key was made, also one of counters that another store has.
+func (s *Store) Known(ctx context.Context, id counter.IdempotencyKey) (bool, error) {
+	return s.known(ctx, id)
+}
+
+// Remember remembers the idempotency key of a batch that another store has made.
+func (s *Store) Remember(ctx context.Context, id counter.IdempotencyKey) error {
+	_, err := s.remember(ctx, id)
+
+	return err
 }
 
 // known reports whether a batch with that idempotency key was made.

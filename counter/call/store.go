@@ -22,6 +22,7 @@ type Store struct {
 	rules *counter.Rules
 	to    maker
 	local *owner.Owner // nil unless this process owns everything
+	away  func() error // why changes cannot be made now, or nil; nil: they always can
 	hub   *counter.Hub
 
 	stop   context.CancelFunc
@@ -59,24 +60,64 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 // NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
 // is a function call then, and so is its publication.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
+	s := NewSole(store, rules, cfg, nil)
+	// Nobody else uses the store, so the claims cannot be taken away.
+	if err := s.Own(ctx); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+
+	return s, nil
+}
+
+// awayAfter is how long a call waits for a server that does not answer, if nobody knows yet that it is away.
+const awayAfter = 5 * time.Second
+
+// NewSole is NewLocal for a store on a server, which may not answer now. Changes fail until Own has claimed everything,
+// and while away says why the server cannot be used.
+func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config, away func() error) *Store {
 	// Changes reach watchers in this process without a detour through the store.
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
-	var all []int
-	for id := range rows.Partitions {
-		all = append(all, id)
-	}
-	// Nobody else uses the store, so the claims cannot be taken away.
-	if err := o.Own(ctx, all...); err != nil {
-		o.Close()
-		return nil, fmt.Errorf("call: %w", err)
-	}
 
 	s := newStore(o.Rows(), o, rules)
 	s.local = o
+	s.away = away
 	s.hub = cfg.Hub
 
-	return s, nil
+	return s
+}
+
+// Own claims all partitions for a store of NewSole, whoever owns them now.
+func (s *Store) Own(ctx context.Context) error {
+	if err := s.local.Own(ctx, everyPartition()...); err != nil {
+		return fmt.Errorf("call: %w", err)
+	}
+
+	return nil
+}
+
+// Disown gives all partitions up, because another process has claimed them.
+func (s *Store) Disown(ctx context.Context) error { return s.local.Release(ctx, everyPartition()...) }
+
+// Owns reports whether this process owns everything, as far as it knows.
+func (s *Store) Owns() bool {
+	for id := range rows.Partitions {
+		if !s.local.Owns(id) {
+			return false
+		}
+	}
+
+	return true
+}
+
+func everyPartition() []int {
+	all := make([]int, rows.Partitions)
+	for id := range all {
+		all[id] = id
+	}
+
+	return all
 }
 
 func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {
@@ -160,13 +201,33 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 
 // do makes a call, unless the store is closed.
 func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
-	if s.ended.Err() != nil {
-		return owner.Answer{}, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
+	ctx, cancel, err := s.begin(ctx)
+	if err != nil {
+		return owner.Answer{}, err
 	}
+	defer cancel()
 
 	answer, err := s.to.Do(ctx, call)
 
 	return answer, unavailable(err)
+}
+
+// begin returns the context of a call, or why it cannot be made.
+func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if s.ended.Err() != nil {
+		return nil, nil, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
+	}
+	if s.away == nil {
+		return ctx, func() {}, nil
+	}
+
+	// The owner would repeat its commit for ever.
+	if err := s.away(); err != nil {
+		return nil, nil, fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, awayAfter)
+
+	return ctx, cancel, nil
 }
 
 // unavailable returns the error of a call as callers of a counter.Store know it.

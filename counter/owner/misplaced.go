@@ -10,6 +10,10 @@ import (
 // begin anew in the other one.
 const ExactPartition = 0
 
+// Outside is the partition of the exact counters that are in no store of rows, see Config.ExactOutside. A store is asked
+// for heads in it before a counter is made.
+const Outside = rows.Partitions
+
 // beside is the collection, within a draft, of the heads that keys have in their other place.
 const beside = "beside"
 
@@ -24,20 +28,29 @@ func otherPlace(key string, expected int) (partition int, ok bool) {
 	return partition, partition != expected
 }
 
+// otherPlace returns the other partition that may have a key, and whether there is one.
+func (d *draft) otherPlace(key string) (partition int, ok bool) {
+	if d.p.exactOutside {
+		return Outside, true
+	}
+
+	return otherPlace(key, d.p.id)
+}
+
 // address returns where the store has a row of the draft.
 func (d *draft) address(name rows.Name) rows.Address {
 	if name.Collection != beside {
 		return rows.Address{Partition: d.p.id, Name: name}
 	}
 
-	partition, _ := otherPlace(name.Field, d.p.id)
+	partition, _ := d.otherPlace(name.Field)
 
 	return rows.Address{Partition: partition, Name: headOf(name.Field)}
 }
 
 // misplaced returns the conflict of a change that would begin a counter anew, or nil.
 func (d *draft) misplaced(key string) error {
-	_, ok := otherPlace(key, d.p.id)
+	_, ok := d.otherPlace(key)
 	if !ok {
 		return nil
 	}

@@ -75,6 +75,8 @@ type Config struct {
 	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
 	// and as much again of those that were written last. Negative: none, for a store in memory.
 	Memory int
+	// ExactOutside says that exact counters are not with owners. The store answers reads of heads in partition Outside.
+	ExactOutside bool
 	// Hub gets the changes, instead of those who watch the store. It is for a process that uses the store alone.
 	Hub *counter.Hub
 }
@@ -203,6 +205,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 			continue
 		}
 		o.owned[id] = newPartition(id, claim, &o.memory)
+		o.owned[id].exactOutside = o.cfg.ExactOutside
 	}
 
 	return err

@@ -14,6 +14,8 @@ type partition struct {
 	unsure bool          // settle makes commits and learns their outcomes, guarded by Owner.mu
 	healed chan struct{} // closed when what a store has lost is written again; nil: it has lost nothing. Guarded by Owner.mu
 
+	exactOutside bool // exact counters are in partition Outside
+
 	epoch   uint64                            // of the claim
 	number  uint64                            // of the newest commit that the store has, as far as the owner knows
 	meta    meta                              // as of that commit

@@ -272,6 +272,15 @@ func (r *Reader) all(ctx context.Context, prefix string, each func(h *found) err
 // Aggregate implements counter.Reader.
 func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
+	if err := r.AddTo(ctx, &total, prefix); err != nil {
+		return counter.Aggregate{}, err
+	}
+
+	return total.Aggregate(prefix)
+}
+
+// AddTo adds all counters of a site whose name begins with prefix to total.
+func (r *Reader) AddTo(ctx context.Context, total *counter.Total, prefix string) error {
 	var uniques []found
 	err := r.all(ctx, prefix, func(h *found) error {
 		total.Add(h.State)
@@ -281,19 +290,19 @@ func (r *Reader) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 		return nil
 	})
 	if err != nil {
-		return counter.Aggregate{}, err
+		return err
 	}
 
 	// One after another: 12 KB each would be too much for all at once.
 	for i := range uniques {
 		registers, err := r.registers(ctx, &uniques[i])
 		if err != nil {
-			return counter.Aggregate{}, err
+			return err
 		}
 		total.Merge(registers)
 	}
 
-	return total.Aggregate(prefix)
+	return nil
 }
 
 // registers returns the registers of a unique.

@@ -53,8 +53,8 @@ const (
 
 // Config tunes a DB. A zero field takes its default.
 type Config struct {
-	URL    string // postgres://…; required. It may name several servers, as libpq has it
-	Tables Tables // required
+	URL    string   // postgres://…; required. It may name several servers, as libpq has it
+	Tables []Tables // of those who share the connection, at least one; all are made in the schema of the first
 	// Probe is a statement that changes something. It finds out whether the server takes changes, and is rolled back.
 	// Required.
 	Probe   string
@@ -67,6 +67,9 @@ type Tables struct {
 	Migrations fs.FS  // files of goose
 	Versions   string // the table of goose
 	Lock       int64  // of the advisory lock of who moves them
+	// Former is a table of a release that kept the same data in another form. A database that has it is refused, and
+	// Mend says what to do. Optional.
+	Former, Mend string
 }
 
 // DB is a database. All methods may be called from any goroutine.
@@ -136,6 +139,9 @@ func (db *DB) Cause() error {
 
 	return db.breaker.LastFailure()
 }
+
+// ConnConfig returns how to open a connection apart from those of Do, for who listens to notifications.
+func (db *DB) ConnConfig() *pgx.ConnConfig { return db.pool.Config().ConnConfig }
 
 func (db *DB) up() bool { return db.ready.Load() && db.breaker.Up() }
 

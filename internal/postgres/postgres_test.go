@@ -24,7 +24,10 @@ func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 func tables(statements string) Tables {
 	file := &fstest.MapFile{Data: []byte("-- +goose Up\n" + statements)}
 
-	return Tables{Migrations: fstest.MapFS{"00001_numbers.sql": file}, Versions: "numbers_migrations", Lock: 1}
+	return Tables{
+		Migrations: fstest.MapFS{"00001_numbers.sql": file}, Versions: "numbers_migrations", Lock: 1,
+		Former: "old_numbers", Mend: "export them",
+	}
 }
 
 const create = "create table numbers (n bigint not null);"
@@ -32,7 +35,7 @@ const create = "create table numbers (n bigint not null);"
 const insert = "insert into numbers values (1)"
 
 func config(url string) Config {
-	return Config{URL: url, Tables: tables(create), Probe: insert, Log: zerolog.Nop()}
+	return Config{URL: url, Tables: []Tables{tables(create)}, Probe: insert, Log: zerolog.Nop()}
 }
 
 func open(t testing.TB, cfg Config) *DB {
@@ -77,10 +80,15 @@ func TestServerDatabasesThatCannotBeUsed(t *testing.T) {
 	server.Exec(t, newer, "insert into numbers_migrations (version_id, is_applied) values (99, true)")
 	server.Exec(t, server.URL("postgres"), "create database latin encoding 'LATIN1' template template0")
 
+	former := server.Database(t)
+	server.Exec(t, former, "create table old_numbers ()")
+
 	for url, want := range map[string]struct {
 		err  error
 		text string
 	}{
+		former: {ErrConfig, "the table old_numbers of an earlier release; export them"},
+
 		newer:               {ErrNewer, "of version 99, this program knows version 1"},
 		server.URL("latin"): {ErrConfig, "make one with ENCODING 'UTF8'"},
 		server.Bouncer(t, server.Database(t), "transaction"): {ErrConfig, "or set pool_mode = session"},
@@ -110,7 +118,7 @@ func TestServerManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 
 	// All of them find no tables before the first has made them.
 	slow := config(url)
-	slow.Tables = tables("select pg_sleep(0.3);" + create)
+	slow.Tables = []Tables{tables("select pg_sleep(0.3);" + create)}
 
 	var all sync.WaitGroup
 	for range 4 {

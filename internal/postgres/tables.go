@@ -27,26 +27,35 @@ const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
 
 // prepare makes the tables, or moves them to this version, and refuses a database that cannot be used.
 func (db *DB) prepare(ctx context.Context) error {
-	newest, err := db.cfg.Tables.newest()
-	if err != nil {
-		return err
-	}
-
 	// Without the time-outs of a session: moving a large table may take long.
 	cc := db.pool.Config().ConnConfig
-	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables.Versions))
+	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables[0].Versions))
 	conn := stdlib.OpenDB(*cc)
 	defer conn.Close()
 
-	// A server that hangs must not be asked for as long as tables may be moved.
+	// Everything is checked before anything is made. A server that hangs must not be asked for as long as tables may be
+	// moved.
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	version, err := db.cfg.Tables.check(asking, cc, conn, newest)
-	if err != nil || version == newest {
+	if err := checkServer(asking, cc, conn); err != nil {
 		return err
 	}
+	versions := make([]int64, len(db.cfg.Tables))
+	for i := range db.cfg.Tables {
+		var err error
+		versions[i], err = db.cfg.Tables[i].check(asking, conn)
+		if err != nil {
+			return err
+		}
+	}
 
-	return db.move(ctx, conn, version, newest)
+	for i := range db.cfg.Tables {
+		if err := db.move(ctx, conn, &db.cfg.Tables[i], versions[i]); err != nil {
+			return err
+		}
+	}
+
+	return nil
 }
 
 // newest returns the version to which the last migration moves.
@@ -61,26 +70,44 @@ func (t *Tables) newest() (int64, error) {
 	return strconv.ParseInt(number, 10, 64)
 }
 
-// check refuses a database that cannot be used by a program that knows the version newest of its tables. It returns the
-// version that they have, 0 if there are none.
-func (t *Tables) check(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB, newest int64) (version int64, err error) {
+// checkServer refuses a database that cannot be used.
+func checkServer(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB) error {
 	if err := refusePooler(ctx, cc); err != nil {
-		return 0, err
+		return err
 	}
 
 	const facts = `select current_setting('server_version_num')::int, current_setting('server_encoding'),
-		current_setting('server_version'), to_regclass($1)::text`
+		current_setting('server_version')`
 	var server int
 	var encoding, name string
-	var tables sql.NullString
-	err = db.QueryRowContext(ctx, facts, t.Versions).Scan(&server, &encoding, &name, &tables)
+	err := db.QueryRowContext(ctx, facts).Scan(&server, &encoding, &name)
+	switch {
+	case err != nil:
+		return err
+	case server < leastServer:
+		return fmt.Errorf("%w: the server is PostgreSQL %s; it must be 13 or later", ErrConfig, name)
+	case encoding != "UTF8":
+		return fmt.Errorf("%w: the database's encoding is %s; make one with ENCODING 'UTF8'", ErrConfig, encoding)
+	default:
+		return nil
+	}
+}
+
+// check refuses tables that this program cannot use. It returns the version that they have, 0 if there are none.
+func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err error) {
+	newest, err := t.newest()
+	if err != nil {
+		return 0, err
+	}
+
+	const facts = `select to_regclass($1)::text, to_regclass(nullif($2, ''))::text`
+	var tables, former sql.NullString
+	err = db.QueryRowContext(ctx, facts, t.Versions, t.Former).Scan(&tables, &former)
 	switch {
 	case err != nil:
 		return 0, err
-	case server < leastServer:
-		return 0, fmt.Errorf("%w: the server is PostgreSQL %s; it must be 13 or later", ErrConfig, name)
-	case encoding != "UTF8":
-		return 0, fmt.Errorf("%w: the database's encoding is %s; make one with ENCODING 'UTF8'", ErrConfig, encoding)
+	case former.Valid:
+		return 0, fmt.Errorf("%w: the database has the table %s of an earlier release; %s", ErrConfig, t.Former, t.Mend)
 	case !tables.Valid:
 		return 0, nil
 	}
@@ -95,9 +122,13 @@ func (t *Tables) check(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB, newe
 	return version, err
 }
 
-// move makes the tables, or moves them from version to newest.
-func (db *DB) move(ctx context.Context, conn *sql.DB, version, newest int64) error {
-	tables := &db.cfg.Tables
+// move makes tables, or moves them from version to the newest one.
+func (db *DB) move(ctx context.Context, conn *sql.DB, tables *Tables, version int64) error {
+	newest, err := tables.newest()
+	if err != nil || version == newest {
+		return err
+	}
+
 	// A process that does not get the lock asks again every second: another one is at work.
 	locker, err := lock.NewPostgresSessionLocker(
 		lock.WithLockID(tables.Lock), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
@@ -119,7 +150,7 @@ func (db *DB) move(ctx context.Context, conn *sql.DB, version, newest int64) err
 	}
 	if len(done) > 0 {
 		moved := db.cfg.Log.Info().Int64("from", version).Int64("to", newest)
-		moved.Msg("counters: the tables in PostgreSQL were moved")
+		moved.Msg("counters: tables in PostgreSQL were moved")
 	}
 
 	return nil

@@ -25,12 +25,16 @@ const (
 	writeIDs = `insert into headcount_row_ids (partition, id, until)
 		select * from unnest($1::smallint[], $2::uuid[], $3::timestamptz[])
 		on conflict (partition, id) do update set until = excluded.until`
-	writeRows = `insert into headcount_rows (partition, collection, field, value)
-		select * from unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::bytea[])
-		on conflict (partition, collection, field) do update set value = excluded.value`
+	writeRows = `insert into headcount_rows (partition, collection, field, value, number)
+		select * from unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[])
+		on conflict (partition, collection, field) do update set value = excluded.value, number = excluded.number`
 	deleteRows = `delete from headcount_rows r
 		using unnest($1::smallint[], $2::bytea[], $3::bytea[]) g(partition, collection, field)
 		where r.partition = g.partition and r.collection = g.collection and r.field = g.field`
+	writeDeletions = `insert into headcount_row_deletions (partition, collection, field, number, at)
+		select partition, collection, field, number, now()
+		from unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::bigint[]) g(partition, collection, field, number)
+		on conflict (partition, collection, field) do update set number = excluded.number, at = excluded.at`
 )
 
 // transaction makes commits.
@@ -74,7 +78,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		}
 		t.decide()
 
-		return t.write(ctx, c, s.cfg.Readable)
+		return t.write(ctx, c, &s.cfg)
 	})
 	if err != nil {
 		errs := make([]error, len(commits))
@@ -171,7 +175,7 @@ func (t *transaction) decide() {
 }
 
 // write writes the commits and ends the transaction: one round trip.
-func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, readable Readable) error {
+func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) error {
 	// Refusals and repetitions change nothing, and need no fsync.
 	b := &pgx.Batch{}
 	if len(t.made) == 0 {
@@ -179,11 +183,11 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, readable Reada
 		return c.SendBatch(ctx, b).Close()
 	}
 
-	t.queueWrites(b)
-	if readable != nil {
+	t.queueWrites(b, cfg.Back)
+	if cfg.Readable != nil {
 		queue := func(sql string, args ...any) { b.Queue(sql, args...) }
 		for _, one := range t.made {
-			readable(one, queue)
+			cfg.Readable(one, queue)
 		}
 	}
 	b.Queue("commit")
@@ -192,8 +196,9 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, readable Reada
 	return c.SendBatch(ctx, b).Close()
 }
 
-// queueWrites queues what the commits write, a statement for each table and not for each commit.
-func (t *transaction) queueWrites(b *pgx.Batch) {
+// queueWrites queues what the commits write, a statement for each table and not for each commit. With deletions it also
+// queues which rows they delete.
+func (t *transaction) queueWrites(b *pgx.Batch, deletions bool) {
 	var numbers numberColumns
 	var ids idColumns
 	var put, gone rowColumns
@@ -203,9 +208,9 @@ func (t *transaction) queueWrites(b *pgx.Batch) {
 		for i := range one.Rows {
 			row := &one.Rows[i]
 			if row.Value == nil {
-				gone.add(one.Partition, row)
+				gone.add(one, row)
 			} else {
-				put.add(one.Partition, row)
+				put.add(one, row)
 			}
 		}
 	}
@@ -215,10 +220,13 @@ func (t *transaction) queueWrites(b *pgx.Batch) {
 		b.Queue(writeIDs, ids.partition, ids.id, ids.until)
 	}
 	if len(put.value) > 0 {
-		b.Queue(writeRows, put.partition, put.collection, put.field, put.value)
+		b.Queue(writeRows, put.partition, put.collection, put.field, put.value, put.number)
 	}
 	if len(gone.value) > 0 {
 		b.Queue(deleteRows, gone.partition, gone.collection, gone.field)
+	}
+	if len(gone.value) > 0 && deletions {
+		b.Queue(writeDeletions, gone.partition, gone.collection, gone.field, gone.number)
 	}
 }
 
@@ -272,6 +280,7 @@ type (
 	rowColumns struct {
 		partition                []int16
 		collection, field, value [][]byte
+		number                   []int64 // of the commit
 	}
 )
 
@@ -288,9 +297,10 @@ func (c *idColumns) add(partition int, ids []rows.ID) {
 	}
 }
 
-func (c *rowColumns) add(partition int, row *rows.Row) {
-	c.addName(partition, row.Name)
+func (c *rowColumns) add(of *rows.Commit, row *rows.Row) {
+	c.addName(of.Partition, row.Name)
 	c.value = append(c.value, row.Value)
+	c.number = append(c.number, int64(of.Number))
 }
 
 func (c *rowColumns) addName(partition int, name rows.Name) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -497,4 +498,61 @@ func (p *proxy) hangUp() {
 	p.open = nil
 	p.fromServer = true
 	p.toServer = true
+}
+
+// TestServerChanges: what a store in front may have lost, in more than one part.
+func TestServerChanges(t *testing.T) {
+	server := pgtest.Single(t)
+	s := open(t, server.Database(t), func(c *Config) { c.Back = true })
+	w := newWriter(t, s, "a")
+	row := func(field, value string) rows.Row {
+		is := rows.Row{Name: rows.Name{Collection: "c", Field: field}}
+		if value != "" {
+			is.Value = []byte(value)
+		}
+		return is
+	}
+
+	first := w.next("1")
+	first.Rows = []rows.Row{row("stays", "1"), row("changes", "1"), row("goes", "1"), row("comes back", "1")}
+	w.must(first)
+	second := w.next("1")
+	second.Rows = []rows.Row{row("changes", "2"), row("goes", ""), row("comes back", "")}
+	for n := range 2 * scanAtOnce {
+		second.Rows = append(second.Rows, row(fmt.Sprint("many ", n), "1"))
+	}
+	w.must(second)
+	third := w.next("1")
+	third.Rows = []rows.Row{row("comes back", "3")}
+	w.must(third)
+
+	changed := func(after uint64) map[string]string {
+		got := map[string]string{}
+		err := s.Changed(t.Context(), partition, after, func(name rows.Name, value []byte) error {
+			got[name.Field] = string(value)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := changed(second.Number); !maps.Equal(got, map[string]string{"comes back": "3"}) {
+		t.Errorf("after the second commit: %v", got)
+	}
+	got := changed(first.Number)
+	goes, isThere := got["goes"]
+	if len(got) != 3+2*scanAtOnce || got["changes"] != "2" || got["comes back"] != "3" || !isThere || goes != "" {
+		t.Errorf("after the first commit: %d rows, %v, %v", len(got), got["changes"], got["comes back"])
+	}
+
+	soon := time.Now().Add(time.Minute)
+	used := w.next("2")
+	used.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: soon}, {Bytes: [16]byte{2}, Until: time.Now().Add(-time.Minute)}}
+	w.must(used)
+	asked := []rows.ID{{Bytes: [16]byte{1}}, {Bytes: [16]byte{2}}, {Bytes: [16]byte{3}}}
+	known, err := s.Remembered(t.Context(), partition, asked)
+	if err != nil || len(known) != 1 || known[0].Bytes != asked[0].Bytes || known[0].Until.Sub(soon).Abs() > time.Second {
+		t.Errorf("remembered are %v, %v", known, err)
+	}
 }

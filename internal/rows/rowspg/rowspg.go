@@ -17,7 +17,9 @@
 //   - headcount_partitions has the owner, the epoch and the newest number of each partition. Its rows are the fence: a
 //     claim and a commit lock them.
 //   - headcount_rows has the rows. A name may have any bytes, and has to sort by them, so it is no text. A change of a
-//     value touches no index, and half of each page is free for the new version.
+//     value touches no index, and half of each page is free for the new version. Its number is that of the commit that
+//     wrote it; what a commit changed is found without an index, as only a loss of the store in front asks for it.
+//   - headcount_row_deletions has the rows that were deleted lately, if this store is behind another one.
 //   - headcount_row_ids has the IDs that were used. The index on until finds those to forget.
 //
 // People cannot read rows. [Config.Readable] may write tables that they can, in the same transactions.
@@ -54,6 +56,10 @@ type Config struct {
 	URL string // postgres://…; required
 	// Readable writes tables for people; nil: there are none.
 	Readable Readable
+	// Beside are the tables of others that use the same connection, see [Store.DB].
+	Beside []postgres.Tables
+	// Back says that this store is behind another one, see package rowstier: deletions are remembered for two days.
+	Back bool
 	// PollEvery is how often a watch looks for commits of other processes, default 1s.
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of forgetting IDs, default 10s.
@@ -101,7 +107,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 	// Apart from the tables of other stores in the same database.
 	const lockID = 0x68656164726f7773 // "headrows"
-	tables := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	tables := append([]postgres.Tables{own}, cfg.Beside...)
 
 	s := &Store{cfg: cfg}
 	s.db, err = postgres.Open(ctx, postgres.Config{
@@ -125,6 +132,9 @@ func (s *Store) Close() {
 	s.wg.Wait()
 	s.db.Close()
 }
+
+// DB returns the connection. It ends with the store.
+func (s *Store) DB() *postgres.DB { return s.db }
 
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (s *Store) Cause() error { return s.db.Cause() }
@@ -165,29 +175,40 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func() er
 	})
 }
 
-// sweepAtOnce is how many IDs one transaction forgets.
+// sweepAtOnce is how many IDs, or deletions, one transaction forgets.
 const sweepAtOnce = 2000
 
 // An array of the rows' places keeps the planner from reading all rows. A commit has a clock of its own, which may be
 // behind that of the server, so IDs stay somewhat longer.
-const sweepIDs = `delete from headcount_row_ids where ctid = any(array(
+const (
+	sweepIDs = `delete from headcount_row_ids where ctid = any(array(
 	select ctid from headcount_row_ids where until < now() - interval '1 hour'
 	order by until limit $1 for update skip locked))`
+	sweepDeletions = `delete from headcount_row_deletions where ctid = any(array(
+	select ctid from headcount_row_deletions where at < now() - interval '2 days'
+	order by at limit $1 for update skip locked))`
+)
 
-// sweep forgets IDs until ctx ends.
+// sweep forgets IDs and deletions until ctx ends.
 func (s *Store) sweep(ctx context.Context) {
 	for outage.Sleep(ctx, s.cfg.SweepEvery) {
-		// In small transactions, so that no commit waits for a large one.
-		for more := true; more && ctx.Err() == nil; {
-			err := s.do(ctx, "forget IDs", func(ctx context.Context, c *pgxpool.Conn) error {
-				tag, err := c.Exec(ctx, sweepIDs, sweepAtOnce)
-				more = tag.RowsAffected() == sweepAtOnce
-				return err
-			})
-			if err != nil {
-				s.cfg.Log.Debug().Err(err).Msg("counters: forgetting idempotency keys")
-				break
-			}
+		s.sweepAll(ctx, sweepIDs)
+		s.sweepAll(ctx, sweepDeletions)
+	}
+}
+
+// sweepAll carries out a statement until it finds nothing more.
+func (s *Store) sweepAll(ctx context.Context, sql string) {
+	// In small transactions, so that no commit waits for a large one.
+	for more := true; more && ctx.Err() == nil; {
+		err := s.do(ctx, "forget", func(ctx context.Context, c *pgxpool.Conn) error {
+			tag, err := c.Exec(ctx, sql, sweepAtOnce)
+			more = tag.RowsAffected() == sweepAtOnce
+			return err
+		})
+		if err != nil {
+			s.cfg.Log.Debug().Err(err).Msg("counters: forgetting idempotency keys and deletions")
+			return
 		}
 	}
 }

@@ -2,7 +2,7 @@ package rowstier
 
 import (
 	"context"
-	"encoding/binary"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -59,7 +59,11 @@ func (t *taking) take(ctx context.Context) (rows.Claim, error) {
 	if err := t.readState(ctx); err != nil {
 		return rows.Claim{}, err
 	}
-	if err := t.claimBack(ctx); err != nil && !t.isThere {
+	err := t.claimBack(ctx)
+	if err == nil && !t.isThere {
+		err = t.introduce(ctx)
+	}
+	if errors.Is(err, ErrOtherFront) || err != nil && !t.isThere {
 		return rows.Claim{}, err
 	}
 	if err := t.begin(ctx); err != nil {
@@ -75,6 +79,7 @@ func (t *taking) take(ctx context.Context) (rows.Claim, error) {
 	case !t.isThere:
 		t.state.whole = true // the partition is new
 	}
+	t.warn()
 	if t.reached {
 		t.state.back = t.back.Number
 	}
@@ -121,20 +126,75 @@ func (t *taking) claimBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
 	defer cancel()
 
+	// Before the claim, which would take the partition from the owner in front of the right one.
+	if _, err := t.readDrained(ctx); err != nil {
+		return err
+	}
 	claims, err := t.s.back.Claim(ctx, t.owner, []rows.Former{{Partition: t.p.id}})
 	if err != nil {
 		return err
 	}
-	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
-	if row.Err != nil {
-		return row.Err
+	// Nobody else writes it from now on.
+	drained, err := t.readDrained(ctx)
+	if err != nil {
+		return err
 	}
 
 	t.reached = true
 	t.back = claims[0]
-	t.drained, _ = binary.Uvarint(row.Value) // 0 if nothing was drained
+	t.drained = drained
 
 	return nil
+}
+
+// ErrOtherFront is in the errors of claims whose front has another token than that from which the back has its rows. It
+// is a rows.ErrUnavailable.
+var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
+
+// readDrained returns the newest commit of this front that the back has, 0 if nothing was drained.
+func (t *taking) readDrained(ctx context.Context) (uint64, error) {
+	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
+	if row.Err != nil {
+		return 0, row.Err
+	}
+
+	drained, token := decodeDrained(row.Value)
+	if t.isThere && token != "" && token != t.state.token {
+		return 0, fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
+	}
+
+	return drained, nil
+}
+
+// introduce gives a front without a token a new one: it may be another front than before. The back gets the token first,
+// so that a front with a token that the back does not have is never the right one.
+func (t *taking) introduce(ctx context.Context) error {
+	t.state.token = rand.Text()
+	c := rows.Commit{
+		Partition: t.p.id,
+		Epoch:     t.back.Epoch,
+		After:     t.back.Number,
+		Number:    t.back.Number + 1,
+		At:        time.Now(),
+		Rows:      []rows.Row{{Name: drainedName, Value: encodeDrained(t.drained, t.state.token)}},
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
+	defer cancel()
+
+	if err := t.s.back.Commit(ctx, []rows.Commit{c})[0]; err != nil {
+		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+	}
+	t.back.Number = c.Number
+
+	return nil
+}
+
+// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it changes.
+func (t *taking) warn() {
+	if t.isThere && t.reached && t.back.Number < t.state.back {
+		t.s.cfg.Log.Warn().Int("partition", t.p.id).Msg("counters: the lasting store was restored from an older copy; " +
+			"what left the fast one since is as it was then, and what did not is kept again when it changes")
+	}
 }
 
 // begin forgets what this process knew of the partition from a former time, and reads from the front what is not drained.
@@ -156,11 +216,18 @@ func (t *taking) begin(ctx context.Context) error {
 	var names []rows.Name
 	var ids []rows.ID
 	var marks []uint64
+	var old []rows.Name
 	err := t.s.front.Scan(ctx, p.id, dirtyRows, "", func(field string, b []byte) error {
 		var number uint64
 		if _, err := fmt.Sscanf(field, "%x", &number); err != nil {
 			return errMalformed
 		}
+		// The back has it, or something newer: the front may be an older copy of itself.
+		if number <= t.drained {
+			old = append(old, dirtyName(number))
+			return nil
+		}
+
 		some, someIDs, err := decodeNames(b)
 		names = append(names, some...)
 		ids = append(ids, someIDs...)
@@ -180,6 +247,7 @@ func (t *taking) begin(ctx context.Context) error {
 	p.pending = pending
 	p.ids = distinct(ids)
 	p.marks = marks
+	p.drained = old
 	p.newest = t.claim.Number
 
 	return nil

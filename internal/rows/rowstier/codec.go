@@ -42,6 +42,7 @@ type state struct {
 	whole bool      // everything that is not deleted is in the front
 	back  uint64    // a commit of the back that the front has all of
 	lossy time.Time // until then the front may lack IDs that the back has
+	token string    // names the front, so that the back is not given to another one
 }
 
 func (s *state) encode() []byte {
@@ -50,12 +51,15 @@ func (s *state) encode() []byte {
 		whole = 1
 	}
 
-	b := binary.AppendUvarint([]byte{whole}, s.back)
-	if s.lossy.IsZero() {
-		return b
+	lossy := int64(0)
+	if !s.lossy.IsZero() {
+		lossy = s.lossy.UnixMilli()
 	}
 
-	return binary.AppendVarint(b, s.lossy.UnixMilli())
+	b := binary.AppendUvarint([]byte{whole}, s.back)
+	b = binary.AppendVarint(b, lossy)
+
+	return append(b, s.token...)
 }
 
 func decodeState(b []byte) (s state, err error) {
@@ -69,17 +73,29 @@ func decodeState(b []byte) (s state, err error) {
 		return s, errMalformed
 	}
 	s.back = back
-	if len(b) == 1+n {
-		return s, nil
-	}
 
 	ms, m := binary.Varint(b[1+n:])
 	if m <= 0 {
 		return s, errMalformed
 	}
-	s.lossy = time.UnixMilli(ms)
+	if ms != 0 {
+		s.lossy = time.UnixMilli(ms)
+	}
+	s.token = string(b[1+n+m:])
 
 	return s, nil
+}
+
+// encodeDrained returns the row by which the back knows how much it has, and of which front.
+func encodeDrained(number uint64, token string) []byte {
+	return append(binary.AppendUvarint(nil, number), token...)
+}
+
+// decodeDrained returns zeros for a back that nothing was drained to.
+func decodeDrained(b []byte) (number uint64, token string) {
+	number, n := binary.Uvarint(b)
+
+	return number, string(b[max(n, 0):])
 }
 
 // encodeNames returns what a commit changes: the names of its rows, and its IDs.

@@ -2,7 +2,6 @@ package rowstier
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -113,6 +112,7 @@ func (p *partition) claimedBack(claim rows.Claim) {
 
 	if claim.Epoch == 0 {
 		p.leave()
+		p.ousted = true
 		return
 	}
 
@@ -134,6 +134,10 @@ func (p *partition) claimedNow(claim rows.Claim) {
 	again.Epoch = claim.Epoch
 	again.After = claim.Number
 	again.Number = claim.Number + 1
+	// The front may have got another token meanwhile.
+	again.Rows = slices.Clone(again.Rows)
+	last := &again.Rows[len(again.Rows)-1]
+	last.Value = encodeDrained(p.sendingTo, p.state.token)
 	p.sending = &again
 }
 
@@ -165,7 +169,8 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		names[name] = true
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
-	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: binary.AppendUvarint(nil, p.newest)})
+	// It is the last one, see claimedNow.
+	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: encodeDrained(p.newest, p.state.token)})
 
 	p.sending = c
 	p.sendingNames = names

@@ -17,7 +17,7 @@ const (
 
 var (
 	stateName   = rows.Name{Collection: collection, Field: "state"}   // in the front
-	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: the newest commit of the front that it has
+	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: what it has, and of which front
 )
 
 func dirtyName(number uint64) rows.Name {
@@ -55,6 +55,8 @@ type tenure struct {
 
 	evicted []rows.Name // rows that are to leave the front
 	drained []rows.Name // rows of the tier, and tombstones, that the front needs no more
+	// ousted says that another process has claimed the partition in the back.
+	ousted bool
 	// changed says that the front has not got the state yet.
 	changed bool
 	// opened says that the front has not got the commit yet from which on it is not whole.
@@ -76,6 +78,19 @@ func (p *partition) dirtyNow() int {
 	}
 
 	return n
+}
+
+// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was claimed
+// in the front, too, its owner finds out by that.
+func (p *partition) refuses(c *rows.Commit) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
+		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store", rows.ErrFull)
+	}
+
+	return nil
 }
 
 func (p *partition) isLossy(now time.Time) bool {

@@ -21,6 +21,12 @@
 //
 // IDs that were lost with the front are asked for in the back for a day.
 //
+// # Two fronts
+//
+// A front has a token for each partition, and so has the back from the front that was drained last. A front with another
+// token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former one make no
+// changes from then on.
+//
 // One loss is not noticed: when a process takes a partition over while the back is away, and the front has just lost
 // commits that were drained. Then their rows are old until something changes them.
 package rowstier
@@ -150,6 +156,9 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 // admit returns why a commit is not sent to the front, or nil. Nothing of it is made then.
 func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
+	if err := p.refuses(c); err != nil {
+		return err
+	}
 	if p.dirty()+len(c.Rows) > s.cfg.Dirty {
 		return fmt.Errorf("%w: too many rows wait for the lasting store", rows.ErrFull)
 	}

@@ -503,3 +503,113 @@ func (w *world) checkBack() {
 		w.Errorf("the back has\n%q\nwant\n%q", is, w.model)
 	}
 }
+
+// TestOlderFront: an older front names what was not drained when it was new, and the store behind it has newer values.
+func TestOlderFront(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		front := newFront()
+		back := newBack()
+		first := newOwned(t, "first", front, back)
+		first.must(t, first.next("1"))
+		first.must(t, first.next("2"))
+		first.close(t)
+
+		front.lose(1)
+		second := newOwned(t, "second", front, back)
+		at := rows.Address{Partition: 7, Name: first.name}
+		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+			t.Errorf("the front has %q, %v", got.Value, got.Err)
+		}
+		second.close(t)
+		if got := back.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
+// TestTwoFronts: a front that was in front of another store is refused. An empty one takes the store over, and what the
+// former one would get after that is refused instead of lost.
+func TestTwoFronts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		first := newFront()
+		own := newOwned(t, "first", first, shared)
+		own.must(t, own.next("1"))
+
+		elsewhere := newFront()
+		before := newOwned(t, "before", elsewhere, newBack())
+		before.must(t, before.next("1"))
+		before.close(t)
+		s := New(elsewhere, shared, Config{})
+		_, err := s.Claim(t.Context(), "other", []rows.Former{{Partition: 7}})
+		if !errors.Is(err, ErrOtherFront) || !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("another front: %v", err)
+		}
+		_ = s.Close(t.Context())
+		own.must(t, own.next("2"))
+
+		empty := newOwned(t, "second", newFront(), shared)
+		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
+			t.Errorf("an empty front has %q, %v", got.Value, got.Err)
+		}
+		own.must(t, own.next("3")) // before it notices
+		time.Sleep(time.Minute)
+		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
+			t.Errorf("the former front: %v", err)
+		}
+		nothing := own.next("")
+		nothing.Rows = nil
+		own.must(t, nothing)
+		if _, err := own.Claim(t.Context(), "first", []rows.Former{{Partition: 7}}); !errors.Is(err, ErrOtherFront) {
+			t.Errorf("the former front is claimed: %v", err)
+		}
+
+		own.close(t)
+		empty.close(t)
+	})
+}
+
+// owned is a Store whose partition 7 is claimed.
+type owned struct {
+	*Store
+	name  rows.Name
+	claim rows.Claim
+}
+
+func newOwned(t *testing.T, name string, front rows.Store, back Back) *owned {
+	t.Helper()
+	s := New(front, back, Config{})
+	claims, err := s.Claim(t.Context(), name, []rows.Former{{Partition: 7}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return &owned{Store: s, name: rows.Name{Collection: "c", Field: "f"}, claim: claims[0]}
+}
+
+func (o *owned) next(value string) rows.Commit {
+	return rows.Commit{
+		Partition: 7, Epoch: o.claim.Epoch, After: o.claim.Number, Number: o.claim.Number + 1, At: time.Now(),
+		Rows: []rows.Row{{Name: o.name, Value: []byte(value)}},
+	}
+}
+
+func (o *owned) commit(t *testing.T, c rows.Commit) error {
+	err := o.Commit(t.Context(), []rows.Commit{c})[0]
+	if err == nil {
+		o.claim.Number = c.Number
+	}
+
+	return err
+}
+
+// must makes a commit and has it drained.
+func (o *owned) must(t *testing.T, c rows.Commit) {
+	t.Helper()
+	if err := o.commit(t, c); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+}
+
+func (o *owned) close(t *testing.T) { _ = o.Close(t.Context()) }

@@ -13,8 +13,20 @@ CREATE TABLE headcount_rows (
     collection bytea    NOT NULL,
     field      bytea    NOT NULL,
     value      bytea    NOT NULL,
+    number     bigint   NOT NULL, -- of the commit that wrote it last
     PRIMARY KEY (partition, collection, field)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+
+-- Rows that were deleted lately, for Store.Changed. Some of them may have been written again since.
+CREATE TABLE headcount_row_deletions (
+    partition  smallint    NOT NULL,
+    collection bytea       NOT NULL,
+    field      bytea       NOT NULL,
+    number     bigint      NOT NULL, -- of the commit that deleted it last
+    at         timestamptz NOT NULL,
+    PRIMARY KEY (partition, collection, field)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX headcount_row_deletions_at ON headcount_row_deletions (at);
 
 CREATE TABLE headcount_row_ids (
     id        uuid        NOT NULL,

@@ -1,0 +1,238 @@
+package exactpg
+
+import (
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+)
+
+// State implements counter.Step.
+func (d *draft) State(key string) *counter.State { return &d.rows[key].State }
+
+// Deleted implements counter.Step.
+func (d *draft) Deleted() uint64 { return uint64(d.deleted) }
+
+// Remembered implements counter.Step.
+func (d *draft) Remembered(id counter.IdempotencyKey) bool { return !d.fresh[id] || d.taken[id] }
+
+// Remember implements counter.Step.
+func (d *draft) Remember(id counter.IdempotencyKey) { d.taken[id] = true }
+
+// Changed implements counter.Step.
+func (d *draft) Changed(key string, _, _ []string, _ bool) {
+	last := len(d.changed) - 1
+	if last < 0 || d.changed[last] != key {
+		d.changed = append(d.changed, key)
+	}
+}
+
+// Enter implements counter.Step. It also has the ledger swept when its first entry has been kept long enough, or at once
+// when that time has changed.
+func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
+	r := d.rows[key]
+	r.entries = append(r.entries, e)
+
+	millis := kept.Milliseconds()
+	begins := e.Seq == 1
+	if begins && millis > 0 {
+		d.sweep(key, r.Version, sweep{due: d.now.Add(kept), kept: millis})
+	}
+	if !begins && millis != r.kept {
+		d.sweep(key, r.Version, sweep{due: d.now, kept: millis})
+	}
+	r.kept = millis
+}
+
+func (d *draft) sweep(key string, v counter.Version, at sweep) {
+	if d.sweeps == nil {
+		d.sweeps = map[ledger]sweep{}
+	}
+	d.sweeps[ledger{key, v.Incarnation}] = at
+}
+
+// Drop implements counter.Step.
+func (d *draft) Drop(key string, v counter.Version) {
+	d.deleted = max(d.deleted, int64(v.Incarnation))
+
+	r := d.rows[key]
+	r.entries = nil
+	r.kept = 0
+
+	// If the table has none of its entries, the sweep finds nothing.
+	d.sweep(key, v, sweep{due: d.now})
+}
+
+// An exact counter has no members, registers, history and dimensions: Judge refuses such changes before it calls these.
+
+// Join implements counter.Step.
+func (d *draft) Join(string, string) bool { return false }
+
+// Leave implements counter.Step.
+func (d *draft) Leave(string, string) bool { return false }
+
+// Registers implements counter.Step.
+func (d *draft) Registers(string) counter.Registers { return &hyperloglog.Registers{} }
+
+// Empty implements counter.Step.
+func (d *draft) Empty(string) {}
+
+// Past implements counter.Step.
+func (d *draft) Past(string, counter.Slot, time.Duration) {}
+
+// See implements counter.Step.
+func (d *draft) See(string, counter.Slot, []string, time.Duration) {}
+
+// Count implements counter.Step.
+func (d *draft) Count(string, string, string, int64) {}
+
+// queueWrites queues what has changed, a statement for each table.
+func (d *draft) queueWrites(b *pgx.Batch) {
+	var put rowColumns
+	var gone []string
+	entries := entryColumns{now: d.now}
+	for _, key := range d.keys {
+		r := d.rows[key]
+		switch {
+		case r.State == (counter.State{}):
+			gone = append(gone, key) // also one that was made by lockRows and is not needed
+		case r.record != r.was:
+			put.add(key, &r.record)
+		}
+		for i := range r.entries {
+			entries.add(key, r.Version, &r.entries[i])
+		}
+		if r.restored {
+			entries.addTimes(r.entries)
+		}
+	}
+
+	var sweeps sweepColumns
+	for of, at := range d.sweeps {
+		sweeps.add(of, at)
+	}
+	var unneeded [][16]byte
+	for _, id := range d.ids {
+		if d.fresh[id] && !d.taken[id] {
+			unneeded = append(unneeded, id)
+		}
+	}
+
+	queue := func(n int, sql string, args ...any) {
+		if n > 0 {
+			b.Queue(sql, args...)
+		}
+	}
+	queue(len(put.key), writeRows,
+		put.key, put.value, put.updated, put.incarnation, put.sequence, put.entries, put.kept)
+	queue(len(gone), dropRows, gone)
+	queue(len(entries.key), insertEntries, entries.args()...)
+	queue(len(sweeps.key), writeSweeps, sweeps.key, sweeps.incarnation, sweeps.due, sweeps.kept)
+	queue(len(unneeded), forgetIDs, unneeded)
+	if d.deleted != d.wasDeleted {
+		b.Queue(writeDeleted, d.deleted)
+	}
+}
+
+// The columns that arrays are made of.
+type (
+	rowColumns struct {
+		key                                         []string
+		value, incarnation, sequence, entries, kept []int64
+		updated                                     []time.Time
+	}
+	entryColumns struct {
+		key, op, reason, author         []string
+		incarnation, seq, delta, before []int64
+		told                            bool        // an entry has more than its numbers
+		now                             time.Time   // of entries without a time of their own
+		at                              []time.Time // empty, or one for each
+	}
+	sweepColumns struct {
+		key               []string
+		incarnation, kept []int64
+		due               []time.Time
+	}
+)
+
+func (c *rowColumns) add(key string, r *record) {
+	c.key = append(c.key, key)
+	c.value = append(c.value, r.Value)
+	c.updated = append(c.updated, time.UnixMilli(r.Updated))
+	c.incarnation = append(c.incarnation, int64(r.Version.Incarnation))
+	c.sequence = append(c.sequence, int64(r.Version.Sequence))
+	c.entries = append(c.entries, int64(r.Entries))
+	c.kept = append(c.kept, r.kept)
+}
+
+func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
+	c.key = append(c.key, key)
+	c.incarnation = append(c.incarnation, int64(v.Incarnation))
+	c.seq = append(c.seq, int64(e.Seq))
+	c.op = append(c.op, e.Op.String())
+	c.delta = append(c.delta, e.Delta)
+	c.before = append(c.before, e.Before)
+	c.reason = append(c.reason, e.Reason)
+	c.author = append(c.author, e.By)
+
+	isPlain := e.Op == counter.LedgerIncrement || e.Op == counter.LedgerDecrement
+	c.told = c.told || !isPlain || e.Reason != "" || e.By != ""
+}
+
+// addTimes adds the times of entries that have others than now. The columns have no other entries then.
+func (c *entryColumns) addTimes(of []counter.Entry) {
+	for i := range of {
+		c.at = append(c.at, of[i].At)
+	}
+}
+
+func (c *entryColumns) args() []any {
+	if !c.told {
+		return []any{c.key, c.incarnation, c.seq, nil, c.delta, c.before, nil, nil, c.now, c.at}
+	}
+
+	return []any{c.key, c.incarnation, c.seq, c.op, c.delta, c.before, c.reason, c.author, c.now, c.at}
+}
+
+func (c *sweepColumns) add(of ledger, at sweep) {
+	c.key = append(c.key, of.key)
+	c.incarnation = append(c.incarnation, int64(of.incarnation))
+	c.due = append(c.due, at.due)
+	c.kept = append(c.kept, at.kept)
+}
+
+// columns are those that a scanned takes.
+const columns = `c.key, c.kind, c.value, c.updated_at, c.incarnation, c.sequence, c.entries, c.kept`
+
+// scanned is a row of headcount_counters as a query returns it.
+type scanned struct {
+	key, kind                                   string
+	value, incarnation, sequence, entries, kept int64
+	updated                                     time.Time
+}
+
+func (r *scanned) to(more ...any) []any {
+	own := []any{&r.key, &r.kind, &r.value, &r.updated, &r.incarnation, &r.sequence, &r.entries, &r.kept}
+
+	return append(own, more...)
+}
+
+// record returns the record, the zero one for a row that was made to be locked.
+func (r *scanned) record() record {
+	if r.kind == "" {
+		return record{}
+	}
+
+	kind, _ := counter.ParseKind(r.kind)
+	is := record{kept: r.kept, State: counter.State{
+		Kind:    kind,
+		Value:   r.value,
+		Updated: r.updated.UnixMilli(),
+		Entries: uint64(r.entries),
+		Version: counter.Version{Incarnation: uint64(r.incarnation), Sequence: uint64(r.sequence)},
+	}}
+
+	return is
+}

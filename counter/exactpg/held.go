@@ -1,0 +1,90 @@
+package exactpg
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+)
+
+const (
+	heldTimeout = `set local lock_timeout = 50`
+	// freeKeys returns those that exist and that no transaction holds.
+	freeKeys = `select key from headcount_counters where key = any($1::text[]) order by key for no key update skip locked`
+)
+
+// applyAround makes operations of which at least one is on a counter that an application holds. Those on counters that
+// nobody holds are one transaction, and the others one each, which does not wait long. All of them have results, which
+// stay as they are when PostgreSQL is away now.
+func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []counter.Result) {
+	free, err := s.free(ctx, newDraft(ops).keys)
+	if err != nil {
+		return
+	}
+
+	var together []counter.Op
+	var at []int // where they are in ops
+	held := map[string]bool{}
+	for i := range ops {
+		if allIn(free, &ops[i]) {
+			together = append(together, ops[i])
+			at = append(at, i)
+			continue
+		}
+		if anyIn(held, &ops[i]) {
+			continue
+		}
+
+		one, err := s.transact(ctx, ops[i:i+1], true)
+		results[i] = one[0]
+		if isHeld(err) && len(ops[i].Changes) == 1 {
+			held[ops[i].Changes[0].Key] = true
+		}
+	}
+	if len(together) == 0 {
+		return
+	}
+
+	some, _ := s.transact(ctx, together, true)
+	for i, result := range some {
+		results[at[i]] = result
+	}
+}
+
+// free returns those of keys that exist and that nobody holds.
+func (s *Store) free(ctx context.Context, keys []string) (map[string]bool, error) {
+	free := map[string]bool{}
+	err := s.do(ctx, "apply", func(ctx context.Context, c *pgxpool.Conn) error {
+		var key string
+		found, _ := c.Query(ctx, freeKeys, keys) // ForEachRow returns the error
+		_, err := pgx.ForEachRow(found, []any{&key}, func() error {
+			free[key] = true
+			return nil
+		})
+		return err
+	})
+
+	return free, err
+}
+
+func allIn(keys map[string]bool, op *counter.Op) bool {
+	for i := range op.Changes {
+		if !keys[op.Changes[i].Key] {
+			return false
+		}
+	}
+
+	return true
+}
+
+func anyIn(keys map[string]bool, op *counter.Op) bool {
+	for i := range op.Changes {
+		if keys[op.Changes[i].Key] {
+			return true
+		}
+	}
+
+	return false
+}

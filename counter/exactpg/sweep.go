@@ -1,0 +1,99 @@
+package exactpg
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/internal/outage"
+)
+
+// sweepAtOnce is how many entries one transaction deletes.
+const sweepAtOnce = 2000
+
+const (
+	// What another process sweeps is left to it.
+	nextSweep = `select s.key, s.incarnation, s.kept, clock_timestamp(),
+			not exists (select from headcount_counters c
+				where c.key = s.key and c.incarnation = s.incarnation and c.kind = 'exact')
+		from headcount_sweeps s where s.due <= clock_timestamp() order by s.due limit 1 for update skip locked`
+	// Entries go in order: those after one that is young enough are younger. An array of the rows' places keeps the planner
+	// from reading all.
+	sweepEntries = `delete from headcount_ledger where ctid = any(array(
+		select ctid from (select ctid, at from headcount_ledger where key = $1 and incarnation = $2 order by seq limit $3) oldest
+		where at <= $4))`
+	endSweep = `delete from headcount_sweeps where key = $1 and incarnation = $2`
+	// A ledger is looked at again when its oldest entry has been kept long enough, and not for every single entry: a
+	// hundredth of the time later, a minute at least.
+	laterSweep = `update headcount_sweeps s set due = greatest($3::timestamptz + s.kept * interval '10 microseconds',
+			$3::timestamptz + interval '1 minute', coalesce((select at from headcount_ledger l
+				where l.key = s.key and l.incarnation = s.incarnation order by seq limit 1), $3) + s.kept * interval '1 millisecond')
+		where s.key = $1 and s.incarnation = $2`
+)
+
+// sweepEach sweeps until ctx ends.
+func (s *Store) sweepEach(ctx context.Context) {
+	for outage.Sleep(ctx, s.cfg.SweepEvery) {
+		for more := true; more && ctx.Err() == nil; {
+			err := s.do(ctx, "sweep", func(ctx context.Context, c *pgxpool.Conn) (err error) {
+				more, err = sweepOne(ctx, c)
+				return err
+			})
+			if err != nil {
+				s.cfg.Log.Debug().Err(err).Msg("counters: sweeping ledgers")
+				break
+			}
+		}
+	}
+}
+
+// sweepOne deletes some entries of the ledger that is due first. It reports whether it found one.
+func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
+	tx, err := c.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // after a commit there is nothing to roll back
+
+	var of ledger
+	var kept int64
+	var now time.Time
+	var garbage bool
+	err = tx.QueryRow(ctx, nextSweep).Scan(&of.key, &of.incarnation, &kept, &now, &garbage)
+	if err == pgx.ErrNoRows {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+
+	// The counter is gone, or its rule keeps entries for ever now.
+	var ended int64
+	forEver := !garbage && kept == 0
+	if !forEver {
+		until := now.Add(-time.Duration(kept) * time.Millisecond)
+		if garbage {
+			until = now.Add(time.Hour) // all of them
+		}
+		tag, err := tx.Exec(ctx, sweepEntries, of.key, of.incarnation, sweepAtOnce, until)
+		if err != nil {
+			return false, err
+		}
+		ended = tag.RowsAffected()
+	}
+
+	switch {
+	case ended == sweepAtOnce: // there may be more
+	case garbage, forEver:
+		_, err = tx.Exec(ctx, endSweep, of.key, of.incarnation)
+	default:
+		_, err = tx.Exec(ctx, laterSweep, of.key, of.incarnation, now)
+	}
+	if err != nil {
+		return false, err
+	}
+
+	return true, tx.Commit(ctx)
+}

@@ -1,0 +1,205 @@
+package routed
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/exactpg"
+	"headcount/counter/owner"
+	"headcount/internal/postgres"
+	"headcount/internal/rows/rowspg"
+)
+
+// AloneConfig tunes an Alone. A zero field takes its default.
+type AloneConfig struct {
+	URL   string         // postgres://…; required
+	Rules *counter.Rules // required
+	// TendEvery is how often this process looks whether another one has taken over, default 1s.
+	TendEvery time.Duration
+	OnState   counter.States // up: changes can be made; optional
+	Log       zerolog.Logger
+}
+
+// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first says
+// so and changes nothing more.
+type Alone struct {
+	*Store
+	cfg   AloneConfig
+	rows  *rowspg.Store
+	owned *call.Store
+	exact *exactpg.Store
+
+	up      atomic.Bool   // PostgreSQL
+	news    chan struct{} // has capacity 1: up has changed
+	claimed atomic.Bool   // this process has begun to own everything
+	taken   atomic.Bool   // another process owns it since
+
+	stop   context.CancelFunc
+	wg     sync.WaitGroup // tend
+	closed sync.Once
+}
+
+// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing, as in
+// a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
+const verifyEvery = 10 * time.Second
+
+// claimWithin limits one claim.
+const claimWithin = 3 * time.Second
+
+var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
+
+// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
+// database that answered cannot be used. While a database does not answer, calls fail with counter.ErrUnavailable.
+func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
+	cfg.TendEvery = cmp.Or(cfg.TendEvery, time.Second)
+
+	s := &Alone{cfg: cfg, news: make(chan struct{}, 1)}
+	var err error
+	s.rows, err = rowspg.Open(ctx, rowspg.Config{
+		URL:      cfg.URL,
+		Readable: exactpg.Readable,
+		Beside:   []postgres.Tables{exactpg.Tables()},
+		OnState:  s.onPostgres,
+		Log:      cfg.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("routed: %w", err)
+	}
+
+	s.exact = exactpg.New(exactpg.Config{DB: s.rows.DB(), Log: cfg.Log})
+	s.owned = call.NewSole(Rows(s.rows, s.exact), cfg.Rules, owner.Config{
+		Name:         rand.Text(),
+		VerifyEvery:  verifyEvery,
+		ExactOutside: true,
+	}, s.Cause)
+	s.Store = New(Config{Owned: s.owned, Exact: s.exact, Rules: cfg.Rules})
+
+	// If PostgreSQL answers, everything can be changed from the start.
+	s.claim(ctx)
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.wg.Go(func() { s.tend(run) })
+
+	return s, nil
+}
+
+// Close implements counter.Store.
+func (s *Alone) Close() error {
+	s.closed.Do(func() {
+		s.stop()
+		s.wg.Wait()
+		_ = s.owned.Close() // without an error
+		s.exact.Close()
+		s.rows.Close()
+	})
+
+	return nil
+}
+
+// Cause returns why counters cannot be changed now, or nil.
+func (s *Alone) Cause() error {
+	if s.taken.Load() {
+		return errTaken
+	}
+
+	return s.rows.Cause()
+}
+
+// Ready returns why this process does not serve counters, or nil. It goes on while PostgreSQL is away.
+func (s *Alone) Ready() error {
+	if s.taken.Load() {
+		return errTaken
+	}
+
+	return nil
+}
+
+// Apply implements counter.Writer.
+func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	if !s.taken.Load() {
+		return s.Store.Apply(ctx, ops)
+	}
+
+	results := make([]counter.Result, len(ops))
+	for i := range results {
+		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errTaken)
+	}
+
+	return results
+}
+
+// onPostgres notes that PostgreSQL has come or gone.
+func (s *Alone) onPostgres(up bool) {
+	s.up.Store(up)
+	select {
+	case s.news <- struct{}{}:
+	default: // tend looks anyway
+	}
+}
+
+// tend claims everything once PostgreSQL answers, and finds out when another process has done so since, until ctx ends.
+func (s *Alone) tend(ctx context.Context) {
+	ticker := time.NewTicker(s.cfg.TendEvery)
+	defer ticker.Stop()
+
+	var before bool
+	for first := true; ; first = false {
+		if !s.claimed.Load() && s.up.Load() {
+			s.claim(ctx)
+		}
+		if s.claimed.Load() && !s.taken.Load() {
+			s.lookForOthers(ctx)
+		}
+
+		now := s.up.Load() && s.claimed.Load() && !s.taken.Load()
+		if s.cfg.OnState != nil && (first || now != before) {
+			s.cfg.OnState.StoreState(now)
+		}
+		before = now
+
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.news:
+		case <-ticker.C:
+		}
+	}
+}
+
+// claim claims everything, whoever has it now. It is done once: who claims again fights with the other process.
+func (s *Alone) claim(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, claimWithin)
+	defer cancel()
+
+	err := s.owned.Own(ctx)
+	if err != nil {
+		s.cfg.Log.Debug().Err(err).Msg("counters: claiming those in PostgreSQL")
+		return
+	}
+
+	s.claimed.Store(true)
+}
+
+// lookForOthers finds out whether another process has claimed anything since.
+func (s *Alone) lookForOthers(ctx context.Context) {
+	// The owner finds out by the next change, or when it verifies.
+	if s.owned.Owns() {
+		return
+	}
+
+	s.taken.Store(true)
+	s.cfg.Log.Warn().Err(errTaken).
+		Str("mend", "end one of the two processes; several need --redis").Msg("counters: changes are refused")
+	// What it still has would be refused by PostgreSQL.
+	_ = s.owned.Disown(ctx)
+}

@@ -1,0 +1,185 @@
+package routed
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/counterpg"
+	"headcount/internal/pgtest"
+	"headcount/internal/postgres"
+	"headcount/internal/testkit"
+)
+
+// log is a log that several goroutines write.
+type log struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.text.String()
+}
+
+// states is what OnState said last.
+type states struct {
+	mu      sync.Mutex // guards the fields below
+	up, any bool
+}
+
+func (s *states) StoreState(up bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.up = up
+	s.any = true
+}
+
+// await waits until the newest state is up.
+func (s *states) await(t testing.TB, up bool) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("the store is up: %t", up), func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.any && s.up == up
+	})
+}
+
+// TestServerSecondProcess takes everything over. The first one says so once and changes nothing more, of any kind.
+func TestServerSecondProcess(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	var said log
+	var state states
+	first := openAlone(t, url, func(c *AloneConfig) {
+		c.Log = zerolog.New(&said).Level(zerolog.WarnLevel)
+		c.OnState = &state
+		c.TendEvery = 10 * time.Millisecond
+	})
+	state.await(t, true)
+	must(t, first, op("", add("s:1", 1)))
+	must(t, first, op("", add("e:1", 1)))
+
+	second := openAlone(t, url)
+	if c := must(t, second, op("", add("s:1", 1))); c.Value != 2 {
+		t.Errorf("the second process: %+v", c)
+	}
+	state.await(t, false)
+	for _, key := range []string{"s:1", "s:2", "e:1"} {
+		if r := change(t, first, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("the first process changes %q: %+v", key, r)
+		}
+	}
+	if !errors.Is(first.Ready(), errTaken) || !errors.Is(first.Cause(), errTaken) {
+		t.Errorf("the first process is ready: %v, %v", first.Ready(), first.Cause())
+	}
+	if text := said.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "another process has taken over") {
+		t.Errorf("the first process says %q", text)
+	}
+
+	// It reads what is there, and the second one is not disturbed.
+	becomes(t, first, "s:1", 2)
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if c := must(t, second, op("", add("s:1", 1))); c.Value != 3 {
+		t.Errorf("the second process: %+v", c)
+	}
+	must(t, second, op("", add("e:1", 1)))
+}
+
+// TestServerStartsWithoutPostgres: what cannot be reached is waited for, and counts as down until then.
+func TestServerStartsWithoutPostgres(t *testing.T) {
+	server := pgtest.Start(t)
+	url := server.Database(t)
+	server.Kill()
+	var state states
+	s := openAlone(t, url, func(c *AloneConfig) { c.OnState = &state })
+	state.await(t, false)
+	for _, key := range []string{"s:1", "e:1"} {
+		if r := change(t, s, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%q: %+v", key, r)
+		}
+	}
+	if s.Cause() == nil {
+		t.Error("PostgreSQL is away, and there is no cause")
+	}
+
+	server.Restart(t)
+	state.await(t, true)
+	must(t, s, op("", add("s:1", 1)))
+	must(t, s, op("", add("e:1", 1)))
+	if s.Cause() != nil || s.Ready() != nil {
+		t.Errorf("it is up: %v, %v", s.Cause(), s.Ready())
+	}
+
+	server.Kill()
+	state.await(t, false)
+	server.Restart(t)
+	state.await(t, true)
+	must(t, s, op("", add("s:1", 1)))
+}
+
+// TestServerDataOfAnEarlierRelease is refused with one sentence, and stays as it is.
+func TestServerDataOfAnEarlierRelease(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	former, err := counterpg.Open(t.Context(), counterpg.Config{URL: url, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := former.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	_, err = OpenAlone(t.Context(), AloneConfig{URL: url, Log: zerolog.Nop()})
+	text := fmt.Sprint(err)
+	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(text, "export its counters") || strings.Contains(text, "\n") {
+		t.Errorf("got %v", err)
+	}
+	const tables = "select count(*) from pg_class where relname in ('headcount_rows', 'headcount_members') and relkind = 'r'"
+	if n := pgtest.Query[int](t, url, tables); n != 1 {
+		t.Errorf("of the new table and the old one there are %d", n)
+	}
+}
+
+// TestServerPeopleCanRead all counters and all ledgers in one place.
+func TestServerPeopleCanRead(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	s := openAlone(t, url)
+	must(t, s, op("", add("s:1", 3)))
+	must(t, s, op("", add("e:1", 4)))
+	c := must(t, s, op("", counter.Change{Key: "s:1", Rule: sum, Verb: counter.Adjust, Delta: -1, Reason: "bots", By: "ops"}))
+	must(t, s, op("", counter.Change{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "a new year", By: "me"}))
+	must(t, s, op("", add("s:gone", 3)))
+	must(t, s, op("", counter.Change{Key: "s:gone", Rule: sum, Verb: counter.Delete}))
+
+	const counters = `select string_agg(concat_ws(' ', key, kind, value, split_part(version, '-', 2)), ', ' order by key)
+		from headcount_counters where updated_at > now() - interval '1 hour'`
+	if got := pgtest.Query[string](t, url, counters); got != "e:1 exact 4 1, s:1 sum 0 3" {
+		t.Errorf("the counters are %s", got)
+	}
+	const ledger = `select string_agg(concat_ws(' ', key, seq, op, before, delta, after, reason, author), ', ' order by key, seq)
+		from headcount_ledger`
+	want := "e:1 1 increment 0 4 4  , s:1 1 adjust 3 -1 2 bots ops, s:1 2 reset 2 -2 0 a new year me"
+	if got := pgtest.Query[string](t, url, ledger); got != want {
+		t.Errorf("the ledgers are %s\nwant %s, of %+v", got, want, c)
+	}
+}

@@ -1,0 +1,426 @@
+package routed
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/countertest"
+	"headcount/counter/owner"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+	"headcount/internal/testkit"
+)
+
+// process is a gateway and an owner over Redis in front of PostgreSQL. It owns everything.
+type process struct {
+	*Store
+	behind  *Behind
+	owner   *owner.Owner
+	gateway *call.Store
+}
+
+// begin returns a process, which does not end with the test.
+func begin(t testing.TB, redis, url string, with ...func(*BehindConfig)) *process {
+	t.Helper()
+	p := &process{}
+	p.open(t, redis, url, with...)
+	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
+	p.claim(t)
+	p.call(p.owner)
+
+	return p
+}
+
+func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConfig)) {
+	t.Helper()
+	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redis)})
+	t.Cleanup(front.Close)
+	cfg := BehindConfig{
+		Front: front, URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
+	}
+	for _, w := range with {
+		w(&cfg)
+	}
+	behind, err := OpenBehind(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.behind = behind
+}
+
+func (p *process) claim(t testing.TB) {
+	t.Helper()
+	all := make([]int, rows.Partitions)
+	for id := range all {
+		all[id] = id
+	}
+	testkit.Eventually(t, "everything is claimed", func() bool { return p.owner.Own(t.Context(), all...) == nil })
+}
+
+// call has the process send its calls to an owner.
+func (p *process) call(o *owner.Owner) {
+	p.gateway = call.NewStore(p.behind.Rows(), call.Everywhere(o), countertest.Rules, call.Config{Stream: rand.Text()})
+	p.Store = p.behind.Over(p.gateway)
+}
+
+// Close implements counter.Store: an orderly end.
+func (p *process) Close() error {
+	if p.gateway == nil {
+		return nil
+	}
+
+	_ = p.gateway.Close()
+	p.gateway = nil
+	if p.owner != nil {
+		p.owner.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+
+	return p.behind.Close(ctx)
+}
+
+// kill ends the process without draining, as far as that is possible within one.
+func (p *process) kill() {
+	_ = p.gateway.Close()
+	p.gateway = nil
+	p.owner.Close()
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = p.behind.Close(ended)
+}
+
+func behind(t testing.TB) countertest.Instance {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	url := pgtest.Single(t).Database(t)
+	p := begin(t, redis.URL(), url)
+	peer := &process{}
+	peer.open(t, redis.URL(), url)
+	peer.call(p.owner)
+	t.Cleanup(func() {
+		_ = peer.Close()
+		_ = p.Close()
+	})
+
+	return countertest.Instance{
+		Store: p,
+		Peer:  peer,
+		Crash: func(t testing.TB) counter.Store {
+			p.kill()
+			p = begin(t, redis.URL(), url)
+			return p
+		},
+	}
+}
+
+func TestServerContractBehind(t *testing.T) {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "two stores",
+		"many members and changes at once":           "rows in two stores",
+		"steps of time add up":                       "rows in two stores",
+		"ledger in pages":                            "two stores",
+		"aggregates":                                 "of two stores",
+		"sets are listed":                            "scans of two stores",
+		"a watcher hears what it follows":            "two feeds",
+		"a watcher hears a delete once":              "two feeds",
+		"64 clients fight for the last 10":           "two processes",
+		"changes at the same time add up":            "two processes",
+		"limits end as the model's":                  "rows in two stores",
+	}, behind)
+}
+
+var (
+	sum   = countertest.Rules.Find("s:1")
+	exact = countertest.Rules.Find("e:1")
+)
+
+func add(key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: countertest.Rules.Find(key), Verb: counter.Add, Delta: delta}
+}
+
+func op(id string, changes ...counter.Change) counter.Op {
+	o := counter.Op{Changes: changes}
+	if id != "" {
+		o.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
+	}
+
+	return o
+}
+
+// change makes an operation, within a limited time.
+func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+
+	return s.Apply(ctx, []counter.Op{o})[0]
+}
+
+// must makes an operation, which must succeed.
+func must(t testing.TB, s counter.Writer, o counter.Op) counter.Counter {
+	t.Helper()
+	r := change(t, s, o)
+	if r.Err != nil || r.Replay {
+		t.Fatalf("%+v: %+v", o, r)
+	}
+
+	return r.Counters[0]
+}
+
+// becomes waits until a counter has a value.
+func becomes(t testing.TB, s counter.Reader, key string, want int64) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("%q is %d", key, want), func() bool {
+		got, err := s.Read(t.Context(), []string{key}, "", 0)
+		return err == nil && got[0].Value == want
+	})
+}
+
+// persisted waits until PostgreSQL has a value of a counter, in the table that people read.
+func persisted(t testing.TB, url, key string, want int64) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("%d of %q is persisted", want, key), func() bool {
+		const sql = "select coalesce((select value from headcount_counters where key = $1), 0)"
+		return pgtest.Query[int64](t, url, sql, key) == want
+	})
+}
+
+// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters, cannot
+// be changed.
+func TestServerPostgresAwayBehind(t *testing.T) {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	must(t, p, op("", add("s:resident", 1)))
+	must(t, p, op("", add("s:evicted", 5)))
+	must(t, p, op("", add("e:1", 7)))
+	persisted(t, url, "s:resident", 1)
+	persisted(t, url, "s:evicted", 5)
+
+	// The owner forgets it, too: another process has nothing in memory.
+	p.behind.Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
+	must(t, p, op("", add(beside("s:evicted"), 1)))
+	p.kill()
+	p = begin(t, redis.URL(), url)
+
+	server.Kill()
+	if c := must(t, p, op("", add("s:resident", 1))); c.Value != 2 {
+		t.Errorf("in Redis: %+v", c)
+	}
+	for _, key := range []string{"s:evicted", "e:1"} {
+		if r := change(t, p, op("", add(key, 1))); !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%q: %+v", key, r)
+		}
+	}
+	found, err := p.Read(t.Context(), []string{"s:resident", "e:1"}, "", time.Second)
+	if err != nil || found[0].Value != 2 || !found[1].Away {
+		t.Errorf("read %+v, %v", found, err)
+	}
+	if p.behind.Cause() == nil {
+		t.Error("PostgreSQL is away, and there is no cause")
+	}
+
+	server.Restart(t)
+	persisted(t, url, "s:resident", 2)
+	becomes(t, p, "s:evicted", 5)
+	testkit.Eventually(t, "exact counters can be changed", func() bool {
+		return change(t, p, op("again", add("e:1", 1))).Err == nil
+	})
+	becomes(t, p, "e:1", 8)
+}
+
+// beside returns another key in the partition of key.
+func beside(key string) string {
+	for n := 0; ; n++ {
+		other := fmt.Sprint("s:beside ", n)
+		if rows.PartitionOf(other) == rows.PartitionOf(key) {
+			return other
+		}
+	}
+}
+
+// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner remembers
+// anything; and what the owner remembers comes back with it.
+func TestServerRedisEmptied(t *testing.T) {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+
+	must(t, p, op("a", add("s:1", 3), add("s:2", 4)))
+	must(t, p, op("b", add("e:1", 1), add("e:2", 2)))
+	persisted(t, url, "s:1", 3)
+	persisted(t, url, "s:2", 4)
+	redis.Flush(t)
+	testkit.Eventually(t, "changes go on after the loss", func() bool {
+		return change(t, p, op("c", add("s:1", 1))).Err == nil
+	})
+	becomes(t, p, "s:1", 4)
+	persisted(t, url, "s:1", 4)
+
+	p.kill()
+	redis.Flush(t)
+	p = begin(t, redis.URL(), url)
+	becomes(t, p, "s:1", 4)
+	becomes(t, p, "s:2", 4)
+	for _, again := range []counter.Op{op("a", add("s:1", 3), add("s:2", 4)), op("b", add("e:1", 1), add("e:2", 2))} {
+		if r := change(t, p, again); r.Err != nil || !r.Replay {
+			t.Errorf("a repetition after the loss: %+v", r)
+		}
+	}
+	becomes(t, p, "e:2", 2)
+	before := must(t, p, op("", add("s:2", 1)))
+	if before.Value != 5 {
+		t.Errorf("after the loss: %+v", before)
+	}
+}
+
+// TestServerAnotherRedisIsRefused: it has been in front of another database.
+func TestServerAnotherRedisIsRefused(t *testing.T) {
+	first := redistest.Single(t)
+	first.Flush(t)
+	other := redistest.Start(t)
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	p := begin(t, first.URL(), url)
+	must(t, p, op("", add("s:1", 3)))
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := begin(t, other.URL(), server.Database(t))
+	must(t, elsewhere, op("", add("s:1", 100)))
+	if err := elsewhere.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	wrong := &process{}
+	wrong.open(t, other.URL(), url)
+	wrong.owner = owner.New(wrong.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
+	wrong.call(wrong.owner)
+	err := wrong.owner.Own(t.Context(), rows.PartitionOf("s:1"))
+	if err == nil || !strings.Contains(err.Error(), "another store in front") {
+		t.Errorf("another Redis: %v", err)
+	}
+	_ = wrong.Close()
+
+	p = begin(t, first.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
+		t.Errorf("the right one: %+v", c)
+	}
+}
+
+// TestServerKindsOfTwoStores: a counter that is in one store is not made in the other one when its rule changes.
+func TestServerKindsOfTwoStores(t *testing.T) {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	url := pgtest.Single(t).Database(t)
+	alone := openAlone(t, pgtest.Single(t).Database(t))
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+
+	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
+	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
+		inZero = fmt.Sprint("s:", n)
+	}
+	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p} {
+		for _, key := range []string{"s:1", inZero} {
+			asExact := counter.Change{Key: key, Rule: exact, Verb: counter.Add, Delta: 1}
+			asSum := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: 1}
+			must(t, s, op("", asSum))
+			if r := change(t, s, op("", asExact)); !errors.Is(r.Err, counter.ErrKind) {
+				t.Errorf("%s: a sum is %q, and an exact one is made: %+v", name, key, r)
+			}
+
+			dropped := counter.Change{Key: key, Rule: sum, Verb: counter.Delete}
+			if r := change(t, s, op("", dropped)); r.Err != nil {
+				t.Errorf("%s: %+v", name, r)
+			}
+			must(t, s, op("", asExact))
+			if r := change(t, s, op("", asSum)); !errors.Is(r.Err, counter.ErrKind) {
+				t.Errorf("%s: %q is exact, and a sum is made: %+v", name, key, r)
+			}
+		}
+	}
+}
+
+// TestServerRedisOlder: a Redis that starts with an older copy gets what was persisted since, with an owner that lives
+// and with a new one.
+func TestServerRedisOlder(t *testing.T) {
+	redis := redistest.Start(t)
+	url := pgtest.Single(t).Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	must(t, p, op("", add("s:1", 1)))
+	must(t, p, op("", add("s:gone", 1)))
+	persisted(t, url, "s:gone", 1)
+	redis.Do(t, "SAVE")
+
+	must(t, p, op("since", add("s:1", 1)))
+	must(t, p, op("", counter.Change{Key: "s:gone", Rule: sum, Verb: counter.Delete}))
+	persisted(t, url, "s:1", 2)
+	persisted(t, url, "s:gone", 0)
+	older := func() {
+		redis.Kill()
+		redis.Restart(t)
+	}
+	older()
+	becomes(t, p, "s:1", 2)
+	becomes(t, p, "s:gone", 0)
+
+	p.kill()
+	older()
+	p = begin(t, redis.URL(), url)
+	becomes(t, p, "s:1", 2)
+	becomes(t, p, "s:gone", 0)
+	if r := change(t, p, op("since", add("s:1", 1))); r.Err != nil || !r.Replay {
+		t.Errorf("a repetition: %+v", r)
+	}
+}
+
+// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays right.
+func TestServerPostgresOlder(t *testing.T) {
+	redis := redistest.Single(t)
+	redis.Flush(t)
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	p := begin(t, redis.URL(), url)
+	t.Cleanup(func() { _ = p.Close() })
+	server.Exec(t, url, "create table older as table headcount_rows; create table numbers as table headcount_partitions")
+	for n := range int64(5) {
+		must(t, p, op("", add("s:1", 1)))
+		persisted(t, url, "s:1", n+1)
+	}
+	time.Sleep(time.Second) // the front notes what the back has with the next commits, of which there is one a second
+	p.kill()
+	server.Exec(t, url, `truncate headcount_rows; insert into headcount_rows table older;
+		update headcount_partitions p set number = n.number from numbers n where n.partition = p.partition`)
+
+	var log strings.Builder
+	p = begin(t, redis.URL(), url, func(c *BehindConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	becomes(t, p, "s:1", 5)
+	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
+		t.Errorf("%+v", c)
+	}
+	persisted(t, url, "s:1", 6)
+	if !strings.Contains(log.String(), "restored from an older copy") {
+		t.Errorf("the log is %q", log.String())
+	}
+}

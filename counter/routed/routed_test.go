@@ -1,0 +1,78 @@
+package routed
+
+import (
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop, redistest.Stop) }
+
+// openAlone returns a store that ends with the test, unless it was closed before.
+func openAlone(t testing.TB, url string, with ...func(*AloneConfig)) *Alone {
+	t.Helper()
+	cfg := AloneConfig{URL: url, Rules: countertest.Rules, Log: zerolog.Nop()}
+	for _, w := range with {
+		w(&cfg)
+	}
+	s, err := OpenAlone(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+
+	return s
+}
+
+// hangUp ends all connections of the database, in the middle of what they do.
+func hangUp(t testing.TB, server *pgtest.Server, url string) {
+	t.Helper()
+	name := pgtest.Query[string](t, url, "select current_database()")
+	server.Exec(t, server.URL("postgres"),
+		"select pg_terminate_backend(pid) from pg_stat_activity where datname = '"+name+"'")
+}
+
+func alone(t testing.TB) countertest.Instance {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := openAlone(t, url)
+	crashes := 0
+
+	return countertest.Instance{
+		Store: s,
+		Crash: func(t testing.TB) counter.Store {
+			// A process that is killed leaves connections that end; sometimes the server is killed, too.
+			if crashes%8 == 0 {
+				server.Kill()
+				server.Restart(t)
+			} else {
+				hangUp(t, server, url)
+			}
+			crashes++
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			s = openAlone(t, url)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			server.Kill()
+			return func() { server.Restart(t) }
+		},
+	}
+}
+
+func TestServerContractAlone(t *testing.T) { countertest.Run(t, alone) }
+
+func TestServerCopiesAlone(t *testing.T) {
+	server := pgtest.Single(t)
+	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
+		return openAlone(t, server.Database(t), func(c *AloneConfig) { c.Rules = counter.BuiltinRules() })
+	})
+}
