@@ -73,6 +73,11 @@ type Config struct {
 	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
 	// and as much again of those that were written last. Negative: none, for a store in memory.
 	Memory int
+	// Region is the name of this region, if others share its counters.
+	Region string
+	// Shared gets the keys of counters whose shares other regions have to get, after a commit. It must not block. The
+	// epoch is that of the claim: by one claim nothing is missing.
+	Shared func(partition int, epoch uint64, keys []string)
 	// Hub gets the changes, instead of those who watch the store. It is for a process that uses the store alone.
 	Hub *counter.Hub
 }

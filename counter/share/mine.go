@@ -33,6 +33,10 @@ type Effect struct {
 
 // put makes the own part what Sequence and Value say. A life of mere hearing has none.
 func (m *Mine) put() {
+	if m.Kind != counter.Sum {
+		m.dropFormer()
+	}
+
 	at, known := m.find(m.Region, m.Life)
 	switch {
 	case known:
@@ -201,6 +205,10 @@ func (m *Mine) begin(life uint64, e *Effect) {
 		m.Life = max(life, newest+1, m.Died+1)
 		m.Changed = false
 		e.Begun = true
+		if newest > 0 && m.Kind != counter.Sum {
+			m.Own(1, 0) // others have to learn that the former set is lost
+			e.Tell = true
+		}
 		return
 	}
 
@@ -220,12 +228,9 @@ func (m *Mine) begin(life uint64, e *Effect) {
 		m.Value = 0
 	}
 	m.Own(1, m.Value)
-	if m.Kind != counter.Sum {
-		m.dropFormer()
-	}
 }
 
-// dropFormer drops the parts of this region's former lives.
+// dropFormer drops the parts of this region's former lives: of sets, the newest counts alone.
 func (m *Mine) dropFormer() {
 	former := func(p Part) bool { return p.Region == m.Region && p.Life != m.Life }
 	m.Parts = slices.DeleteFunc(m.Parts, former)
