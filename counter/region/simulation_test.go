@@ -120,9 +120,9 @@ const (
 	simProcesses = 2 // of each region
 	simWorkers   = 2
 	simFaults    = 9
-	simHeal      = 3 * time.Second  // for owners to heal what a store lost
-	simSettle    = 8 * time.Second  // for regions to hear everything
-	simRest      = 15 * time.Second // without faults, at the end
+	simLoud      = 4 * time.Second // counters that are quiet later change
+	simHeal      = 3 * time.Second // for owners to heal what a store lost
+	simSettle    = 5 * time.Second // for regions to hear everything
 )
 
 type simulation struct {
@@ -134,15 +134,16 @@ type simulation struct {
 	regions []*simRegion
 	stray   sync.WaitGroup
 
+	slow time.Duration // of links, each way
+
 	mu    sync.Mutex // guards the fields below
 	cuts  map[[2]string]bool
-	lost  float64       // of what goes over links
-	slow  time.Duration // of links, each way
+	lost  float64 // of what goes over links
 	made  int
 	sums  map[string]int64
 	seen  map[string]*hyperloglog.Registers
 	likes map[string]int64
-	lossy bool // members were lost with a store
+	lossy bool // members were lost with a store, for nobody else knows them
 	wrong []string
 	lines []string
 }
@@ -179,17 +180,23 @@ var (
 	simMembers = &counter.Rule{Match: "members*", Kind: counter.Members}
 	simUnique  = &counter.Rule{Match: "unique*", Kind: counter.Unique}
 
-	// The first of each kind is never reset, and must be what was acknowledged.
+	// Those that are not reset must be what was acknowledged.
 	simKeys = []simKey{
-		{"sum1", simSum, false}, {"sum2", simSum, false}, {"members1", simMembers, false}, {"unique1", simUnique, false},
-		{"sum reset", simSum, true}, {"members reset", simMembers, true}, {"unique reset", simUnique, true},
+		{key: "sum1", rule: simSum},
+		{key: "sum2", rule: simSum, quiet: true},
+		{key: "members1", rule: simMembers},
+		{key: "unique1", rule: simUnique},
+		{key: "sum reset", rule: simSum, resets: true},
+		{key: "members reset", rule: simMembers, resets: true},
+		{key: "unique reset", rule: simUnique, resets: true},
 	}
 )
 
 type simKey struct {
 	key    string
 	rule   *counter.Rule
-	resets bool
+	resets bool // it is reset and deleted, too
+	quiet  bool // it changes in the beginning alone
 }
 
 func newSimulation(seed uint64, planted plan) *simulation {
@@ -243,8 +250,11 @@ func (s *simulation) failf(format string, args ...any) {
 }
 
 func (s *simulation) run() {
-	for _, r := range s.regions[:len(s.regions)-s.rand.below(2)] {
-		s.join(r)
+	late := s.rand.below(2)
+	for i, r := range s.regions {
+		if i < len(s.regions)-late || s.planted.empties {
+			s.join(r)
+		}
 	}
 
 	stop := make(chan struct{})
@@ -254,21 +264,19 @@ func (s *simulation) run() {
 			workers.Go(func() { r.work(w, stop) })
 		}
 	}
-	empties := s.planted.empties
-	for n := range simFaults {
+	for range simFaults {
 		time.Sleep(s.rand.upTo(3 * time.Second))
-		if empties && n == simFaults/2 {
-			s.loseAll(s.joined(), true)
-			continue
-		}
 		s.fault()
+	}
+	if s.planted.empties {
+		s.loseAll(s.joined(), true)
 	}
 
 	s.healAll()
 	time.Sleep(s.rand.upTo(time.Second))
 	close(stop)
 	workers.Wait()
-	time.Sleep(simRest)
+	time.Sleep(simSettle)
 	s.check()
 	s.epilogue()
 
@@ -356,15 +364,16 @@ func (r *simRegion) newProcess() *process {
 func (p *process) near(to *journal, name string) *way {
 	dice := newDice(p.of.of.seed, p.name+" "+name)
 
-	return &way{to: to, dice: dice, most: 2 * time.Millisecond, passes: func() bool { return !p.dead.Load() }}
+	return &way{
+		to: to, dice: dice, most: 2 * time.Millisecond,
+		passes: func() bool { return !p.dead.Load() },
+		lost:   func() float64 { return 0 },
+	}
 }
 
 // far is the way to a store of another region.
 func (p *process) far(other *simRegion, to *journal, name string) *way {
 	s := p.of.of
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
 	passes := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -372,7 +381,9 @@ func (p *process) far(other *simRegion, to *journal, name string) *way {
 	}
 	dice := newDice(s.seed, p.name+" to "+other.name+" "+name)
 
-	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lost, noReset: s.planted.noReset && name == "out"}
+	noReset := s.planted.noReset && name == "out"
+
+	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, noReset: noReset}
 }
 
 func (p *process) kill() {
@@ -520,7 +531,12 @@ func (r *simRegion) back(to time.Time) {
 // loseAll has the store of a region come back empty or older, when all others have heard everything, and nobody remembers
 // what it lost.
 func (s *simulation) loseAll(r *simRegion, empty bool) {
+	if !s.regions[1].joined {
+		return // there are no others
+	}
+
 	r.pause(true)
+	lost := s.lossOf()
 	s.healLinks()
 	time.Sleep(simSettle)
 	s.logf("the store of %s comes back, empty: %v", r.name, empty)
@@ -556,6 +572,10 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 		time.Sleep(simSettle)
 	}
 	r.pause(false)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = lost
 }
 
 // pause has the gateways of a region change nothing, and waits until what is under way is answered.
@@ -573,6 +593,15 @@ func (s *simulation) healLinks() {
 	defer s.mu.Unlock()
 
 	clear(s.cuts)
+	s.lost = 0
+}
+
+// lossOf returns how much of what goes over links is lost.
+func (s *simulation) lossOf() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.lost
 }
 
 // healAll ends all faults.

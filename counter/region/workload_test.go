@@ -48,6 +48,9 @@ func (r *simRegion) begin() bool {
 func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine map[string]int) {
 	s := r.of
 	k := simKeys[dice.below(len(simKeys))]
+	if k.quiet && time.Since(s.start) > simLoud {
+		return
+	}
 	c := counter.Change{Key: k.key, Rule: k.rule, Verb: counter.Add}
 	if k.resets && dice.chance(0.2) {
 		c.Verb = counter.Reset
@@ -75,7 +78,7 @@ func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine ma
 		c.Verb = counter.Edit
 		c.Join = []string{fmt.Sprint("visitor ", dice.below(60))}
 	}
-	before := r.do(caller, c)
+	r.do(caller, c)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,14 +87,14 @@ func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine ma
 	case k.rule.Kind == counter.Sum:
 		s.sums[k.key] += c.Delta
 	case k.rule.Kind == counter.Members:
-		s.likes[k.key] += before
+		s.likes[k.key] += int64(len(c.Join) - len(c.Leave))
 	default:
 		s.seen[k.key].Add(c.Join...)
 	}
 }
 
-// do makes a change until it is made. It returns by how much the counter has grown in this region's hands, of a set.
-func (r *simRegion) do(caller *call.Caller, c counter.Change) (grown int64) {
+// do makes a change until it is made.
+func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 	op := counter.Op{Changes: []counter.Change{c}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -101,7 +104,7 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) (grown int64) {
 	}
 	if err != nil {
 		r.of.failf("%s: %s %v: %v", r.name, c.Key, c.Verb, err)
-		return 0
+		return
 	}
 
 	is := answer.Results[0].Counters[0]
@@ -109,13 +112,13 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) (grown int64) {
 	r.mu.Lock()
 	r.noteLocked(c.Key, is.Version, is.Value)
 	r.mu.Unlock()
-
-	return int64(len(c.Join))
 }
 
 // read returns what a region's store has of a counter.
 func (r *simRegion) read(key string) counter.Counter {
-	way := &way{to: r.home, dice: newDice(0, ""), most: 1, passes: func() bool { return true }}
+	way := &way{to: r.home, dice: newDice(0, ""), most: 1}
+	way.passes = func() bool { return true }
+	way.lost = func() float64 { return 0 }
 	read, err := owner.NewReader(way, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
 	if err != nil {
 		r.of.failf("%v", err)
@@ -140,6 +143,8 @@ func (s *simulation) check() {
 		case k.resets:
 		case k.rule.Kind == counter.Sum:
 			want = s.sums[k.key]
+		case k.rule.Kind == counter.Members && !s.lossy:
+			want = s.likes[k.key]
 		case k.rule.Kind == counter.Unique:
 			want = s.seen[k.key].Count()
 		}

@@ -168,10 +168,10 @@ func (j *journal) scan(id int, collection, after string, each func(string, []byt
 type way struct {
 	to      *journal
 	dice    *dice
-	most    time.Duration // each way
-	passes  func() bool   // asks whether the process lives, and whether the link is cut
-	lost    float64       // of calls, and of their answers
-	noReset bool          // a planted fault: resets are not sent
+	most    time.Duration  // each way
+	passes  func() bool    // asks whether the process lives, and whether the link is cut
+	lost    func() float64 // of calls, and of their answers
+	noReset bool           // a planted fault: resets are not sent
 }
 
 var _ rows.Store = (*way)(nil)
@@ -180,7 +180,7 @@ var _ rows.Store = (*way)(nil)
 func (w *way) go1() bool {
 	time.Sleep(w.dice.upTo(w.most))
 
-	return w.passes() && !w.dice.chance(w.lost)
+	return w.passes() && !w.dice.chance(w.lost())
 }
 
 // Claim implements rows.Store.
