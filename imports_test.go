@@ -73,7 +73,9 @@ var layers = []layer{
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
-	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
+	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
+	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
+	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
