@@ -173,6 +173,9 @@ type process struct {
 	owner  *owner.Owner
 	region *region.Region
 	dead   atomic.Bool
+
+	mu      sync.Mutex    // guards the field below
+	resumed chan struct{} // closed unless the process stands still
 }
 
 var (
@@ -335,8 +338,9 @@ func (r *simRegion) newProcess() *process {
 	s := r.of
 	s.mu.Lock()
 	s.made++
-	p := &process{name: fmt.Sprint(r.name, " ", s.made), of: r}
+	p := &process{name: fmt.Sprint(r.name, " ", s.made), of: r, resumed: make(chan struct{})}
 	s.mu.Unlock()
+	close(p.resumed)
 
 	store := p.near(r.home, "home")
 	cfg := region.Config{Name: r.name, Process: p.name, Store: store, Log: zerolog.Nop()}
@@ -366,7 +370,7 @@ func (p *process) near(to *journal, name string) *way {
 
 	return &way{
 		to: to, dice: dice, most: 2 * time.Millisecond,
-		passes: func() bool { return !p.dead.Load() },
+		passes: p.alive,
 		lost:   func() float64 { return 0 },
 	}
 }
@@ -374,20 +378,57 @@ func (p *process) near(to *journal, name string) *way {
 // far is the way to a store of another region.
 func (p *process) far(other *simRegion, to *journal, name string) *way {
 	s := p.of.of
+	dice := newDice(s.seed, p.name+" to "+other.name+" "+name)
 	passes := func() bool {
+		alive := p.alive()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return !p.dead.Load() && !s.cuts[[2]string{p.of.name, other.name}]
+		return alive && !s.cuts[[2]string{p.of.name, other.name}]
 	}
-	dice := newDice(s.seed, p.name+" to "+other.name+" "+name)
+	late := func(arrive func()) {
+		after := dice.upTo(6 * time.Second)
+		s.stray.Go(func() {
+			time.Sleep(after)
+			arrive()
+		})
+	}
 
 	noReset := s.planted.noReset && name == "out"
 
-	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, noReset: noReset}
+	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, late: late, noReset: noReset}
+}
+
+// alive waits while the process stands still, and reports whether it lives.
+func (p *process) alive() bool {
+	p.mu.Lock()
+	resumed := p.resumed
+	p.mu.Unlock()
+	<-resumed
+
+	return !p.dead.Load()
+}
+
+func (p *process) suspend() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.resumed = make(chan struct{})
+}
+
+func (p *process) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	select {
+	case <-p.resumed:
+	default:
+		close(p.resumed)
+	}
 }
 
 func (p *process) kill() {
 	p.dead.Store(true)
+	p.resume()
 	p.region.Close()
 	p.owner.Close()
 }
@@ -442,7 +483,9 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 // fault makes one thing go wrong.
 func (s *simulation) fault() {
 	r := s.joined()
-	switch s.rand.below(8) {
+	switch s.rand.below(9) {
+	case 8:
+		s.standStill(r)
 	case 0:
 		s.logf("a process of %s is killed", r.name)
 		r.replace(s.rand.below(simProcesses))
@@ -466,6 +509,21 @@ func (s *simulation) fault() {
 			}
 		}
 	}
+}
+
+// standStill suspends a process, which loses its partitions and does not know it when it goes on.
+func (s *simulation) standStill(r *simRegion) {
+	i := s.rand.below(simProcesses)
+	s.logf("a process of %s stands still", r.name)
+	p := r.processes[i]
+	p.suspend()
+	for _, id := range partitions() {
+		if r.route[id] == i {
+			r.move(id, (i+1)%simProcesses)
+		}
+	}
+	time.Sleep(s.rand.upTo(4 * time.Second))
+	p.resume()
 }
 
 // cut cuts a link, in one direction or both, for a while.

@@ -171,6 +171,7 @@ type way struct {
 	most    time.Duration  // each way
 	passes  func() bool    // asks whether the process lives, and whether the link is cut
 	lost    func() float64 // of calls, and of their answers
+	late    func(func())   // has a commit that was lost arrive at some later moment; nil: it never does
 	noReset bool           // a planted fault: resets are not sent
 }
 
@@ -201,12 +202,16 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
 	there := w.go1()
 	for i, c := range commits {
-		if !there {
-			errs[i] = rows.ErrUnavailable
-			continue
-		}
 		if w.noReset {
 			c.Rows = withoutResets(c.Rows)
+		}
+		if !there {
+			errs[i] = rows.ErrUnavailable
+			if w.late != nil {
+				c.Rows = slices.Clone(c.Rows)
+				w.late(func() { _ = w.to.commit(c) })
+			}
+			continue
 		}
 		errs[i] = w.to.commit(c)
 	}
