@@ -59,6 +59,7 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 		d.restoreStep(h, &c.Steps[i], stepKept(c.Steps[i].Step))
 	}
 
+	d.restoreShares(h, c)
 	d.tell(h.key)
 	d.change(h) // its version stays that of the copy
 	d.news = append(d.news, counter.Notification{Key: c.Key, All: true})

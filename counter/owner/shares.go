@@ -66,7 +66,9 @@ func (d *draft) known(h *head) known {
 	// Without a row, everything that is known is the region's own.
 	k.Life = h.life
 	k.Changed = true
-	k.readRow(d, h)
+	if err := k.parse(d.get(shareName(h.key)), h); err != nil {
+		d.malformed = err
+	}
 
 	k.Kind = h.Kind
 	k.Updated = h.Updated
@@ -86,11 +88,10 @@ func (d *draft) grave(key string) uint64 {
 	return r.uint()
 }
 
-// readRow reads the row of shares. One that another life of the counter has left says nothing.
-func (k *known) readRow(d *draft, h *head) {
-	row := d.get(shareName(h.key))
+// parse reads the row of shares. One that another life of the counter has left says nothing.
+func (k *known) parse(row []byte, h *head) error {
 	if len(row) == 0 {
-		return
+		return nil
 	}
 
 	r := reader{rest: row}
@@ -101,13 +102,15 @@ func (k *known) readRow(d *draft, h *head) {
 	s, err := share.Parse(r.rest)
 	switch {
 	case r.malformed || err != nil:
-		d.malformed = fmt.Errorf("shares of %q: %w", h.key, ErrMalformed)
+		return fmt.Errorf("shares of %q: %w", h.key, ErrMalformed)
 	case of == h.life:
 		k.Changed = changed
 		k.Life = life
 		k.merges = merges
 		k.Share = s
 	}
+
+	return nil
 }
 
 // own returns the value of this region's own part.
@@ -462,4 +465,85 @@ func After(after, key string) string {
 	}
 
 	return collection + "/" + key
+}
+
+// regionRow has the name of the region in its store, so that no process counts or sends under a wrong one.
+var regionRow = rows.Address{Name: rows.Name{Collection: "region", Field: "name"}}
+
+// Region returns the name of the region that has the store, "" if it never had one.
+func (r *Reader) Region(ctx context.Context) (string, error) {
+	values, err := r.values(ctx, []rows.Address{regionRow})
+	if err != nil {
+		return "", err
+	}
+
+	return string(values[0]), nil
+}
+
+// NameRegion returns the call that gives the store the name of a region.
+func NameRegion(name string) Call {
+	row := rows.Row{Name: regionRow.Name, Value: []byte(name)}
+
+	return Call{Partition: regionRow.Partition, More: &More{Rows: []Expiring{{Row: row}}}}
+}
+
+// elsewhere returns what the region knows of others, as an export has it: nothing without other regions.
+func (r *Reader) elsewhere(ctx context.Context, h *head) (string, error) {
+	if h.Kind == counter.Exact {
+		return "", nil
+	}
+
+	values, err := r.values(ctx, []rows.Address{
+		r.address(h.key, shareName(h.key)), r.address(h.key, graveName(h.key)), regionRow,
+	})
+	if err != nil || len(values[2]) == 0 {
+		return "", err
+	}
+
+	k := known{Mine: share.Mine{Region: string(values[2]), Life: h.life, Changed: true}}
+	if err := k.parse(values[0], h); err != nil {
+		return "", err
+	}
+	grave := reader{rest: values[1]}
+	if len(values[1]) > 0 {
+		k.Died = grave.uint()
+	}
+	k.Kind = h.Kind
+	k.Own(h.Version.Sequence-k.merges, k.own(h))
+
+	return k.Text(k.Changed), nil
+}
+
+// restoreShares writes what an export says of other regions. They go on to know this region's part by its life.
+func (d *draft) restoreShares(h *head, c *counter.Copy) {
+	if d.region == "" || h.Kind == counter.Exact {
+		return
+	}
+
+	k := known{Mine: share.Mine{Region: d.region, Life: c.Version.Incarnation, Changed: true}}
+	k.Sequence = h.Version.Sequence
+	if c.Elsewhere != "" {
+		s, changed, err := share.ParseText(c.Elsewhere)
+		if err != nil {
+			d.malformed = err
+			return
+		}
+		k.Share = s
+		k.Changed = changed
+	}
+
+	// An export of an earlier release leaves out the own part, whose life is the incarnation.
+	for i := range k.Parts {
+		p := &k.Parts[i]
+		if p.Region == d.region && p.Sequence > 0 {
+			k.Life = p.Life
+			k.Sequence = min(p.Sequence, h.Version.Sequence)
+		}
+	}
+
+	k.Kind = h.Kind
+	if k.Died > 0 {
+		d.bury(h.key, k.Died)
+	}
+	d.putKnown(h, &k)
 }

@@ -32,8 +32,9 @@ const (
 type link struct {
 	Peer
 	*replication.Link[Position]
-	r   *Region
-	log zerolog.Logger
+	r     *Region
+	there *owner.Reader // of the peer's rows
+	log   zerolog.Logger
 
 	sent, whole, failures prometheus.Counter
 
@@ -62,6 +63,7 @@ func newLink(r *Region, p Peer, m *metrics) *link {
 	l := &link{
 		Peer:      p,
 		r:         r,
+		there:     owner.NewReader(p.There, rows.PartitionOf),
 		log:       r.cfg.Log.With().Str("peer", p.Name).Logger(),
 		sent:      m.sent.WithLabelValues(p.Name),
 		whole:     m.whole.WithLabelValues(p.Name),
@@ -87,7 +89,7 @@ func (l *link) Greet(ctx context.Context) error {
 		return replication.ErrRefused
 	}
 
-	name, err := readName(ctx, l.There)
+	name, err := l.there.Region(ctx)
 	switch {
 	case err != nil:
 		return err

@@ -109,7 +109,7 @@ func (r *Region) follow(ctx context.Context) {
 		}
 		// A store that has lost everything has lost the name, too.
 		if n%compareEvery == 0 {
-			r.checkName(ctx, epochs[namePartition] != 0)
+			r.checkName(ctx, &epochs)
 		}
 	}
 }
@@ -121,33 +121,20 @@ func (r *Region) epochs() [rows.Partitions]uint64 {
 	return r.owned
 }
 
-// The name of a region is a row of its store, so that no process counts or sends under a wrong one.
-const namePartition = 0
-
-var nameRow = rows.Name{Collection: "region", Field: "name"}
-
-// readName returns the name of the region whose store this is, "" before its first process has started.
-func readName(ctx context.Context, store rows.Store) (string, error) {
-	found := store.Read(ctx, []rows.Address{{Partition: namePartition, Name: nameRow}})[0]
-
-	return string(found.Value), found.Err
-}
-
 // checkName looks whether the store has the name of this region. Its owner writes it where there is none.
-func (r *Region) checkName(ctx context.Context, owns bool) {
-	is, err := readName(ctx, r.cfg.Store)
+func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64) {
+	is, err := r.reader.Region(ctx)
 	if err != nil || is == r.cfg.Name {
 		return
 	}
 
+	call := owner.NameRegion(r.cfg.Name)
 	switch {
 	case is != "" && !r.misnamed.Swap(true):
 		const what = "this store has counted as another region; counters are not shared: correct --region"
 		r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
-	case is == "" && owns:
-		row := rows.Row{Name: nameRow, Value: []byte(r.cfg.Name)}
-		more := owner.More{Rows: []owner.Expiring{{Row: row}}}
-		_, _ = r.owner.Do(ctx, owner.Call{Partition: namePartition, More: &more}) // or the next time
+	case is == "" && epochs[call.Partition] != 0:
+		_, _ = r.owner.Do(ctx, call) // or the next time
 	}
 }
 

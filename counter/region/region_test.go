@@ -28,6 +28,7 @@ type place struct {
 	inboxes  map[string]*journal
 	owner    *owner.Owner
 	region   *region.Region
+	counters *call.Store // of this region
 	store    *region.Store
 	registry *prometheus.Registry
 	log      locked
@@ -125,8 +126,8 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 	if err := p.owner.Own(t.Context(), partitions...); err != nil {
 		t.Fatal(err)
 	}
-	counters := call.NewStore(store, call.Everywhere(p.owner), rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
-	p.store = region.NewStore(counters, rules, cfg.Peers)
+	p.counters = call.NewStore(store, call.Everywhere(p.owner), rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
+	p.store = region.NewStore(p.counters, rules, cfg.Peers)
 }
 
 func (p *place) end(t *testing.T) {
@@ -520,6 +521,64 @@ func TestMembersAreNotShared(t *testing.T) {
 				t.Errorf("%s: %+v, %v", all[i].name, read, err)
 			}
 		}
+		end(t, all)
+	})
+}
+
+// TestAnExportKeepsWhatOthersHaveCounted puts an export of a region into an empty store, while the other region goes on.
+func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us := all[0]
+		join := func(p *place, names ...string) {
+			t.Helper()
+			p.do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: names})
+			p.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: names})
+		}
+		us.do(t, add("v", 3))
+		agree(t, all, "v", 3)
+		all[1].do(t, add("v", 4))
+		agree(t, all, "v", 7)
+		all[1].do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Reset, Reason: "r", By: "b"})
+		agree(t, all, "v", 0)
+		us.do(t, add("v", 10))
+		join(us, "ann", "bob")
+		join(all[1], "bob", "cid")
+		agree(t, all, "v", 10)
+		agree(t, all, "l", 4)
+		agree(t, all, "u", 3)
+
+		var copies []counter.Copy
+		err := us.counters.Dump(t.Context(), "", func(c counter.Copy) error {
+			text, err := c.MarshalJSON()
+			if err == nil {
+				err = c.UnmarshalJSON(text)
+			}
+			copies = append(copies, c)
+			return err
+		})
+		if err != nil || len(copies) != 3 {
+			t.Fatalf("%d copies, %v", len(copies), err)
+		}
+
+		us.end(t)
+		us.home.back(time.Time{})
+		for _, inbox := range us.inboxes {
+			inbox.back(time.Time{})
+		}
+		all[1].do(t, add("v", 20))
+		us.start(t, all, ordinary)
+		if n, err := us.counters.Restore(t.Context(), copies, ordinary); n != 3 || err != nil {
+			t.Fatalf("%d are restored, %v", n, err)
+		}
+		agree(t, all, "v", 30)
+		agree(t, all, "l", 4)
+		agree(t, all, "u", 3)
+		us.do(t, add("v", 1))
+		join(us, "dan")
+		agree(t, all, "v", 31)
+		agree(t, all, "l", 5)
+		agree(t, all, "u", 4)
 		end(t, all)
 	})
 }
