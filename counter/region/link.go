@@ -509,7 +509,6 @@ func (l *link) settle(b *batch, err error) error {
 	c.valid = false
 	b.result.Outcome = replication.More
 	if errors.As(err, &fenced) || errors.As(err, &lost) {
-		delete(l.transfers, b.partition) // the inbox may have lost what was sent
 		return nil
 	}
 

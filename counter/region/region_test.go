@@ -582,3 +582,63 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 		end(t, all)
 	})
 }
+
+// TestAnInboxLosesItsTail once between two changes, and once while a partition is sent whole.
+func TestAnInboxLosesItsTail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us, eu := all[0], all[1]
+		inbox := eu.inboxes["us"]
+		settle()
+		eu.end(t) // nobody reads the inbox
+		before := time.Now()
+		time.Sleep(time.Second)
+		us.do(t, add("v", 1))
+		other := "v0"
+		for n := 1; rows.PartitionOf(other) != rows.PartitionOf("v"); n++ {
+			other = fmt.Sprint("v", n)
+		}
+		time.Sleep(300 * time.Millisecond)
+		inbox.back(before)
+		us.do(t, add(other, 2)) // before the link looks where the inbox is
+		settle()
+		eu.start(t, all, ordinary)
+		agree(t, all, "v", 1)
+		agree(t, all, other, 2)
+
+		eu.setCut(true)
+		var op counter.Op
+		for n := 0; len(op.Changes) < 900; n++ {
+			key := fmt.Sprint("v many ", n)
+			if rows.PartitionOf(key) == 3 {
+				op.Changes = append(op.Changes, add(key, 1))
+			}
+		}
+		if result := us.store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
+			t.Fatal(result.Err)
+		}
+		us.end(t)
+		us.start(t, all, ordinary) // without a log
+		eu.end(t)
+		eu.setCut(false)
+		sent := func() (n int) {
+			_ = inbox.scan(3, "shares", "", func(string, []byte) error {
+				n++
+				return nil
+			})
+			return n
+		}
+		before = time.Now()
+		for sent() < 500 {
+			time.Sleep(time.Millisecond)
+		}
+		inbox.back(before)
+		settle()
+		eu.start(t, all, ordinary)
+		settle()
+		if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != 900 {
+			t.Errorf("eu has %+v, %v", is, err)
+		}
+		end(t, all)
+	})
+}
