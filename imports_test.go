@@ -72,7 +72,7 @@ var layers = []layer{
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
-	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
+	{"internal/rows/rowstest", []string{"internal/rows"}},         // for the tests of stores; only they import it
 	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
 	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},

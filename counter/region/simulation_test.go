@@ -29,7 +29,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 40, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", 24, "number of seeds to simulate")
 	simFirst = flag.Uint64("first", 1, "the first of these seeds")
 )
 
