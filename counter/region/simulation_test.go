@@ -283,15 +283,13 @@ func (s *simulation) run() {
 	s.check()
 	s.epilogue()
 
-	s.stray.Wait()
 	for _, r := range s.regions {
 		for _, p := range r.processes {
 			p.kill()
 		}
-		if r.end != nil {
-			r.end()
-		}
+		r.end()
 	}
+	s.stray.Wait() // a commit under way may arrive late also now
 }
 
 // joined returns one of the regions that take part.
