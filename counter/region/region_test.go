@@ -343,6 +343,9 @@ func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 				t.Errorf("the log of %s says: %s", all[i].name, all[i].log.String())
 			}
 		}
+		if is, err := all[1].store.Aggregate(t.Context(), "v"); err != nil || is.Counters != 1 {
+			t.Errorf("beside an exact counter there is another one: %+v, %v", is, err)
+		}
 		if all[0].read(t, "s").Approx {
 			t.Error("an exact counter is approximate")
 		}
@@ -427,13 +430,20 @@ func TestDeletionsAreForgotten(t *testing.T) {
 
 		eu.do(t, add("v", 2))
 		agree(t, all, "v", 2)
+		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete}) // once more
+		agree(t, all, "v", 0)
 		pass(2)
+		time.Sleep(5 * time.Minute)
+		if graves(us) != 1 || graves(eu) != 1 {
+			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
+		}
+		pass(30)
 		time.Sleep(5 * time.Minute)
 		if graves(us)+graves(eu) != 0 {
 			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
 		}
 		us.do(t, add("v", 1))
-		agree(t, all, "v", 3)
+		agree(t, all, "v", 1)
 		end(t, all)
 	})
 }
@@ -639,6 +649,20 @@ func TestAnInboxLosesItsTail(t *testing.T) {
 		if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != 900 {
 			t.Errorf("eu has %+v, %v", is, err)
 		}
+		end(t, all)
+	})
+}
+
+// TestAnInboxIsTakenBack from a process that was late and has claimed it, though it is not the owner any more.
+func TestAnInboxIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		settle()
+		all[0].do(t, add("v", 1))
+		settle()
+		all[1].inboxes["us"].claim("late", []rows.Former{{Partition: rows.PartitionOf("v")}})
+		all[0].do(t, add("v", 1))
+		agree(t, all, "v", 2)
 		end(t, all)
 	})
 }

@@ -283,3 +283,39 @@ func change(r *region, kind counter.Kind, delta int64, now uint64) {
 		r.see(now, fmt.Sprint(delta))
 	}
 }
+
+// TestWhatWasOnlyHeardEnds with a deletion, whatever the numbers: lives of two regions come from two clocks.
+func TestWhatWasOnlyHeardEnds(t *testing.T) {
+	us := &region{Mine: share.Mine{Region: "us"}}
+	eu := &region{Mine: share.Mine{Region: "eu"}}
+	us.add(3, 10)
+	eu.hear("us", &us.Share, 1000)
+	us.delete(20)
+	eu.hear("us", &us.Share, 1000)
+	if eu.Kind != 0 {
+		t.Errorf("after a deletion there is %+v", eu.Mine)
+	}
+
+	// What a region has made itself, without knowing of the deletion, stays.
+	ap := &region{Mine: share.Mine{Region: "ap"}}
+	ap.add(5, 1000)
+	ap.hear("us", &us.Share, 1000)
+	if ap.total() != 5 {
+		t.Errorf("of what was made after a deletion there is %+v", ap.Mine)
+	}
+}
+
+// TestWhoHasLostItsOwnPartIsTold says that others know more.
+func TestWhoHasLostItsOwnPartIsTold(t *testing.T) {
+	us := &region{Mine: share.Mine{Region: "us"}}
+	eu := share.Mine{Region: "eu"}
+	us.add(3, 10)
+	older := us.Clone()
+	us.add(4, 10)
+	if e := eu.Hear("us", &us.Share, 20); e.Tell {
+		t.Errorf("a change is told back: %+v", e)
+	}
+	if e := eu.Hear("us", &older, 20); !e.Tell {
+		t.Errorf("a region that has lost a change is told nothing: %+v", e)
+	}
+}
