@@ -54,7 +54,8 @@ var layers = []layer{
 	{"counter/hyperloglog", nil},                                                               // registers of kind unique
 	{"internal/rows", nil},                                                                     // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
-	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/rows", "internal/wake", "presence"}},
+	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
+	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
@@ -80,6 +81,7 @@ var layers = []layer{
 		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/postgres", "internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
 	}},
+	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
 		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",

@@ -238,7 +238,7 @@ func (d *draft) queueRows(b *pgx.Batch) {
 		var r scanned
 		_, err := pgx.ForEachRow(found, r.to(&d.deleted, &d.now), func() error {
 			is := r.record()
-			isCopy := is.Kind != 0 && is.Kind != counter.Exact
+			isCopy := is.Kind != 0 && !is.Kind.IsExact()
 			if isCopy && d.copiesLag {
 				return nil
 			}

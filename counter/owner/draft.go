@@ -18,9 +18,10 @@ const (
 // draft is what the calls of a turn change in a partition. It reads through to the rows in memory, which stay as they
 // are until the store has the draft. It implements counter.Step.
 type draft struct {
-	p    *partition
-	near *residents // in front of a store in memory, or nil
-	now  time.Time
+	p      *partition
+	near   *residents // in front of a store in memory, or nil
+	now    time.Time
+	region string // the name of this region; empty: there are no others
 
 	rows    table // that the calls need, and how they change them
 	missing int   // how many of them were not in memory and have to be read; then what was judged is void
@@ -35,6 +36,7 @@ type draft struct {
 	used        map[[16]byte]struct{} // the same; empty while there are few
 	asked       []rows.ID             // of refused operations: one that was made before is a replay, and not refused
 	news        []counter.Notification
+	told        []string // keys whose shares other regions have to get
 	judged      bool
 	writes      int // so far, also those to the same row
 
@@ -90,6 +92,7 @@ func (d *draft) unjudge() {
 
 	clear(d.news)
 	d.news = d.news[:0]
+	d.told = nil
 	d.judged = false
 	d.writes = 0
 	d.malformed = nil
@@ -246,6 +249,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 	if m.Restore != nil {
 		answer.Restored = d.restore(m.Restore)
 	}
+	d.makeShares(m, answer)
 	if m.sweep != nil {
 		d.sweep(m.sweep)
 	}
@@ -266,7 +270,7 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	}
 
 	if result.Err == nil {
-		*result = counter.Judge(d, op, d.now)
+		*result = d.judgeShared(op)
 	}
 	if result.Err != nil && op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		d.asked = append(d.asked, rows.ID{Bytes: op.IdempotencyKey})

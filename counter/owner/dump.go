@@ -175,6 +175,9 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 			err = r.dumpHistory(ctx, &h, step, &is)
 		}
 	}
+	if err == nil {
+		is.Elsewhere, err = r.elsewhere(ctx, &h)
+	}
 	if err != nil || h.Entries == 0 {
 		return is, err
 	}

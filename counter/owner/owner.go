@@ -77,6 +77,11 @@ type Config struct {
 	Memory int
 	// ExactOutside says that exact counters are not with owners. The store answers reads of heads in partition Outside.
 	ExactOutside bool
+	// Region is the name of this region, if others share its counters.
+	Region string
+	// Shared gets the keys of counters whose shares other regions have to get, after a commit. It must not block. The
+	// epoch is that of the claim: by one claim nothing is missing.
+	Shared func(partition int, epoch uint64, keys []string)
 	// Hub gets the changes, instead of those who watch the store. It is for a process that uses the store alone.
 	Hub *counter.Hub
 }

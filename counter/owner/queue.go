@@ -8,6 +8,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/counter/share"
 	"headcount/internal/rows"
 	"headcount/internal/wake"
 )
@@ -34,6 +35,8 @@ type More struct {
 	Remembered []counter.IdempotencyKey // distinct: are remembered from now on
 
 	Restore *Restore
+	Shares  []string // keys: what this region knows of these counters
+	Hear    *Hear    // what another region knows
 
 	sweep *swept // of the owner itself
 }
@@ -49,16 +52,21 @@ type MoreAnswer struct {
 	Limits []limit.Answer // in order
 	Known  []bool         // in the order of Asked
 
-	Restored int // how many counters Restore put in the place of older ones
+	Restored int           // how many counters Restore put in the place of older ones
+	Shares   []share.Share // in order
+	Merged   Merged        // of Hear
 }
 
 // size returns the number of changes of a call, for the bounds of the queue and of a turn.
 func (c *Call) size() int {
 	n := 0
 	if m := c.More; m != nil {
-		n = len(m.Limits) + len(m.Rows) + len(m.Asked) + len(m.Remembered)
+		n = len(m.Limits) + len(m.Rows) + len(m.Asked) + len(m.Remembered) + len(m.Shares)
 		if m.Restore != nil {
 			n += len(m.Restore.Copies)
+		}
+		if m.Hear != nil {
+			n += len(m.Hear.Shares)
 		}
 	}
 	for i := range c.Ops {

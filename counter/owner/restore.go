@@ -49,8 +49,9 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	// The rows of the former life are garbage, so this one needs another name.
 	h.life = max(d.incarnation(), before+1)
 
-	// Without the members that other regions have.
-	if h.Kind.Forgets() {
+	// Without the members that other regions have, unless their number comes as well.
+	alone := d.region == "" || c.Elsewhere == ""
+	if alone && h.Kind.Forgets() {
 		h.Value = int64(len(c.Members) + len(c.Hashes))
 	}
 	d.restoreMembers(h, c)
@@ -63,6 +64,8 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 		d.restoreStep(h, &c.Steps[i], stepKept(c.Steps[i].Step))
 	}
 
+	d.restoreShares(h, c)
+	d.tell(h.key)
 	d.change(h) // its version stays that of the copy
 	d.news = append(d.news, counter.Notification{Key: c.Key, All: true})
 }

@@ -152,6 +152,8 @@ func (d *draft) usedUntil(name rows.Name) time.Time {
 		}
 	case streams:
 		return lastCall(d.get(name)).Add(streamKept)
+	case graves:
+		return graveUntil(d.grave(name.Field))
 	}
 
 	return time.Time{}

@@ -206,6 +206,10 @@ func (o *Owner) land(p *partition) {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
 
+	if len(d.told) > 0 && o.cfg.Shared != nil {
+		o.cfg.Shared(p.id, p.epoch, d.told)
+	}
+
 	for _, one := range p.calls {
 		o.answer(one)
 	}
@@ -267,6 +271,7 @@ func (o *Owner) newDraft(p *partition, now time.Time) *draft {
 	d.p = p
 	d.near = o.near
 	d.now = now
+	d.region = o.cfg.Region
 
 	return d
 }

@@ -56,7 +56,7 @@ func New(cfg Config) *Store { return &Store{Store: cfg.Owned, cfg: cfg} }
 func (s *Store) isExact(key string) bool {
 	rule := s.cfg.Rules.Find(key)
 
-	return rule != nil && rule.Kind == counter.Exact
+	return rule != nil && rule.Kind.IsExact()
 }
 
 // part divides keys by the side that has their counters.
@@ -129,7 +129,7 @@ func (s *Store) wayOf(op *counter.Op) way {
 		return toNobody
 	}
 
-	isExact := op.Changes[0].Rule.Kind == counter.Exact
+	isExact := op.Changes[0].Rule.Kind.IsExact()
 	isNoted := s.cfg.Notes && op.OfBatch()
 	switch {
 	case !isExact:

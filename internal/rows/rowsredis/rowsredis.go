@@ -31,6 +31,9 @@ var ErrMalformed = errors.New("redis has malformed rows")
 type Config struct {
 	// Conn is the connection to Redis. The Store has to be closed before it. Required.
 	Conn *redisconn.Conn
+	// Inbox is the name of the other region that writes the rows. Its inbox has owners, numbers and rows of its own, in the
+	// same slots. Empty: the rows of this region.
+	Inbox string
 	// Registerer takes the metrics; nil: there are none.
 	Registerer prometheus.Registerer
 	OnState    redisconn.States // says whether Redis can be used; nil: nobody wants to know
@@ -75,6 +78,9 @@ func New(cfg Config) *Store {
 	s.tags = redisconn.EvenTags("r", rows.Partitions)
 	for i, tag := range s.tags {
 		s.tags[i] = "hc:{" + tag + "}:"
+		if cfg.Inbox != "" {
+			s.tags[i] += "in:" + cfg.Inbox + ":"
+		}
 	}
 
 	return s

@@ -1,0 +1,552 @@
+package owner
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/counter/share"
+	"headcount/internal/rows"
+)
+
+// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows of
+// the others (package share). The region's own part is the total without these, so a change of the counter writes no
+// further row. A deleted counter leaves a row with the number of the deletion for a while.
+const (
+	shares = "shares"
+	graves = "graves"
+)
+
+// graveKept is how long a deletion is remembered. A region that was disconnected for longer may bring the counter back.
+const graveKept = 30 * 24 * time.Hour
+
+func shareName(key string) rows.Name { return rows.Name{Collection: shares, Field: key} }
+func graveName(key string) rows.Name { return rows.Name{Collection: graves, Field: key} }
+
+// Hear has what another region knows of some counters.
+type Hear struct {
+	From   string // the region
+	Shares []Heard
+}
+
+// Heard is a share of another region.
+type Heard struct {
+	Key string
+	share.Share
+	// Repair says that the share was sent because this region may have lost something. What is new in it may be news to
+	// further regions, too.
+	Repair bool
+}
+
+// Merged says what a Hear brought.
+type Merged struct {
+	New int // counters of which this region knows more now
+	Odd int // counters that could not be merged: of another kind here, or with totals beyond 64 bits
+}
+
+// known is what a region knows of a counter, as the draft has it.
+type known struct {
+	share.Mine
+	merges uint64 // how many steps of the head's sequence were no changes of the own part
+}
+
+// known reads what this region knows of a counter.
+func (d *draft) known(h *head) known {
+	k := known{Mine: share.Mine{Region: d.region}}
+	died := d.grave(h.key)
+	if h.Version == (counter.Version{}) {
+		k.Died = died
+		return k
+	}
+
+	// Without a row, everything that is known is the region's own.
+	k.Life = h.life
+	k.Changed = true
+	if err := k.parse(d.get(shareName(h.key)), h); err != nil {
+		d.malformed = err
+	}
+
+	k.Kind = h.Kind
+	k.Updated = h.Updated
+	k.Died = died
+	k.Own(h.Version.Sequence-k.merges, k.own(h))
+
+	return k
+}
+
+// grave returns the number of a counter's last deletion, 0 if none is remembered.
+func (d *draft) grave(key string) uint64 {
+	r := reader{rest: d.get(graveName(key))}
+	if len(r.rest) == 0 {
+		return 0
+	}
+
+	return r.uint()
+}
+
+// parse reads the row of shares. One that another life of the counter has left says nothing.
+func (k *known) parse(row []byte, h *head) error {
+	if len(row) == 0 {
+		return nil
+	}
+
+	r := reader{rest: row}
+	changed := r.byte() == 1
+	of := r.uint()
+	life := r.uint()
+	merges := r.uint()
+	s, err := share.Parse(r.rest)
+	switch {
+	case r.malformed || err != nil:
+		return fmt.Errorf("shares of %q: %w", h.key, ErrMalformed)
+	case of == h.life:
+		k.Changed = changed
+		k.Life = life
+		k.merges = merges
+		k.Share = s
+	}
+
+	return nil
+}
+
+// own returns the value of this region's own part.
+func (k *known) own(h *head) int64 {
+	switch h.Kind {
+	case counter.Members:
+		return int64(h.members)
+	case counter.Unique:
+		return 0
+	}
+
+	// A change is refused if this would not fit.
+	own, _ := k.withoutOthers(h.Value).Value()
+
+	return own
+}
+
+// withoutOthers returns the own part of a total.
+func (k *known) withoutOthers(total int64) share.Wide {
+	own := share.WideOf(total).Sub(k.Without(k.Region, k.Life))
+	for i := range k.Parts {
+		p := &k.Parts[i]
+		if p.Region == k.Region && p.Life == k.Life {
+			own = own.Plus(p.Base)
+		}
+	}
+
+	return own
+}
+
+// putKnown writes what this region knows of a counter that exists.
+func (d *draft) putKnown(h *head, k *known) {
+	b := []byte{flag(k.Changed)}
+	b = binary.AppendUvarint(b, h.life)
+	b = binary.AppendUvarint(b, k.Life)
+	b = binary.AppendUvarint(b, h.Version.Sequence-k.Sequence)
+
+	s := k.Share
+	s.Seen = hyperloglog.Registers{} // they have rows of their own
+	d.put(shareName(h.key), s.Append(b))
+}
+
+// bury notes a deletion. Counters that are made again have lives after it.
+func (d *draft) bury(key string, died uint64) {
+	d.put(graveName(key), binary.AppendUvarint(nil, died))
+	d.expire(graveName(key), graveUntil(died))
+	if died > d.meta.deleted {
+		d.meta.deleted = died
+		d.metaChanged = true
+	}
+}
+
+func graveUntil(died uint64) time.Time { return time.UnixMilli(int64(died)).Add(graveKept) }
+
+// tell has the share of a counter sent to the other regions, once the draft is committed.
+func (d *draft) tell(key string) {
+	if d.region != "" {
+		d.told = append(d.told, key)
+	}
+}
+
+// judgeShared is counter.Judge, and notes what its changes mean for other regions.
+func (d *draft) judgeShared(op *counter.Op) counter.Result {
+	if d.region == "" {
+		return counter.Judge(d, op, d.now)
+	}
+	if conflict := d.ownOverflow(op); conflict != nil {
+		return counter.Result{Err: conflict}
+	}
+
+	before := make([]before, len(op.Changes))
+	for i := range op.Changes {
+		before[i] = d.before(&op.Changes[i])
+	}
+
+	result := counter.Judge(d, op, d.now)
+	if result.Err != nil || result.Replay {
+		return result
+	}
+	for i := range op.Changes {
+		h := d.head(op.Changes[i].Key)
+		if h.Version != before[i].version && !h.Kind.IsExact() && !before[i].kind.IsExact() {
+			d.changedHere(h, op.Changes[i].Verb, before[i].known)
+		}
+	}
+
+	return result
+}
+
+// before is a counter before a change.
+type before struct {
+	version counter.Version
+	kind    counter.Kind
+	known   *known // nil if the change does not depend on other regions
+}
+
+func (d *draft) before(c *counter.Change) before {
+	h := d.head(c.Key)
+	is := before{version: h.Version, kind: h.Kind}
+	ends := c.Verb == counter.Delete || c.Verb == counter.Reset
+	if h.Version != (counter.Version{}) && (ends || d.get(shareName(c.Key)) != nil) {
+		k := d.known(h)
+		is.known = &k
+	}
+
+	return is
+}
+
+// changedHere notes what a change of this region means for others. Before is what was known before it.
+func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
+	now := uint64(d.now.UnixMilli())
+	switch verb {
+	case counter.Delete:
+		d.put(shareName(h.key), nil)
+		d.bury(h.key, before.Delete(now))
+	case counter.Reset:
+		before.Reset(now)
+		before.Changed = true
+		own := before.Value
+		if before.Kind != counter.Sum {
+			own = 0
+		}
+		before.Own(before.Sequence+1, own)
+		d.putKnown(h, before)
+	default:
+		// Now the region has changed the counter of which it had only heard.
+		if before != nil && !before.Changed {
+			before.Changed = true
+			before.Sequence = h.Version.Sequence - before.merges
+			d.putKnown(h, before)
+		}
+	}
+
+	d.tell(h.key)
+}
+
+// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. Without
+// others the total is the own part, which Judge looks at.
+func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
+	var sums map[string]share.Wide
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		if c.Verb != counter.Add && c.Verb != counter.Adjust || d.get(shareName(c.Key)) == nil {
+			continue
+		}
+
+		h := d.head(c.Key)
+		own, again := sums[c.Key]
+		if !again {
+			k := d.known(h)
+			own = k.withoutOthers(h.Value)
+		}
+		own = own.Plus(c.Delta)
+		if _, ok := own.Value(); !ok && h.Kind == counter.Sum {
+			text := "the part of this region does not fit 64 bits"
+			return &counter.Conflict{Is: counter.ErrOverflow, Key: c.Key, Value: h.Value, Text: text}
+		}
+		if sums == nil {
+			sums = map[string]share.Wide{}
+		}
+		sums[c.Key] = own
+	}
+
+	return nil
+}
+
+// makeShares makes what a call has to do with other regions.
+func (d *draft) makeShares(m *More, answer *MoreAnswer) {
+	for _, key := range m.Shares {
+		answer.Shares = append(answer.Shares, d.shareOf(key))
+	}
+	if m.Hear == nil {
+		return
+	}
+	for i := range m.Hear.Shares {
+		d.hear(m.Hear.From, &m.Hear.Shares[i], &answer.Merged)
+	}
+}
+
+// shareOf returns what this region knows of a counter.
+func (d *draft) shareOf(key string) share.Share {
+	h := d.head(key)
+	if h.err != nil || h.Kind.IsExact() {
+		return share.Share{}
+	}
+
+	k := d.known(h)
+	if !h.Kind.Estimates() {
+		return k.Share
+	}
+
+	all := registers{collection: setCollection(h)}
+	var union hyperloglog.Union
+	for row := range registerRows {
+		if err := mergeRow(&union, row, d.get(all.name(row))); err != nil {
+			d.malformed = err
+		}
+		if row == 0 && h.ranks == nil {
+			break // they are all in one row
+		}
+	}
+	k.Seen = union.Registers()
+
+	return k.Share
+}
+
+// hear merges a share of another region.
+func (d *draft) hear(from string, s *Heard, merged *Merged) {
+	h := d.head(s.Key)
+	existed := h.Version != counter.Version{}
+	if h.err != nil || h.Kind.IsExact() || !existed && d.misplaced(s.Key) != nil {
+		merged.Odd++
+		return
+	}
+
+	k := d.known(h)
+	died := k.Died
+	e := k.Hear(from, &s.Share, max(h.life, d.incarnation()))
+	if k.Died > died {
+		d.bury(s.Key, k.Died)
+	}
+	if !existed {
+		h.life = d.incarnation()
+	}
+	if e.Dropped {
+		d.dropHeard(h)
+	}
+	if e.Emptied {
+		d.Empty(s.Key)
+	}
+
+	d.mergeHeard(h, s, &k, &e)
+
+	if e.New {
+		merged.New++
+	}
+	if e.Odd {
+		merged.Odd++
+	}
+	if e.Tell || s.Repair && e.New {
+		d.tell(s.Key)
+	}
+}
+
+// dropHeard deletes a counter that another region has deleted.
+func (d *draft) dropHeard(h *head) {
+	d.put(shareName(h.key), nil)
+	d.Drop(h.key, h.Version)
+	h.State = counter.State{}
+	d.Changed(h.key, nil, nil, true)
+	// It may have been made again there.
+	h.life = d.incarnation()
+}
+
+// mergeHeard gives the head the total of what is known now.
+func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
+	if k.Kind == 0 || e.Odd && !e.New {
+		return
+	}
+	h.Kind = k.Kind
+	if !h.Kind.Number() {
+		h.extend()
+	}
+	if s.Kind.Estimates() && s.Kind == k.Kind && s.Emptied == k.Emptied && s.Died == k.Died && d.raiseAll(h, s) {
+		e.New = true
+	}
+
+	total, fits := k.Total()
+	if k.Kind.Estimates() {
+		total = unique{d, h}.Count()
+	}
+	if !fits {
+		// It is heard again when the counter changes there.
+		*e = share.Effect{Odd: true, Dropped: e.Dropped}
+		if h.Version == (counter.Version{}) {
+			h.Kind = 0
+		}
+		return
+	}
+	if !e.New && !e.Begun && !e.Emptied {
+		return
+	}
+
+	// A first life, or one after a loss, is worth a version of its own.
+	if total != h.Value || e.Emptied || e.Begun || h.Version == (counter.Version{}) {
+		h.Value = total
+		h.Updated = max(h.Updated, k.Updated)
+		h.Version.Sequence++
+		d.Changed(h.key, nil, nil, h.Kind.Forgets() && (e.Emptied || e.Dropped))
+	}
+	d.putKnown(h, k)
+}
+
+// raiseAll raises the registers of a unique to those of a share, and reports whether one changed.
+func (d *draft) raiseAll(h *head, s *Heard) (changed bool) {
+	all := registers{d: d, collection: setCollection(h), ranks: h.ranks, counts: true}
+	s.Seen.Each(func(index int, rank uint8) {
+		if all.raise(index, rank) {
+			changed = true
+		}
+	})
+	if changed {
+		h.parts |= hasSet
+		h.ranks = all.ranks
+		d.change(h)
+	}
+
+	return changed
+}
+
+// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the turn
+// under way.
+func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
+	if o.lock(o.ctx) != nil {
+		return epochs
+	}
+	defer o.unlock()
+
+	for _, p := range o.partitions() {
+		epochs[p.id] = p.epoch
+	}
+
+	return epochs
+}
+
+// SharedKeys returns up to most counters of a partition that other regions may have to know of, those that were deleted
+// among them, and where the next call goes on; after the last ones next is empty. The first call begins after "".
+func (r *Reader) SharedKeys(
+	ctx context.Context, partition int, after string, most int,
+) (keys []string, next string, err error) {
+	// The cursor is a collection and a field, and heads come before graves.
+	collection, field, _ := strings.Cut(after, "/")
+	if collection == "" {
+		collection = heads
+	}
+
+	keys, all, err := firstFields(ctx, r.store, partition, collection, field, most)
+	switch {
+	case err != nil:
+		return nil, "", unavailable("scan", err)
+	case !all:
+		return keys, collection + "/" + keys[len(keys)-1], nil
+	case collection == heads:
+		return keys, graves + "/", nil
+	}
+
+	return keys, "", nil
+}
+
+// After returns the cursor of SharedKeys behind a key that the call after that cursor has returned.
+func After(after, key string) string {
+	collection, _, _ := strings.Cut(after, "/")
+	if collection == "" {
+		collection = heads
+	}
+
+	return collection + "/" + key
+}
+
+// regionRow has the name of the region in its store, so that no process counts or sends under a wrong one.
+var regionRow = rows.Address{Name: rows.Name{Collection: "region", Field: "name"}}
+
+// Region returns the name of the region that has the store, "" if it never had one.
+func (r *Reader) Region(ctx context.Context) (string, error) {
+	values, err := r.values(ctx, []rows.Address{regionRow})
+	if err != nil {
+		return "", err
+	}
+
+	return string(values[0]), nil
+}
+
+// NameRegion returns the call that gives the store the name of a region.
+func NameRegion(name string) Call {
+	row := rows.Row{Name: regionRow.Name, Value: []byte(name)}
+
+	return Call{Partition: regionRow.Partition, More: &More{Rows: []Expiring{{Row: row}}}}
+}
+
+// elsewhere returns what the region knows of others, as an export has it: nothing without other regions.
+func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
+	if h.Kind.IsExact() {
+		return "", nil
+	}
+
+	values, err := r.values(ctx, []rows.Address{
+		h.address(shareName(h.key)), h.address(graveName(h.key)), regionRow,
+	})
+	if err != nil || len(values[2]) == 0 {
+		return "", err
+	}
+
+	k := known{Mine: share.Mine{Region: string(values[2]), Life: h.life, Changed: true}}
+	if err := k.parse(values[0], &h.head); err != nil {
+		return "", err
+	}
+	grave := reader{rest: values[1]}
+	if len(values[1]) > 0 {
+		k.Died = grave.uint()
+	}
+	k.Kind = h.Kind
+	k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+
+	return k.Text(k.Changed), nil
+}
+
+// restoreShares writes what an export says of other regions. They go on to know this region's part by its life.
+func (d *draft) restoreShares(h *head, c *counter.Copy) {
+	if d.region == "" || h.Kind.IsExact() {
+		return
+	}
+
+	k := known{Mine: share.Mine{Region: d.region, Life: c.Version.Incarnation, Changed: true}}
+	k.Sequence = h.Version.Sequence
+	if c.Elsewhere != "" {
+		s, changed, err := share.ParseText(c.Elsewhere)
+		if err != nil {
+			d.malformed = err
+			return
+		}
+		k.Share = s
+		k.Changed = changed
+	}
+
+	// An export of an earlier release leaves out the own part, whose life is the incarnation.
+	for i := range k.Parts {
+		p := &k.Parts[i]
+		if p.Region == d.region && p.Sequence > 0 {
+			k.Life = p.Life
+			k.Sequence = min(p.Sequence, h.Version.Sequence)
+		}
+	}
+
+	k.Kind = h.Kind
+	if k.Died > 0 {
+		d.bury(h.key, k.Died)
+	}
+	d.putKnown(h, &k)
+}

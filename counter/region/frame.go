@@ -1,0 +1,95 @@
+package region
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"headcount/counter/owner"
+	"headcount/counter/share"
+	"headcount/internal/rows"
+)
+
+// The rows of an inbox.
+const (
+	sharesOf   = "shares"   // key -> repair or not, share
+	positionOf = "position" // one row: how far the region has the sender's log
+)
+
+var positionRow = rows.Name{Collection: positionOf, Field: "log"}
+
+// Position is how far a region has the log of another region's partition. With the zero Position it needs the whole
+// partition.
+type Position struct {
+	Epoch uint64 // names the log
+	Place uint64
+}
+
+func (p Position) encode() []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(nil, p.Epoch), p.Place)
+}
+
+// parsePosition reads a position; what cannot be read is the zero Position.
+func parsePosition(b []byte) Position {
+	epoch, n := binary.Uvarint(b)
+	if n <= 0 {
+		return Position{}
+	}
+	place, m := binary.Uvarint(b[n:])
+	if m <= 0 {
+		return Position{}
+	}
+
+	return Position{epoch, place}
+}
+
+func shareRow(key string) rows.Name { return rows.Name{Collection: sharesOf, Field: key} }
+
+// encodeShare returns the row of a share.
+func encodeShare(s *share.Share, repair bool) []byte {
+	b := make([]byte, 1, 64)
+	if repair {
+		b[0] = 1
+	}
+
+	return s.Append(b)
+}
+
+// sameShare reports whether two rows have the same share.
+func sameShare(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && string(a[1:]) == string(b[1:]) }
+
+func parseShare(key string, row []byte) (owner.Heard, error) {
+	if len(row) == 0 {
+		return owner.Heard{}, fmt.Errorf("%q: %w", key, share.ErrMalformed)
+	}
+	s, err := share.Parse(row[1:])
+	if err != nil {
+		return owner.Heard{}, fmt.Errorf("%q: %w", key, err)
+	}
+
+	return owner.Heard{Key: key, Share: s, Repair: row[0] == 1}, nil
+}
+
+// encodeKeys returns the publication of a commit: the counters of which it has shares.
+func encodeKeys(keys []string) []byte {
+	var b []byte
+	for _, key := range keys {
+		b = binary.AppendUvarint(b, uint64(len(key)))
+		b = append(b, key...)
+	}
+
+	return b
+}
+
+// parseKeys reads a publication, and reports whether it is one.
+func parseKeys(b []byte) (keys []string, ok bool) {
+	for len(b) > 0 {
+		n, size := binary.Uvarint(b)
+		if size <= 0 || n > uint64(len(b)-size) {
+			return nil, false
+		}
+		keys = append(keys, string(b[size:size+int(n)]))
+		b = b[size+int(n):]
+	}
+
+	return keys, true
+}

@@ -1,0 +1,179 @@
+package region
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/wake"
+)
+
+// Peer is another region.
+type Peer struct {
+	Name  string
+	There rows.Store // of the peer; this region only reads it
+	Out   rows.Store // this region's inbox there
+	In    rows.Store // the peer's inbox here
+}
+
+// Config tunes a Region. A zero field takes its default.
+type Config struct {
+	Name       string     // of this region; required
+	Process    string     // the name of this process, as in owner.Config; required
+	Store      rows.Store // of this region; required
+	Peers      []Peer
+	Every      time.Duration // shortest time between two rounds of a link; default 200ms
+	Registerer prometheus.Registerer
+	Log        zerolog.Logger
+}
+
+// Region shares the counters that this process owns with other regions. Its methods may be called from any goroutine.
+type Region struct {
+	cfg      Config
+	owner    *owner.Owner
+	reader   *owner.Reader
+	metrics  *metrics
+	logs     logs
+	links    []*link
+	misnamed atomic.Bool // the store belongs to a region of another name
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup // everything that Start starts
+
+	mu    sync.Mutex // guards owned
+	owned [rows.Partitions]uint64
+}
+
+// New returns a Region that does nothing until Start.
+func New(cfg Config) *Region {
+	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
+
+	return &Region{cfg: cfg, reader: owner.NewReader(cfg.Store, rows.PartitionOf), metrics: newMetrics(cfg.Registerer)}
+}
+
+// Shared is owner.Config.Shared of the owner that Start gets.
+func (r *Region) Shared(partition int, epoch uint64, keys []string) {
+	r.logs.add(partition, epoch, keys)
+	for _, l := range r.links {
+		l.Changed(partition)
+	}
+}
+
+// Start begins to share what an owner owns. It is called once, before the owner owns anything.
+func (r *Region) Start(of *owner.Owner) {
+	r.owner = of
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	for _, p := range r.cfg.Peers {
+		l := newLink(r, p, r.metrics)
+		r.links = append(r.links, l)
+		registerLag(r.cfg.Registerer, l)
+	}
+
+	for i, p := range r.cfg.Peers {
+		v := newReceiver(r, p)
+		r.wg.Go(func() { v.watch(ctx) })
+		r.wg.Go(func() { v.run(ctx) })
+		r.wg.Go(func() { r.links[i].Run(ctx) })
+	}
+	r.wg.Go(func() { r.follow(ctx) })
+}
+
+// Close ends the sharing. It is called once, before the owner is closed. What was not sent yet, the next owner sends.
+func (r *Region) Close() {
+	r.stop()
+	r.wg.Wait()
+}
+
+// follow follows which partitions the owner owns.
+func (r *Region) follow(ctx context.Context) {
+	for n := 0; wake.Wait(ctx, r.cfg.Every, nil); n++ {
+		epochs := r.owner.Epochs()
+		r.mu.Lock()
+		changed := epochs != r.owned
+		r.owned = epochs
+		r.mu.Unlock()
+
+		r.logs.own(&epochs)
+		if changed {
+			for _, l := range r.links {
+				l.Look()
+			}
+		}
+		// A store that has lost everything has lost the name, too.
+		if n%compareEvery == 0 {
+			r.checkName(ctx, &epochs)
+		}
+	}
+}
+
+func (r *Region) epochs() [rows.Partitions]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.owned
+}
+
+// checkName looks whether the store has the name of this region. Its owner writes it where there is none.
+func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64) {
+	is, err := r.reader.Region(ctx)
+	if err != nil || is == r.cfg.Name {
+		return
+	}
+
+	call := owner.NameRegion(r.cfg.Name)
+	switch {
+	case is != "" && !r.misnamed.Swap(true):
+		const what = "this store has counted as another region; counters are not shared: correct --region"
+		r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
+	case is == "" && epochs[call.Partition] != 0:
+		_, _ = r.owner.Do(ctx, call) // or the next time
+	}
+}
+
+type metrics struct {
+	sent, news, odd, whole, failures *prometheus.CounterVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	count := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"peer"})
+	}
+	m := &metrics{
+		sent: count("headcount_counters_region_sent_total",
+			"Counters that were sent to the peer."),
+		news: count("headcount_counters_region_merges_total",
+			"Counters of the peer with changes that this region did not have."),
+		odd: count("headcount_counters_region_odd_total",
+			"Counters of the peer that could not be merged: of another kind here, or with totals beyond 64 bits."),
+		whole: count("headcount_counters_region_repairs_total",
+			"Partitions that were compared with the peer as a whole."),
+		failures: count("headcount_counters_region_failures_total",
+			"Rounds that failed because the peer, or this region's Redis, did not answer."),
+	}
+	if reg != nil {
+		reg.MustRegister(m.sent, m.news, m.odd, m.whole, m.failures)
+	}
+
+	return m
+}
+
+// registerLag registers the lag of a link.
+func registerLag(reg prometheus.Registerer, l *link) {
+	if reg == nil {
+		return
+	}
+
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name:        "headcount_counters_region_lag_seconds",
+		Help:        "Age of the oldest change that the peer does not have; 0 if it has all changes.",
+		ConstLabels: prometheus.Labels{"peer": l.Name},
+	}, func() float64 { return l.Lag().Seconds() }))
+}

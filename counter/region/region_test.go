@@ -1,0 +1,668 @@
+package region_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/counter/region"
+	"headcount/internal/rows"
+)
+
+// place is a region with one process and without faults, apart from links that are cut.
+type place struct {
+	name     string
+	home     *journal
+	inboxes  map[string]*journal
+	owner    *owner.Owner
+	region   *region.Region
+	counters *call.Store // of this region
+	store    *region.Store
+	registry *prometheus.Registry
+	log      locked
+
+	mu  sync.Mutex // guards cut
+	cut bool       // from all others
+}
+
+// locked is a log that goroutines share.
+type locked struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *locked) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.b.Write(b)
+}
+
+func (l *locked) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.b.String()
+}
+
+func (p *place) setCut(cut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.cut = cut
+}
+
+func (p *place) isCut() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.cut
+}
+
+func (p *place) to(j *journal, passes func() bool) *way {
+	return &way{
+		to: j, dice: newDice(1, p.name), most: time.Millisecond,
+		passes: passes, lost: func() float64 { return 0 },
+	}
+}
+
+// places starts regions with these names. Each has the rules of its index, or the first ones.
+func places(t *testing.T, names []string, rules ...*counter.Rules) []*place {
+	t.Helper()
+	var all []*place
+	for _, name := range names {
+		p := &place{name: name, home: newJournal(), inboxes: map[string]*journal{}}
+		for _, other := range append(names, "ap") {
+			p.inboxes[other] = newJournal()
+		}
+		all = append(all, p)
+	}
+	for i, p := range all {
+		p.start(t, all, rules[min(i, len(rules)-1)])
+	}
+
+	return all
+}
+
+// start starts the process of a region.
+func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
+	t.Helper()
+	p.registry = prometheus.NewRegistry()
+	here := func() bool { return true }
+	store := p.to(p.home, here)
+	cfg := region.Config{Name: p.name, Process: p.name, Store: store, Registerer: p.registry, Log: zerolog.New(&p.log)}
+	for _, other := range all {
+		if other == p {
+			continue
+		}
+		there := func() bool { return !p.isCut() && !other.isCut() }
+		cfg.Peers = append(cfg.Peers, region.Peer{
+			Name:  other.name,
+			There: p.to(other.home, there),
+			Out:   p.to(other.inboxes[p.name], there),
+			In:    p.to(p.inboxes[other.name], here),
+		})
+	}
+
+	p.region = region.New(cfg)
+	p.owner = owner.New(store, owner.Config{Name: p.name, VerifyEvery: -1, Region: p.name, Shared: p.region.Shared})
+	p.region.Start(p.owner)
+	var partitions []int
+	for id := range rows.Partitions {
+		partitions = append(partitions, id)
+	}
+	if err := p.owner.Own(t.Context(), partitions...); err != nil {
+		t.Fatal(err)
+	}
+	p.counters = call.NewStore(store, call.Everywhere(p.owner), rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
+	p.store = region.NewStore(p.counters, rules, cfg.Peers)
+}
+
+func (p *place) end(t *testing.T) {
+	t.Helper()
+	p.region.Close()
+	if err := p.store.Close(); err != nil {
+		t.Error(err)
+	}
+	p.owner.Close()
+}
+
+func end(t *testing.T, all []*place) {
+	t.Helper()
+	for _, p := range all {
+		p.end(t)
+	}
+}
+
+// settle is long enough for everything to arrive.
+func settle() { time.Sleep(5 * time.Second) }
+
+func (p *place) do(t *testing.T, c counter.Change) counter.Counter {
+	t.Helper()
+	result := p.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]
+	if result.Err != nil {
+		t.Fatalf("%s: %s %v: %v", p.name, c.Key, c.Verb, result.Err)
+	}
+
+	return result.Counters[0]
+}
+
+func (p *place) read(t *testing.T, key string) counter.Counter {
+	t.Helper()
+	read, err := p.store.Read(t.Context(), []string{key}, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return read[0].Counter
+}
+
+func agree(t *testing.T, all []*place, key string, want int64) {
+	t.Helper()
+	settle()
+	for _, p := range all {
+		if is := p.read(t, key); is.Value != want {
+			t.Errorf("%s: %s is %d, want %d", p.name, key, is.Value, want)
+		}
+	}
+}
+
+var (
+	views    = &counter.Rule{Match: "v*", Kind: counter.Sum}
+	likes    = &counter.Rule{Match: "l*", Kind: counter.Members}
+	stock    = &counter.Rule{Match: "s*", Kind: counter.Exact}
+	ordinary = mustRules(views, likes, stock, &counter.Rule{Match: "*", Kind: counter.Unique})
+)
+
+func mustRules(all ...*counter.Rule) *counter.Rules {
+	var text []string
+	for _, r := range all {
+		text = append(text, fmt.Sprintf(`{"match":%q,"kind":%q}`, r.Match, r.Kind))
+	}
+	rules, err := counter.ParseRules([]byte(`{"rules":[` + strings.Join(text, ",") + `]}`))
+	if err != nil {
+		panic(err)
+	}
+
+	return rules
+}
+
+func add(key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: views, Verb: counter.Add, Delta: delta}
+}
+
+func (p *place) metric(t *testing.T, name string) (total float64) {
+	t.Helper()
+	families, err := p.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			total += m.GetCounter().GetValue()
+		}
+	}
+
+	return total
+}
+
+// TestAChangeIsSentOnce has three regions, of which each sends its own changes, and no other.
+func TestAChangeIsSentOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu", "ap"}, ordinary)
+		settle()
+		for i, p := range all {
+			p.do(t, add("v", int64(i+1)))
+			agree(t, all, "v", int64((i+1)*(i+2)/2))
+		}
+		time.Sleep(time.Minute)
+
+		for _, p := range all {
+			sent := p.metric(t, "headcount_counters_region_sent_total")
+			news := p.metric(t, "headcount_counters_region_merges_total")
+			if sent != 2 || news != 2 {
+				t.Errorf("%s has sent %v, and got %v", p.name, sent, news)
+			}
+			if failed := p.metric(t, "headcount_counters_region_failures_total"); failed > 0 {
+				t.Errorf("%v rounds of %s failed", failed, p.name)
+			}
+		}
+		if c := all[0].read(t, "v"); !c.Approx || c.Stale {
+			t.Errorf("a total of regions is %+v", c)
+		}
+		end(t, all)
+	})
+}
+
+// TestARegionIsCutForLong changes more counters than a log has.
+func TestARegionIsCutForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		settle()
+		all[1].setCut(true)
+		var keys []string
+		for n := 0; len(keys) < 4200; n++ {
+			key := fmt.Sprint("v", n)
+			if rows.PartitionOf(key) == 3 {
+				keys = append(keys, key)
+			}
+		}
+		for first := 0; first < len(keys); first += 600 {
+			var op counter.Op
+			for _, key := range keys[first : first+600] {
+				op.Changes = append(op.Changes, add(key, 2))
+			}
+			if result := all[0].store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
+				t.Fatal(result.Err)
+			}
+		}
+		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
+		time.Sleep(time.Minute)
+
+		all[1].setCut(false)
+		settle()
+		is, err := all[1].store.Aggregate(t.Context(), "v")
+		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
+			t.Errorf("eu has %+v, %v", is, err)
+		}
+		if whole := all[0].metric(t, "headcount_counters_region_repairs_total"); whole != rows.Partitions+1 {
+			t.Errorf("%v partitions were compared, want each at the start, and one again", whole)
+		}
+		end(t, all)
+	})
+}
+
+// TestPeersOfOtherNames are sent nothing, and a store keeps its name.
+func TestPeersOfOtherNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		all[1].end(t) // before it has written its name
+		all[1].name = "ap"
+		all[1].start(t, all, ordinary)
+		settle()
+		all[0].do(t, add("v", 1))
+		settle()
+
+		if is := all[1].read(t, "v"); is.Touched() {
+			t.Errorf("a region of another name has %+v", is)
+		}
+		if n := strings.Count(all[0].log.String(), "correct --peer"); n != 1 {
+			t.Errorf("the log says %d times what is wrong:\n%s", n, all[0].log.String())
+		}
+
+		all[1].end(t)
+		all[1].name = "eu"
+		all[1].start(t, all, ordinary)
+		settle()
+		if n := strings.Count(all[1].log.String(), "correct --region"); n != 1 {
+			t.Errorf("the log says %d times what is wrong:\n%s", n, all[1].log.String())
+		}
+		end(t, all)
+	})
+}
+
+// TestCountersOfOtherKindsAreNotMerged also has exact ones, which belong to their region.
+func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		others := mustRules(&counter.Rule{Match: "l*", Kind: counter.Sum}, &counter.Rule{Match: "v*", Kind: counter.Exact}, stock)
+		all := places(t, []string{"us", "eu"}, ordinary, others)
+		all[0].do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: []string{"a"}})
+		all[1].do(t, counter.Change{Key: "l", Rule: views, Verb: counter.Add, Delta: 5})
+		all[1].do(t, counter.Change{Key: "v", Rule: stock, Verb: counter.Add, Delta: 5})
+		all[0].do(t, add("v", 1))
+		for i, p := range all {
+			p.do(t, counter.Change{Key: "s", Rule: stock, Verb: counter.Add, Delta: int64(i + 1)})
+		}
+		settle()
+
+		for i, want := range []map[string]int64{{"l": 1, "v": 1, "s": 1}, {"l": 5, "v": 5, "s": 2}} {
+			for key, value := range want {
+				if is := all[i].read(t, key); is.Value != value {
+					t.Errorf("%s: %s is %d, want %d", all[i].name, key, is.Value, value)
+				}
+			}
+			if odd := all[i].metric(t, "headcount_counters_region_odd_total"); odd == 0 {
+				t.Errorf("%s has not counted what it could not merge", all[i].name)
+			}
+			if !strings.Contains(all[i].log.String(), "every region needs the same rules") {
+				t.Errorf("the log of %s says: %s", all[i].name, all[i].log.String())
+			}
+		}
+		if is, err := all[1].store.Aggregate(t.Context(), "v"); err != nil || is.Counters != 1 {
+			t.Errorf("beside an exact counter there is another one: %+v, %v", is, err)
+		}
+		if all[0].read(t, "s").Approx {
+			t.Error("an exact counter is approximate")
+		}
+		end(t, all)
+	})
+}
+
+// TestTotalsAtTheBounds has parts that fit 64 bits alone, and totals that do not.
+func TestTotalsAtTheBounds(t *testing.T) {
+	const huge = int64(1) << 62
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us, eu := all[0], all[1]
+		adjust := func(p *place, delta int64) counter.Result {
+			c := counter.Change{Key: "v", Rule: views, Verb: counter.Adjust, Delta: delta, Reason: "r", By: "b"}
+			return p.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]
+		}
+		must := func(r counter.Result) {
+			t.Helper()
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+
+		us.setCut(true)
+		must(adjust(us, huge))
+		must(adjust(eu, huge))
+		us.setCut(false)
+		settle()
+		if a, b := us.read(t, "v").Value, eu.read(t, "v").Value; a != huge || b != huge {
+			t.Fatalf("totals are %d and %d, which cannot be merged", a, b)
+		}
+
+		// Room for both parts.
+		must(adjust(us, -huge-huge))
+		settle()
+		must(adjust(eu, 1))
+		agree(t, all, "v", 1)
+
+		// The total has room, the own part has not.
+		if r := adjust(eu, math.MaxInt64-10); r.Err == nil || !strings.Contains(r.Err.Error(), "part of this region") {
+			t.Errorf("a part beyond 64 bits: %+v", r)
+		}
+		agree(t, all, "v", 1)
+		end(t, all)
+	})
+}
+
+// TestDeletionsAreForgotten after thirty days, and not before.
+func TestDeletionsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us, eu := all[0], all[1]
+		graves := func(p *place) (n int) {
+			for id := range rows.Partitions {
+				_ = p.home.scan(id, "graves", "", func(string, []byte) error {
+					n++
+					return nil
+				})
+			}
+			return n
+		}
+
+		us.do(t, add("v", 3))
+		agree(t, all, "v", 3)
+		eu.setCut(true)
+		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete})
+		eu.do(t, add("v", 1)) // it goes with the rest
+		pass := func(days time.Duration) {
+			end(t, all) // else there are too many rounds
+			time.Sleep(days * 24 * time.Hour)
+			for _, p := range all {
+				p.start(t, all, ordinary)
+			}
+		}
+		pass(29)
+		eu.setCut(false)
+		agree(t, all, "v", 0)
+		if us.read(t, "v").Touched() || eu.read(t, "v").Touched() || graves(us) != 1 || graves(eu) != 1 {
+			t.Errorf("us has %d deletions, eu %d, and the counter is %+v", graves(us), graves(eu), eu.read(t, "v"))
+		}
+
+		eu.do(t, add("v", 2))
+		agree(t, all, "v", 2)
+		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete}) // once more
+		agree(t, all, "v", 0)
+		pass(2)
+		time.Sleep(5 * time.Minute)
+		if graves(us) != 1 || graves(eu) != 1 {
+			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
+		}
+		pass(30)
+		time.Sleep(5 * time.Minute)
+		if graves(us)+graves(eu) != 0 {
+			t.Errorf("us has %d deletions, eu %d", graves(us), graves(eu))
+		}
+		us.do(t, add("v", 1))
+		agree(t, all, "v", 1)
+		end(t, all)
+	})
+}
+
+// TestHistoriesAndDimensionsAreAddedUp asks all regions.
+func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
+	const text = `{"rules":[{"match":"c","kind":"sum","buckets":["1h:90d"],"dimensions":["country"]},` +
+		`{"match":"g","kind":"unique","buckets":["1h:90d"]}]}`
+	rules, err := counter.ParseRules([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu", "ap"}, rules)
+		for i, p := range all {
+			for _, country := range []string{"de", p.name} {
+				p.do(t, counter.Change{
+					Key: "c", Rule: rules.Find("c"), Verb: counter.Add, Delta: int64(i + 1),
+					Dimensions: []counter.Dimension{{Name: "country", Value: country}},
+				})
+			}
+			visitors := []string{fmt.Sprint(i), fmt.Sprint(i + 1)} // of two neighbours each has one
+			p.do(t, counter.Change{Key: "g", Rule: rules.Find("g"), Verb: counter.Edit, Join: visitors})
+		}
+		agree(t, all, "c", 12)
+		agree(t, all, "g", 4)
+
+		gained := func(p *place, key string) (int64, counter.Counter) {
+			t.Helper()
+			is, gains, err := p.store.History(t.Context(), key, time.Hour, 0, math.MaxInt32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tally := counter.Question{Step: time.Hour, To: math.MaxInt32}.Tally()
+			tally.Add(gains)
+			return tally.Total(), is
+		}
+		clicked, c := gained(all[0], "c")
+		guested, g := gained(all[0], "g")
+		if clicked != 12 || guested != 4 || c.Stale || g.Stale || !c.Approx {
+			t.Errorf("gained %d and %d: %+v, %+v", clicked, guested, c, g)
+		}
+		_, counted, err := all[1].store.Dimension(t.Context(), "c", "country")
+		if err != nil || fmt.Sprint(counted.Values) != "map[ap:3 de:6 eu:2 us:1]" {
+			t.Errorf("counted %+v, %v", counted, err)
+		}
+
+		all[2].setCut(true)
+		if clicked, c := gained(all[0], "c"); clicked != 6 || !c.Stale {
+			t.Errorf("without ap gained %d: %+v", clicked, c)
+		}
+		if c, counted, err := all[0].store.Dimension(t.Context(), "c", "country"); err != nil || !c.Stale || counted.Values["de"] != 3 {
+			t.Errorf("without ap counted %+v, %+v, %v", c, counted, err)
+		}
+		all[2].setCut(false)
+
+		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Reset, Reason: "r", By: "b"})
+		agree(t, all, "c", 0)
+		if clicked, _ := gained(all[0], "c"); clicked != 12 {
+			t.Errorf("after a reset %d are gained", clicked)
+		}
+		all[1].do(t, counter.Change{Key: "c", Rule: rules.Find("c"), Verb: counter.Delete})
+		settle()
+		clicked, _ = gained(all[2], "c")
+		_, counted, err = all[2].store.Dimension(t.Context(), "c", "country")
+		if clicked != 0 || err != nil || len(counted.Values) != 0 {
+			t.Errorf("of a deleted counter %d, %+v, %v are left", clicked, counted, err)
+		}
+		end(t, all)
+	})
+}
+
+// TestMembersAreNotShared reads who is in a set: each region knows its own.
+func TestMembersAreNotShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		all[0].do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: []string{"ann", "bob"}})
+		all[1].do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: []string{"ann"}})
+		agree(t, all, "l", 3)
+
+		for i, mine := range []bool{true, false} {
+			read, err := all[i].store.Read(context.Background(), []string{"l"}, "bob", 0)
+			if err != nil || read[0].Mine != mine {
+				t.Errorf("%s: %+v, %v", all[i].name, read, err)
+			}
+		}
+		end(t, all)
+	})
+}
+
+// TestAnExportKeepsWhatOthersHaveCounted puts an export of a region into an empty store, while the other region goes on.
+func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us := all[0]
+		join := func(p *place, names ...string) {
+			t.Helper()
+			p.do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: names})
+			p.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: names})
+		}
+		us.do(t, add("v", 3))
+		agree(t, all, "v", 3)
+		all[1].do(t, add("v", 4))
+		agree(t, all, "v", 7)
+		all[1].do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Reset, Reason: "r", By: "b"})
+		agree(t, all, "v", 0)
+		us.do(t, add("v", 10))
+		join(us, "ann", "bob")
+		join(all[1], "bob", "cid")
+		agree(t, all, "v", 10)
+		agree(t, all, "l", 4)
+		agree(t, all, "u", 3)
+
+		var copies []counter.Copy
+		err := us.counters.Dump(t.Context(), "", func(c counter.Copy) error {
+			text, err := c.MarshalJSON()
+			if err == nil {
+				err = c.UnmarshalJSON(text)
+			}
+			copies = append(copies, c)
+			return err
+		})
+		if err != nil || len(copies) != 3 {
+			t.Fatalf("%d copies, %v", len(copies), err)
+		}
+
+		us.end(t)
+		us.home.back(time.Time{})
+		for _, inbox := range us.inboxes {
+			inbox.back(time.Time{})
+		}
+		all[1].do(t, add("v", 20))
+		us.start(t, all, ordinary)
+		if n, err := us.counters.Restore(t.Context(), copies, ordinary); n != 3 || err != nil {
+			t.Fatalf("%d are restored, %v", n, err)
+		}
+		agree(t, all, "v", 30)
+		agree(t, all, "l", 4)
+		agree(t, all, "u", 3)
+		us.do(t, add("v", 1))
+		join(us, "dan")
+		agree(t, all, "v", 31)
+		agree(t, all, "l", 5)
+		agree(t, all, "u", 4)
+		end(t, all)
+	})
+}
+
+// TestAnInboxLosesItsTail once between two changes, and once while a partition is sent whole.
+func TestAnInboxLosesItsTail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us, eu := all[0], all[1]
+		inbox := eu.inboxes["us"]
+		settle()
+		eu.end(t) // nobody reads the inbox
+		before := time.Now()
+		time.Sleep(time.Second)
+		us.do(t, add("v", 1))
+		other := "v0"
+		for n := 1; rows.PartitionOf(other) != rows.PartitionOf("v"); n++ {
+			other = fmt.Sprint("v", n)
+		}
+		time.Sleep(300 * time.Millisecond)
+		inbox.back(before)
+		us.do(t, add(other, 2)) // before the link looks where the inbox is
+		settle()
+		eu.start(t, all, ordinary)
+		agree(t, all, "v", 1)
+		agree(t, all, other, 2)
+
+		eu.setCut(true)
+		var op counter.Op
+		for n := 0; len(op.Changes) < 900; n++ {
+			key := fmt.Sprint("v many ", n)
+			if rows.PartitionOf(key) == 3 {
+				op.Changes = append(op.Changes, add(key, 1))
+			}
+		}
+		if result := us.store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
+			t.Fatal(result.Err)
+		}
+		us.end(t)
+		us.start(t, all, ordinary) // without a log
+		eu.end(t)
+		eu.setCut(false)
+		sent := func() (n int) {
+			_ = inbox.scan(3, "shares", "", func(string, []byte) error {
+				n++
+				return nil
+			})
+			return n
+		}
+		before = time.Now()
+		for sent() < 500 {
+			time.Sleep(time.Millisecond)
+		}
+		inbox.back(before)
+		settle()
+		eu.start(t, all, ordinary)
+		settle()
+		if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != 900 {
+			t.Errorf("eu has %+v, %v", is, err)
+		}
+		end(t, all)
+	})
+}
+
+// TestAnInboxIsTakenBack from a process that was late and has claimed it, though it is not the owner any more.
+func TestAnInboxIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		settle()
+		all[0].do(t, add("v", 1))
+		settle()
+		all[1].inboxes["us"].claim("late", []rows.Former{{Partition: rows.PartitionOf("v")}})
+		all[0].do(t, add("v", 1))
+		agree(t, all, "v", 2)
+		end(t, all)
+	})
+}

@@ -1,0 +1,718 @@
+package region_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/hyperloglog"
+	"headcount/counter/owner"
+	"headcount/counter/region"
+	"headcount/internal/rows"
+)
+
+// The simulation runs two or three regions, each with a store, processes and gateways of its own, and links between them.
+// Gateways change some counters all the time. Meanwhile links are cut, slow, and lose calls and answers; processes are
+// killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region joins later. Then
+// everything heals, and all regions must have the same totals: what was acknowledged. The seed decides what happens.
+
+var (
+	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
+	simSeeds = flag.Int("seeds", 24, "number of seeds to simulate")
+	simFirst = flag.Uint64("first", 1, "the first of these seeds")
+)
+
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		for _, line := range simulate(t, *simSeed, plan{}, true) {
+			t.Error(line)
+		}
+		return
+	}
+
+	seeds := *simSeeds
+	if testing.Short() {
+		seeds = min(seeds, 10)
+	}
+	forSeeds(seeds, func(seed uint64) {
+		for _, line := range simulate(t, seed, plan{}, false) {
+			t.Errorf("seed %d: %s\nreplay: go test ./counter/region -run Simulation -seed %d", seed, line, seed)
+		}
+	})
+}
+
+// TestSimulationFindsPlantedFaults has shares be merged, kept and sent wrongly. Each seed has to find each of these.
+func TestSimulationFindsPlantedFaults(t *testing.T) {
+	for name, planted := range map[string]plan{
+		"a share added instead of replaced": {adds: true},
+		"a position kept after a loss":      {keepsPositions: true, empties: true},
+		"a reset not sent":                  {noReset: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			most := *simSeeds / 8
+			if testing.Short() {
+				most = 2
+			}
+			var found atomic.Int64
+			forSeeds(most, func(seed uint64) {
+				if len(simulate(t, seed, planted, false)) > 0 {
+					found.Add(1)
+				}
+			})
+			if n := found.Load(); n < int64(most) {
+				t.Errorf("%d of %d seeds found it", n, most)
+			}
+		})
+	}
+}
+
+// forSeeds calls one for the seeds, on all cores.
+func forSeeds(n int, one func(seed uint64)) {
+	var next atomic.Uint64
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for at := next.Add(1); at <= uint64(n); at = next.Add(1) {
+				one(*simFirst + at - 1)
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// plan says what is planted.
+type plan struct {
+	adds, keepsPositions, noReset bool
+	empties                       bool // one of the faults is an emptied store
+}
+
+// simulate runs a seed and returns what was wrong.
+func simulate(t *testing.T, seed uint64, planted plan, log bool) (wrong []string) {
+	t.Helper()
+	t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(seed, planted)
+			s.verbose = log
+			s.run()
+			wrong = s.wrong
+			for _, line := range s.lines {
+				t.Log(line)
+			}
+		})
+	})
+
+	return wrong
+}
+
+// How much happens in one seed.
+const (
+	simProcesses = 2 // of each region
+	simWorkers   = 2
+	simFaults    = 9
+	simLoud      = 4 * time.Second // counters that are quiet later change
+	simHeal      = 3 * time.Second // for owners to heal what a store lost
+	simSettle    = 5 * time.Second // for regions to hear everything
+)
+
+type simulation struct {
+	seed    uint64
+	planted plan
+	verbose bool
+	rand    *dice
+	start   time.Time
+	regions []*simRegion
+	stray   sync.WaitGroup
+
+	slow time.Duration // of links, each way
+
+	mu    sync.Mutex // guards the fields below
+	cuts  map[[2]string]bool
+	lost  float64 // of what goes over links
+	made  int
+	sums  map[string]int64
+	seen  map[string]*hyperloglog.Registers
+	likes map[string]int64
+	lossy bool // members were lost with a store, for nobody else knows them
+	wrong []string
+	lines []string
+}
+
+// simRegion is one region.
+type simRegion struct {
+	name    string
+	of      *simulation
+	home    *journal
+	inboxes map[string]*journal // of the others, in the same Redis
+	busy    sync.WaitGroup      // changes under way
+	end     context.CancelFunc  // of the watch
+
+	mu        sync.Mutex // guards the fields below
+	joined    bool
+	paused    bool
+	steady    time.Time // since when no partition has moved
+	processes []*process
+	route     [rows.Partitions]int
+	versions  map[string]counter.Version // of each key, as watchers have heard
+	values    map[string]int64           // by key and version
+}
+
+type process struct {
+	name   string
+	of     *simRegion
+	owner  *owner.Owner
+	region *region.Region
+	dead   atomic.Bool
+
+	mu      sync.Mutex    // guards the field below
+	resumed chan struct{} // closed unless the process stands still
+}
+
+var (
+	simSum     = &counter.Rule{Match: "sum*", Kind: counter.Sum}
+	simMembers = &counter.Rule{Match: "members*", Kind: counter.Members}
+	simUnique  = &counter.Rule{Match: "unique*", Kind: counter.Unique}
+
+	// Those that are not reset must be what was acknowledged.
+	simKeys = []simKey{
+		{key: "sum1", rule: simSum},
+		{key: "sum2", rule: simSum, quiet: true},
+		{key: "members1", rule: simMembers},
+		{key: "unique1", rule: simUnique},
+		{key: "sum reset", rule: simSum, resets: true},
+		{key: "members reset", rule: simMembers, resets: true},
+		{key: "unique reset", rule: simUnique, resets: true},
+	}
+)
+
+type simKey struct {
+	key    string
+	rule   *counter.Rule
+	resets bool // it is reset and deleted, too
+	quiet  bool // it changes in the beginning alone
+}
+
+func newSimulation(seed uint64, planted plan) *simulation {
+	s := &simulation{
+		seed:    seed,
+		planted: planted,
+		rand:    newDice(seed, "faults"),
+		start:   time.Now(),
+		cuts:    map[[2]string]bool{},
+		sums:    map[string]int64{},
+		seen:    map[string]*hyperloglog.Registers{"unique1": {}},
+		likes:   map[string]int64{},
+	}
+	s.lost = 0.1 * float64(s.rand.below(3))
+	s.slow = time.Millisecond << s.rand.below(9)
+
+	names := []string{"us", "eu", "ap"}[:2+s.rand.below(2)]
+	for _, name := range names {
+		r := &simRegion{
+			name: name, of: s, home: newJournal(), inboxes: map[string]*journal{},
+			versions: map[string]counter.Version{}, values: map[string]int64{},
+		}
+		for _, other := range names {
+			if other != name {
+				r.inboxes[other] = newJournal()
+				r.inboxes[other].adds = planted.adds
+				r.inboxes[other].keepsPositions = planted.keepsPositions
+			}
+		}
+		s.regions = append(s.regions, r)
+	}
+
+	return s
+}
+
+func (s *simulation) logf(format string, args ...any) {
+	if !s.verbose {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.lines = append(s.lines, fmt.Sprintf("%8.3f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *simulation) failf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.wrong = append(s.wrong, fmt.Sprintf("after %.3f s: ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *simulation) run() {
+	late := s.rand.below(2)
+	for i, r := range s.regions {
+		if i < len(s.regions)-late || s.planted.empties {
+			s.join(r)
+		}
+	}
+
+	stop := make(chan struct{})
+	var workers sync.WaitGroup
+	for _, r := range s.regions {
+		for w := range simWorkers {
+			workers.Go(func() { r.work(w, stop) })
+		}
+	}
+	for range simFaults {
+		time.Sleep(s.rand.upTo(3 * time.Second))
+		s.fault()
+	}
+	if s.planted.empties {
+		s.loseAll(s.joined(), true)
+	}
+
+	s.healAll()
+	time.Sleep(s.rand.upTo(time.Second))
+	close(stop)
+	workers.Wait()
+	time.Sleep(simSettle)
+	s.check()
+	s.epilogue()
+
+	for _, r := range s.regions {
+		for _, p := range r.processes {
+			p.kill()
+		}
+		r.end()
+	}
+	s.stray.Wait() // a commit under way may arrive late also now
+}
+
+// joined returns one of the regions that take part.
+func (s *simulation) joined() *simRegion {
+	for {
+		r := s.regions[s.rand.below(len(s.regions))]
+		if r.joined {
+			return r
+		}
+	}
+}
+
+// join starts a region.
+func (s *simulation) join(r *simRegion) {
+	s.logf("%s joins", r.name)
+	ctx, end := context.WithCancel(context.Background())
+	r.end = end
+	go r.home.watches.Watch(ctx, r.heard, func() {})
+
+	r.mu.Lock()
+	r.joined = true
+	r.mu.Unlock()
+	for range simProcesses {
+		r.processes = append(r.processes, r.newProcess())
+	}
+	for _, id := range partitions() {
+		r.move(id, s.rand.below(simProcesses))
+	}
+}
+
+// partitions returns those of the keys, and the one that has the name of the region.
+func partitions() []int {
+	all := []int{0}
+	for _, k := range simKeys {
+		all = append(all, rows.PartitionOf(k.key))
+	}
+	slices.Sort(all)
+
+	return slices.Compact(all)
+}
+
+// newProcess starts a process of a region.
+func (r *simRegion) newProcess() *process {
+	s := r.of
+	s.mu.Lock()
+	s.made++
+	p := &process{name: fmt.Sprint(r.name, " ", s.made), of: r, resumed: make(chan struct{})}
+	s.mu.Unlock()
+	close(p.resumed)
+
+	store := p.near(r.home, "home")
+	cfg := region.Config{Name: r.name, Process: p.name, Store: store, Log: zerolog.Nop()}
+	for _, other := range s.regions {
+		if other == r {
+			continue
+		}
+		cfg.Peers = append(cfg.Peers, region.Peer{
+			Name:  other.name,
+			There: p.far(other, other.home, "home"),
+			Out:   p.far(other, other.inboxes[r.name], "out"),
+			In:    p.near(r.inboxes[other.name], other.name),
+		})
+	}
+	p.region = region.New(cfg)
+	p.owner = owner.New(store, owner.Config{
+		Name: p.name, WriteTimeout: time.Second, Region: r.name, Shared: p.region.Shared,
+	})
+	p.region.Start(p.owner)
+
+	return p
+}
+
+// near is the way of a process to a store of its own region.
+func (p *process) near(to *journal, name string) *way {
+	dice := newDice(p.of.of.seed, p.name+" "+name)
+
+	return &way{
+		to: to, dice: dice, most: 2 * time.Millisecond,
+		passes: p.alive,
+		lost:   func() float64 { return 0 },
+	}
+}
+
+// far is the way to a store of another region.
+func (p *process) far(other *simRegion, to *journal, name string) *way {
+	s := p.of.of
+	dice := newDice(s.seed, p.name+" to "+other.name+" "+name)
+	passes := func() bool {
+		alive := p.alive()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return alive && !s.cuts[[2]string{p.of.name, other.name}]
+	}
+	late := func(arrive func()) {
+		after := dice.upTo(6 * time.Second)
+		s.stray.Go(func() {
+			time.Sleep(after)
+			arrive()
+		})
+	}
+
+	noReset := s.planted.noReset && name == "out"
+
+	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, late: late, noReset: noReset}
+}
+
+// alive waits while the process stands still, and reports whether it lives.
+func (p *process) alive() bool {
+	p.mu.Lock()
+	resumed := p.resumed
+	p.mu.Unlock()
+	<-resumed
+
+	return !p.dead.Load()
+}
+
+func (p *process) suspend() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.resumed = make(chan struct{})
+}
+
+func (p *process) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	select {
+	case <-p.resumed:
+	default:
+		close(p.resumed)
+	}
+}
+
+func (p *process) kill() {
+	p.dead.Store(true)
+	p.resume()
+	p.region.Close()
+	p.owner.Close()
+}
+
+// move has a process claim a partition, and tells the gateways.
+func (r *simRegion) move(id, to int) {
+	r.mu.Lock()
+	p := r.processes[to]
+	r.route[id] = to
+	r.steady = time.Now()
+	r.mu.Unlock()
+
+	r.of.stray.Go(func() {
+		for !p.dead.Load() && p.owner.Own(context.Background(), id) != nil {
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+}
+
+// OwnerOf implements call.Owners.
+func (r *simRegion) OwnerOf(id int) call.Owner {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if !r.joined {
+		return nil
+	}
+
+	return r.processes[r.route[id]]
+}
+
+// Do implements call.Owner.
+func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
+	time.Sleep(time.Millisecond)
+	if p.dead.Load() {
+		<-ctx.Done()
+		return owner.Answer{}, counter.ErrUnavailable
+	}
+
+	answer, err := p.owner.Do(ctx, one)
+	if err != nil && p.of.OwnerOf(one.Partition) == call.Owner(p) {
+		_ = p.owner.Own(ctx, one.Partition)
+	}
+	if p.dead.Load() {
+		<-ctx.Done()
+		return owner.Answer{}, counter.ErrUnavailable
+	}
+
+	return answer, err
+}
+
+// fault makes one thing go wrong.
+func (s *simulation) fault() {
+	r := s.joined()
+	switch s.rand.below(9) {
+	case 8:
+		s.standStill(r)
+	case 0:
+		s.logf("a process of %s is killed", r.name)
+		r.replace(s.rand.below(simProcesses))
+	case 1:
+		all := partitions()
+		id := all[s.rand.below(len(all))]
+		s.logf("partition %d of %s moves", id, r.name)
+		r.move(id, s.rand.below(simProcesses))
+	case 2, 3:
+		s.cut(r)
+	case 4:
+		s.loseTail(r)
+	case 5:
+		s.loseAll(r, true)
+	case 6:
+		s.loseAll(r, false)
+	default:
+		for _, late := range s.regions {
+			if !late.joined {
+				s.join(late)
+			}
+		}
+	}
+}
+
+// standStill suspends a process, which loses its partitions and does not know it when it goes on.
+func (s *simulation) standStill(r *simRegion) {
+	i := s.rand.below(simProcesses)
+	s.logf("a process of %s stands still", r.name)
+	p := r.processes[i]
+	p.suspend()
+	for _, id := range partitions() {
+		if r.route[id] == i {
+			r.move(id, (i+1)%simProcesses)
+		}
+	}
+	time.Sleep(s.rand.upTo(4 * time.Second))
+	p.resume()
+}
+
+// cut cuts a link, in one direction or both, for a while.
+func (s *simulation) cut(r *simRegion) {
+	other := s.regions[s.rand.below(len(s.regions))]
+	both := s.rand.chance(0.5)
+	s.logf("%s is cut from %s, %v", r.name, other.name, both)
+	s.setCut(r, other, true)
+	if both {
+		s.setCut(other, r, true)
+	}
+
+	after := s.rand.upTo(15 * time.Second)
+	s.stray.Go(func() {
+		time.Sleep(after)
+		s.setCut(r, other, false)
+		s.setCut(other, r, false)
+	})
+}
+
+func (s *simulation) setCut(from, to *simRegion, cut bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.cuts[[2]string{from.name, to.name}] = cut
+}
+
+// replace kills a process and starts another one in its place.
+func (r *simRegion) replace(i int) {
+	r.processes[i].kill()
+	p := r.newProcess()
+	r.mu.Lock()
+	r.processes[i] = p
+	route := r.route
+	r.mu.Unlock()
+
+	time.Sleep(r.of.rand.upTo(500 * time.Millisecond))
+	for _, id := range partitions() {
+		if route[id] == i {
+			r.move(id, r.of.rand.below(simProcesses))
+		}
+	}
+}
+
+// loseTail has the store of a region lose what it wrote last, while its owners live.
+func (s *simulation) loseTail(r *simRegion) {
+	if time.Since(r.steady) < 2*time.Second {
+		return
+	}
+
+	s.logf("the store of %s loses its tail", r.name)
+	r.back(time.Now().Add(-s.rand.upTo(time.Second)))
+	time.Sleep(simHeal) // what an owner has not healed when it dies is lost
+}
+
+func (r *simRegion) back(to time.Time) {
+	r.home.back(to)
+	for _, inbox := range r.inboxes {
+		inbox.back(to)
+	}
+}
+
+// loseAll has the store of a region come back empty or older, when all others have heard everything, and nobody remembers
+// what it lost.
+func (s *simulation) loseAll(r *simRegion, empty bool) {
+	if !s.regions[1].joined {
+		return // there are no others
+	}
+
+	r.pause(true)
+	lost := s.lossOf()
+	s.healLinks()
+	time.Sleep(simSettle)
+	s.logf("the store of %s comes back, empty: %v", r.name, empty)
+
+	s.mu.Lock()
+	s.lossy = true
+	s.mu.Unlock()
+	for _, p := range r.processes {
+		p.kill()
+	}
+	to := s.start.Add(-time.Second)
+	if !empty {
+		to = time.Now().Add(-s.rand.upTo(30 * time.Second))
+	}
+	r.back(to)
+	r.mu.Lock()
+	for i := range r.processes {
+		r.processes[i] = nil
+	}
+	r.mu.Unlock()
+	for i := range r.processes {
+		p := r.newProcess()
+		r.mu.Lock()
+		r.processes[i] = p
+		r.mu.Unlock()
+	}
+	for _, id := range partitions() {
+		r.move(id, s.rand.below(simProcesses))
+	}
+
+	// What it counts on an older value, before it has heard what it lost, may be lost.
+	if !empty {
+		time.Sleep(simSettle)
+	}
+	r.pause(false)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = lost
+}
+
+// pause has the gateways of a region change nothing, and waits until what is under way is answered.
+func (r *simRegion) pause(on bool) {
+	r.mu.Lock()
+	r.paused = on
+	r.mu.Unlock()
+	if on {
+		r.busy.Wait()
+	}
+}
+
+func (s *simulation) healLinks() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	clear(s.cuts)
+	s.lost = 0
+}
+
+// lossOf returns how much of what goes over links is lost.
+func (s *simulation) lossOf() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return s.lost
+}
+
+// healAll ends all faults.
+func (s *simulation) healAll() {
+	s.logf("everything heals")
+	for _, r := range s.regions {
+		if !r.joined {
+			s.join(r)
+		}
+		for _, id := range partitions() {
+			r.move(id, r.route[id])
+		}
+	}
+	s.stray.Go(func() {
+		time.Sleep(time.Millisecond)
+		s.healLinks()
+	})
+	time.Sleep(15 * time.Second) // links that were to be cut for longer
+	s.healLinks()
+}
+
+// heard checks what watchers hear: no version goes back, but to none.
+func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
+	if len(publication) == 0 {
+		return // any counter may have changed
+	}
+
+	err := owner.Publication(publication, func(u counter.Update) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+
+		key, v := u.Counter.Key, u.Counter.Version
+		before := r.versions[key]
+		if v != (counter.Version{}) && v.Compare(before) < 0 {
+			r.of.failf("%s: %s goes back from %v to %v", r.name, key, before, v)
+		}
+		if v != (counter.Version{}) {
+			r.versions[key] = v
+		}
+		r.noteLocked(key, v, u.Counter.Value)
+	})
+	if err != nil {
+		r.of.failf("%v", err)
+	}
+}
+
+// noteLocked notes that a version has a value. The caller has mu.
+func (r *simRegion) noteLocked(key string, v counter.Version, value int64) {
+	if v == (counter.Version{}) {
+		return
+	}
+
+	at := fmt.Sprint(key, v)
+	if is, ok := r.values[at]; ok && is != value {
+		r.of.failf("%s: %s is %d and %d", r.name, at, is, value)
+	}
+	r.values[at] = value
+}

@@ -1,0 +1,305 @@
+package region_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/counter/share"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// journal is a store of a region. It keeps a log of what changed it, so that it can go back to a former moment.
+type journal struct {
+	watches rows.Watches
+
+	mu      sync.Mutex // guards the fields below
+	store   *rowsmem.Store
+	numbers [rows.Partitions]uint64
+	log     []entry
+	at      time.Time // of what is repeated; zero: now
+
+	// Planted faults.
+	keepsPositions bool // the store returns the last position it ever had
+	positions      map[int][]byte
+	adds           bool // the store adds up the values of a share
+	added          map[string]int64
+}
+
+// entry is a claim or a commit.
+type entry struct {
+	at     time.Time
+	owner  string
+	former []rows.Former
+	commit *rows.Commit
+}
+
+func newJournal() *journal {
+	j := &journal{positions: map[int][]byte{}, added: map[string]int64{}}
+	j.store = rowsmem.New(rowsmem.Config{Now: j.now})
+
+	return j
+}
+
+func (j *journal) now() time.Time {
+	if j.at.IsZero() {
+		return time.Now()
+	}
+
+	return j.at
+}
+
+func (j *journal) claim(owner string, former []rows.Former) []rows.Claim {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	j.log = append(j.log, entry{at: time.Now(), owner: owner, former: slices.Clone(former)})
+	claims, _ := j.store.Claim(context.Background(), owner, former)
+
+	return claims
+}
+
+func (j *journal) commit(c rows.Commit) error {
+	c.Rows = slices.Clone(c.Rows)
+	c.IDs = slices.Clone(c.IDs)
+	c.Asked = slices.Clone(c.Asked)
+
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	if j.adds {
+		j.add(&c)
+	}
+	err := j.store.Commit(context.Background(), []rows.Commit{c})[0]
+	if err != nil || j.numbers[c.Partition] == c.Number {
+		return err
+	}
+
+	j.numbers[c.Partition] = c.Number
+	j.log = append(j.log, entry{at: time.Now(), commit: &c})
+	for _, row := range c.Rows {
+		if row.Collection == "position" {
+			j.positions[c.Partition] = row.Value
+		}
+	}
+	j.watches.Publish(&c)
+
+	return nil
+}
+
+// add is a planted fault: of each share it adds the value to those of before.
+func (j *journal) add(c *rows.Commit) {
+	for i := range c.Rows {
+		row := &c.Rows[i]
+		if row.Collection != "shares" {
+			continue
+		}
+		s, err := share.Parse(row.Value[1:])
+		if err != nil {
+			panic(err)
+		}
+		for at := range s.Parts {
+			p := &s.Parts[at]
+			name := fmt.Sprint(row.Field, p.Region, p.Life)
+			before := j.added[name]
+			j.added[name] += p.Value
+			p.Value += before
+		}
+		row.Value = s.Append(row.Value[:1:1])
+	}
+}
+
+// back makes the store what it was at a moment.
+func (j *journal) back(to time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	j.store = rowsmem.New(rowsmem.Config{Now: j.now})
+	j.numbers = [rows.Partitions]uint64{}
+	log := j.log
+	j.log = nil
+	for _, e := range log {
+		if e.at.After(to) {
+			break
+		}
+
+		j.log = append(j.log, e)
+		j.at = e.at
+		if e.commit == nil {
+			_, _ = j.store.Claim(context.Background(), e.owner, e.former)
+			continue
+		}
+		_ = j.store.Commit(context.Background(), []rows.Commit{*e.commit})
+		j.numbers[e.commit.Partition] = e.commit.Number
+	}
+	j.at = time.Time{}
+	j.watches.Missed()
+}
+
+func (j *journal) read(addresses []rows.Address) []rows.Found {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+
+	found := j.store.Read(context.Background(), addresses)
+	for i, at := range addresses {
+		if j.keepsPositions && at.Collection == "position" {
+			found[i].Value = j.positions[at.Partition]
+		}
+	}
+
+	return found
+}
+
+func (j *journal) scan(id int, collection, after string, each func(string, []byte) error) error {
+	j.mu.Lock()
+	store := j.store
+	j.mu.Unlock()
+
+	return store.Scan(context.Background(), id, collection, after, each)
+}
+
+// way is how a process reaches a store: one of its own region, or one of another region over a link.
+type way struct {
+	to      *journal
+	dice    *dice
+	most    time.Duration  // each way
+	passes  func() bool    // asks whether the process lives, and whether the link is cut
+	lost    func() float64 // of calls, and of their answers
+	late    func(func())   // has a commit that was lost arrive at some later moment; nil: it never does
+	noReset bool           // a planted fault: resets are not sent
+}
+
+var _ rows.Store = (*way)(nil)
+
+// go1 is the way there, or back.
+func (w *way) go1() bool {
+	time.Sleep(w.dice.upTo(w.most))
+
+	return w.passes() && !w.dice.chance(w.lost())
+}
+
+// Claim implements rows.Store.
+func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	if !w.go1() {
+		return nil, rows.ErrUnavailable
+	}
+	claims := w.to.claim(owner, partitions)
+	if !w.go1() {
+		return nil, rows.ErrUnavailable
+	}
+
+	return claims, nil
+}
+
+// Commit implements rows.Store.
+func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
+	errs := make([]error, len(commits))
+	there := w.go1()
+	for i, c := range commits {
+		if w.noReset {
+			c.Rows = withoutResets(c.Rows)
+		}
+		if !there {
+			errs[i] = rows.ErrUnavailable
+			if w.late != nil {
+				c.Rows = slices.Clone(c.Rows)
+				w.late(func() { _ = w.to.commit(c) })
+			}
+			continue
+		}
+		errs[i] = w.to.commit(c)
+	}
+	if !w.go1() {
+		for i := range errs {
+			errs[i] = rows.ErrUnavailable
+		}
+	}
+
+	return errs
+}
+
+func withoutResets(all []rows.Row) []rows.Row {
+	var some []rows.Row
+	for _, row := range all {
+		if row.Collection == "shares" {
+			s, err := share.Parse(row.Value[1:])
+			if err != nil {
+				panic(err)
+			}
+			for i := range s.Parts {
+				s.Parts[i].At = 0
+				s.Parts[i].Base = 0
+			}
+			row.Value = s.Append(row.Value[:1:1])
+		}
+		some = append(some, row)
+	}
+
+	return some
+}
+
+// Read implements rows.Store.
+func (w *way) Read(_ context.Context, addresses []rows.Address) []rows.Found {
+	if !w.go1() {
+		return rows.Unread(len(addresses), rows.ErrUnavailable)
+	}
+	found := w.to.read(addresses)
+	if !w.go1() {
+		return rows.Unread(len(addresses), rows.ErrUnavailable)
+	}
+
+	return found
+}
+
+// Scan implements rows.Store.
+func (w *way) Scan(_ context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	if !w.go1() {
+		return rows.ErrUnavailable
+	}
+
+	return w.to.scan(id, collection, after, each)
+}
+
+// Watch implements rows.Store.
+func (w *way) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+	w.to.watches.Watch(ctx, heard, missed)
+
+	return nil
+}
+
+// dice are random.
+type dice struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+func newDice(seed uint64, name string) *dice {
+	return &dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
+}
+
+func (d *dice) chance(p float64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.Float64() < p
+}
+
+func (d *dice) below(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.IntN(n)
+}
+
+func (d *dice) upTo(most time.Duration) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return time.Duration(d.r.Int64N(int64(most)))
+}
