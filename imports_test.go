@@ -67,10 +67,6 @@ var layers = []layer{
 	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                                               // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                                           // shards busy sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn", "internal/wake"}}, // the one in front of the other
-	{"counter/pipeline", []string{ // opens the counters of a process
-		"counter", "counter/limit", "counter/local", "counter/counterpg", "counter/counterredis",
-		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
-	}},
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
@@ -86,6 +82,10 @@ var layers = []layer{
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
 		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",
 		"internal/rows/rowsredis", "presence",
+	}},
+	{"counter/pipeline", []string{ // opens the counters of a process
+		"counter", "counter/limit", "counter/local", "counter/counterpg", "counter/counterredis", "counter/cluster", "counter/region",
+		"counter/routed", "counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
 	}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
@@ -131,7 +131,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                 // tests alone
 	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/pipeline", "counter/local", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/local", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},

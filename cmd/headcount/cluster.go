@@ -5,7 +5,9 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/counter/cluster"
+	"headcount/counter/link"
 	"headcount/counter/pipeline"
 	"headcount/internal/redisconn"
 	"headcount/presence"
@@ -153,15 +157,33 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	if err != nil {
 		return nil, err
 	}
+	s.openOwners(self, n.client)
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
+		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
 	})
 	if err != nil {
 		return nil, err
 	}
 	n.server = httpServer(calls, s.log)
 	return n, nil
+}
+
+// openOwners opens this process's part in the counters of the cluster.
+func (s *system) openOwners(self presence.Process, client *rpc.Client) {
+	s.owners = cluster.Open(cluster.Config{
+		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry,
+		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
+			stream, key, err := client.Link(ctx, addr)
+			if errors.Is(err, rpc.ErrNoLink) {
+				err = fmt.Errorf("%w: %w", link.ErrRefused, err)
+			}
+
+			return stream, key, err
+		},
+	})
+	s.closers = append(s.closers, s.owners.Close)
+	s.parts.Owners = s.owners
 }
 
 // checkValue identifies the cluster secrets without revealing them.

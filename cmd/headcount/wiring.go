@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/counter/cluster"
 	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -66,6 +67,7 @@ type system struct {
 	redis    *redisconn.Conn    // nil over the embedded store
 	peers    []pipeline.Peer    // the Redis of each other region, if this process sends something there
 	network  *network           // nil over the embedded store
+	owners   *cluster.Process   // nil over the embedded store
 	certs    *certificates      // nil: visitors do not speak TLS to this process
 	hashKey  []byte             // of user hashes; nil: the cluster has it
 	closers  []func() error     // called in reverse order; nobody could act on their errors

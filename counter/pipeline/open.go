@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/cluster"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hot"
@@ -42,6 +43,7 @@ type Config struct {
 	Peers             []Peer // the other regions; they need Redis
 	Region            string // the name of this region; empty without Peers
 
+	Cluster         *cluster.Process      // with Redis alone; else nil or of no use
 	Rules           *counter.Rules        // required
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
@@ -80,6 +82,10 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
+	case cfg.Cluster != nil && cfg.Postgres == "" && len(cfg.Peers) == 0:
+		c.where = "Redis"
+		c.store = cfg.Cluster.NewStore(&c.redis)
+		return cluster.Combining(), nil
 	case cfg.Redis != nil:
 		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":
