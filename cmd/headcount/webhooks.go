@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"headcount/counter/cluster"
 	"headcount/counter/counterredis"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
@@ -36,6 +37,9 @@ func (c *Config) checkWebhooks() error {
 // leaves out the format of their data.
 func (c *Config) facts() presenceredis.Facts {
 	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
+	if c.Postgres == "" && len(c.Peers) == 0 {
+		f.Counters = cluster.Format
+	}
 	if c.HasRole(presence.RoleGateway) {
 		switch {
 		case c.Postgres == "":
