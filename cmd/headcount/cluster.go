@@ -172,7 +172,7 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 // openOwners opens this process's part in the counters of the cluster.
 func (s *system) openOwners(self presence.Process, client *rpc.Client) {
 	s.owners = cluster.Open(cluster.Config{
-		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry,
+		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log,
 		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 			stream, key, err := client.Link(ctx, addr)
 			if errors.Is(err, rpc.ErrNoLink) {
