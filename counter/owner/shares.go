@@ -115,10 +115,10 @@ func (k *known) parse(row []byte, h *head) error {
 
 // own returns the value of this region's own part.
 func (k *known) own(h *head) int64 {
-	switch h.Kind {
-	case counter.Members:
+	switch {
+	case h.Kind.Forgets():
 		return int64(h.members)
-	case counter.Unique:
+	case h.Kind.Estimates():
 		return 0
 	}
 
@@ -230,7 +230,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		before.Reset(now)
 		before.Changed = true
 		own := before.Value
-		if before.Kind != counter.Sum {
+		if !before.Kind.Number() {
 			own = 0
 		}
 		before.Own(before.Sequence+1, own)
@@ -264,7 +264,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 			own = k.withoutOthers(h.Value)
 		}
 		own = own.Plus(c.Delta)
-		if _, ok := own.Value(); !ok && h.Kind == counter.Sum {
+		if _, ok := own.Value(); !ok && h.Kind.Number() {
 			text := "the part of this region does not fit 64 bits"
 			return &counter.Conflict{Is: counter.ErrOverflow, Key: c.Key, Value: h.Value, Text: text}
 		}

@@ -1,10 +1,6 @@
 package share
 
-import (
-	"slices"
-
-	"headcount/counter"
-)
+import "slices"
 
 // Mine is a Share in the hands of one region, which changes its own part.
 type Mine struct {
@@ -33,7 +29,7 @@ type Effect struct {
 
 // put makes the own part what Sequence and Value say. A life of mere hearing has none.
 func (m *Mine) put() {
-	if m.Kind != counter.Sum {
+	if !m.Kind.Number() {
 		m.dropFormer()
 	}
 
@@ -70,7 +66,7 @@ func (m *Mine) Delete(now uint64) (died uint64) { return m.after(now, m.Died) }
 
 // Reset makes the total 0. The own part is as it was before; a set or a unique is emptied by the caller.
 func (m *Mine) Reset(now uint64) {
-	if m.Kind != counter.Sum {
+	if !m.Kind.Number() {
 		m.Emptied = m.after(now, m.Emptied)
 		m.Parts = nil
 		return
@@ -110,7 +106,7 @@ func (m *Mine) Hear(from string, o *Share, life uint64) Effect {
 	existed := m.Kind != 0
 	m.Kind = o.Kind
 	m.Updated = max(m.Updated, o.Updated)
-	if o.Kind != counter.Sum {
+	if !o.Kind.Number() {
 		if existed && o.Emptied < m.Emptied {
 			e.Tell = true // the sender does not know of the reset
 			return e
@@ -186,7 +182,7 @@ func (m *Mine) takeAll(from string, o *Share, e *Effect) {
 
 // outdated reports whether the sender has an older value of a part of its own, or an older life of this region's set.
 func (m *Mine) outdated(from string, p *Part) bool {
-	if m.Kind != counter.Sum && p.Region == m.Region {
+	if !m.Kind.Number() && p.Region == m.Region {
 		return p.Life < m.Life
 	}
 	if p.Region != from {
@@ -205,7 +201,7 @@ func (m *Mine) begin(life uint64, e *Effect) {
 		m.Life = max(life, newest+1, m.Died+1)
 		m.Changed = false
 		e.Begun = true
-		if newest > 0 && m.Kind != counter.Sum {
+		if newest > 0 && !m.Kind.Number() {
 			m.Own(1, 0) // others have to learn that the former set is lost
 			e.Tell = true
 		}
@@ -224,7 +220,7 @@ func (m *Mine) begin(life uint64, e *Effect) {
 	m.Changed = false
 	e.Begun = true
 	e.Tell = true
-	if m.Kind == counter.Sum {
+	if m.Kind.Number() {
 		m.Value = 0
 	}
 	m.Own(1, m.Value)

@@ -99,7 +99,7 @@ func (s *Share) take(p *Part) (changed, room bool) {
 	if known {
 		return s.Parts[at].join(p), true
 	}
-	if s.Kind != counter.Sum {
+	if !s.Kind.Number() {
 		return s.takeNewest(p)
 	}
 	if len(s.Parts) >= MaxParts {
@@ -142,7 +142,7 @@ func (s *Share) Join(o *Share) Share {
 		return greater(s.Died > o.Died, s, o)
 	case s.Kind == 0 || o.Kind == 0:
 		return greater(s.Kind != 0, s, o)
-	case s.Kind != counter.Sum && s.Emptied != o.Emptied:
+	case !s.Kind.Number() && s.Emptied != o.Emptied:
 		return greater(s.Emptied > o.Emptied, s, o)
 	}
 

@@ -51,8 +51,8 @@ type taking struct {
 	goesOn  bool // this process owned the partition all the time
 
 	back    rows.Claim
-	reached bool   // the back was claimed
-	drained uint64 // the newest commit of the front that the back has
+	reached bool // the back was claimed
+	drained had  // what the back has of the front
 }
 
 func (t *taking) take(ctx context.Context) (rows.Claim, error) {
@@ -94,7 +94,7 @@ func (t *taking) lost() (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if t.reached && t.claim.Number < t.drained {
+	if t.reached && t.claim.Number < t.drained.number {
 		return true, nil
 	}
 	if !t.goesOn || t.claim.Number >= p.newest {
@@ -121,28 +121,31 @@ func (t *taking) readState(ctx context.Context) error {
 	return t.s.malformed(err, at)
 }
 
-// claimBack claims the partition in the back, and finds out what it has.
+// claimBack claims the partition in the back, and finds out what both have.
 func (t *taking) claimBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
 	defer cancel()
 
 	// Before the claim, which would take the partition from the owner in front of the right one.
-	if _, err := t.readDrained(ctx); err != nil {
+	if err := t.readDrained(ctx); err != nil {
 		return err
 	}
 	claims, err := t.s.back.Claim(ctx, t.owner, []rows.Former{{Partition: t.p.id}})
 	if err != nil {
 		return err
 	}
-	// Nobody else writes it from now on.
-	drained, err := t.readDrained(ctx)
-	if err != nil {
+
+	// Nobody else writes the back from now on. Another process may have given the front its token meanwhile, and then the
+	// back has it as well.
+	if err := t.readState(ctx); err != nil {
+		return err
+	}
+	if err := t.readDrained(ctx); err != nil {
 		return err
 	}
 
 	t.reached = true
 	t.back = claims[0]
-	t.drained = drained
 
 	return nil
 }
@@ -151,32 +154,41 @@ func (t *taking) claimBack(ctx context.Context) error {
 // is a rows.ErrUnavailable.
 var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
 
-// readDrained returns the newest commit of this front that the back has, 0 if nothing was drained.
-func (t *taking) readDrained(ctx context.Context) (uint64, error) {
+// readDrained reads what the back has.
+func (t *taking) readDrained(ctx context.Context) error {
 	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
 	if row.Err != nil {
-		return 0, row.Err
+		return row.Err
 	}
 
-	drained, token := decodeDrained(row.Value)
-	if t.isThere && token != "" && token != t.state.token {
-		return 0, fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
+	t.drained = decodeHad(row.Value)
+	if t.isThere && t.drained.token != "" && t.drained.token != t.state.token {
+		return fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
 	}
 
-	return drained, nil
+	return nil
 }
 
-// introduce gives a front without a token a new one: it may be another front than before. The back gets the token first,
-// so that a front with a token that the back does not have is never the right one.
+// introduce gives a front without a token one: it may be another front than before. The back gets the token first, so that
+// a front with a token that the back does not have is never the right one. Of processes that claim a partition at the
+// same time, all but one are refused by the front later on, so they must not have tokens of their own: all take the one
+// that the back has got and the front has not.
 func (t *taking) introduce(ctx context.Context) error {
+	if t.drained.unsaid {
+		t.state.token = t.drained.token
+		return nil
+	}
+
 	t.state.token = rand.Text()
+	t.drained.token = t.state.token
+	t.drained.unsaid = true
 	c := rows.Commit{
 		Partition: t.p.id,
 		Epoch:     t.back.Epoch,
 		After:     t.back.Number,
 		Number:    t.back.Number + 1,
 		At:        time.Now(),
-		Rows:      []rows.Row{{Name: drainedName, Value: encodeDrained(t.drained, t.state.token)}},
+		Rows:      []rows.Row{{Name: drainedName, Value: t.drained.encode()}},
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
 	defer cancel()
@@ -223,7 +235,7 @@ func (t *taking) begin(ctx context.Context) error {
 			return errMalformed
 		}
 		// The back has it, or something newer: the front may be an older copy of itself.
-		if number <= t.drained {
+		if number <= t.drained.number {
 			old = append(old, dirtyName(number))
 			return nil
 		}
@@ -309,7 +321,8 @@ func (t *taking) settle(changed bool) {
 	t.p.changed = changed
 	if t.reached {
 		t.p.claimedNow(t.back)
-		t.p.drainedUntil = t.drained
+		t.p.drainedUntil = t.drained.number
+		t.p.unsaid = t.drained.unsaid
 	}
 }
 
@@ -328,7 +341,7 @@ func (t *taking) restore(ctx context.Context) (rows.Claim, error) {
 		t.state.back = t.back.Number
 	}
 	commit := rows.Commit{Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, At: now}
-	t.p.addUndrained(&commit, changed, max(t.drained, t.claim.Number+1))
+	t.p.addUndrained(&commit, changed, max(t.drained.number, t.claim.Number+1))
 	commit.Rows = append(commit.Rows, rows.Row{Name: stateName, Value: t.state.encode()})
 
 	if err := t.write(ctx, &commit); err != nil {

@@ -86,16 +86,37 @@ func decodeState(b []byte) (s state, err error) {
 	return s, nil
 }
 
-// encodeDrained returns the row by which the back knows how much it has, and of which front.
-func encodeDrained(number uint64, token string) []byte {
-	return append(binary.AppendUvarint(nil, number), token...)
+// had is how much the back has, and of which front.
+type had struct {
+	number uint64 // the newest commit of the front that was drained
+	token  string // of the front; empty: there never was one
+	// unsaid says that the front may not have the token yet, which was made for it.
+	unsaid bool
 }
 
-// decodeDrained returns zeros for a back that nothing was drained to.
-func decodeDrained(b []byte) (number uint64, token string) {
-	number, n := binary.Uvarint(b)
+// unsaidMark begins a token that the front may not have yet. No token contains it.
+const unsaidMark = '?'
 
-	return number, string(b[max(n, 0):])
+func (h had) encode() []byte {
+	b := binary.AppendUvarint(nil, h.number)
+	if h.unsaid {
+		b = append(b, unsaidMark)
+	}
+
+	return append(b, h.token...)
+}
+
+// decodeHad returns the zero had for a back that nothing was drained to.
+func decodeHad(b []byte) (h had) {
+	number, n := binary.Uvarint(b)
+	h.number = number
+	h.token = string(b[max(n, 0):])
+	if h.token != "" && h.token[0] == unsaidMark {
+		h.token = h.token[1:]
+		h.unsaid = true
+	}
+
+	return h
 }
 
 // encodeNames returns what a commit changes: the names of its rows, and its IDs.

@@ -137,7 +137,7 @@ func (p *partition) claimedNow(claim rows.Claim) {
 	// The front may have got another token meanwhile.
 	again.Rows = slices.Clone(again.Rows)
 	last := &again.Rows[len(again.Rows)-1]
-	last.Value = encodeDrained(p.sendingTo, p.state.token)
+	last.Value = had{number: p.sendingTo, token: p.state.token}.encode()
 	p.sending = &again
 }
 
@@ -152,7 +152,8 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	if !p.claimed {
 		return nil
 	}
-	if p.sending != nil || len(p.pending)+len(p.ids) == 0 {
+	toSay := p.unsaid && !p.changed // the front has the token
+	if p.sending != nil || len(p.pending)+len(p.ids) == 0 && !toSay {
 		return p.sending
 	}
 
@@ -170,7 +171,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
 	// It is the last one, see claimedNow.
-	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: encodeDrained(p.newest, p.state.token)})
+	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
 
 	p.sending = c
 	p.sendingNames = names
@@ -211,6 +212,7 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 // drainedTo notes that the back has a commit. The caller has mu.
 func (p *partition) drainedTo(c *rows.Commit) {
 	p.sending = nil
+	p.unsaid = false
 	p.backHas = c.Number
 	p.state.back = c.Number
 	p.drainedUntil = p.sendingTo

@@ -50,6 +50,8 @@ type tenure struct {
 	sendingTo uint64 // the front's commit that the back has with sending
 
 	sendingNames map[rows.Name]bool // of its rows
+	// unsaid says that the back takes the front's token for one that the front may not have yet.
+	unsaid bool
 	// drainedUntil is the newest commit of the front that the back has, as far as this process knows.
 	drainedUntil uint64
 

@@ -40,7 +40,8 @@ func TestContract(t *testing.T) {
 // front is a store that can lose its newest commits, or everything.
 type front struct {
 	*rowsmem.Store
-	away bool
+	away     bool
+	claiming func() // called before the next claim
 
 	mu  sync.Mutex // guards log
 	log []event    // all that it has, in order
@@ -121,7 +122,10 @@ func (f *front) lose(n int) {
 // back is a lasting store.
 type back struct {
 	*rowsmem.Store
-	away    bool
+	away     bool
+	claiming func() // called before the next claim
+
+	mu      sync.Mutex              // guards the fields below: two tiers may have one back
 	numbers map[rows.Address]uint64 // of the commit that changed a row last
 	ids     map[[16]byte]time.Time
 }
@@ -134,6 +138,10 @@ func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former
 	if b.away {
 		return nil, rows.ErrUnavailable
 	}
+	if before := b.claiming; before != nil {
+		b.claiming = nil
+		before()
+	}
 
 	return b.Store.Claim(ctx, owner, partitions)
 }
@@ -142,6 +150,9 @@ func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
 	if b.away {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
 
 	errs := b.Store.Commit(ctx, commits)
 	for i, c := range commits {
@@ -180,6 +191,9 @@ func (b *back) Changed(ctx context.Context, partition int, after uint64, each fu
 		return rows.ErrUnavailable
 	}
 
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
 	for at, number := range b.numbers {
 		if at.Partition != partition || number <= after {
 			continue
@@ -196,6 +210,9 @@ func (b *back) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, e
 	if b.away {
 		return nil, rows.ErrUnavailable
 	}
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
 
 	var known []rows.ID
 	for _, id := range ids {
@@ -567,6 +584,54 @@ func TestTwoFronts(t *testing.T) {
 		own.close(t)
 		empty.close(t)
 	})
+}
+
+// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has got
+// to the back. Whoever claims it next can.
+func TestTwoProcessesBegin(t *testing.T) {
+	for name, isDrained := range map[string]bool{"before anything is drained": false, "after something is drained": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newBack()
+				between := newFront()
+				var second *owned
+				shared.claiming = func() {
+					second = newOwned(t, "second", between, shared)
+					if err := second.commit(t, second.next("1")); err != nil {
+						t.Error(err)
+					}
+					if !isDrained {
+						return
+					}
+					if left, err := second.drain(t.Context()); left > 0 {
+						t.Errorf("%d rows are left: %v", left, err)
+					}
+				}
+
+				first := New(between, shared, Config{})
+				claims, err := first.Claim(t.Context(), "first", []rows.Former{{Partition: 7}})
+				if err == nil {
+					late := owned{Store: first, claim: claims[0]}
+					err = late.commit(t, late.next("2"))
+				}
+				if !errors.As(err, new(*rows.Fenced)) {
+					t.Errorf("the first one commits: %v", err)
+				}
+				_ = first.Close(t.Context())
+				second.close(t)
+
+				third := newOwned(t, "third", between, shared)
+				third.must(t, third.next("3"))
+				third.close(t)
+				fourth := newOwned(t, "fourth", newFront(), shared)
+				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
+				if string(got.Value) != "3" {
+					t.Errorf("an empty front has %q, %v", got.Value, got.Err)
+				}
+				fourth.close(t)
+			})
+		})
+	}
 }
 
 // owned is a Store whose partition 7 is claimed.
