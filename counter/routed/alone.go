@@ -18,6 +18,7 @@ import (
 	"headcount/counter/owner"
 	"headcount/internal/postgres"
 	"headcount/internal/rows/rowspg"
+	"headcount/internal/rows/rowstier"
 )
 
 // AloneConfig tunes an Alone. A zero field takes its default.
@@ -42,6 +43,7 @@ type Alone struct {
 	up      atomic.Bool   // PostgreSQL
 	news    chan struct{} // has capacity 1: up has changed
 	claimed atomic.Bool   // this process has begun to own everything
+	refused atomic.Bool   // there is a Redis in front of the database
 	taken   atomic.Bool   // another process owns it since
 
 	stop   context.CancelFunc
@@ -55,6 +57,10 @@ const verifyEvery = 10 * time.Second
 
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
+
+var errFront = fmt.Errorf("%w: a Redis stands in front of the database and has newer values; give its --redis, too, "+
+	"or carry the counters over (headcount export --redis URL --postgres URL) and import them into an empty database",
+	postgres.ErrConfig)
 
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
@@ -86,6 +92,10 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 
 	// If PostgreSQL answers, everything can be changed from the start.
 	s.claim(ctx)
+	if s.refused.Load() {
+		s.end()
+		return nil, fmt.Errorf("routed: %w", errFront)
+	}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.wg.Go(func() { s.tend(run) })
@@ -98,18 +108,22 @@ func (s *Alone) Close() error {
 	s.closed.Do(func() {
 		s.stop()
 		s.wg.Wait()
-		_ = s.owned.Close() // without an error
-		s.exact.Close()
-		s.rows.Close()
+		s.end()
 	})
 
 	return nil
 }
 
+func (s *Alone) end() {
+	_ = s.owned.Close() // without an error
+	s.exact.Close()
+	s.rows.Close()
+}
+
 // Cause returns why counters cannot be changed now, or nil.
 func (s *Alone) Cause() error {
-	if s.taken.Load() {
-		return errTaken
+	if err := s.Ready(); err != nil {
+		return err
 	}
 
 	return s.rows.Cause()
@@ -117,8 +131,11 @@ func (s *Alone) Cause() error {
 
 // Ready returns why this process does not serve counters, or nil. It goes on while PostgreSQL is away.
 func (s *Alone) Ready() error {
-	if s.taken.Load() {
+	switch {
+	case s.taken.Load():
 		return errTaken
+	case s.refused.Load():
+		return errFront
 	}
 
 	return nil
@@ -126,13 +143,14 @@ func (s *Alone) Ready() error {
 
 // Apply implements counter.Writer.
 func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	if !s.taken.Load() {
+	err := s.Ready()
+	if err == nil {
 		return s.Store.Apply(ctx, ops)
 	}
 
 	results := make([]counter.Result, len(ops))
 	for i := range results {
-		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errTaken)
+		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
 
 	return results
@@ -181,8 +199,12 @@ func (s *Alone) claim(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, claimWithin)
 	defer cancel()
 
-	err := s.owned.Own(ctx)
-	if err != nil {
+	hasFront, err := rowstier.HasFront(ctx, s.rows)
+	s.refused.Store(hasFront)
+	if err == nil && !hasFront {
+		err = s.owned.Own(ctx)
+	}
+	if err != nil || hasFront {
 		s.cfg.Log.Debug().Err(err).Msg("counters: claiming those in PostgreSQL")
 		return
 	}
