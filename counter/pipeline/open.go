@@ -83,6 +83,9 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.where = "Redis"
 		c.store = cfg.Cluster.NewStore(&c.redis)
 		return cluster.Combining(), nil
+	case cfg.Cluster != nil && len(cfg.Peers) == 0:
+		c.openBehind()
+		return cluster.CombiningOver(), nil
 	case cfg.Redis != nil:
 		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":

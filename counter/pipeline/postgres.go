@@ -29,3 +29,13 @@ func (c *Counters) openPostgres(ctx context.Context) (counter.CombinerConfig, er
 
 	return counter.CombinerConfig{Queues: postgresQueues, SeparateExact: true}, nil
 }
+
+// openBehind opens a store in Redis with PostgreSQL behind it.
+func (c *Counters) openBehind() {
+	c.where = "Redis, and PostgreSQL behind it"
+	behind := c.cfg.Cluster.Behind()
+	c.store = c.cfg.Cluster.NewStoreOver(&c.redis, &c.postgres)
+	c.cause = behind.Cause
+	c.ready = behind.Ready
+	c.sql = behind
+}

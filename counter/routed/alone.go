@@ -18,7 +18,6 @@ import (
 	"headcount/counter/owner"
 	"headcount/internal/postgres"
 	"headcount/internal/rows/rowspg"
-	"headcount/internal/rows/rowstier"
 )
 
 // AloneConfig tunes an Alone. A zero field takes its default.
@@ -43,7 +42,6 @@ type Alone struct {
 	up      atomic.Bool   // PostgreSQL
 	news    chan struct{} // has capacity 1: up has changed
 	claimed atomic.Bool   // this process has begun to own everything
-	refused atomic.Bool   // there is a Redis in front of the database
 	taken   atomic.Bool   // another process owns it since
 
 	stop   context.CancelFunc
@@ -58,9 +56,9 @@ const verifyEvery = 10 * time.Second
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
-var errFront = fmt.Errorf("%w: a Redis stands in front of the database and has newer values; give its --redis, too, "+
-	"or carry the counters over (headcount export --redis URL --postgres URL) and import them into an empty database",
-	postgres.ErrConfig)
+// noFront is why a database behind Redis is refused.
+const noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
+	"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
 
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
@@ -73,6 +71,7 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	var err error
 	s.rows, err = rowspg.Open(ctx, rowspg.Config{
 		URL:      cfg.URL,
+		NoFront:  noFront,
 		Readable: exactpg.Readable,
 		Beside:   []postgres.Tables{exactpg.Tables()},
 		OnState:  s.onPostgres,
@@ -92,10 +91,6 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 
 	// If PostgreSQL answers, everything can be changed from the start.
 	s.claim(ctx)
-	if s.refused.Load() {
-		s.end()
-		return nil, fmt.Errorf("routed: %w", errFront)
-	}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.wg.Go(func() { s.tend(run) })
@@ -108,16 +103,12 @@ func (s *Alone) Close() error {
 	s.closed.Do(func() {
 		s.stop()
 		s.wg.Wait()
-		s.end()
+		_ = s.owned.Close() // without an error
+		s.exact.Close()
+		s.rows.Close()
 	})
 
 	return nil
-}
-
-func (s *Alone) end() {
-	_ = s.owned.Close() // without an error
-	s.exact.Close()
-	s.rows.Close()
 }
 
 // Cause returns why counters cannot be changed now, or nil.
@@ -131,11 +122,8 @@ func (s *Alone) Cause() error {
 
 // Ready returns why this process does not serve counters, or nil. It goes on while PostgreSQL is away.
 func (s *Alone) Ready() error {
-	switch {
-	case s.taken.Load():
+	if s.taken.Load() {
 		return errTaken
-	case s.refused.Load():
-		return errFront
 	}
 
 	return nil
@@ -199,12 +187,8 @@ func (s *Alone) claim(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, claimWithin)
 	defer cancel()
 
-	hasFront, err := rowstier.HasFront(ctx, s.rows)
-	s.refused.Store(hasFront)
-	if err == nil && !hasFront {
-		err = s.owned.Own(ctx)
-	}
-	if err != nil || hasFront {
+	err := s.owned.Own(ctx)
+	if err != nil {
 		s.cfg.Log.Debug().Err(err).Msg("counters: claiming those in PostgreSQL")
 		return
 	}

@@ -13,14 +13,13 @@ import (
 type Facts struct {
 	ReadOnly   bool          // it takes no changes
 	MakesTable bool          // the user may make tables
-	HasTables  bool          // all tables are there, and of this version
 	ClockOff   time.Duration // between its clock and ours
 }
 
 // Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing. Then it
 // calls more, if that is not nil, with the connection.
 func Check(
-	ctx context.Context, url string, tables []Tables, more func(ctx context.Context, conn *sql.DB, f Facts) error,
+	ctx context.Context, url string, tables []Tables, more func(ctx context.Context, conn *sql.DB) error,
 ) (f Facts, err error) {
 	pc, err := configure(url)
 	if err != nil {
@@ -29,11 +28,9 @@ func Check(
 	conn := stdlib.OpenDB(*pc.ConnConfig)
 	defer conn.Close()
 
-	versions, err := check(ctx, pc.ConnConfig, conn, tables)
-	if err != nil {
+	if _, err := check(ctx, pc.ConnConfig, conn, tables); err != nil {
 		return f, err
 	}
-	f.HasTables = readable(tables, versions) == nil
 
 	const facts = `select current_setting('transaction_read_only') = 'on',
 		coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), clock_timestamp()`
@@ -44,7 +41,7 @@ func Check(
 	}
 	f.ClockOff = now.Sub(before.Add(time.Since(before) / 2)).Abs()
 	if more != nil {
-		err = more(ctx, conn, f)
+		err = more(ctx, conn)
 	}
 
 	return f, err

@@ -151,22 +151,6 @@ func (t *taking) claimBack(ctx context.Context) error {
 // is a rows.ErrUnavailable.
 var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
 
-// HasFront reports whether a lasting store has the rows of a store in front of it, which may have newer ones.
-func HasFront(ctx context.Context, back rows.Store) (bool, error) {
-	addresses := make([]rows.Address, rows.Partitions)
-	for id := range addresses {
-		addresses[id] = rows.Address{Partition: id, Name: drainedName}
-	}
-
-	for _, row := range back.Read(ctx, addresses) {
-		if row.Err != nil || row.Value != nil {
-			return row.Err == nil, row.Err
-		}
-	}
-
-	return false, nil
-}
-
 // readDrained returns the newest commit of this front that the back has, 0 if nothing was drained.
 func (t *taking) readDrained(ctx context.Context) (uint64, error) {
 	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
@@ -261,6 +245,7 @@ func (t *taking) begin(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pending = pending
+	p.since = time.Now()
 	p.ids = distinct(ids)
 	p.marks = marks
 	p.drained = old
