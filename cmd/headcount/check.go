@@ -22,8 +22,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
-	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
+	"headcount/counter/routed"
 	"headcount/gateway/counterapi"
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
@@ -375,7 +375,8 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	const thing = "--postgres"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found, err := counterpg.Check(ctx, counterpg.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
+	isBehind := c.Config.Redis != "" && len(c.Config.Peers) == 0
+	found, err := routed.Check(ctx, c.Config.Postgres, isBehind)
 	if err = refusedPostgres(err); err != nil {
 		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or correct the URL"}
 		errors.As(err, &s)

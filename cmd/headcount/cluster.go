@@ -157,7 +157,9 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	if err != nil {
 		return nil, err
 	}
-	s.openOwners(self, n.client)
+	if err := s.openOwners(ctx, self, n.client); err != nil {
+		return nil, err
+	}
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
 		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
@@ -170,8 +172,8 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 }
 
 // openOwners opens this process's part in the counters of the cluster.
-func (s *system) openOwners(self presence.Process, client *rpc.Client) {
-	s.owners = cluster.Open(cluster.Config{
+func (s *system) openOwners(ctx context.Context, self presence.Process, client *rpc.Client) (err error) {
+	cfg := cluster.Config{
 		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log,
 		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 			stream, key, err := client.Link(ctx, addr)
@@ -181,9 +183,20 @@ func (s *system) openOwners(self presence.Process, client *rpc.Client) {
 
 			return stream, key, err
 		},
-	})
+	}
+	if s.cfg.Postgres != "" && len(s.peers) == 0 && s.hasCounters() {
+		if cfg.Behind, err = s.openBehind(ctx); err != nil {
+			return err
+		}
+		cfg.ColdAfter = s.cfg.ColdAfter
+	}
+	if s.owners, err = cluster.Open(ctx, cfg); err != nil {
+		return refusedPostgres(err)
+	}
 	s.closers = append(s.closers, s.owners.Close)
 	s.parts.Owners = s.owners
+
+	return nil
 }
 
 // checkValue identifies the cluster secrets without revealing them.

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/counterpg"
 	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/gateway/pusher"
+	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
@@ -293,7 +293,7 @@ func (c *Config) checkCounters() error {
 		return setting.Errorf("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
 	}
 	if c.Postgres != "" {
-		if problem := counterpg.CheckURL(c.Postgres); problem != "" {
+		if problem := postgres.CheckURL(c.Postgres); problem != "" {
 			return setting.Errorf("postgres", "%s", problem)
 		}
 	}
@@ -430,7 +430,7 @@ func (c *Config) Warnings() []string {
 	if slices.ContainsFunc(keys, padded) {
 		out = append(out, "--api-key begins or ends with white space, such as a newline, which no header can; it is ignored: remove it")
 	}
-	for _, name := range counterpg.Ignored(c.Postgres) {
+	for _, name := range postgres.Ignored(c.Postgres) {
 		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
 	}
 	for _, name := range c.Strangers {

@@ -12,6 +12,7 @@
 package cluster
 
 import (
+	"context"
 	"io"
 	"slices"
 	"sync"
@@ -25,6 +26,7 @@ import (
 	"headcount/counter/link"
 	"headcount/counter/owner"
 	"headcount/counter/owners"
+	"headcount/counter/routed"
 	"headcount/internal/redisconn"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
@@ -37,6 +39,9 @@ type Config struct {
 	Redis *redisconn.Conn  // required
 	// Rules say where the counters of NewStore are. Owners need none: they judge by the rules of who calls them.
 	Rules *counter.Rules
+	// Behind is PostgreSQL behind this Redis; nil: there is none. Close closes it.
+	Behind    *routed.Behind
+	ColdAfter time.Duration // with Behind: a counter that nobody has changed for so long leaves Redis
 	// Dial makes a link to the process with that name. Required.
 	Dial       link.Dial
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
@@ -52,6 +57,7 @@ type Process struct {
 	cfg       Config
 	name      string // that no other process has, nor this one before a restart
 	rows      *rowsredis.Store
+	over      rows.Store   // the same, with heads of exact counters from elsewhere
 	owner     *owner.Owner // nil: this process owns nothing
 	directory *owners.Directory
 	client    *link.Client
@@ -65,10 +71,15 @@ type Process struct {
 }
 
 // Open returns this process's part in the counters. It has none before SetProcesses says which processes there are. It
-// does not wait for Redis. Close ends it.
-func Open(cfg Config) *Process {
+// does not wait for Redis. It fails if settings cannot work. Close ends it.
+func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
 	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
+	p.over = p.rows
+	if cfg.Behind != nil {
+		cfg.Behind.Begin(p.rows)
+		p.over = cfg.Behind.Rows()
+	}
 	p.client = link.NewClient(cfg.Dial)
 
 	directory := owners.Config{
@@ -76,7 +87,7 @@ func Open(cfg Config) *Process {
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
 	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
-		p.owner = owner.New(&measured{Store: p.rows, metrics: p.metrics, log: cfg.Log}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
+		p.owner = p.newOwner()
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
@@ -86,7 +97,17 @@ func Open(cfg Config) *Process {
 		p.metrics.register(cfg.Registerer, p)
 	}
 
-	return p
+	return p, nil
+}
+
+// newOwner returns the owner of this process.
+func (p *Process) newOwner() *owner.Owner {
+	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout}
+	if p.cfg.Behind != nil {
+		p.putBehind(&cfg)
+	}
+
+	return owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)
 }
 
 // SetProcesses says which processes there are. One without a role is about to leave: it should own nothing, and may own
@@ -144,7 +165,7 @@ func (p *Process) NewStore(states counter.States) *call.Store {
 		p.observe(states)
 	}
 
-	return call.NewStore(p.rows, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})
+	return call.NewStore(p.over, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})
 }
 
 const (
@@ -177,7 +198,8 @@ func (p *Process) Close() error {
 	}
 	p.server.Close()
 	p.client.Close()
+	err := p.closeBehind()
 	p.rows.Close()
 
-	return nil
+	return err
 }

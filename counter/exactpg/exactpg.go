@@ -97,7 +97,8 @@ func Tables() postgres.Tables {
 	return postgres.Tables{
 		Migrations: migrations, Versions: "headcount_counters_migrations", Lock: lockID,
 		Former: "headcount_migrations",
-		Mend:   "export its counters with the program of that release, and import them into an empty database",
+		Mend: "export its counters with the program of that release (headcount export), move its tables into another schema " +
+			"as deploy/README.md says, and import the counters with this program (headcount import)",
 	}
 }
 

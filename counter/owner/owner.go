@@ -75,6 +75,10 @@ type Config struct {
 	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
 	// and as much again of those that were written last. Negative: none, for a store in memory.
 	Memory int
+	// Tier is a store whose rows leave it when nobody has changed their counters for ColdAfter, and come back when they
+	// are needed; nil: they stay.
+	Tier      Tier
+	ColdAfter time.Duration
 	// ExactOutside says that exact counters are not with owners. The store answers reads of heads in partition Outside.
 	ExactOutside bool
 	// Region is the name of this region, if others share its counters.
@@ -156,6 +160,9 @@ func New(store rows.Store, cfg Config) *Owner {
 	}
 	if o.cfg.SweepEvery > 0 {
 		o.wg.Go(o.sweep)
+	}
+	if o.cfg.Tier != nil {
+		o.wg.Go(o.evictEach)
 	}
 
 	return o

@@ -10,7 +10,6 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/cluster"
-	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/hot"
 	"headcount/counter/local"
@@ -20,10 +19,8 @@ import (
 )
 
 const (
-	// Writes that one process has under way at once in a store of its own server. Each has what came together for
-	// its keys.
-	redisQueues    = 4
-	postgresQueues = 8
+	// Writes that one process has under way at once in Redis. Each has what came together for its keys.
+	redisQueues = 4
 
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
 	// changes a second need about 400 scripts then.
@@ -86,15 +83,13 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.where = "Redis"
 		c.store = cfg.Cluster.NewStore(&c.redis)
 		return cluster.Combining(), nil
+	case cfg.Cluster != nil && len(cfg.Peers) == 0:
+		c.openBehind()
+		return cluster.CombiningOver(), nil
 	case cfg.Redis != nil:
 		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
 	case cfg.Postgres != "":
-		c.where = "PostgreSQL"
-		store, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Log: cfg.Log, OnState: &c.postgres})
-		if err == nil {
-			c.store, c.cause, c.sql = store, store.Cause, store
-		}
-		return counter.CombinerConfig{Queues: postgresQueues}, err
+		return c.openPostgres(ctx)
 	case cfg.DataDir != "":
 		c.where = cfg.DataDir
 		store, err := local.Open(ctx, cfg.DataDir, cfg.Rules, cfg.Log)
@@ -140,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.store, redis, c.cause, c.sql, c.tiered = store, store.Redis(), store.Cause, store, store
+		c.store, redis, c.cause, c.sql, c.ready = store, store.Redis(), store.Cause, store, store.Ready
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
 		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,

@@ -24,7 +24,6 @@ import (
 	"headcount/counter"
 	"headcount/counter/counterredis"
 	"headcount/counter/limit"
-	"headcount/counter/tiered"
 )
 
 // Observer observes changes.
@@ -48,8 +47,8 @@ type Counters struct {
 	redis, postgres server
 	changed         atomic.Pointer[func()] // called when a server becomes reachable or unreachable; may be nil
 	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
+	ready           func() error           // why the store does not serve although its servers answer; may be nil
 	sql             sqlServer              // nil without PostgreSQL
-	tiered          *tiered.Store          // nil unless Redis is in front of PostgreSQL
 	peers           []*counterredis.Store
 }
 
@@ -90,7 +89,7 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// sqlServer is a store that has changes made in SQL, see counterpg.Store.ServeSQL.
+// sqlServer is a store that has changes made in SQL, see exactpg.Store.ServeSQL.
 type sqlServer interface {
 	ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter))
 }
@@ -194,8 +193,8 @@ func (c *Counters) Ready() error {
 		return c.away("the store of counters, " + c.where + ",")
 	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later on, all but exact counters work without it
 		return c.away("PostgreSQL")
-	case c.tiered != nil:
-		return c.tiered.Ready()
+	case c.ready != nil:
+		return c.ready()
 	default:
 		return nil
 	}

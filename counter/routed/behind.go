@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -11,6 +12,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
+	"headcount/counter/owner"
 	"headcount/internal/postgres"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowspg"
@@ -19,11 +21,9 @@ import (
 
 // BehindConfig tunes a Behind. A zero field takes its default.
 type BehindConfig struct {
-	Front           rows.Store     // in Redis; required
 	URL             string         // of PostgreSQL, postgres://…; required
 	Rules           *counter.Rules // required
 	PersistInterval time.Duration  // as rowstier.Config.DrainEvery
-	OnPostgres      counter.States // optional
 	Log             zerolog.Logger
 }
 
@@ -34,6 +34,10 @@ type Behind struct {
 	back  *rowspg.Store
 	exact *exactpg.Store
 	tier  *rowstier.Store
+
+	mu     sync.Mutex // guards the fields below
+	up     bool
+	states counter.States // may be nil
 }
 
 var _ rowstier.Back = (*rowspg.Store)(nil)
@@ -48,42 +52,74 @@ func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 		Back:     true,
 		Readable: exactpg.Readable,
 		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState: func(up bool) {
-			if cfg.OnPostgres != nil {
-				cfg.OnPostgres.StoreState(up)
-			}
-		},
-		Log: cfg.Log,
+		OnState:  b.onPostgres,
+		Log:      cfg.Log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("routed: %w", err)
 	}
 
-	b.tier = rowstier.New(cfg.Front, b.back, rowstier.Config{DrainEvery: cfg.PersistInterval, Log: cfg.Log})
-	// What is not drained yet is in Redis alone.
-	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: cfg.Log})
-
 	return b, nil
+}
+
+func (b *Behind) onPostgres(up bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.up = up
+	if b.states != nil {
+		b.states.StoreState(up)
+	}
+}
+
+// Observe has states told whether PostgreSQL can be used, from now on.
+func (b *Behind) Observe(states counter.States) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.states = states
+	states.StoreState(b.up)
+}
+
+// Begin puts the database behind the rows of a Redis. It is called once, before all methods below.
+func (b *Behind) Begin(front rows.Store) {
+	b.tier = rowstier.New(front, b.back, rowstier.Config{DrainEvery: b.cfg.PersistInterval, Log: b.cfg.Log})
+	// What is not drained yet is in Redis alone.
+	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: b.cfg.Log})
 }
 
 // Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
 func (b *Behind) Rows() rows.Store { return Rows(b.tier, b.exact) }
+
+// Tier returns what has rows leave Redis, for owner.Config.Tier.
+func (b *Behind) Tier() owner.Tier { return b.tier }
 
 // Over returns the store of this process. Owned sends its calls to owners over [Behind.Rows].
 func (b *Behind) Over(owned *call.Store) *Store {
 	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true})
 }
 
-// Evict has rows of a partition leave Redis once they are drained. Its owner calls it.
-func (b *Behind) Evict(partition int, names []rows.Name) { b.tier.Evict(partition, names) }
+// Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
+func (b *Behind) Lag() time.Duration { return b.tier.Lag() }
+
+// ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
+func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
+	b.exact.ServeSQL(ctx, rules, changed)
+}
+
+// Ready returns why counters are not served yet, or nil.
+func (b *Behind) Ready() error { return nil }
 
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (b *Behind) Cause() error { return b.back.Cause() }
 
 // Close drains what is in Redis alone, until ctx ends. The owner of the process is closed before.
 func (b *Behind) Close(ctx context.Context) error {
-	err := b.tier.Close(ctx)
-	b.exact.Close()
+	var err error
+	if b.tier != nil {
+		err = b.tier.Close(ctx)
+		b.exact.Close()
+	}
 	b.back.Close()
 	if err != nil {
 		return errors.Join(counter.ErrUnavailable, err)

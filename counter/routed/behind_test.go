@@ -47,7 +47,7 @@ func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConf
 	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redis)})
 	t.Cleanup(front.Close)
 	cfg := BehindConfig{
-		Front: front, URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
+		URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
 	}
 	for _, w := range with {
 		w(&cfg)
@@ -56,6 +56,7 @@ func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConf
 	if err != nil {
 		t.Fatal(err)
 	}
+	behind.Begin(front)
 	p.behind = behind
 }
 
@@ -213,7 +214,7 @@ func TestServerPostgresAwayBehind(t *testing.T) {
 	persisted(t, url, "s:evicted", 5)
 
 	// The owner forgets it, too: another process has nothing in memory.
-	p.behind.Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
+	p.behind.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
 	must(t, p, op("", add(beside("s:evicted"), 1)))
 	p.kill()
 	p = begin(t, redis.URL(), url)

@@ -257,6 +257,7 @@ func (t *taking) begin(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pending = pending
+	p.since = time.Now()
 	p.ids = distinct(ids)
 	p.marks = marks
 	p.drained = old

@@ -176,6 +176,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	p.sending = c
 	p.sendingNames = names
 	p.sendingTo = p.newest
+	p.sentSince = p.since
 	p.pending = nil
 	p.ids = nil
 

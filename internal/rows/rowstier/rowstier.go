@@ -178,6 +178,31 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	}
 }
 
+// Lag returns the age of the oldest change of this process that the back has not got.
+func (s *Store) Lag() time.Duration {
+	var oldest time.Time
+	for id := range s.partitions {
+		is := s.partitions[id].oldest()
+		if !is.IsZero() && (oldest.IsZero() || is.Before(oldest)) {
+			oldest = is
+		}
+	}
+	if oldest.IsZero() {
+		return 0
+	}
+
+	return time.Since(oldest)
+}
+
+// ScanResident is Scan for the rows that are in the front.
+func (s *Store) ScanResident(
+	ctx context.Context, partition int, of, after string, each func(string, []byte) error,
+) error {
+	at := rows.Address{Partition: partition, Name: rows.Name{Collection: of}}
+
+	return s.scanFront(ctx, at, after, each)
+}
+
 // Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner calls
 // it.
 func (s *Store) Evict(partition int, names []rows.Name) {
