@@ -17,7 +17,6 @@ import (
 
 	"headcount/counter/cluster"
 	"headcount/counter/link"
-	"headcount/counter/pipeline"
 	"headcount/internal/redisconn"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -88,13 +87,13 @@ func (t traffic) Carried(sent, received int) {
 	t.received.Add(float64(received))
 }
 
-// connect opens the one connection of this process to each Redis: to its own, and to those of the other
-// regions unless its roles do not need them. It does not wait for an answer.
+// connect opens the one connection of this process to each Redis: to its own, and to those of the other regions, which
+// every role needs. It does not wait for an answer.
 func (s *system) connect() (err error) {
 	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
 		return fmt.Errorf("--redis: %w", err)
 	}
-	if len(s.cfg.Peers) == 0 || !s.member.Has(presence.RoleDispatcher) && !s.member.Has(presence.RoleGateway) {
+	if len(s.cfg.Peers) == 0 {
 		return nil
 	}
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -110,7 +109,7 @@ func (s *system) connect() (err error) {
 		if err != nil {
 			return fmt.Errorf("--peer %s: %w", name, err)
 		}
-		s.peers = append(s.peers, pipeline.Peer{Name: name, Conn: conn})
+		s.peers = append(s.peers, cluster.Peer{Name: name, Conn: conn})
 	}
 	return nil
 }
@@ -157,7 +156,9 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	if err != nil {
 		return nil, err
 	}
-	s.openOwners(self, n.client)
+	if err := s.openOwners(ctx, self, n.client); err != nil {
+		return nil, err
+	}
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
 		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
@@ -170,8 +171,8 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 }
 
 // openOwners opens this process's part in the counters of the cluster.
-func (s *system) openOwners(self presence.Process, client *rpc.Client) {
-	s.owners = cluster.Open(cluster.Config{
+func (s *system) openOwners(ctx context.Context, self presence.Process, client *rpc.Client) (err error) {
+	cfg := cluster.Config{
 		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log,
 		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 			stream, key, err := client.Link(ctx, addr)
@@ -181,9 +182,19 @@ func (s *system) openOwners(self presence.Process, client *rpc.Client) {
 
 			return stream, key, err
 		},
-	})
+	}
+	if len(s.peers) > 0 {
+		cfg.Region = s.cfg.Region
+		cfg.Peers = s.peers
+		cfg.Postgres = s.cfg.Postgres
+	}
+	if s.owners, err = cluster.Open(ctx, cfg); err != nil {
+		return refusedPostgres(err)
+	}
 	s.closers = append(s.closers, s.owners.Close)
 	s.parts.Owners = s.owners
+
+	return nil
 }
 
 // checkValue identifies the cluster secrets without revealing them.

@@ -19,6 +19,7 @@ import (
 	"headcount/counter/local"
 	"headcount/counter/tiered"
 	"headcount/counter/transfer"
+	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
@@ -176,6 +177,10 @@ const dialled = 3 * time.Second
 
 // refusedPostgres turns an error about the configuration of the database into an error about --postgres.
 func refusedPostgres(err error) error {
+	if errors.Is(err, postgres.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
+		return setting.Errorf("postgres", "%s", problem)
+	}
 	if errors.Is(err, counterpg.ErrConfig) {
 		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)

@@ -37,10 +37,11 @@ func (c *Config) checkWebhooks() error {
 // leaves out the format of their data.
 func (c *Config) facts() presenceredis.Facts {
 	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
-	if c.Postgres == "" && len(c.Peers) == 0 {
+	if c.Postgres == "" || len(c.Peers) > 0 {
 		f.Counters = cluster.Format
 	}
-	if c.HasRole(presence.RoleGateway) {
+	owns := c.HasRole(presence.RolePresence) && len(c.Peers) > 0
+	if c.HasRole(presence.RoleGateway) || owns {
 		switch {
 		case c.Postgres == "":
 			f.Postgres = counterredis.PostgresNone

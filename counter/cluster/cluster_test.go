@@ -67,10 +67,13 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	p.self = presence.Process{
 		Name: listener.Addr().String(), Roles: roles, Incarnation: presence.NewIncarnation(time.Now()),
 	}
-	p.Process = cluster.Open(cluster.Config{
+	p.Process, err = cluster.Open(t.Context(), cluster.Config{
 		Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial, Registerer: p.registry,
 		Log: zerolog.New(&p.log).Level(zerolog.WarnLevel),
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
 	w.introduce()

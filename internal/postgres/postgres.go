@@ -70,6 +70,9 @@ type Tables struct {
 	// Former is a table of a release that kept the same data in another form. A database that has it is refused, and
 	// Mend says what to do. Optional.
 	Former, Mend string
+	// Refuse asks a database that has the tables whether it cannot be used nevertheless, and Why says what to do then.
+	// Optional.
+	Refuse, Why string
 }
 
 // DB is a database. All methods may be called from any goroutine.

@@ -118,6 +118,15 @@ func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err erro
 		err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; "+
 			"start the program that moved it, or a newer one", ErrNewer, version, newest)
 	}
+	if err != nil || version == 0 || t.Refuse == "" {
+		return version, err
+	}
+
+	var refused bool
+	err = db.QueryRowContext(ctx, t.Refuse).Scan(&refused)
+	if err == nil && refused {
+		err = fmt.Errorf("%w: %s", ErrConfig, t.Why)
+	}
 
 	return version, err
 }

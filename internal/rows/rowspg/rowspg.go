@@ -60,6 +60,9 @@ type Config struct {
 	Beside []postgres.Tables
 	// Back says that this store is behind another one, see package rowstier: deletions are remembered for two days.
 	Back bool
+	// NoRows says that no partition has its rows in this database, and what to do about one in which an owner had some:
+	// that one is refused. Empty: it has rows.
+	NoRows string
 	// PollEvery is how often a watch looks for commits of other processes, default 1s.
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of forgetting IDs, default 10s.
@@ -108,6 +111,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	// Apart from the tables of other stores in the same database.
 	const lockID = 0x68656164726f7773 // "headrows"
 	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	if cfg.NoRows != "" {
+		own.Refuse = `select exists (select from headcount_partitions where epoch > 0)`
+		own.Why = cfg.NoRows
+	}
 	tables := append([]postgres.Tables{own}, cfg.Beside...)
 
 	s := &Store{cfg: cfg}
