@@ -666,3 +666,39 @@ func TestAnInboxIsTakenBack(t *testing.T) {
 		end(t, all)
 	})
 }
+
+// TestARepairIsSentOn: eu has lost a visitor whom us knows, and has gone on beyond it, so its share is newer and lacks
+// something. That us has lost nothing and hears something new is no reason to send it, but for the mark.
+func TestARepairIsSentOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu", "ap"}, ordinary)
+		us, eu, ap := all[0], all[1], all[2]
+		come := func(name string) {
+			t.Helper()
+			eu.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: []string{name}})
+		}
+		come("ann")
+		agree(t, all, "u", 1)
+		before := time.Now()
+		ap.setCut(true)
+		time.Sleep(time.Second)
+		come("bob")
+		agree(t, all[:2], "u", 2)
+
+		eu.end(t)
+		eu.home.back(before)
+		for _, inbox := range eu.inboxes {
+			inbox.back(before)
+		}
+		us.setCut(true)
+		ap.setCut(false)
+		eu.start(t, all, ordinary)
+		come("cid")
+		come("dan")
+		agree(t, all[1:], "u", 3) // without bob, whom us alone remembers
+
+		us.setCut(false)
+		agree(t, all, "u", 4)
+		end(t, all)
+	})
+}
