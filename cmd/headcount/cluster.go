@@ -17,7 +17,6 @@ import (
 
 	"headcount/counter/cluster"
 	"headcount/counter/link"
-	"headcount/counter/pipeline"
 	"headcount/internal/redisconn"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -88,13 +87,13 @@ func (t traffic) Carried(sent, received int) {
 	t.received.Add(float64(received))
 }
 
-// connect opens the one connection of this process to each Redis: to its own, and to those of the other
-// regions unless its roles do not need them. It does not wait for an answer.
+// connect opens the one connection of this process to each Redis: to its own, and to those of the other regions, which
+// every role needs. It does not wait for an answer.
 func (s *system) connect() (err error) {
 	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
 		return fmt.Errorf("--redis: %w", err)
 	}
-	if len(s.cfg.Peers) == 0 || !s.member.Has(presence.RoleDispatcher) && !s.member.Has(presence.RoleGateway) {
+	if len(s.cfg.Peers) == 0 {
 		return nil
 	}
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -110,7 +109,7 @@ func (s *system) connect() (err error) {
 		if err != nil {
 			return fmt.Errorf("--peer %s: %w", name, err)
 		}
-		s.peers = append(s.peers, pipeline.Peer{Name: name, Conn: conn})
+		s.peers = append(s.peers, cluster.Peer{Name: name, Conn: conn})
 	}
 	return nil
 }
@@ -189,6 +188,11 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 			return err
 		}
 		cfg.ColdAfter = s.cfg.ColdAfter
+	}
+	if len(s.peers) > 0 {
+		cfg.Region = s.cfg.Region
+		cfg.Peers = s.peers
+		cfg.Postgres = s.cfg.Postgres
 	}
 	if s.owners, err = cluster.Open(ctx, cfg); err != nil {
 		return refusedPostgres(err)

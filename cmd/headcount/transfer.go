@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/cluster"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/local"
@@ -138,7 +139,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	var store redisStore
 	switch {
 	case p.Regions:
-		store, err = tiered.OpenBeside(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+		store, err = openRegion(ctx, conn, p.Postgres, rules)
 	case p.Postgres != "":
 		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
@@ -148,24 +149,51 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		_ = conn.Close()
 		return nil, refusedPostgres(err)
 	}
-	store = &connectedStore{store, conn}
-	running, err := leases(ctx, store)
+	connected := &connectedStore{store, conn}
+	running, err := leases(ctx, connected)
 	if err == nil && fresh && len(running) > 0 {
 		slices.Sort(running)
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
 	}
+	if err == nil && fresh {
+		err = own(ctx, connected)
+	}
 	if err != nil {
-		_ = store.Close()
+		_ = connected.Close()
 		return nil, err
 	}
-	return store, nil
+	return connected, nil
+}
+
+// openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
+func openRegion(
+	ctx context.Context, conn *redisconn.Conn, url string, rules *counter.Rules,
+) (redisStore, error) {
+	opened, err := cluster.OpenSole(ctx, cluster.SoleConfig{
+		Redis: conn, Postgres: url, Rules: rules, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	return opened, nil
+}
+
+// own has a store be changed by this process, if it has owners.
+func own(ctx context.Context, store *connectedStore) error {
+	owned, ok := store.redisStore.(interface{ Own(context.Context) error })
+	if !ok {
+		return nil
+	}
+
+	return owned.Own(ctx)
 }
 
 // leases returns the processes that use the Redis of a store. It waits for Redis to answer.
 func leases(ctx context.Context, store redisStore) (running []string, err error) {
 	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
 		running, err = store.Leases(ctx)
-		refused := errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
+		refused := errors.Is(err, cluster.ErrFormat) || errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
 		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
 			return running, err
 		}

@@ -336,6 +336,24 @@ func TestServerImportOfARegion(t *testing.T) {
 	}
 }
 
+// TestServerARegionKeepsWhatIsFromElsewhere, also while it has no name, as no process has started there yet.
+func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
+	const elsewhere = `"elsewhere":"0 0 eu/1/3/3/0/0"`
+	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
+{"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4",` + elsewhere + `}
+{"key":"views:2","kind":"sum","value":7,"updated":1,"version":"5-4"}
+{"counters":2,"deleted":0}
+`
+	stores := []string{"--regions", "--redis", redistest.Start(t).URL(), "--postgres", pgtest.Single(t).Database(t)}
+	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...); status != exitOK {
+		t.Fatal(said)
+	}
+	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
+	if status != exitOK || strings.Count(out, elsewhere) != 1 || strings.Count(out, "elsewhere") != 1 {
+		t.Errorf("%d %s, the export is %s", status, said, out)
+	}
+}
+
 // An older file has idempotency keys, too, which an import skips.
 func TestImportOfAnOlderFile(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}

@@ -37,9 +37,7 @@ func (c *Config) checkWebhooks() error {
 // leaves out the format of their data.
 func (c *Config) facts() presenceredis.Facts {
 	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
-	if len(c.Peers) == 0 {
-		f.Counters = cluster.Format
-	}
+	f.Counters = cluster.Format
 	owns := c.HasRole(presence.RolePresence)
 	if c.HasRole(presence.RoleGateway) || owns {
 		switch {

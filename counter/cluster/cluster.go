@@ -8,6 +8,7 @@
 //	owner      the partitions of this process
 //	link       connections to other processes, and from them
 //	owners     which process owns which partition
+//	region     with other regions: what this process owns goes to them, and what they send comes here
 //	call       the Store: changes go to owners, reads go to Redis
 package cluster
 
@@ -42,6 +43,12 @@ type Config struct {
 	// Behind is PostgreSQL behind this Redis; nil: there is none. Close closes it.
 	Behind    *routed.Behind
 	ColdAfter time.Duration // with Behind: a counter that nobody has changed for so long leaves Redis
+	// Region is the name of this region, and Peers are the others. Without others nothing is shared.
+	Region string
+	Peers  []Peer
+	// Postgres is the URL of the PostgreSQL that has the exact counters of all regions. Empty: each region has its own
+	// in Redis.
+	Postgres string
 	// Dial makes a link to the process with that name. Required.
 	Dial       link.Dial
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
@@ -59,6 +66,7 @@ type Process struct {
 	rows      *rowsredis.Store
 	over      rows.Store   // the same, with heads of exact counters from elsewhere
 	owner     *owner.Owner // nil: this process owns nothing
+	shared                 // with other regions
 	directory *owners.Directory
 	client    *link.Client
 	server    *link.Server
@@ -76,10 +84,18 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
 	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
 	p.over = p.rows
-	if cfg.Behind != nil {
+	switch {
+	case cfg.Behind != nil:
 		cfg.Behind.Begin(p.rows)
 		p.over = cfg.Behind.Rows()
+	case cfg.Postgres != "":
+		if err := p.openBeside(ctx); err != nil {
+			p.rows.Close()
+			return nil, err
+		}
+		p.over = p.beside.Rows()
 	}
+	p.openPeers()
 	p.client = link.NewClient(cfg.Dial)
 
 	directory := owners.Config{
@@ -100,14 +116,22 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 	return p, nil
 }
 
-// newOwner returns the owner of this process.
+// newOwner returns the owner of this process, which shares what it owns with other regions.
 func (p *Process) newOwner() *owner.Owner {
-	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout}
+	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout, ExactOutside: p.beside != nil}
 	if p.cfg.Behind != nil {
 		p.putBehind(&cfg)
 	}
+	if p.HasPeers() {
+		p.share(&cfg)
+	}
 
-	return owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)
+	o := owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)
+	if p.region != nil {
+		p.region.Start(o)
+	}
+
+	return o
 }
 
 // SetProcesses says which processes there are. One without a role is about to leave: it should own nothing, and may own
@@ -193,12 +217,16 @@ func Combining() counter.CombinerConfig {
 // Store first.
 func (p *Process) Close() error {
 	p.directory.Close()
+	if p.region != nil {
+		p.region.Close()
+	}
 	if p.owner != nil {
 		p.owner.Close()
 	}
 	p.server.Close()
 	p.client.Close()
 	err := p.closeBehind()
+	p.closeShared()
 	p.rows.Close()
 
 	return err

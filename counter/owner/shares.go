@@ -499,7 +499,9 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	values, err := r.values(ctx, []rows.Address{
 		h.address(shareName(h.key)), h.address(graveName(h.key)), regionRow,
 	})
-	if err != nil || len(values[2]) == 0 {
+	// A store that was filled by an import has no name yet.
+	isNamed := len(values[2]) > 0
+	if err != nil || !isNamed && len(values[0]) == 0 {
 		return "", err
 	}
 
@@ -512,14 +514,17 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 		k.Died = grave.uint()
 	}
 	k.Kind = h.Kind
-	k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+	if isNamed {
+		k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+	}
 
 	return k.Text(k.Changed), nil
 }
 
 // restoreShares writes what an export says of other regions. They go on to know this region's part by its life.
 func (d *draft) restoreShares(h *head, c *counter.Copy) {
-	if d.region == "" || h.Kind.IsExact() {
+	isAlone := d.region == AnyRegion && c.Elsewhere == ""
+	if d.region == "" || isAlone || h.Kind.IsExact() {
 		return
 	}
 
@@ -535,10 +540,12 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// An export of an earlier release leaves out the own part, whose life is the incarnation.
+	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no name
+	// yet, another life of its own stays among the parts, and the counter begins a new one.
 	for i := range k.Parts {
 		p := &k.Parts[i]
-		if p.Region == d.region && p.Sequence > 0 {
+		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life
+		if isOwn && p.Sequence > 0 {
 			k.Life = p.Life
 			k.Sequence = min(p.Sequence, h.Version.Sequence)
 		}

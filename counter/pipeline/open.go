@@ -13,7 +13,6 @@ import (
 	"headcount/counter/counterredis"
 	"headcount/counter/hot"
 	"headcount/counter/local"
-	"headcount/counter/regions"
 	"headcount/counter/tiered"
 	"headcount/internal/redisconn"
 )
@@ -33,14 +32,12 @@ const (
 
 // Config says where counters are and how they are kept.
 type Config struct {
-	// Postgres is a URL, and DataDir is a directory. With Redis and PostgreSQL the latter is behind Redis, or with Peers
-	// beside it; the directory is of use without them. Without all three counters are in memory.
+	// Postgres is a URL, and DataDir is a directory. With Redis and PostgreSQL the latter is behind Redis, or beside it if
+	// Cluster has peers; the directory is of use without them. Without all three counters are in memory.
 	Redis             *redisconn.Conn // nil: not in Redis
 	Postgres, DataDir string
-	Peers             []Peer // the other regions; they need Redis
-	Region            string // the name of this region; empty without Peers
 
-	Cluster         *cluster.Process      // with Redis alone; else nil or of no use
+	Cluster         *cluster.Process      // with Redis alone or with peers; else nil or of no use
 	Rules           *counter.Rules        // required
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
@@ -48,12 +45,6 @@ type Config struct {
 	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
-}
-
-// Peer is another region: its name, and its Redis.
-type Peer struct {
-	Name string
-	Conn *redisconn.Conn
 }
 
 // Open opens the counters that the settings ask for. It fails when settings cannot work, not when a server does not
@@ -79,11 +70,13 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
-	case cfg.Cluster != nil && cfg.Postgres == "" && len(cfg.Peers) == 0:
+	case cfg.Cluster != nil && cfg.Cluster.HasPeers():
+		return cluster.Combining(), c.openShared()
+	case cfg.Cluster != nil && cfg.Postgres == "":
 		c.where = "Redis"
 		c.store = cfg.Cluster.NewStore(&c.redis)
 		return cluster.Combining(), nil
-	case cfg.Cluster != nil && len(cfg.Peers) == 0:
+	case cfg.Cluster != nil:
 		c.openBehind()
 		return cluster.CombiningOver(), nil
 	case cfg.Redis != nil:
@@ -104,7 +97,20 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 	}
 }
 
-// openRedis opens a store in Redis, and what shards its busy sums and shares its counters with other regions.
+// openShared opens the counters that are shared with other regions.
+func (c *Counters) openShared() error {
+	c.where = "Redis"
+	if beside := c.cfg.Cluster.Beside(); beside != nil {
+		c.where = "Redis, and PostgreSQL beside it"
+		c.cause = beside.Cause
+		c.sql = beside
+	}
+	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
+
+	return nil
+}
+
+// openRedis opens a store in Redis, and what shards its busy sums.
 func (c *Counters) openRedis(ctx context.Context) error {
 	cfg, gather := &c.cfg, time.Duration(0) // the default
 	var redis *counterredis.Store
@@ -112,19 +118,9 @@ func (c *Counters) openRedis(ctx context.Context) error {
 	case cfg.Postgres == "":
 		c.where = "Redis"
 		redis = counterredis.New(counterredis.Config{
-			Conn: cfg.Redis, Region: cfg.Region, Rules: cfg.Rules, Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis,
+			Conn: cfg.Redis, Rules: cfg.Rules, Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis,
 		})
 		c.store = redis
-	case len(cfg.Peers) > 0:
-		c.where = "Redis, and PostgreSQL beside it"
-		store, err := tiered.OpenBeside(ctx, tiered.Config{
-			Redis: cfg.Redis, Postgres: cfg.Postgres, Region: cfg.Region, Rules: cfg.Rules,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
-		})
-		if err != nil {
-			return err
-		}
-		c.store, redis, c.cause, c.sql = store, store.Redis(), store.Cause, store
 	default:
 		c.where, gather = "Redis, and PostgreSQL behind it", cfg.PersistInterval/gathersOfInterval
 		store, err := tiered.Open(ctx, tiered.Config{
@@ -140,23 +136,5 @@ func (c *Counters) openRedis(ctx context.Context) error {
 	c.store = hot.New(c.store, redis, hot.Config{
 		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
-	if len(cfg.Peers) == 0 {
-		return nil
-	}
-	c.openRegions(redis)
 	return nil
-}
-
-// openRegions opens what shares counters with other regions.
-func (c *Counters) openRegions(local *counterredis.Store) {
-	cfg := regions.Config{
-		Region: c.cfg.Region, Local: local, Rules: c.cfg.Rules, Owner: c.cfg.Owner,
-		Registerer: c.cfg.Registerer, Log: c.cfg.Log,
-	}
-	for _, p := range c.cfg.Peers {
-		opened := counterredis.New(counterredis.Config{Conn: p.Conn, Log: c.cfg.Log.With().Str("peer", p.Name).Logger()})
-		c.peers = append(c.peers, opened)
-		cfg.Peers = append(cfg.Peers, regions.Peer{Name: p.Name, Remote: opened})
-	}
-	c.store = regions.New(c.store, cfg)
 }

@@ -5,7 +5,7 @@
 //
 //  1. counter.Combiner gathers changes while a write is under way and sends them together.
 //  2. The top list tracker and the [Observer] receive the results after layer 5, before the answer.
-//  3. Package regions, with other regions only, marks totals as approximate.
+//  3. Package region, with other regions only, marks totals as approximate.
 //  4. Package hot, with Redis only, adds to the shards of busy sums instead of their records.
 //  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
 //
@@ -22,7 +22,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterredis"
 	"headcount/counter/limit"
 )
 
@@ -49,7 +48,6 @@ type Counters struct {
 	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
 	ready           func() error           // why the store does not serve although its servers answer; may be nil
 	sql             sqlServer              // nil without PostgreSQL
-	peers           []*counterredis.Store
 }
 
 // New returns the counters of a store. Close closes both. It keeps the top lists of rules.
@@ -120,9 +118,8 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //
 //   - The Combiner and the limits complete the calls that they accepted.
 //   - The top list tracker may be writing a list to the store.
-//   - The store closes from the outside in: the links to other regions, the gathering of shards, the store itself, which
-//     waits until PostgreSQL has what is in Redis.
-//   - Peers are the targets of those links.
+//   - The store closes from the outside in: the gathering of shards, the store itself, which waits until PostgreSQL has
+//     what is in Redis.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
@@ -130,15 +127,13 @@ func (c *Counters) Close() error {
 	return errors.Join(err, c.closeStores())
 }
 
-// closeStores closes the store, if it is open, and then the peers.
-func (c *Counters) closeStores() (err error) {
-	if c.store != nil {
-		err = c.store.Close()
+// closeStores closes the store, if it is open.
+func (c *Counters) closeStores() error {
+	if c.store == nil {
+		return nil
 	}
-	for _, peer := range c.peers {
-		err = errors.Join(err, peer.Close())
-	}
-	return err
+
+	return c.store.Close()
 }
 
 // server is Redis or PostgreSQL.

@@ -279,9 +279,10 @@ func (l *link) claim(ctx context.Context, batches []*batch) ([]*batch, error) {
 	}
 	for i, b := range wanted {
 		c := l.claims[b.partition]
-		// What the inbox has lost may be pages that a transfer takes for sent.
-		if claims[i].Number < c.number {
+		// What the inbox has lost may be pages that the transfer takes for sent, so it begins again.
+		if claims[i].Number < c.number && b.transfer != nil {
 			delete(l.transfers, b.partition)
+			b.transfer = l.transfer(b.partition, b.to)
 		}
 		c.take(claims[i])
 	}

@@ -62,6 +62,9 @@ type Config struct {
 	Back bool
 	// NoFront says that this store is not behind another one, and what to do about a database that is: it is refused.
 	NoFront string
+	// NoRows says that no partition has its rows in this database, and what to do about one in which an owner had some:
+	// that one is refused. Empty: it has rows.
+	NoRows string
 	// PollEvery is how often a watch looks for commits of other processes, default 1s.
 	PollEvery time.Duration
 	// ReadOnly makes and changes nothing: only Read and Scan may be called.
@@ -126,6 +129,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 const hasFront = `select exists (select from generate_series(0, 63) as p
 	join headcount_rows r on r.partition = p and r.collection = 'tier' and r.field = 'drained')`
 
+// hasRows asks whether an owner has claimed a partition.
+const hasRows = `select exists (select from headcount_partitions where epoch > 0)`
+
 // Tables returns the tables that the database of a Store has to have, its own ones first.
 func Tables(cfg Config) []postgres.Tables {
 	migrations, err := fs.Sub(embedded, "migrations")
@@ -136,9 +142,13 @@ func Tables(cfg Config) []postgres.Tables {
 	// Apart from the tables of other stores in the same database.
 	const lockID = 0x68656164726f7773 // "headrows"
 	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
-	if cfg.NoFront != "" {
+	switch {
+	case cfg.NoFront != "":
 		own.Refuse = hasFront
 		own.Why = cfg.NoFront
+	case cfg.NoRows != "":
+		own.Refuse = hasRows
+		own.Why = cfg.NoRows
 	}
 
 	return append([]postgres.Tables{own}, cfg.Beside...)
