@@ -11,9 +11,6 @@ var (
 	ErrUnavailable = errors.New("store is unavailable")
 	// ErrBusy means that too many operations are waiting. The operation was not made. ErrBusy is an ErrUnavailable.
 	ErrBusy = fmt.Errorf("%w: too many changes are waiting", ErrUnavailable)
-	// ErrSharded means that a sum is sharded and has to be merged for such a change. The operation was not made.
-	// ErrSharded is an ErrUnavailable.
-	ErrSharded = fmt.Errorf("%w: the sum is sharded", ErrUnavailable)
 	// ErrOp is wrapped by errors about an invalid operation: a bug of the caller.
 	ErrOp = errors.New("bad operation")
 )
