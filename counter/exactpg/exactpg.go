@@ -56,6 +56,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/postgres"
+	"headcount/internal/rows"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -150,6 +151,24 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func(), s
 		}
 
 		return postgres.First(ctx, err)
+	})
+}
+
+// Remember has changes with idempotency keys be replays until they are forgotten.
+func (s *Store) Remember(ctx context.Context, ids []rows.ID) error {
+	const remember = `insert into headcount_row_ids (partition, id, until)
+		select get_byte(uuid_send(id), 0) & 63, id, until from unnest($1::uuid[], $2::timestamptz[]) as u (id, until)
+		on conflict do nothing`
+	bytes := make([][16]byte, len(ids))
+	until := make([]time.Time, len(ids))
+	for i := range ids {
+		bytes[i] = ids[i].Bytes
+		until[i] = ids[i].Until
+	}
+
+	return s.do(ctx, "remember", func(ctx context.Context, c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, remember, bytes, until)
+		return err
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"headcount/internal/rows"
@@ -52,7 +53,10 @@ type taking struct {
 
 	back    rows.Claim
 	reached bool   // the back was claimed
+	isNew   bool   // the back never had a row of the partition
 	drained uint64 // the newest commit of the front that the back has
+	// backToken is that of the front from which the back has its rows.
+	backToken string
 }
 
 func (t *taking) take(ctx context.Context) (rows.Claim, error) {
@@ -76,8 +80,14 @@ func (t *taking) take(ctx context.Context) (rows.Claim, error) {
 		return rows.Claim{}, err
 	case lost:
 		return t.restore(ctx)
+	case !t.isThere && t.isNew:
+		t.state.whole = true
+		t.state.adopts = t.claim.Number > 0
+	case !t.isThere && t.claim.Number > 0:
+		return rows.Claim{}, fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
 	case !t.isThere:
-		t.state.whole = true // the partition is new
+		// The back was used alone until now. The front is filled by reads, and does not know the IDs.
+		t.state.lossy = time.Now().Add(lossyFor)
 	}
 	t.warn()
 	if t.reached {
@@ -141,6 +151,7 @@ func (t *taking) claimBack(ctx context.Context) error {
 	}
 
 	t.reached = true
+	t.isNew = claims[0].Number == 0 || drained == 0 && strings.HasPrefix(t.backToken, newToken)
 	t.back = claims[0]
 	t.drained = drained
 
@@ -151,6 +162,14 @@ func (t *taking) claimBack(ctx context.Context) error {
 // is a rows.ErrUnavailable.
 var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
 
+// ErrBoth is in the errors of claims whose front and back both have rows, and were never used together. It is a
+// rows.ErrUnavailable.
+var ErrBoth = fmt.Errorf("%w: both stores have rows, and were never used together: give an empty one of them, "+
+	"and import into both what was exported from the other", rows.ErrUnavailable)
+
+// newToken begins the token of a front whose back never had a row before.
+const newToken = "new-"
+
 // readDrained returns the newest commit of this front that the back has, 0 if nothing was drained.
 func (t *taking) readDrained(ctx context.Context) (uint64, error) {
 	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
@@ -159,6 +178,7 @@ func (t *taking) readDrained(ctx context.Context) (uint64, error) {
 	}
 
 	drained, token := decodeDrained(row.Value)
+	t.backToken = token
 	if t.isThere && token != "" && token != t.state.token {
 		return 0, fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
 	}
@@ -170,6 +190,9 @@ func (t *taking) readDrained(ctx context.Context) (uint64, error) {
 // so that a front with a token that the back does not have is never the right one.
 func (t *taking) introduce(ctx context.Context) error {
 	t.state.token = rand.Text()
+	if t.isNew {
+		t.state.token = newToken + t.state.token
+	}
 	c := rows.Commit{
 		Partition: t.p.id,
 		Epoch:     t.back.Epoch,
