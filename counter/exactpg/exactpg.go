@@ -69,7 +69,9 @@ type Config struct {
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of sweeping ledgers, default 10s.
 	SweepEvery time.Duration
-	Log        zerolog.Logger
+	// ReadOnly is for who only reads, once. Nothing is followed and swept.
+	ReadOnly bool
+	Log      zerolog.Logger
 }
 
 // Store is a store of exact counters. All methods may be called from any goroutine. Their errors are
@@ -111,6 +113,9 @@ func New(cfg Config) *Store {
 	s := &Store{cfg: cfg, db: cfg.DB, feed: newFeed()}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
+	if cfg.ReadOnly {
+		return s
+	}
 	for _, loop := range []func(context.Context){s.listen, s.notify, s.publishEach, s.sweepEach} {
 		s.wg.Go(func() { loop(ctx) })
 	}

@@ -393,24 +393,29 @@ func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 
 // Dump implements counter.Dumper: the counters of both sides, in the order of their keys.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	return dumpBoth(ctx, s.cfg.Owned, s.cfg.Exact, after, each)
+}
+
+// dumpBoth dumps the counters of both, in the order of their keys.
+func dumpBoth(ctx context.Context, ones, others counter.Dumper, after string, each func(counter.Copy) error) error {
 	next, stop := iter.Pull2(copies(func(each func(counter.Copy) error) error {
-		return s.cfg.Owned.Dump(ctx, after, each)
+		return ones.Dump(ctx, after, each)
 	}))
 	defer stop()
 
-	owned, err, more := next()
-	// upTo passes those of owners whose key is less than key on, all of them if key is empty.
+	one, err, more := next()
+	// upTo passes those whose key is less than key on, all of them if key is empty.
 	upTo := func(key string) error {
-		for more && err == nil && (key == "" || owned.Key < key) {
-			if err := each(owned); err != nil {
+		for more && err == nil && (key == "" || one.Key < key) {
+			if err := each(one); err != nil {
 				return err
 			}
-			owned, err, more = next()
+			one, err, more = next()
 		}
 		return err
 	}
 
-	err2 := s.cfg.Exact.Dump(ctx, after, func(c counter.Copy) error {
+	err2 := others.Dump(ctx, after, func(c counter.Copy) error {
 		if err := upTo(c.Key); err != nil {
 			return err
 		}
