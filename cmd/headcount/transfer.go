@@ -15,10 +15,9 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/cluster"
-	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/local"
-	"headcount/counter/tiered"
+	"headcount/counter/routed"
 	"headcount/counter/transfer"
 	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
@@ -81,10 +80,12 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		}
 	}
 	switch {
+	case p.Redis != "" && p.Postgres != "" && !p.Regions:
+		return p.openBehindImport(ctx, rules)
 	case p.Redis != "":
 		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
-		s, err := counterpg.Open(ctx, counterpg.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
+		s, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 		if err != nil {
 			return nil, refusedPostgres(err)
 		}
@@ -107,6 +108,9 @@ type dump interface {
 
 // openDump opens the store for an export.
 func (p place) openDump(ctx context.Context) (dump, error) {
+	if p.Postgres != "" && !p.Regions {
+		return p.openPostgresDump(ctx)
+	}
 	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
 		return p.open(ctx, false, counter.BuiltinRules())
 	}
@@ -140,8 +144,6 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	switch {
 	case p.Regions:
 		store, err = openRegion(ctx, conn, p.Postgres, rules)
-	case p.Postgres != "":
-		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
 		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
 	}
@@ -207,10 +209,6 @@ const dialled = 3 * time.Second
 func refusedPostgres(err error) error {
 	if errors.Is(err, postgres.ErrConfig) {
 		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
-		return setting.Errorf("postgres", "%s", problem)
-	}
-	if errors.Is(err, counterpg.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
 	return err
