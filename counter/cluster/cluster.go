@@ -80,7 +80,8 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
 	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
 	p.over = p.rows
-	if cfg.Postgres != "" {
+	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
+	if cfg.Postgres != "" && serves {
 		if err := p.openBeside(ctx); err != nil {
 			p.rows.Close()
 			return nil, err
