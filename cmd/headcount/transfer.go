@@ -54,6 +54,11 @@ type counterStore interface {
 	counter.Restorer
 }
 
+// completer is a counterStore that has to know when an import is whole.
+type completer interface {
+	Complete(ctx context.Context) error
+}
+
 // redisStore is a counterStore in Redis, which other processes may be using.
 type redisStore interface {
 	counterStore
@@ -143,7 +148,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	var store redisStore
 	switch {
 	case p.Regions:
-		store, err = openRegion(ctx, conn, p.Postgres, rules)
+		store, err = openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
 	default:
 		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
 	}
@@ -168,12 +173,10 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 }
 
 // openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
-func openRegion(
-	ctx context.Context, conn *redisconn.Conn, url string, rules *counter.Rules,
-) (redisStore, error) {
-	opened, err := cluster.OpenSole(ctx, cluster.SoleConfig{
-		Redis: conn, Postgres: url, Rules: rules, Log: zerolog.Nop(),
-	})
+func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (redisStore, error) {
+	cfg.Redis = conn
+	cfg.Log = zerolog.Nop()
+	opened, err := cluster.OpenSole(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -183,12 +186,22 @@ func openRegion(
 
 // own has a store be changed by this process, if it has owners.
 func own(ctx context.Context, store *connectedStore) error {
-	owned, ok := store.redisStore.(interface{ Own(context.Context) error })
+	owned, ok := store.redisStore.(*cluster.Sole)
 	if !ok {
 		return nil
 	}
 
 	return owned.Own(ctx)
+}
+
+// Complete says that an import is whole.
+func (s *connectedStore) Complete(ctx context.Context) error {
+	owned, ok := s.redisStore.(*cluster.Sole)
+	if !ok {
+		return nil
+	}
+
+	return owned.Complete(ctx)
 }
 
 // leases returns the processes that use the Redis of a store. It waits for Redis to answer.
@@ -343,6 +356,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	if whole, ok := store.(completer); ok {
+		if err := whole.Complete(ctx); err != nil {
+			return fmt.Errorf("import: %s: %w", name, err)
+		}
 	}
 	report.print("in all")
 	return nil

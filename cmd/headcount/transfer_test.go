@@ -339,13 +339,18 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 {"key":"views:2","kind":"sum","value":7,"updated":1,"version":"5-4"}
 {"counters":2,"deleted":0}
 `
-	stores := []string{"--regions", "--redis", redistest.Start(t).URL(), "--postgres", pgtest.Single(t).Database(t)}
+	redis := redistest.Start(t)
+	stores := []string{"--regions", "--redis", redis.URL(), "--postgres", pgtest.Single(t).Database(t)}
+	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // an earlier release has used it
 	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...); status != exitOK {
 		t.Fatal(said)
 	}
 	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
 	if status != exitOK || strings.Count(out, elsewhere) != 1 || strings.Count(out, "elsewhere") != 1 {
 		t.Errorf("%d %s, the export is %s", status, said, out)
+	}
+	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
+		t.Errorf("after the import the counters are of format %v", is)
 	}
 }
 

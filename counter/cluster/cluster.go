@@ -84,11 +84,13 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
 	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
 	p.over = p.rows
+	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
+	isBeside := cfg.Postgres != "" && serves
 	switch {
 	case cfg.Behind != nil:
 		cfg.Behind.Begin(p.rows)
 		p.over = cfg.Behind.Rows()
-	case cfg.Postgres != "":
+	case isBeside:
 		if err := p.openBeside(ctx); err != nil {
 			p.rows.Close()
 			return nil, err

@@ -71,7 +71,7 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
 	case cfg.Cluster != nil && cfg.Cluster.HasPeers():
-		return cluster.Combining(), c.openShared()
+		return c.openShared(), nil
 	case cfg.Cluster != nil && cfg.Postgres == "":
 		c.where = "Redis"
 		c.store = cfg.Cluster.NewStore(&c.redis)
@@ -98,7 +98,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 }
 
 // openShared opens the counters that are shared with other regions.
-func (c *Counters) openShared() error {
+func (c *Counters) openShared() counter.CombinerConfig {
 	c.where = "Redis"
 	if beside := c.cfg.Cluster.Beside(); beside != nil {
 		c.where = "Redis, and PostgreSQL beside it"
@@ -107,7 +107,7 @@ func (c *Counters) openShared() error {
 	}
 	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
 
-	return nil
+	return c.cfg.Cluster.CombiningShared()
 }
 
 // openRedis opens a store in Redis, and what shards its busy sums.
