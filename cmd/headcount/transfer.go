@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/cluster"
 	"headcount/counter/counterpg"
 	"headcount/counter/counterredis"
 	"headcount/counter/local"
@@ -51,6 +52,11 @@ type counterStore interface {
 	counter.Store
 	counter.Dumper
 	counter.Restorer
+}
+
+// completer is a counterStore that has to know when an import is whole.
+type completer interface {
+	Complete(ctx context.Context) error
 }
 
 // redisStore is a counterStore in Redis, which other processes may be using.
@@ -105,6 +111,14 @@ type dump interface {
 
 // openDump opens the store for an export.
 func (p place) openDump(ctx context.Context) (dump, error) {
+	if p.Redis != "" && p.Postgres == "" && !p.Regions {
+		conn, err := p.dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+
+		return &connectedExport{cluster.OpenExport(conn), conn}, nil
+	}
 	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
 		return p.open(ctx, false, counter.BuiltinRules())
 	}
@@ -124,24 +138,18 @@ func (p place) openDump(ctx context.Context) (dump, error) {
 
 // openRedis opens a store in Redis, alone or with PostgreSQL.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := redisconn.CheckURL(p.Redis); problem != "" {
-		return nil, setting.Errorf("redis", "%s", problem)
-	}
-	if p.DataDir != "" {
-		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
-	}
-	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	conn, err := p.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("--redis: %w", err)
+		return nil, err
+	}
+	if p.Postgres == "" {
+		return openImport(ctx, conn, rules)
 	}
 	var store redisStore
-	switch {
-	case p.Regions:
+	if p.Regions {
 		store, err = tiered.OpenBeside(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
-	case p.Postgres != "":
+	} else {
 		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
-	default:
-		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -169,6 +177,62 @@ func leases(ctx context.Context, store redisStore) (running []string, err error)
 			return running, err
 		}
 	}
+}
+
+// dial opens a connection to Redis, and waits until it answers.
+func (p place) dial(ctx context.Context) (*redisconn.Conn, error) {
+	if problem := redisconn.CheckURL(p.Redis); problem != "" {
+		return nil, setting.Errorf("redis", "%s", problem)
+	}
+	if p.DataDir != "" {
+		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
+	}
+	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	if err != nil {
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		_, err := caller.Known(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("--redis: %w", err)
+		}
+	}
+}
+
+// connectedExport is the counters in a Redis alone, with their connection.
+type connectedExport struct {
+	*cluster.Export
+	conn *redisconn.Conn
+}
+
+// Close is as dump says.
+func (d *connectedExport) Close() error { return errors.Join(d.Export.Close(), d.conn.Close()) }
+
+// connectedImport is a counterStore in a Redis alone, with its connection.
+type connectedImport struct {
+	*cluster.Import
+	conn *redisconn.Conn
+}
+
+// Close is as counter.Store says.
+func (i *connectedImport) Close() error { return errors.Join(i.Import.Close(), i.conn.Close()) }
+
+// openImport opens a store in Redis alone.
+func openImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (counterStore, error) {
+	store, err := cluster.OpenImport(ctx, conn, rules)
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	return &connectedImport{store, conn}, nil
 }
 
 // dialled is how long it may take until Redis answers.
@@ -312,6 +376,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	if whole, ok := store.(completer); ok {
+		if err := whole.Complete(ctx); err != nil {
+			return fmt.Errorf("import: %s: %w", name, err)
+		}
 	}
 	report.print("in all")
 	return nil

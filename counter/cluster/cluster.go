@@ -15,6 +15,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,6 +58,7 @@ type Process struct {
 	client    *link.Client
 	server    *link.Server
 	metrics   *metrics
+	refused   atomic.Pointer[counter.FormatError] // see Refused
 
 	mu          sync.Mutex // guards the fields below
 	owning, all []string   // as the directory knows them
@@ -68,7 +70,7 @@ type Process struct {
 // does not wait for Redis. Close ends it.
 func Open(cfg Config) *Process {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: p.accept})
 	p.client = link.NewClient(cfg.Dial)
 
 	directory := owners.Config{
