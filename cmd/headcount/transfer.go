@@ -15,7 +15,6 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/cluster"
-	"headcount/counter/counterredis"
 	"headcount/counter/local"
 	"headcount/counter/routed"
 	"headcount/counter/transfer"
@@ -59,20 +58,14 @@ type completer interface {
 	Complete(ctx context.Context) error
 }
 
-// redisStore is a counterStore in Redis, which other processes may be using.
-type redisStore interface {
-	counterStore
-	Leases(context.Context) ([]string, error)
-}
-
 // connectedStore closes its connection, too.
 type connectedStore struct {
-	redisStore
+	*cluster.Sole
 	conn *redisconn.Conn
 }
 
 // Close is as counter.Store says.
-func (s *connectedStore) Close() error { return errors.Join(s.redisStore.Close(), s.conn.Close()) }
+func (s *connectedStore) Close() error { return errors.Join(s.Sole.Close(), s.conn.Close()) }
 
 // open opens the store. fresh permits that the store is created; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
@@ -116,6 +109,14 @@ func (p place) openDump(ctx context.Context) (dump, error) {
 	if p.Postgres != "" && !p.Regions {
 		return p.openPostgresDump(ctx)
 	}
+	if p.Redis != "" && p.Postgres == "" && !p.Regions {
+		conn, err := p.dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+
+		return &connectedExport{cluster.OpenExport(conn), conn}, nil
+	}
 	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
 		return p.open(ctx, false, counter.BuiltinRules())
 	}
@@ -133,25 +134,17 @@ func (p place) openDump(ctx context.Context) (dump, error) {
 	return from, nil
 }
 
-// openRedis opens a store in Redis, alone or with PostgreSQL.
+// openRedis opens a store in Redis alone, or that of a region.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := redisconn.CheckURL(p.Redis); problem != "" {
-		return nil, setting.Errorf("redis", "%s", problem)
-	}
-	if p.DataDir != "" {
-		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
-	}
-	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	conn, err := p.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("--redis: %w", err)
+		return nil, err
 	}
-	var store redisStore
-	switch {
-	case p.Regions:
-		store, err = openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
-	default:
-		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
+	if !p.Regions {
+		return openImport(ctx, conn, rules)
 	}
+
+	store, err := openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
 	if err != nil {
 		_ = conn.Close()
 		return nil, refusedPostgres(err)
@@ -163,17 +156,18 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
 	}
 	if err == nil && fresh {
-		err = own(ctx, connected)
+		err = store.Own(ctx)
 	}
 	if err != nil {
 		_ = connected.Close()
 		return nil, err
 	}
+
 	return connected, nil
 }
 
 // openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
-func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (redisStore, error) {
+func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (*cluster.Sole, error) {
 	cfg.Redis = conn
 	cfg.Log = zerolog.Nop()
 	opened, err := cluster.OpenSole(ctx, cfg)
@@ -184,35 +178,72 @@ func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfi
 	return opened, nil
 }
 
-// own has a store be changed by this process, if it has owners.
-func own(ctx context.Context, store *connectedStore) error {
-	owned, ok := store.redisStore.(*cluster.Sole)
-	if !ok {
-		return nil
-	}
-
-	return owned.Own(ctx)
-}
-
-// Complete says that an import is whole.
-func (s *connectedStore) Complete(ctx context.Context) error {
-	owned, ok := s.redisStore.(*cluster.Sole)
-	if !ok {
-		return nil
-	}
-
-	return owned.Complete(ctx)
-}
-
 // leases returns the processes that use the Redis of a store. It waits for Redis to answer.
-func leases(ctx context.Context, store redisStore) (running []string, err error) {
+func leases(ctx context.Context, store *connectedStore) (running []string, err error) {
 	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
 		running, err = store.Leases(ctx)
-		refused := errors.Is(err, cluster.ErrFormat) || errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
+		var other *counter.FormatError
+		refused := errors.As(err, &other)
 		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
 			return running, err
 		}
 	}
+}
+
+// dial opens a connection to Redis, and waits until it answers.
+func (p place) dial(ctx context.Context) (*redisconn.Conn, error) {
+	if problem := redisconn.CheckURL(p.Redis); problem != "" {
+		return nil, setting.Errorf("redis", "%s", problem)
+	}
+	if p.DataDir != "" {
+		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
+	}
+	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	if err != nil {
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		_, err := caller.Known(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("--redis: %w", err)
+		}
+	}
+}
+
+// connectedExport is the counters in a Redis alone, with their connection.
+type connectedExport struct {
+	*cluster.Export
+	conn *redisconn.Conn
+}
+
+// Close is as dump says.
+func (d *connectedExport) Close() error { return errors.Join(d.Export.Close(), d.conn.Close()) }
+
+// connectedImport is a counterStore in a Redis alone, with its connection.
+type connectedImport struct {
+	*cluster.Import
+	conn *redisconn.Conn
+}
+
+// Close is as counter.Store says.
+func (i *connectedImport) Close() error { return errors.Join(i.Import.Close(), i.conn.Close()) }
+
+// openImport opens a store in Redis alone.
+func openImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (counterStore, error) {
+	store, err := cluster.OpenImport(ctx, conn, rules)
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	return &connectedImport{store, conn}, nil
 }
 
 // dialled is how long it may take until Redis answers.

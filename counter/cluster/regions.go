@@ -54,8 +54,9 @@ func (p *Process) openPeers() {
 // acceptPeer refuses a peer whose counters have another format.
 func acceptPeer(ctx context.Context, c *redisconn.Client) error {
 	err := accept(ctx, c)
-	if errors.Is(err, ErrFormat) {
-		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", ErrFormat))
+	var other *counter.FormatError
+	if errors.As(err, &other) {
+		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", other))
 	}
 
 	return err

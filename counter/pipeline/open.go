@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -41,7 +42,7 @@ type Config struct {
 	Rules           *counter.Rules        // required
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
-	HotRate         int                   // as hot.Config has it; required with Redis
+	HotRate         int                   // as hot.Config has it; default 1000
 	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
@@ -134,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		c.store, redis, c.cause, c.sql, c.ready = store, store.Redis(), store.Cause, store, store.Ready
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
-		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
+		Rate: cmp.Or(cfg.HotRate, 1000), Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
 	return nil
 }
