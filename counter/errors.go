@@ -15,6 +15,19 @@ var (
 	ErrOp = errors.New("bad operation")
 )
 
+// FormatError means that the counters in a store are of another release. Nothing is read and nothing is changed.
+type FormatError struct {
+	Theirs string // the number of their format; empty: of before there were numbers
+	Ours   int
+}
+
+// Error says what to do.
+func (e *FormatError) Error() string {
+	return fmt.Sprintf("the counters in this Redis are of another release (their format is %q, this one knows %d); "+
+		"end all processes, then carry the counters over: \"headcount export --redis URL --file FILE\" of the release that "+
+		"wrote them, then \"headcount import --redis URL --file FILE\" of this one", e.Theirs, e.Ours)
+}
+
 // The conflicts. An operation with a conflict changes nothing and is not remembered.
 var (
 	ErrBound    = errors.New("a bound refuses the change")

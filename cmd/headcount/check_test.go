@@ -108,7 +108,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
 	newer := postgres.Database(t)
-	postgres.Exec(t, newer, "create table headcount_migrations as select 99 as version_id, true as is_applied")
+	postgres.Exec(t, newer, "create table headcount_rows_migrations as select 99 as version_id, true as is_applied")
 	server, below, private := run(t), run(t, "--base-path=/live"), run(t, "--private=*", "--api-key=a key that is long")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

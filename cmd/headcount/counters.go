@@ -14,8 +14,8 @@ import (
 func (s *system) openPipeline(ctx context.Context) (err error) {
 	cfg := pipeline.Config{
 		Redis: s.redis, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
-		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, HotRate: s.cfg.HotRate,
-		Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
+		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
+		Registerer: s.registry, Log: s.log,
 		Cluster: s.owners,
 	}
 	if cfg.Redis == nil && cfg.Postgres != "" {

@@ -15,10 +15,8 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/cluster"
-	"headcount/counter/counterpg"
-	"headcount/counter/counterredis"
 	"headcount/counter/local"
-	"headcount/counter/tiered"
+	"headcount/counter/routed"
 	"headcount/counter/transfer"
 	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
@@ -55,20 +53,19 @@ type counterStore interface {
 	counter.Restorer
 }
 
-// redisStore is a counterStore in Redis, which other processes may be using.
-type redisStore interface {
-	counterStore
-	Leases(context.Context) ([]string, error)
+// completer is a counterStore that has to know when an import is whole.
+type completer interface {
+	Complete(ctx context.Context) error
 }
 
 // connectedStore closes its connection, too.
 type connectedStore struct {
-	redisStore
+	*cluster.Sole
 	conn *redisconn.Conn
 }
 
 // Close is as counter.Store says.
-func (s *connectedStore) Close() error { return errors.Join(s.redisStore.Close(), s.conn.Close()) }
+func (s *connectedStore) Close() error { return errors.Join(s.Sole.Close(), s.conn.Close()) }
 
 // open opens the store. fresh permits that the store is created; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
@@ -81,10 +78,12 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		}
 	}
 	switch {
+	case p.Redis != "" && p.Postgres != "" && !p.Regions:
+		return p.openBehindImport(ctx, rules)
 	case p.Redis != "":
 		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
-		s, err := counterpg.Open(ctx, counterpg.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
+		s, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 		if err != nil {
 			return nil, refusedPostgres(err)
 		}
@@ -107,6 +106,17 @@ type dump interface {
 
 // openDump opens the store for an export.
 func (p place) openDump(ctx context.Context) (dump, error) {
+	if p.Postgres != "" && !p.Regions {
+		return p.openPostgresDump(ctx)
+	}
+	if p.Redis != "" && p.Postgres == "" && !p.Regions {
+		conn, err := p.dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+
+		return &connectedExport{cluster.OpenExport(conn), conn}, nil
+	}
 	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
 		return p.open(ctx, false, counter.BuiltinRules())
 	}
@@ -124,27 +134,17 @@ func (p place) openDump(ctx context.Context) (dump, error) {
 	return from, nil
 }
 
-// openRedis opens a store in Redis, alone or with PostgreSQL.
+// openRedis opens a store in Redis alone, or that of a region.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := redisconn.CheckURL(p.Redis); problem != "" {
-		return nil, setting.Errorf("redis", "%s", problem)
-	}
-	if p.DataDir != "" {
-		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
-	}
-	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	conn, err := p.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("--redis: %w", err)
+		return nil, err
 	}
-	var store redisStore
-	switch {
-	case p.Regions:
-		store, err = openRegion(ctx, conn, p.Postgres, rules)
-	case p.Postgres != "":
-		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
-	default:
-		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
+	if !p.Regions {
+		return openImport(ctx, conn, rules)
 	}
+
+	store, err := openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
 	if err != nil {
 		_ = conn.Close()
 		return nil, refusedPostgres(err)
@@ -156,22 +156,21 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
 	}
 	if err == nil && fresh {
-		err = own(ctx, connected)
+		err = store.Own(ctx)
 	}
 	if err != nil {
 		_ = connected.Close()
 		return nil, err
 	}
+
 	return connected, nil
 }
 
 // openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
-func openRegion(
-	ctx context.Context, conn *redisconn.Conn, url string, rules *counter.Rules,
-) (redisStore, error) {
-	opened, err := cluster.OpenSole(ctx, cluster.SoleConfig{
-		Redis: conn, Postgres: url, Rules: rules, Log: zerolog.Nop(),
-	})
+func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (*cluster.Sole, error) {
+	cfg.Redis = conn
+	cfg.Log = zerolog.Nop()
+	opened, err := cluster.OpenSole(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -179,25 +178,72 @@ func openRegion(
 	return opened, nil
 }
 
-// own has a store be changed by this process, if it has owners.
-func own(ctx context.Context, store *connectedStore) error {
-	owned, ok := store.redisStore.(interface{ Own(context.Context) error })
-	if !ok {
-		return nil
-	}
-
-	return owned.Own(ctx)
-}
-
 // leases returns the processes that use the Redis of a store. It waits for Redis to answer.
-func leases(ctx context.Context, store redisStore) (running []string, err error) {
+func leases(ctx context.Context, store *connectedStore) (running []string, err error) {
 	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
 		running, err = store.Leases(ctx)
-		refused := errors.Is(err, cluster.ErrFormat) || errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
+		var other *counter.FormatError
+		refused := errors.As(err, &other)
 		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
 			return running, err
 		}
 	}
+}
+
+// dial opens a connection to Redis, and waits until it answers.
+func (p place) dial(ctx context.Context) (*redisconn.Conn, error) {
+	if problem := redisconn.CheckURL(p.Redis); problem != "" {
+		return nil, setting.Errorf("redis", "%s", problem)
+	}
+	if p.DataDir != "" {
+		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
+	}
+	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	if err != nil {
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		_, err := caller.Known(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("--redis: %w", err)
+		}
+	}
+}
+
+// connectedExport is the counters in a Redis alone, with their connection.
+type connectedExport struct {
+	*cluster.Export
+	conn *redisconn.Conn
+}
+
+// Close is as dump says.
+func (d *connectedExport) Close() error { return errors.Join(d.Export.Close(), d.conn.Close()) }
+
+// connectedImport is a counterStore in a Redis alone, with its connection.
+type connectedImport struct {
+	*cluster.Import
+	conn *redisconn.Conn
+}
+
+// Close is as counter.Store says.
+func (i *connectedImport) Close() error { return errors.Join(i.Import.Close(), i.conn.Close()) }
+
+// openImport opens a store in Redis alone.
+func openImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (counterStore, error) {
+	store, err := cluster.OpenImport(ctx, conn, rules)
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	return &connectedImport{store, conn}, nil
 }
 
 // dialled is how long it may take until Redis answers.
@@ -207,10 +253,6 @@ const dialled = 3 * time.Second
 func refusedPostgres(err error) error {
 	if errors.Is(err, postgres.ErrConfig) {
 		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
-		return setting.Errorf("postgres", "%s", problem)
-	}
-	if errors.Is(err, counterpg.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
 	return err
@@ -345,6 +387,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	if whole, ok := store.(completer); ok {
+		if err := whole.Complete(ctx); err != nil {
+			return fmt.Errorf("import: %s: %w", name, err)
+		}
 	}
 	report.print("in all")
 	return nil

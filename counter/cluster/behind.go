@@ -11,7 +11,9 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/routed"
+	"headcount/internal/redisconn"
 	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
 )
 
 const (
@@ -23,6 +25,14 @@ const (
 	// exactQueues is how many writes to exact counters one process has under way at once.
 	exactQueues = 4
 )
+
+// PostgresBehind is the fact postgres of a cluster that has PostgreSQL behind its Redis, as package presenceredis has it.
+const PostgresBehind = "behind 2"
+
+// OpenRows opens the rows in a Redis for an export or an import. It refuses those of another release.
+func OpenRows(conn *redisconn.Conn) *rowsredis.Store {
+	return rowsredis.New(rowsredis.Config{Conn: conn, Accept: accept})
+}
 
 // putBehind has an owner keep its counters in Redis, and PostgreSQL behind it.
 func (p *Process) putBehind(cfg *owner.Config) {

@@ -17,6 +17,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -71,6 +72,7 @@ type Process struct {
 	client    *link.Client
 	server    *link.Server
 	metrics   *metrics
+	refused   atomic.Pointer[counter.FormatError] // see Refused
 
 	mu          sync.Mutex // guards the fields below
 	owning, all []string   // as the directory knows them
@@ -82,13 +84,15 @@ type Process struct {
 // does not wait for Redis. It fails if settings cannot work. Close ends it.
 func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: p.accept})
 	p.over = p.rows
+	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
+	isBeside := cfg.Postgres != "" && serves
 	switch {
 	case cfg.Behind != nil:
 		cfg.Behind.Begin(p.rows)
 		p.over = cfg.Behind.Rows()
-	case cfg.Postgres != "":
+	case isBeside:
 		if err := p.openBeside(ctx); err != nil {
 			p.rows.Close()
 			return nil, err

@@ -132,7 +132,7 @@ func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := s.Store.Commit(ctx, commits)
 	s.metrics.commitSeconds.Observe(time.Since(began).Seconds())
 	for i, err := range errs {
-		s.metrics.commits.WithLabelValues(commitOutcome(err)).Inc()
+		s.metrics.commits.WithLabelValues(commitOutcome(&commits[i], err)).Inc()
 		s.tell(&commits[i], err)
 	}
 
@@ -141,10 +141,7 @@ func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 // tell logs that Redis has lost commits, or a claim.
 func (s *measured) tell(c *rows.Commit, err error) {
-	var fenced *rows.Fenced
-	var lost *rows.Lost
-	gone := errors.As(err, &lost) || errors.As(err, &fenced) && fenced.Epoch < c.Epoch
-	if !gone {
+	if !isLost(c, err) {
 		return
 	}
 
@@ -157,17 +154,28 @@ func (s *measured) tell(c *rows.Commit, err error) {
 		Msg("redis has lost commits of counters; their owners write again what they have in memory")
 }
 
-func commitOutcome(err error) string {
+// isLost reports whether Redis refused a commit because it has lost some before it, or the claim with all that it had.
+func isLost(c *rows.Commit, err error) bool {
 	var fenced *rows.Fenced
+	if errors.As(err, &fenced) {
+		return fenced.Epoch < c.Epoch
+	}
+
 	var lost *rows.Lost
+
+	return errors.As(err, &lost)
+}
+
+func commitOutcome(c *rows.Commit, err error) string {
+	var fenced *rows.Fenced
 	var known *rows.Known
 	switch {
 	case err == nil:
 		return "made"
+	case isLost(c, err):
+		return "lost"
 	case errors.As(err, &fenced):
 		return "fenced"
-	case errors.As(err, &lost):
-		return "lost"
 	case errors.As(err, &known):
 		return "known"
 	case errors.Is(err, rows.ErrFull):

@@ -7,10 +7,12 @@ import (
 	"sync"
 
 	"headcount/counter"
+	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/region"
 	"headcount/counter/routed"
 	"headcount/internal/redisconn"
+	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
 )
 
@@ -52,8 +54,9 @@ func (p *Process) openPeers() {
 // acceptPeer refuses a peer whose counters have another format.
 func acceptPeer(ctx context.Context, c *redisconn.Client) error {
 	err := accept(ctx, c)
-	if errors.Is(err, ErrFormat) {
-		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", ErrFormat))
+	var other *counter.FormatError
+	if errors.As(err, &other) {
+		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", other))
 	}
 
 	return err
@@ -109,6 +112,30 @@ func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 	}
 
 	return region.NewStore(store, p.cfg.Rules, p.peers)
+}
+
+// besideQueues is how many writes to exact counters one process has under way at once.
+const besideQueues = 4
+
+// CombiningShared is Combining for a Store of NewSharedStore. Exact counters in PostgreSQL have queues of their own, so
+// that nothing waits for it, nor for an application that holds some of them.
+func (p *Process) CombiningShared() counter.CombinerConfig {
+	cfg := Combining()
+	if p.beside == nil {
+		return cfg
+	}
+
+	cfg.Queues = rows.Partitions + besideQueues
+	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
+		first := &op.Changes[0]
+		if !first.Rule.Kind.IsExact() {
+			return call.PartitionOf(op)
+		}
+
+		return rows.Partitions + rows.PartitionOf(first.Key)%besideQueues, true
+	}
+
+	return cfg
 }
 
 // closeShared ends what is left when this process owns nothing any more.

@@ -24,7 +24,10 @@ type SoleConfig struct {
 	Redis    *redisconn.Conn // required
 	Postgres string          // URL of the PostgreSQL beside Redis; empty: there is none
 	Rules    *counter.Rules  // required
-	Log      zerolog.Logger
+	// Imports says that an export is read into the Redis. It may have counters of an earlier release, which stay as they
+	// are.
+	Imports bool
+	Log     zerolog.Logger
 }
 
 // Sole is the counters of a region in the hands of a program that exports or imports them. While processes use the same
@@ -46,9 +49,13 @@ type whole interface {
 
 // OpenSole opens the counters of a region. It fails if settings cannot work. Before Own nothing can be changed.
 func OpenSole(ctx context.Context, cfg SoleConfig) (*Sole, error) {
+	accepted := accept
+	if cfg.Imports {
+		accepted = acceptUpTo
+	}
 	s := &Sole{
-		redis: cfg.Redis.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable, Accept: accept}),
-		rows:  rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Accept: accept}),
+		redis: cfg.Redis.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable, Accept: accepted}),
+		rows:  rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Accept: accepted}),
 	}
 	over := rows.Store(s.rows)
 	if cfg.Postgres != "" {
@@ -81,6 +88,34 @@ func OpenSole(ctx context.Context, cfg SoleConfig) (*Sole, error) {
 
 // Own claims everything, so that counters can be changed.
 func (s *Sole) Own(ctx context.Context) error { return s.owned.Own(ctx) }
+
+// acceptUpTo refuses counters of a later release.
+func acceptUpTo(ctx context.Context, c *redisconn.Client) error {
+	is, err := c.HMGet(ctx, "hc:{c}:facts", "counters").Result()
+	if err != nil {
+		return err
+	}
+
+	text, _ := is[0].(string)
+	if n, _ := strconv.Atoi(text); n > Format {
+		return accept(ctx, c)
+	}
+
+	return nil
+}
+
+// Complete says that an import is whole. From then on the counters of the Redis are those of this release.
+func (s *Sole) Complete(ctx context.Context) error {
+	return s.redis.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		// The first server writes all facts of a Redis that none has used.
+		used, err := c.HExists(ctx, "hc:{c}:facts", "format").Result()
+		if err != nil || !used {
+			return err
+		}
+
+		return c.HSet(ctx, "hc:{c}:facts", "counters", Format).Err()
+	})
+}
 
 // Leases returns the names of the processes that use the Redis.
 func (s *Sole) Leases(ctx context.Context) (live []string, err error) {

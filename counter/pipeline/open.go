@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -41,7 +42,7 @@ type Config struct {
 	Rules           *counter.Rules        // required
 	PersistInterval time.Duration         // as tiered.Config has it
 	ColdAfter       time.Duration         // as tiered.Config has it
-	HotRate         int                   // as hot.Config has it; required with Redis
+	HotRate         int                   // as hot.Config has it; default 1000
 	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
 	Registerer      prometheus.Registerer // required
 	Log             zerolog.Logger
@@ -71,7 +72,7 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
 	case cfg.Cluster != nil && cfg.Cluster.HasPeers():
-		return cluster.Combining(), c.openShared()
+		return c.openShared(), nil
 	case cfg.Cluster != nil && cfg.Postgres == "":
 		c.where = "Redis"
 		c.store = cfg.Cluster.NewStore(&c.redis)
@@ -98,7 +99,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 }
 
 // openShared opens the counters that are shared with other regions.
-func (c *Counters) openShared() error {
+func (c *Counters) openShared() counter.CombinerConfig {
 	c.where = "Redis"
 	if beside := c.cfg.Cluster.Beside(); beside != nil {
 		c.where = "Redis, and PostgreSQL beside it"
@@ -107,7 +108,7 @@ func (c *Counters) openShared() error {
 	}
 	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
 
-	return nil
+	return c.cfg.Cluster.CombiningShared()
 }
 
 // openRedis opens a store in Redis, and what shards its busy sums.
@@ -134,7 +135,7 @@ func (c *Counters) openRedis(ctx context.Context) error {
 		c.store, redis, c.cause, c.sql, c.ready = store, store.Redis(), store.Cause, store, store.Ready
 	}
 	c.store = hot.New(c.store, redis, hot.Config{
-		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
+		Rate: cmp.Or(cfg.HotRate, 1000), Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
 	return nil
 }

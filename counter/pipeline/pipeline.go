@@ -70,6 +70,10 @@ func (c *Counters) Observe(o Observer) { c.observer = o }
 
 // Change makes op, see counter.Combiner.Do.
 func (c *Counters) Change(ctx context.Context, op counter.Op) counter.Result {
+	if err := c.refused(); err != nil {
+		return counter.Result{Err: err}
+	}
+
 	return c.combiner.Do(ctx, op)
 }
 
@@ -106,6 +110,10 @@ func (c *Counters) Run(ctx context.Context) {
 
 // Limit judges a call on a limit, see counter.Limits.Do.
 func (c *Counters) Limit(ctx context.Context, call limit.Call) (limit.Answer, error) {
+	if err := c.refused(); err != nil {
+		return limit.Answer{}, err
+	}
+
 	return c.limits.Do(ctx, call)
 }
 
@@ -181,9 +189,24 @@ func (c *Counters) Up() bool {
 // PostgresUp reports whether PostgreSQL can be reached.
 func (c *Counters) PostgresUp() bool { return c.postgres.up.Load() }
 
-// Ready returns why counters cannot be served now, or nil.
+// refused returns the error of all calls while the counters in Redis are of another release, or nil.
+func (c *Counters) refused() error {
+	if c.cfg.Cluster == nil {
+		return nil
+	}
+	if err := c.cfg.Cluster.Refused(); err != nil {
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+	}
+
+	return nil
+}
+
+// Ready returns why counters cannot be served now, or nil. A process that serves none, because those in Redis are of
+// another release, is ready for everything else: otherwise a rolling restart would come to a halt.
 func (c *Counters) Ready() error {
 	switch {
+	case c.refused() != nil:
+		return nil
 	case !c.Up():
 		return c.away("the store of counters, " + c.where + ",")
 	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later on, all but exact counters work without it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/counter/owner"
@@ -30,6 +31,8 @@ type receiver struct {
 	log  zerolog.Logger
 	wake chan struct{} // has capacity 1: something has come
 
+	news, odd prometheus.Counter
+
 	mail mailbox
 
 	epochs  [rows.Partitions]uint64 // by which claims the partitions are owned that are read
@@ -47,6 +50,8 @@ func newReceiver(r *Region, p Peer) *receiver {
 		r:    r,
 		log:  r.cfg.Log.With().Str("peer", p.Name).Logger(),
 		wake: make(chan struct{}, 1),
+		news: r.metrics.news.WithLabelValues(p.Name),
+		odd:  r.metrics.odd.WithLabelValues(p.Name),
 	}
 }
 
@@ -232,8 +237,8 @@ func (v *receiver) merge(ctx context.Context, id int, hear *owner.Hear) bool {
 	}
 
 	merged := answer.More.Merged
-	v.r.metrics.news.WithLabelValues(v.Name).Add(float64(merged.New))
-	v.r.metrics.odd.WithLabelValues(v.Name).Add(float64(merged.Odd))
+	v.news.Add(float64(merged.New))
+	v.odd.Add(float64(merged.Odd))
 	if merged.Odd > 0 && !v.oddSaid {
 		v.oddSaid = true
 		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or their totals " +

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -31,9 +32,15 @@ type BehindConfig struct {
 // [Behind.Rows], and [Behind.Over] makes them a store with exact counters.
 type Behind struct {
 	cfg   BehindConfig
+	front rows.Store
 	back  *rowspg.Store
 	exact *exactpg.Store
 	tier  *rowstier.Store
+
+	adopted atomic.Bool // PostgreSQL has what Redis had without it
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup // awaitAdopted
 
 	mu     sync.Mutex // guards the fields below
 	up     bool
@@ -45,7 +52,7 @@ var _ rowstier.Back = (*rowspg.Store)(nil)
 // OpenBehind opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the database
 // that answered cannot be used. While PostgreSQL does not answer, what is in Redis can be changed.
 func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
-	b := &Behind{cfg: cfg}
+	b := &Behind{cfg: cfg, stop: func() {}}
 	var err error
 	b.back, err = rowspg.Open(ctx, rowspg.Config{
 		URL:      cfg.URL,
@@ -83,7 +90,10 @@ func (b *Behind) Observe(states counter.States) {
 
 // Begin puts the database behind the rows of a Redis. It is called once, before all methods below.
 func (b *Behind) Begin(front rows.Store) {
-	b.tier = rowstier.New(front, b.back, rowstier.Config{DrainEvery: b.cfg.PersistInterval, Log: b.cfg.Log})
+	b.front = front
+	b.tier = rowstier.New(front, b.back, rowstier.Config{
+		DrainEvery: b.cfg.PersistInterval, MayAdopt: b.mayAdopt, Log: b.cfg.Log,
+	})
 	// What is not drained yet is in Redis alone.
 	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: b.cfg.Log})
 }
@@ -95,8 +105,13 @@ func (b *Behind) Rows() rows.Store { return Rows(b.tier, b.exact) }
 func (b *Behind) Tier() owner.Tier { return b.tier }
 
 // Over returns the store of this process. Owned sends its calls to owners over [Behind.Rows].
+// It is called once.
 func (b *Behind) Over(owned *call.Store) *Store {
-	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true})
+	ctx, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	b.wg.Go(func() { b.awaitAdopted(ctx, owned) })
+
+	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true, Gate: b.gate})
 }
 
 // Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
@@ -108,13 +123,21 @@ func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed fun
 }
 
 // Ready returns why counters are not served yet, or nil.
-func (b *Behind) Ready() error { return nil }
+func (b *Behind) Ready() error {
+	if !b.adopted.Load() {
+		return errAdopting
+	}
+
+	return nil
+}
 
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (b *Behind) Cause() error { return b.back.Cause() }
 
 // Close drains what is in Redis alone, until ctx ends. The owner of the process is closed before.
 func (b *Behind) Close(ctx context.Context) error {
+	b.stop()
+	b.wg.Wait()
 	var err error
 	if b.tier != nil {
 		err = b.tier.Close(ctx)

@@ -37,7 +37,7 @@ func begin(t testing.TB, redis, url string, with ...func(*BehindConfig)) *proces
 	p.open(t, redis, url, with...)
 	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
 	p.claim(t)
-	p.call(p.owner)
+	p.call(t, p.owner)
 
 	return p
 }
@@ -70,9 +70,11 @@ func (p *process) claim(t testing.TB) {
 }
 
 // call has the process send its calls to an owner.
-func (p *process) call(o *owner.Owner) {
+func (p *process) call(t testing.TB, o *owner.Owner) {
+	t.Helper()
 	p.gateway = call.NewStore(p.behind.Rows(), call.Everywhere(o), countertest.Rules, call.Config{Stream: rand.Text()})
 	p.Store = p.behind.Over(p.gateway)
+	testkit.Eventually(t, "counters are served", func() bool { return p.behind.Ready() == nil })
 }
 
 // Close implements counter.Store: an orderly end.
@@ -109,7 +111,7 @@ func behind(t testing.TB) countertest.Instance {
 	p := begin(t, redis.URL(), url)
 	peer := &process{}
 	peer.open(t, redis.URL(), url)
-	peer.call(p.owner)
+	peer.call(t, p.owner)
 	t.Cleanup(func() {
 		_ = peer.Close()
 		_ = p.Close()
@@ -314,7 +316,7 @@ func TestServerAnotherRedisIsRefused(t *testing.T) {
 	wrong := &process{}
 	wrong.open(t, other.URL(), url)
 	wrong.owner = owner.New(wrong.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
-	wrong.call(wrong.owner)
+	wrong.call(t, wrong.owner)
 	err := wrong.owner.Own(t.Context(), rows.PartitionOf("s:1"))
 	if err == nil || !strings.Contains(err.Error(), "another store in front") {
 		t.Errorf("another Redis: %v", err)

@@ -183,7 +183,8 @@ func (f Facts) problem(fact, theirs string) string {
 		return fmt.Sprintf("the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
 			cmp.Or(theirs, "1"), format)
 	case "counters":
-		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
+		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d, and serves none of them until they are carried over: "+
+			"end all processes, then \"headcount export --redis URL\" of the release that wrote them, then \"headcount import --redis URL\" of this one",
 			theirs, f.Counters)
 	case "postgres":
 		return postgresMend(theirs, f.Postgres)

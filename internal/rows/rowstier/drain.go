@@ -57,10 +57,10 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	return left, err
 }
 
-// say logs once that the back is away, and that it works again. The caller has draining.
+// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The caller has draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
-		s.cfg.Log.Warn().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+		s.cfg.Log.Info().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
 	}
 	if err == nil && s.away != nil {
 		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
