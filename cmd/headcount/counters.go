@@ -13,12 +13,10 @@ import (
 // openPipeline opens the counters and limits of this process.
 func (s *system) openPipeline(ctx context.Context) (err error) {
 	cfg := pipeline.Config{
-		Redis: s.redis, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
-		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
+		Cluster: s.owners, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
 		Registerer: s.registry, Log: s.log,
-		Cluster: s.owners,
 	}
-	if cfg.Redis == nil && cfg.Postgres != "" {
+	if cfg.Cluster == nil && cfg.Postgres != "" {
 		if err := noCountersIn(cfg.DataDir); err != nil {
 			return err
 		}

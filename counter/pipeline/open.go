@@ -1,51 +1,27 @@
 package pipeline
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/cluster"
-	"headcount/counter/counterredis"
-	"headcount/counter/hot"
 	"headcount/counter/local"
-	"headcount/counter/tiered"
-	"headcount/internal/redisconn"
-)
-
-const (
-	// Writes that one process has under way at once in Redis. Each has what came together for its keys.
-	redisQueues = 4
-
-	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
-	// changes a second need about 400 scripts then.
-	redisPace = 2 * time.Millisecond
-
-	// gathersOfInterval is how often a sharded sum is gathered within PersistInterval: what its
-	// shards have gained is persisted by then, too.
-	gathersOfInterval = 20
 )
 
 // Config says where counters are and how they are kept.
 type Config struct {
-	// Postgres is a URL, and DataDir is a directory. With Redis and PostgreSQL the latter is behind Redis, or beside it if
-	// Cluster has peers; the directory is of use without them. Without all three counters are in memory.
-	Redis             *redisconn.Conn // nil: not in Redis
+	// Cluster has the counters in Redis, if there is one. Postgres is a URL, and DataDir a directory; they are of use without
+	// a Cluster, which has a PostgreSQL of its own. Without all three counters are in memory.
+	Cluster           *cluster.Process
 	Postgres, DataDir string
 
-	Cluster         *cluster.Process      // with Redis alone or with peers; else nil or of no use
-	Rules           *counter.Rules        // required
-	PersistInterval time.Duration         // as tiered.Config has it
-	ColdAfter       time.Duration         // as tiered.Config has it
-	HotRate         int                   // as hot.Config has it; default 1000
-	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
-	Registerer      prometheus.Registerer // required
-	Log             zerolog.Logger
+	Rules      *counter.Rules        // required
+	Registerer prometheus.Registerer // required
+	Log        zerolog.Logger
 }
 
 // Open opens the counters that the settings ask for. It fails when settings cannot work, not when a server does not
@@ -71,17 +47,8 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
-	case cfg.Cluster != nil && cfg.Cluster.HasPeers():
-		return c.openShared(), nil
-	case cfg.Cluster != nil && cfg.Postgres == "":
-		c.where = "Redis"
-		c.store = cfg.Cluster.NewStore(&c.redis)
-		return cluster.Combining(), nil
 	case cfg.Cluster != nil:
-		c.openBehind()
-		return cluster.CombiningOver(), nil
-	case cfg.Redis != nil:
-		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
+		return c.openCluster(), nil
 	case cfg.Postgres != "":
 		return c.openPostgres(ctx)
 	case cfg.DataDir != "":
@@ -98,6 +65,20 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 	}
 }
 
+// openCluster opens counters in Redis: shared with other regions, in front of PostgreSQL, or alone.
+func (c *Counters) openCluster() counter.CombinerConfig {
+	switch is := c.cfg.Cluster; {
+	case is.HasPeers():
+		return c.openShared()
+	case is.Behind() != nil:
+		return c.openBehind()
+	default:
+		c.where = "Redis"
+		c.store = is.NewStore(&c.redis)
+		return cluster.Combining()
+	}
+}
+
 // openShared opens the counters that are shared with other regions.
 func (c *Counters) openShared() counter.CombinerConfig {
 	c.where = "Redis"
@@ -109,33 +90,4 @@ func (c *Counters) openShared() counter.CombinerConfig {
 	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
 
 	return c.cfg.Cluster.CombiningShared()
-}
-
-// openRedis opens a store in Redis, and what shards its busy sums.
-func (c *Counters) openRedis(ctx context.Context) error {
-	cfg, gather := &c.cfg, time.Duration(0) // the default
-	var redis *counterredis.Store
-	switch {
-	case cfg.Postgres == "":
-		c.where = "Redis"
-		redis = counterredis.New(counterredis.Config{
-			Conn: cfg.Redis, Rules: cfg.Rules, Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis,
-		})
-		c.store = redis
-	default:
-		c.where, gather = "Redis, and PostgreSQL behind it", cfg.PersistInterval/gathersOfInterval
-		store, err := tiered.Open(ctx, tiered.Config{
-			Redis: cfg.Redis, Postgres: cfg.Postgres, Rules: cfg.Rules,
-			PersistInterval: cfg.PersistInterval, ColdAfter: cfg.ColdAfter,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
-		})
-		if err != nil {
-			return err
-		}
-		c.store, redis, c.cause, c.sql, c.ready = store, store.Redis(), store.Cause, store, store.Ready
-	}
-	c.store = hot.New(c.store, redis, hot.Config{
-		Rate: cmp.Or(cfg.HotRate, 1000), Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
-	})
-	return nil
 }

@@ -172,12 +172,12 @@ func (c *Counters) OnState(changed func()) {
 func (c *Counters) Where() string { return c.where }
 
 // Remote reports whether the store is a server, which may be unreachable.
-func (c *Counters) Remote() bool { return c.cfg.Redis != nil || c.cfg.Postgres != "" }
+func (c *Counters) Remote() bool { return c.cfg.Cluster != nil || c.cfg.Postgres != "" }
 
 // Up reports whether the store can be reached; with Redis and PostgreSQL, whether Redis can.
 func (c *Counters) Up() bool {
 	switch {
-	case c.cfg.Redis != nil:
+	case c.cfg.Cluster != nil:
 		return c.redis.up.Load()
 	case c.cfg.Postgres != "":
 		return c.postgres.up.Load()

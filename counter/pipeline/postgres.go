@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"headcount/counter"
+	"headcount/counter/cluster"
 	"headcount/counter/routed"
 )
 
@@ -31,11 +32,13 @@ func (c *Counters) openPostgres(ctx context.Context) (counter.CombinerConfig, er
 }
 
 // openBehind opens a store in Redis with PostgreSQL behind it.
-func (c *Counters) openBehind() {
+func (c *Counters) openBehind() counter.CombinerConfig {
 	c.where = "Redis, and PostgreSQL behind it"
 	behind := c.cfg.Cluster.Behind()
 	c.store = c.cfg.Cluster.NewStoreOver(&c.redis, &c.postgres)
 	c.cause = behind.Cause
 	c.ready = behind.Ready
 	c.sql = behind
+
+	return cluster.CombiningOver()
 }

@@ -25,19 +25,23 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // fences of a bucket.
 const format = 5
 
-// behind is the fact of counters in this Redis that are persisted in PostgreSQL: counterredis.PostgresBehind.
-const behind = "behind 2"
+// What Facts.Postgres says of the PostgreSQL of the counters in the same Redis.
+const (
+	PostgresNone   = "none"
+	PostgresBehind = "behind 2" // Redis is in front of it; "behind" is of older releases
+	PostgresBeside = "beside"   // it has the exact counters of all regions
+)
 
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
 func postgresMend(theirs, ours string) string {
 	const older = "behind"
 	switch {
-	case ours == behind && (theirs == older || theirs == ""):
+	case ours == PostgresBehind && (theirs == older || theirs == ""):
 		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other names; end all of them with SIGTERM, which persists it, then start this release"
-	case theirs == "none" && ours == behind:
+	case theirs == PostgresNone && ours == PostgresBehind:
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
-	case (theirs == behind || theirs == older) && ours == "none":
+	case (theirs == PostgresBehind || theirs == older) && ours == PostgresNone:
 		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
 	}
 	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"
