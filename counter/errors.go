@@ -51,7 +51,7 @@ func (c *Conflict) Error() string {
 // Unwrap returns ErrBound, ErrOverflow or ErrKind.
 func (c *Conflict) Unwrap() error { return c.Is }
 
-// Refusal is why a counter refuses a change. Scripts of stores answer with these words.
+// Refusal is why a counter refuses a change.
 type Refusal string
 
 // The refusals.
@@ -91,13 +91,6 @@ var refusals = map[Refusal]struct {
 	NothingIsForgotten:  {ErrKind, always("it does not know its members, they are only added")},
 	OnlySetsHaveMembers: {ErrKind, always("only a counter of kind members or unique has members")},
 	IsElsewhere:         {ErrKind, always("give its rule that kind again, or delete it under that rule")},
-}
-
-// ParseRefusal returns the refusal that a script answers with.
-func ParseRefusal(word string) (why Refusal, ok bool) {
-	_, ok = refusals[Refusal(word)]
-
-	return Refusal(word), ok
 }
 
 func always(text string) func(*Change, Counter) string {
