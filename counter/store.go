@@ -88,7 +88,7 @@ func (id IdempotencyKey) Of(space string) bool {
 }
 
 // Op is one operation. Its changes are judged in order and made together or not at all; only a Redis Cluster may make
-// part of a batch whose counters are not exact, see package counterredis. An Op of several changes has only Add, and
+// part of a batch whose counters are not exact, see package call. An Op of several changes has only Add, and
 // a key may occur several times; either all of their rules are Exact or none is.
 type Op struct {
 	Changes        []Change

@@ -348,7 +348,6 @@ func (c *checkCommand) checkOwners(ctx context.Context, f *findings, running []p
 
 	gone := 0
 	for _, owner := range slices.Sorted(maps.Keys(owned)) {
-		name, _, _ := strings.Cut(owner, " ")
 		runs := slices.ContainsFunc(running, func(p presence.Process) bool {
 			return presence.IncarnationName(p.Name, p.Incarnation) == owner
 		})
@@ -356,7 +355,7 @@ func (c *checkCommand) checkOwners(ctx context.Context, f *findings, running []p
 			gone += owned[owner]
 			continue
 		}
-		f.finef(thing, "%s owns %d of %d partitions.", name, owned[owner], rows.Partitions)
+		f.finef(thing, "%s owns %d of %d partitions.", presence.ProcessOf(owner), owned[owner], rows.Partitions)
 	}
 	if gone > 0 && len(running) > 0 {
 		f.wrongf(thing, "%d of %d partitions are of processes that have ended, and changes of their counters wait; "+

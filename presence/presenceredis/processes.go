@@ -25,8 +25,14 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // fences of a bucket.
 const format = 5
 
-// behind is the fact of counters in this Redis that are persisted in PostgreSQL: counterredis.PostgresBehind.
-const behind = "behind 2"
+// The values of Facts.Postgres.
+const (
+	PostgresNone   = "none"
+	PostgresBehind = "behind 2" // Redis is in front of it; "behind" is of older releases, with other keys for what is not persisted yet
+	PostgresBeside = "beside"   // it has the exact counters of all regions
+)
+
+const behind = PostgresBehind
 
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
