@@ -29,7 +29,6 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
-	"headcount/internal/rows"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
 	"headcount/presence"
@@ -355,11 +354,11 @@ func (c *checkCommand) checkOwners(ctx context.Context, f *findings, running []p
 			gone += owned[owner]
 			continue
 		}
-		f.finef(thing, "%s owns %d of %d partitions.", presence.ProcessOf(owner), owned[owner], rows.Partitions)
+		f.finef(thing, "%s owns %d of %d partitions.", presence.ProcessOf(owner), owned[owner], cluster.Partitions)
 	}
 	if gone > 0 && len(running) > 0 {
 		f.wrongf(thing, "%d of %d partitions are of processes that have ended, and changes of their counters wait; "+
-			"see whether a process with the role presence runs, and what it logs.", gone, rows.Partitions)
+			"see whether a process with the role presence runs, and what it logs.", gone, cluster.Partitions)
 	}
 }
 

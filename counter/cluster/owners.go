@@ -6,8 +6,12 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/internal/redisconn"
+	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
 )
+
+// Partitions is how many partitions the counters of a cluster have.
+const Partitions = rows.Partitions
 
 // Owners returns how many partitions each process owns in the Redis of a URL, by presence.IncarnationName. Partitions that
 // nobody has ever claimed are left out.
