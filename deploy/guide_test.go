@@ -45,7 +45,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
 		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
 		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/processes.go", `(?m)^const format = (\d+)$`},
-		"counters in Redis":                                                {"../counter/counterredis/counterredis.go", `(?m)^const Format = (\d+)$`},
+		"counters in Redis":                                                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
 		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
 		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
 		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},

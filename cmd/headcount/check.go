@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -327,6 +329,36 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 			continue
 		}
 		c.checkProcess(ctx, f, p.Name)
+	}
+	if len(found.Problems) == 0 {
+		c.checkOwners(ctx, f, found.Processes)
+	}
+}
+
+// checkOwners says which processes own the counters. Processes that have just started may not own anything yet, and a
+// partition that nobody has ever used has no owner.
+func (c *checkCommand) checkOwners(ctx context.Context, f *findings, running []presence.Process) {
+	const thing = "counters"
+	owned, err := cluster.Owners(ctx, c.Config.Redis)
+	if err != nil {
+		f.wrongf(thing, "%v.", err)
+		return
+	}
+
+	gone := 0
+	for _, owner := range slices.Sorted(maps.Keys(owned)) {
+		runs := slices.ContainsFunc(running, func(p presence.Process) bool {
+			return presence.IncarnationName(p.Name, p.Incarnation) == owner
+		})
+		if !runs {
+			gone += owned[owner]
+			continue
+		}
+		f.finef(thing, "%s owns %d of %d partitions.", presence.ProcessOf(owner), owned[owner], cluster.Partitions)
+	}
+	if gone > 0 && len(running) > 0 {
+		f.wrongf(thing, "%d of %d partitions are of processes that have ended, and changes of their counters wait; "+
+			"see whether a process with the role presence runs, and what it logs.", gone, cluster.Partitions)
 	}
 }
 
