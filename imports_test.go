@@ -74,18 +74,18 @@ var layers = []layer{
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
 	{"counter/routed", []string{ // exact counters beside those of owners
-		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/postgres", "internal/rows", "internal/rows/rowspg",
+		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
 	}},
 	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
-		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",
-		"internal/rows/rowsredis", "presence",
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/routed", "internal/redisconn",
+		"internal/rows", "internal/rows/rowsredis", "presence",
 	}},
 	{"counter/pipeline", []string{ // opens the counters of a process
-		"counter", "counter/limit", "counter/local", "counter/counterpg", "counter/counterredis", "counter/cluster", "counter/region",
-		"counter/routed", "counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
+		"counter", "counter/limit", "counter/local", "counter/counterredis", "counter/cluster", "counter/routed",
+		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
 	}},
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
@@ -131,7 +131,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                 // tests alone
 	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/local", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/local", "counter/routed", "internal/postgres", "internal/rows", "internal/rows/rowsredis", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
