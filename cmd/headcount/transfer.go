@@ -54,6 +54,11 @@ type counterStore interface {
 	counter.Restorer
 }
 
+// completer is a counterStore that has to know when an import is whole.
+type completer interface {
+	Complete(ctx context.Context) error
+}
+
 // redisStore is a counterStore in Redis, which other processes may be using.
 type redisStore interface {
 	counterStore
@@ -316,6 +321,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	if whole, ok := store.(completer); ok {
+		if err := whole.Complete(ctx); err != nil {
+			return fmt.Errorf("import: %s: %w", name, err)
+		}
 	}
 	report.print("in all")
 	return nil

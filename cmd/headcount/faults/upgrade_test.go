@@ -278,55 +278,46 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	return members
 }
 
-// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
-// before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
-// the fact.
+// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release. They
+// come over by its export, within the same Redis and database.
 func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
-		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			all = three(t, redis, flags...)
-			return all, all
-		},
-		"nodes and dispatchers first": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			top := layout(redis, nil, append(flags, booksFlags...)...)
-			return top.members, top.gateways
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redis := redistest.Start(t)
-			flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
-			members, gateways := processes(t, redis.URL(), flags...)
-			for _, m := range members {
-				m.program = previous(t)
-				startAll(t, m)
-				awaitReady(t, m)
-			}
-			b := newBooks(t, gateways...)
-			b.some(t)
-			b.check(t)
-			early := newMember("one that comes too early", gateways[0].role, redis.URL(), nil, append(flags, booksFlags...)...)
-			refusal(t, early, "end all of them with SIGTERM")
-			for _, to := range []string{program, previous(t)} {
-				for _, m := range members {
-					if err := m.leave(); err != nil {
-						t.Error(err)
-					}
-				}
-				if to != program {
-					redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind")
-				}
-				for _, m := range members {
-					m.program = to
-					again(t, m)
-				}
-				b.check(t)
-				b.some(t)
-				b.check(t)
-			}
-		})
+	redis := redistest.Start(t)
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	export := filepath.Join(t.TempDir(), "export")
+	members := three(t, redis.URL(), "--postgres="+database)
+	for _, m := range members {
+		m.program = previous(t)
+		startAll(t, m)
+		awaitReady(t, m)
 	}
+	b := newBooks(t, members...)
+	b.some(t)
+	b.check(t)
+	for _, m := range members {
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	run := func(program string, args ...string) {
+		t.Helper()
+		args = append(args, "--redis", redis.URL(), "--postgres", database, "--file", export)
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	run(previous(t), "export")
+	postgres.Exec(t, database, moveTables)
+	run(program, "import")
+	for _, m := range members {
+		m.program = program
+		again(t, m)
+	}
+	b.check(t)
+	b.some(t)
+	b.check(t)
 }
 
 // TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
