@@ -25,8 +25,8 @@ type redisFront struct {
 	rows *rowsredis.Store
 }
 
-// openFront opens the Redis, and waits until it answers.
-func (p place) openFront(ctx context.Context) (*redisFront, error) {
+// openFront opens the Redis. For an import there may be counters of an earlier release, which stay as they are.
+func (p place) openFront(imports bool) (*redisFront, error) {
 	if problem := redisconn.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
 	}
@@ -38,7 +38,7 @@ func (p place) openFront(ctx context.Context) (*redisFront, error) {
 		return nil, fmt.Errorf("--redis: %w", err)
 	}
 
-	return &redisFront{conn: conn, rows: cluster.OpenRows(conn)}, nil
+	return &redisFront{conn: conn, rows: cluster.OpenRows(conn, imports)}, nil
 }
 
 // Close closes what openFront opened.
@@ -57,7 +57,7 @@ func (f *redisFront) use(ctx context.Context, alone bool) error {
 		first := rows.Address{Name: rows.Name{Collection: "heads"}}
 		err := f.rows.Read(ctx, []rows.Address{first})[0].Err
 		if err == nil && alone {
-			err = facts.Do(ctx, prepareBehind)
+			err = facts.Do(ctx, checkUse)
 		}
 		if err == nil || isRefusal(err) || time.Now().After(until) || ctx.Err() != nil {
 			return err
@@ -72,13 +72,13 @@ func isRefusal(err error) bool {
 
 var errInUse = errors.New("it is in use by other processes")
 
-// prepareBehind refuses a Redis that processes use, and notes in one that some have used that PostgreSQL is behind it now.
-func prepareBehind(ctx context.Context, c *redisconn.Client) error {
+// checkUse refuses a Redis that processes use.
+func checkUse(ctx context.Context, c *redisconn.Client) error {
 	all, err := c.HGetAll(ctx, "hc:{c}:leases").Result()
 	if err != nil {
 		return err
 	}
-	facts, err := c.HMGet(ctx, "hc:{c}:facts", "format", "postgres").Result()
+	facts, err := c.HMGet(ctx, "hc:{c}:facts", "postgres").Result()
 	if err != nil {
 		return err
 	}
@@ -94,15 +94,13 @@ func prepareBehind(ctx context.Context, c *redisconn.Client) error {
 	slices.Sort(running)
 	names := strings.Join(running, ", ")
 	switch {
-	case len(running) > 0 && facts[1] == "none":
+	case len(running) > 0 && facts[0] == "none":
 		return redisconn.Answered(fmt.Errorf("processes without --postgres use this Redis (%s): %w; end all of them first", names, errInUse))
 	case len(running) > 0:
 		return redisconn.Answered(fmt.Errorf("%w (%s); end them first", errInUse, names))
-	case facts[0] == nil: // no server has used it, and the first one writes its facts
-		return nil
 	}
 
-	return c.HSet(ctx, "hc:{c}:facts", "postgres", cluster.PostgresBehind).Err()
+	return nil
 }
 
 // behindDump is an export of PostgreSQL, and of the Redis in front of it.
@@ -127,7 +125,7 @@ func (p place) openPostgresDump(ctx context.Context) (dump, error) {
 	var front rows.Store
 	if p.Redis != "" {
 		var err error
-		if d.front, err = p.openFront(ctx); err != nil {
+		if d.front, err = p.openFront(false); err != nil {
 			return nil, err
 		}
 		if err := d.front.use(ctx, false); err != nil {
@@ -155,12 +153,28 @@ type behindImport struct {
 	front *redisFront
 }
 
+// Complete says that the import is whole. From then on servers of this release serve the counters, with PostgreSQL behind
+// this Redis. A Redis that no server has used gets its facts from the first one.
+func (i *behindImport) Complete(ctx context.Context) error {
+	facts := i.front.conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer facts.Close()
+
+	return facts.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		used, err := c.HExists(ctx, "hc:{c}:facts", "format").Result()
+		if err != nil || !used {
+			return err
+		}
+
+		return c.HSet(ctx, "hc:{c}:facts", "counters", cluster.Format, "postgres", cluster.PostgresBehind).Err()
+	})
+}
+
 // Close is as counter.Store says.
 func (i *behindImport) Close() error { return errors.Join(i.Import.Close(), i.front.Close()) }
 
 // openBehindImport opens Redis and the PostgreSQL behind it for an import.
 func (p place) openBehindImport(ctx context.Context, rules *counter.Rules) (counterStore, error) {
-	front, err := p.openFront(ctx)
+	front, err := p.openFront(true)
 	if err != nil {
 		return nil, err
 	}

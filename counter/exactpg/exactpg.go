@@ -100,8 +100,9 @@ func Tables() postgres.Tables {
 	return postgres.Tables{
 		Migrations: migrations, Versions: "headcount_counters_migrations", Lock: lockID,
 		Former: "headcount_migrations",
-		Mend: "export its counters with the program of that release (headcount export), move its tables into another schema " +
-			"as deploy/README.md says, and import the counters with this program (headcount import)",
+		Mend: "carry its counters over: \"headcount export --postgres URL --file FILE\" of that release, with --redis URL if it " +
+			"had one, move its tables into another schema as deploy/README.md shows, then " +
+			"\"headcount import --postgres URL --file FILE\" of this one",
 	}
 }
 

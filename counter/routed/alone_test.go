@@ -145,7 +145,7 @@ func TestServerDataOfAnEarlierRelease(t *testing.T) {
 
 	_, err := OpenAlone(t.Context(), AloneConfig{URL: url, Log: zerolog.Nop()})
 	text := fmt.Sprint(err)
-	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(text, "export its counters") || strings.Contains(text, "\n") {
+	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(text, "headcount export --postgres URL") || strings.Contains(text, "\n") {
 		t.Errorf("got %v", err)
 	}
 	const tables = "select string_agg(relname, ' ' order by relname) from pg_class where relname like 'headcount%' and relkind = 'r'"

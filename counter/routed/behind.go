@@ -111,7 +111,10 @@ func (b *Behind) Over(owned *call.Store) *Store {
 	b.stop = stop
 	b.wg.Go(func() { b.awaitAdopted(ctx, owned) })
 
-	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true, Gate: b.gate})
+	return New(Config{
+		Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true, Gate: b.gate,
+		Back: owner.NewReader(b.back, rows.PartitionOf),
+	})
 }
 
 // Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.

@@ -26,6 +26,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
+	"headcount/counter/owner"
 )
 
 // Config says of what a Store consists.
@@ -35,6 +36,9 @@ type Config struct {
 	Rules *counter.Rules
 	// Notes says that the two do not share the memory of idempotency keys.
 	Notes bool
+	// Back reads what PostgreSQL has of the counters of owners, for reads that may lag while Redis is away; nil: nobody
+	// does.
+	Back *owner.Reader
 	// Gate says why exact counters cannot be used yet, or nil; nil: they always can.
 	Gate func() error
 }
@@ -256,14 +260,14 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {
-		return s.cfg.Owned.Read(ctx, keys, member, lag)
+		return s.readOwned(ctx, keys, member, lag)
 	}
 
 	var readings []counter.Reading
 	var err error
 	var both sync.WaitGroup
 	if len(owned) > 0 {
-		both.Go(func() { readings, err = s.cfg.Owned.Read(ctx, owned, member, lag) })
+		both.Go(func() { readings, err = s.readOwned(ctx, owned, member, lag) })
 	}
 	exacts, exactErr := s.readExact(ctx, exact, lag)
 	both.Wait()
@@ -281,6 +285,27 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	}
 
 	return all, nil
+}
+
+// readOwned reads counters of owners. While Redis is away, what PostgreSQL has of them is stale.
+func (s *Store) readOwned(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
+	readings, err := s.cfg.Owned.Read(ctx, keys, member, lag)
+	if err == nil || s.cfg.Back == nil || lag == 0 {
+		return readings, err
+	}
+
+	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
+	if backErr != nil {
+		return nil, err
+	}
+	for i := range older {
+		older[i].Approx = true
+		older[i].Stale = true
+	}
+
+	return older, nil
 }
 
 func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration) ([]counter.Reading, error) {

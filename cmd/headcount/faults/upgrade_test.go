@@ -342,55 +342,46 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	return members
 }
 
-// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
-// before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
-// the fact.
+// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release. They
+// come over by its export, within the same Redis and database.
 func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
-		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			all = three(t, redis, flags...)
-			return all, all
-		},
-		"nodes and dispatchers first": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			top := layout(redis, nil, append(flags, booksFlags...)...)
-			return top.members, top.gateways
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redis := redistest.Start(t)
-			flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
-			members, gateways := processes(t, redis.URL(), flags...)
-			for _, m := range members {
-				m.program = previous(t)
-				startAll(t, m)
-				awaitReady(t, m)
-			}
-			b := newBooks(t, gateways...)
-			b.some(t)
-			b.check(t)
-			early := newMember("one that comes too early", gateways[0].role, redis.URL(), nil, append(flags, booksFlags...)...)
-			refusal(t, early, "end all of them with SIGTERM")
-			for _, to := range []string{program, previous(t)} {
-				for _, m := range members {
-					if err := m.leave(); err != nil {
-						t.Error(err)
-					}
-				}
-				if to != program {
-					redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind")
-				}
-				for _, m := range members {
-					m.program = to
-					again(t, m)
-				}
-				b.check(t)
-				b.some(t)
-				b.check(t)
-			}
-		})
+	redis := redistest.Start(t)
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	export := filepath.Join(t.TempDir(), "export")
+	members := three(t, redis.URL(), "--postgres="+database)
+	for _, m := range members {
+		m.program = previous(t)
+		startAll(t, m)
+		awaitReady(t, m)
 	}
+	b := newBooks(t, members...)
+	b.some(t)
+	b.check(t)
+	for _, m := range members {
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	run := func(program string, args ...string) {
+		t.Helper()
+		args = append(args, "--redis", redis.URL(), "--postgres", database, "--file", export)
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	run(previous(t), "export")
+	postgres.Exec(t, database, moveTables)
+	run(program, "import")
+	for _, m := range members {
+		m.program = program
+		again(t, m)
+	}
+	b.check(t)
+	b.some(t)
+	b.check(t)
 }
 
 // TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
@@ -452,24 +443,59 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 	}
 }
 
-// TestClockUpgradeOfOneProcess: PostgreSQL that only one process uses goes to this release, back to
-// the previous one, and to this one again.
-func TestClockUpgradeOfOneProcess(t *testing.T) {
+// moveTables moves the tables of an earlier release into a schema of their own, as the guide has it.
+const moveTables = `CREATE SCHEMA headcount_before;
+DO $$ DECLARE t text; BEGIN
+	FOR t IN SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relname LIKE 'headcount\_%' AND relnamespace =
+		(SELECT relnamespace FROM pg_class WHERE oid = 'headcount_migrations'::regclass)
+	LOOP EXECUTE 'ALTER TABLE ' || t || ' SET SCHEMA headcount_before'; END LOOP;
+END $$`
+
+// TestClockUpgradeOfPostgres: this release refuses the tables of the previous one, and says how their counters are carried
+// over. They stay, in another schema, and applications go on with headcount.change.
+func TestClockUpgradeOfPostgres(t *testing.T) {
 	t.Parallel()
-	m := alone("--postgres=" + pgtest.Start(t).Database(t))
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	export := filepath.Join(t.TempDir(), "export")
+	m := alone("--postgres=" + database)
 	m.program = previous(t)
 	startAll(t, m)
 	awaitReady(t, m)
 
 	b := newBooks(t, m)
 	b.some(t)
-	for _, with := range []string{program, m.program, program} {
-		replace(t, m, with)
-		b.follow(t) // follows are in memory
-		b.check(t)
-		b.some(t)
-		b.check(t)
+	if err := m.leave(); err != nil {
+		t.Error(err)
 	}
+
+	out, err := exec.CommandContext(t.Context(), program, m.flags...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "headcount export --postgres URL --file FILE") {
+		t.Errorf("%v, %s", err, out)
+	}
+	run := func(program string, args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	run(m.program, "export", "--postgres", database, "--file", export)
+	postgres.Exec(t, database, moveTables)
+	run(program, "import", "--postgres", database, "--file", export)
+
+	m.program = program
+	again(t, m)
+	b.follow(t) // follows are in memory
+	b.check(t)
+	b.some(t)
+	b.check(t)
+	if n := pgtest.Query[int](t, database, "select count(*)::int from headcount_before.headcount_counters"); n == 0 {
+		t.Error("nothing is left of the former tables")
+	}
+	testkit.Eventually(t, "headcount.change is of this release", func() bool {
+		const is = "select prosrc like '%headcount_row_ids%' from pg_proc where oid = 'headcount.change'::regproc"
+		return pgtest.Query[bool](t, database, is)
+	})
 }
 
 // TestClockUpgradeOfADataDirectory: this release refuses the counters of the previous one, and says how they are
