@@ -22,8 +22,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
+	"headcount/counter/cluster"
 	"headcount/counter/counterpg"
-	"headcount/counter/counterredis"
 	"headcount/gateway/counterapi"
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
@@ -353,7 +353,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: counterredis.Format}, nil)
+		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: cluster.Format}, nil)
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)
