@@ -1,6 +1,7 @@
 package owner
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -298,10 +299,15 @@ func (d *draft) shareOf(key string) share.Share {
 	}
 
 	k := d.known(h)
-	if !h.Kind.Estimates() {
-		return k.Share
+	if h.Kind.Estimates() {
+		k.Seen = d.seen(h)
 	}
 
+	return k.Share
+}
+
+// seen returns the registers of a unique.
+func (d *draft) seen(h *head) hyperloglog.Registers {
 	all := registers{collection: setCollection(h)}
 	var union hyperloglog.Union
 	for row := range registerRows {
@@ -312,9 +318,8 @@ func (d *draft) shareOf(key string) share.Share {
 			break // they are all in one row
 		}
 	}
-	k.Seen = union.Registers()
 
-	return k.Share
+	return union.Registers()
 }
 
 // hear merges a share of another region.
@@ -350,9 +355,20 @@ func (d *draft) hear(from string, s *Heard, merged *Merged) {
 	if e.Odd {
 		merged.Odd++
 	}
-	if e.Tell || s.Repair && e.New {
+	if e.Tell || s.Repair && (e.New || d.hasMore(h, s)) {
 		d.tell(s.Key)
 	}
+}
+
+// hasMore reports whether a unique has registers here that the sender of a share lacks. Nobody knows whose they are, so
+// nobody else may send them to it.
+func (d *draft) hasMore(h *head, s *Heard) bool {
+	if !h.Kind.Estimates() || s.Kind != h.Kind {
+		return false
+	}
+	seen := d.seen(h)
+
+	return !bytes.Equal(seen.Bytes(), s.Seen.Bytes())
 }
 
 // dropHeard deletes a counter that another region has deleted.

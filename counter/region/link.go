@@ -382,8 +382,7 @@ func (b *batch) take(answer *owner.MoreAnswer) {
 			return
 		}
 
-		// What a whole partition brings may be news to further regions.
-		value := encodeShare(s, b.transfer != nil)
+		value := encodeShare(s)
 		size += len(key) + len(value)
 		b.commit.Rows = append(b.commit.Rows, rows.Row{Name: shareRow(key), Value: value})
 	}
@@ -483,7 +482,8 @@ func (l *link) complete(b *batch) {
 	b.commit.Number = c.number + 1
 	b.commit.At = time.Now()
 	if len(keys) > 0 {
-		b.commit.Publication = encodeKeys(keys)
+		// What a whole partition brings may be news to further regions.
+		b.commit.Publication = encodeKeys(keys, b.transfer != nil)
 	}
 }
 

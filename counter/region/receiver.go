@@ -35,8 +35,8 @@ type receiver struct {
 
 	mail mailbox
 
-	epochs  [rows.Partitions]uint64 // by which claims the partitions are owned that are read
-	pending [rows.Partitions]map[string]struct{}
+	epochs  [rows.Partitions]uint64          // by which claims the partitions are owned that are read
+	pending [rows.Partitions]map[string]bool // whether a repair has brought it
 	whole   [rows.Partitions]*reading
 	oddSaid bool
 }
@@ -58,8 +58,8 @@ func newReceiver(r *Region, p Peer) *receiver {
 // watch hears the inbox until ctx ends.
 func (v *receiver) watch(ctx context.Context) {
 	heard := func(partition int, _ uint64, publication []byte) {
-		keys, ok := parseKeys(publication)
-		v.mail.put(partition, keys, ok)
+		keys, repair, ok := parseKeys(publication)
+		v.mail.put(partition, keys, repair, ok)
 		wake.Signal(v.wake)
 	}
 	missed := func() {
@@ -118,10 +118,13 @@ func (v *receiver) collect() {
 
 		m := came[id]
 		if v.pending[id] == nil {
-			v.pending[id] = map[string]struct{}{}
+			v.pending[id] = map[string]bool{}
 		}
 		for _, key := range m.keys {
-			v.pending[id][key] = struct{}{}
+			v.pending[id][key] = v.pending[id][key]
+		}
+		for _, key := range m.repairs {
+			v.pending[id][key] = true
 		}
 		if missed || m.overflow || len(v.pending[id]) > pendingMost {
 			v.pending[id] = nil
@@ -164,7 +167,7 @@ func (v *receiver) some(ctx context.Context, id int) (more bool) {
 		if found.Err != nil {
 			return false
 		}
-		v.add(&hear, keys[i], found.Value)
+		v.add(&hear, keys[i], found.Value, v.pending[id][keys[i]])
 	}
 	if !v.merge(ctx, id, &hear) {
 		return false
@@ -189,7 +192,7 @@ func (v *receiver) page(ctx context.Context, id int) (more bool) {
 	n := 0
 	last := ""
 	err := v.In.Scan(ctx, id, sharesOf, v.whole[id].after, func(key string, row []byte) error {
-		v.add(&hear, key, row)
+		v.add(&hear, key, row, true) // nobody knows what has brought it
 		n++
 		last = key
 		if n == mergeMost {
@@ -211,7 +214,7 @@ func (v *receiver) page(ctx context.Context, id int) (more bool) {
 }
 
 // add adds a row to what is merged. One that nobody reads is left out: its sender writes it again with the next change.
-func (v *receiver) add(hear *owner.Hear, key string, row []byte) {
+func (v *receiver) add(hear *owner.Hear, key string, row []byte, repair bool) {
 	if row == nil {
 		return // the inbox has lost it, and its sender sends it again
 	}
@@ -221,6 +224,7 @@ func (v *receiver) add(hear *owner.Hear, key string, row []byte) {
 		return
 	}
 
+	one.Repair = repair
 	hear.Shares = append(hear.Shares, one)
 }
 

@@ -214,7 +214,7 @@ func (p *place) metric(t *testing.T, name string) (total float64) {
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			total += m.GetCounter().GetValue()
+			total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 
@@ -249,7 +249,8 @@ func TestAChangeIsSentOnce(t *testing.T) {
 	})
 }
 
-// TestARegionIsCutForLong changes more counters than a log has.
+// TestARegionIsCutForLong changes more counters than a log has. The log says once that the link fails, and once that it
+// does not any more.
 func TestARegionIsCutForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -273,9 +274,23 @@ func TestARegionIsCutForLong(t *testing.T) {
 		}
 		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
 		time.Sleep(time.Minute)
+		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag < 60 {
+			t.Errorf("the peer lacks changes of %v s", lag)
+		}
+		if failed := all[0].metric(t, "headcount_counters_region_failures_total"); failed < 2 {
+			t.Errorf("%v rounds have failed", failed)
+		}
 
 		all[1].setCut(false)
 		settle()
+		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag > 0 {
+			t.Errorf("the peer lacks changes of %v s", lag)
+		}
+		log := all[0].log.String()
+		failing := strings.Count(log, "cannot be replicated to the peer; trying again")
+		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
+			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s", failing, again, log)
+		}
 		is, err := all[1].store.Aggregate(t.Context(), "v")
 		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
 			t.Errorf("eu has %+v, %v", is, err)

@@ -339,11 +339,14 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 	p := begin(t, redis.URL(), url)
 	t.Cleanup(func() { _ = p.Close() })
 
+	region := beginBeside(t, redistest.Start(t).URL(), pgtest.Single(t).Database(t), countertest.Rules)
+	t.Cleanup(func() { _ = region.Close() })
+
 	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
 		inZero = fmt.Sprint("s:", n)
 	}
-	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p} {
+	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p, "beside Redis": region} {
 		for _, key := range []string{"s:1", inZero} {
 			asExact := counter.Change{Key: key, Rule: exact, Verb: counter.Add, Delta: 1}
 			asSum := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: 1}
