@@ -121,7 +121,9 @@ func (v *receiver) collect() {
 			v.pending[id] = map[string]bool{}
 		}
 		for _, key := range m.keys {
-			v.pending[id][key] = v.pending[id][key]
+			if !v.pending[id][key] {
+				v.pending[id][key] = false
+			}
 		}
 		for _, key := range m.repairs {
 			v.pending[id][key] = true
