@@ -9,8 +9,8 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// Format is the number of the format of counters in Redis. It is a fact of the cluster, as package presenceredis has them,
-// so that processes of different releases do not write into each other's counters.
+// Format is the number of the format of counters in Redis. It is a fact of the cluster, as package presenceredis has
+// them, so that processes of different releases do not write into each other's counters.
 const Format = 3
 
 const (
@@ -46,8 +46,8 @@ func (p *Process) accept(ctx context.Context, c *redisconn.Client) error {
 	return err
 }
 
-// Refused returns why this process serves no counters although Redis answers: they are of another release. It returns nil
-// otherwise, and before Redis has answered.
+// Refused returns why this process serves no counters although Redis answers: they are of another release. It returns
+// nil otherwise, and before Redis has answered.
 func (p *Process) Refused() error {
 	if other := p.refused.Load(); other != nil {
 		return other

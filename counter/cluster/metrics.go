@@ -25,8 +25,14 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	outcomes := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
+	// A series that only begins with its first event has no increase by it, and an alert would miss that event.
+	outcomes := func(name, help string, all ...string) *prometheus.CounterVec {
+		counters := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
+		for _, outcome := range all {
+			counters.WithLabelValues(outcome)
+		}
+
+		return counters
 	}
 	seconds := func(name, help string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -36,16 +42,19 @@ func newMetrics() *metrics {
 
 	return &metrics{
 		calls: outcomes("headcount_owner_calls_total",
-			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown)."),
+			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown).",
+			"made", "busy", "unavailable"),
 		callSeconds: seconds("headcount_owner_call_seconds",
 			"How long calls to the owners of counters took, with their repetitions."),
 		commits: outcomes("headcount_owner_commits_total",
 			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used before), "+
-				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown)."),
+				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown).",
+			"made", "known", "fenced", "lost", "full", "unavailable"),
 		commitSeconds: seconds("headcount_owner_commit_seconds",
 			"How long Redis took over commits that were made together."),
 		claims: outcomes("headcount_owner_claims_total",
-			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed."),
+			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed.",
+			"made", "refused", "failed"),
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 // Partitions is how many partitions the counters of a cluster have.
 const Partitions = rows.Partitions
 
-// Owners returns how many partitions each process owns in the Redis of a URL, by presence.IncarnationName. Partitions that
-// nobody has ever claimed are left out.
+// Owners returns how many partitions each process owns in the Redis of a URL, by presence.IncarnationName. Partitions
+// that nobody has ever claimed are left out.
 func Owners(ctx context.Context, url string) (map[string]int, error) {
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {

@@ -27,8 +27,8 @@ type Export struct {
 	rows *rowsredis.Store
 }
 
-// OpenExport opens the counters in the Redis of conn for an export. Processes may be using them. It refuses those of another
-// release.
+// OpenExport opens the counters in the Redis of conn for an export. Processes may be using them. It refuses those of
+// another release.
 func OpenExport(conn *redisconn.Conn) *Export {
 	store := rowsredis.New(rowsredis.Config{
 		Conn: conn,
@@ -54,8 +54,8 @@ type Import struct {
 	facts *redisconn.Caller
 }
 
-// OpenImport opens the counters in the Redis of conn for an import, and claims them. There may be counters of an earlier
-// release, which this one does not read: they stay as they are. It refuses while servers run.
+// OpenImport opens the counters in the Redis of conn for an import, and claims them. There may be counters of an
+// earlier release, which this one does not read: they stay as they are. It refuses while servers run.
 func OpenImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (*Import, error) {
 	facts := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
 	i := &Import{facts: facts, rows: rowsredis.New(rowsredis.Config{Conn: conn, Accept: acceptEarlier})}
@@ -83,8 +83,8 @@ func (i *Import) open(ctx context.Context, rules *counter.Rules) error {
 	return err
 }
 
-// Complete says that the import is whole. From then on servers of this release serve the counters, and those of an earlier
-// release refuse to start.
+// Complete says that the import is whole. From then on servers of this release serve the counters, and those of an
+// earlier release refuse to start.
 func (i *Import) Complete(ctx context.Context) error {
 	return i.facts.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		// A Redis that no server has used has no facts. The first server writes all of them.
