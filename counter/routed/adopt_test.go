@@ -55,7 +55,10 @@ func TestServerPostgresAdded(t *testing.T) {
 	alone := redisAlone(t, redis.URL())
 	countertest.Fill(t, alone, 40)
 	must(t, alone, op("sum", add("s:1", 3)))
-	must(t, alone, op("exact", add("e:1", 7)))
+	exactOp := op("", add("e:1", 7))
+	exactOp.IdempotencyKey = counter.NewIdempotencyKey("e:1", "", "exact")
+	must(t, alone, exactOp)
+	must(t, alone, op("batch", add("e:1", 1), add("e:2", 1)))
 	want := dumped(t, alone)
 	if err := alone.Close(); err != nil {
 		t.Fatal(err)
@@ -84,13 +87,13 @@ func TestServerPostgresAdded(t *testing.T) {
 
 	p.kill()
 	p = begin(t, redis.URL(), url)
-	for _, again := range []counter.Op{op("sum", add("s:1", 3)), op("exact", add("e:1", 7))} {
+	for _, again := range []counter.Op{op("sum", add("s:1", 3)), exactOp, op("batch", add("e:1", 1), add("e:2", 1))} {
 		if r := change(t, p, again); r.Err != nil || !r.Replay {
 			t.Errorf("a repetition: %+v", r)
 		}
 	}
 	must(t, p, op("", add("e:1", 1)))
-	becomes(t, p, "e:1", 8)
+	becomes(t, p, "e:1", 9)
 }
 
 // TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL is
