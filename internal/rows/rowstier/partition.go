@@ -59,8 +59,10 @@ type tenure struct {
 
 	evicted []rows.Name // rows that are to leave the front
 	drained []rows.Name // rows of the tier, and tombstones, that the front needs no more
-	// ousted says that another process has claimed the partition in the back.
+	// ousted says that another process has claimed the partition in the back, which has the rows of another front now.
 	ousted bool
+	// contested says that another process has claimed the partition in the back, for this front.
+	contested bool
 	// changed says that the front has not got the state yet.
 	changed bool
 	// opened says that the front has not got the commit yet from which on it is not whole.
@@ -105,6 +107,9 @@ func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	if p.contested {
+		return &rows.Lost{} // its owner claims it again, unless the front has another owner
+	}
 	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
 		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store", rows.ErrFull)
 	}
