@@ -78,7 +78,11 @@ func (i *Import) open(ctx context.Context, rules *counter.Rules) error {
 	}
 
 	// A server that starts in spite of that takes the claims, and the import ends.
-	i.Store, err = call.NewLocal(ctx, i.rows, rules, owner.Config{Name: "import " + rand.Text()})
+	i.Store, err = call.NewLocal(ctx, i.rows, rules, owner.Config{
+		Name: "import " + rand.Text(),
+		// What an export says of other regions is kept, whatever this one is called.
+		Region: owner.AnyRegion,
+	})
 
 	return err
 }

@@ -40,8 +40,7 @@ func TestContract(t *testing.T) {
 // front is a store that can lose its newest commits, or everything.
 type front struct {
 	*rowsmem.Store
-	away     bool
-	claiming func() // called before the next claim
+	away bool
 
 	mu  sync.Mutex // guards log
 	log []event    // all that it has, in order
