@@ -165,7 +165,12 @@ func op(id string, changes ...counter.Change) counter.Op {
 // change makes an operation, within a limited time.
 func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+
+	return changeWithin(t, s, o, 2*time.Second)
+}
+
+func changeWithin(t testing.TB, s counter.Writer, o counter.Op, limit time.Duration) counter.Result {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 
 	return s.Apply(ctx, []counter.Op{o})[0]
@@ -174,7 +179,7 @@ func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 // must makes an operation, which must succeed.
 func must(t testing.TB, s counter.Writer, o counter.Op) counter.Counter {
 	t.Helper()
-	r := change(t, s, o)
+	r := changeWithin(t, s, o, testkit.Timeout)
 	if r.Err != nil || r.Replay {
 		t.Fatalf("%+v: %+v", o, r)
 	}
