@@ -37,7 +37,7 @@ FAULTS = ./cmd/headcount/faults
 CLOCKS = $$(git grep -lE '^func TestClock' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,' | grep -vxF $(FAULTS))
 
 # In these one Redis keeps the whole contract of a store.
-CONTRACTS = ./counter/counterredis ./presence/presenceredis
+CONTRACTS = ./counter/cluster ./presence/presenceredis
 CONTRACT  = ^TestServerContract$$
 
 # Without what debuggers need, which takes a seventh of the compiling. The rest has it, to share its cache with go test.

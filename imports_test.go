@@ -61,16 +61,7 @@ var layers = []layer{
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
 	{"counter/countertest", []string{"counter", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}},                            // for the tests of stores; only they import it
-	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "internal/wake", "presence", "internal/tracing"}},
-	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
-	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
-	{"counter/regions", []string{"counter", "counter/counterredis", "internal/replication"}},                                                                                               // links between regions
-	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                                                           // shards busy sums
-	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/outage", "internal/redisconn", "internal/wake"}}, // the one in front of the other
-	{"counter/pipeline", []string{ // opens the counters of a process
-		"counter", "counter/limit", "counter/local", "counter/counterpg", "counter/counterredis",
-		"counter/tiered", "counter/hot", "counter/regions", "internal/redisconn",
-	}},
+	{"internal/pgtest", []string{"internal/servertest"}},                                                                                                             // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
@@ -78,15 +69,16 @@ var layers = []layer{
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
 	{"counter/routed", []string{ // exact counters beside those of owners
-		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/postgres", "internal/rows", "internal/rows/rowspg",
+		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
 	}},
 	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
 	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
-		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "internal/redisconn", "internal/rows",
-		"internal/rows/rowsredis", "presence",
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region", "counter/routed",
+		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence",
 	}},
+	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed"}}, // opens the counters of a process
 	{"scripts", nil},
 	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
@@ -131,9 +123,9 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                 // tests alone
 	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/pipeline", "counter/local", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "internal/rows", "internal/rows/rowsredis", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -21,7 +21,7 @@ type Copy struct {
 	Key string
 	State
 	Members []string // of a set, in any order
-	// Hashes has the members of a set whose names are unknown, because the set was in a Redis without PostgreSQL.
+	// Hashes has the members of a set whose names are unknown. Stores keep no names; exports of former releases have some.
 	Hashes []string
 	// Registers has the registers of a unique.
 	Registers hyperloglog.Registers
@@ -29,8 +29,8 @@ type Copy struct {
 	Steps     []StepCopy
 	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
-	// Elsewhere is the replica state of other regions, in the format of Redis (counter_remote.lua), or empty. State.Value
-	// includes it. Only stores in Redis keep it.
+	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only a
+	// store that has other regions keeps it.
 	Elsewhere string
 }
 
@@ -57,13 +57,6 @@ type StepCopy struct {
 	Seen   *hyperloglog.Registers // of a unique
 }
 
-// IdempotencyKeyCopy is an idempotency key and the time until which it is remembered. Exports have none. They are
-// copied when a Redis gets a PostgreSQL behind it.
-type IdempotencyKeyCopy struct {
-	IdempotencyKey
-	Until time.Time
-}
-
 // Dumper is a store that can be exported.
 type Dumper interface {
 	// Deleted returns the highest incarnation of all counters that were ever deleted.
@@ -84,54 +77,30 @@ type Restorer interface {
 }
 
 // Replaces reports whether c replaces the counter is in a store that has deleted counters with incarnations up to
-// deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used. If
-// it has a sum that was sharded, c keeps the epoch.
+// deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used.
 func (c *Copy) Replaces(is *State, deleted uint64) bool {
 	if c.Version.Compare(is.Version) <= 0 {
 		return false
 	}
-	c.Sharding = ended(is.Sharding)
 	if is.Version == (Version{}) && c.Version.Incarnation <= deleted {
 		c.Version.Incarnation = deleted + 1
 	}
 	return true
 }
 
-// nameless precedes the hash of a member whose name is unknown: its set came from a store that keeps hashes alone, and no
-// call has named the member since. No name begins with this character.
+// nameless precedes the hash of a member whose name is unknown. No name begins with this character.
 const nameless = "\x01"
 
-// Nameless returns the text that PostgreSQL keeps instead of the name of a member with that hash.
+// Nameless returns the text that stands for the name of a member with that hash.
 func Nameless(hash string) string { return nameless + hash }
 
-// MemberHash returns the form in which Redis keeps a member: the first 84 bits of the SHA-256 of its name.
+// MemberHash returns what stores keep of a member: the first 84 bits of the SHA-256 of its name.
 func MemberHash(member string) string {
 	if hash, ok := strings.CutPrefix(member, nameless); ok {
 		return hash
 	}
 	sum := sha256.Sum256([]byte(member))
 	return base64.RawURLEncoding.EncodeToString(sum[:11])[:hashLength]
-}
-
-// AddMember adds a member: to Hashes if its name is unknown, otherwise to Members.
-func (c *Copy) AddMember(member string) {
-	if hash, ok := strings.CutPrefix(member, nameless); ok {
-		c.Hashes = append(c.Hashes, hash)
-	} else {
-		c.Members = append(c.Members, member)
-	}
-}
-
-// NameAll moves the hashes of c to Members, in the form of Nameless. The value of a set becomes the number of its members
-// in c, without those of other regions.
-func (c *Copy) NameAll() {
-	for _, hash := range c.Hashes {
-		c.Members = append(c.Members, Nameless(hash))
-	}
-	c.Hashes = nil
-	if c.Kind.Forgets() {
-		c.Value = int64(len(c.Members))
-	}
 }
 
 // The form of MemberHash.

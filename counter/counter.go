@@ -53,19 +53,12 @@
 // stays the same. A point of a range, a window and a total are unions of buckets ([Tally]), so no member counts
 // twice. A reset keeps the buckets, a delete removes them.
 //
-// # Sharded sums
-//
-// A store in Redis may shard a sum. The record then describes the shards ([Sharding]) and has the master value; a
-// change that needs the exact value is refused with [ErrSharded]. Package hot splits and merges. Nothing else knows of
-// it.
-//
 // # Dimensions
 //
 // An addition to a sum may name values of dimensions, such as country=de. They are counted in the same durable step
 // ([Step.Count]) beside the counter, so that other changes do not carry them. The first 1,000 values of a dimension
 // have a count each, all later ones share one ([Counted]): listed counts are exact, and together they are everything
-// that was counted. Additions with dimensions are not merged, but share writes like any others. With Redis in front
-// of PostgreSQL, a reader adds the counts since the last checkpoint to those in PostgreSQL.
+// that was counted. Additions with dimensions are not merged, but share writes like any others.
 //
 // # Top lists
 //
@@ -160,16 +153,10 @@ type Counter struct {
 	Version presence.Version
 	Approx  bool // the value may lack acknowledged changes; never set by an exact read
 	Stale   bool // the last known value, because the store is unavailable
-	// Sharding describes the shards of a sum, see ParseSharding. Approx is set while they may have increments that
-	// Value lacks.
-	Sharding string
 }
 
 // Touched reports whether the counter exists.
 func (c Counter) Touched() bool { return c.Version != presence.Version{} }
-
-// IsSharded reports whether shards may have increments that Value lacks.
-func (c Counter) IsSharded() bool { return sharded(c.Sharding) }
 
 // Or returns c, with that kind if c does not exist.
 func (c Counter) Or(kind Kind) Counter {

@@ -11,12 +11,22 @@ var (
 	ErrUnavailable = errors.New("store is unavailable")
 	// ErrBusy means that too many operations are waiting. The operation was not made. ErrBusy is an ErrUnavailable.
 	ErrBusy = fmt.Errorf("%w: too many changes are waiting", ErrUnavailable)
-	// ErrSharded means that a sum is sharded and has to be merged for such a change. The operation was not made.
-	// ErrSharded is an ErrUnavailable.
-	ErrSharded = fmt.Errorf("%w: the sum is sharded", ErrUnavailable)
 	// ErrOp is wrapped by errors about an invalid operation: a bug of the caller.
 	ErrOp = errors.New("bad operation")
 )
+
+// FormatError means that the counters in a store are of another release. Nothing is read and nothing is changed.
+type FormatError struct {
+	Theirs string // the number of their format; empty: of before there were numbers
+	Ours   int
+}
+
+// Error says what to do.
+func (e *FormatError) Error() string {
+	return fmt.Sprintf("the counters in this Redis are of another release (their format is %q, this one knows %d); "+
+		"end all processes, then carry the counters over: \"headcount export --redis URL --file FILE\" of the release that "+
+		"wrote them, then \"headcount import --redis URL --file FILE\" of this one", e.Theirs, e.Ours)
+}
 
 // The conflicts. An operation with a conflict changes nothing and is not remembered.
 var (
@@ -41,7 +51,7 @@ func (c *Conflict) Error() string {
 // Unwrap returns ErrBound, ErrOverflow or ErrKind.
 func (c *Conflict) Unwrap() error { return c.Is }
 
-// Refusal is why a counter refuses a change. Scripts of stores answer with these words.
+// Refusal is why a counter refuses a change.
 type Refusal string
 
 // The refusals.
@@ -81,13 +91,6 @@ var refusals = map[Refusal]struct {
 	NothingIsForgotten:  {ErrKind, always("it does not know its members, they are only added")},
 	OnlySetsHaveMembers: {ErrKind, always("only a counter of kind members or unique has members")},
 	IsElsewhere:         {ErrKind, always("give its rule that kind again, or delete it under that rule")},
-}
-
-// ParseRefusal returns the refusal that a script answers with.
-func ParseRefusal(word string) (why Refusal, ok bool) {
-	_, ok = refusals[Refusal(word)]
-
-	return Refusal(word), ok
 }
 
 func always(text string) func(*Change, Counter) string {

@@ -44,14 +44,6 @@ type Slot struct {
 // Slots has the slots of one counter, in any order.
 type Slots [MaxBuckets]Slot
 
-// Past is a time bucket on its way to the history, and its retention. For a Sum it is complete; for a Unique it may
-// be running, and has Seen instead of a value.
-type Past struct {
-	Slot
-	Kept time.Duration
-	Seen *hyperloglog.Registers
-}
-
 // Gain adds the delta of c to the slots of s, and passes those that are complete to step. When the clock goes back,
 // the newest time bucket goes on. Without a step no bucket is completed, and the delta counts in the newest one.
 func (s *State) Gain(step Step, c *Change, now time.Time) {
@@ -175,16 +167,6 @@ func ForgetAt(number int64, step, kept time.Duration) time.Time {
 // Over reports whether a time bucket with that retention has expired.
 func Over(number int64, step, kept time.Duration, now time.Time) bool {
 	return !ForgetAt(number, step, kept).After(now)
-}
-
-// LookAgain is when a store looks whether the oldest gain, in the step of that number, may be forgotten. It waits at least
-// a hundredth of the time that gains are kept, so that it does not look for every single one.
-func LookAgain(number int64, step, kept time.Duration, now time.Time) time.Time {
-	at := ForgetAt(number, step, kept)
-	if later := now.Add(kept / 100); at.Before(later) {
-		return later
-	}
-	return at
 }
 
 // With appends the running time bucket of that length to the completed ones in gains, if its index is from from to

@@ -169,11 +169,17 @@ func TestSlotsAreText(t *testing.T) {
 // history is a Step that keeps what is over.
 type history struct {
 	Step
-	past []Past
+	past []over
+}
+
+// over is a time bucket that is over, and how long it is kept.
+type over struct {
+	Slot
+	Kept time.Duration
 }
 
 func (h *history) Past(_ string, s Slot, kept time.Duration) {
-	h.past = append(h.past, Past{Slot: s, Kept: kept})
+	h.past = append(h.past, over{Slot: s, Kept: kept})
 }
 
 // TestSlots: what is gained goes to the running steps, and from there to the history, also when
@@ -188,7 +194,7 @@ func TestSlots(t *testing.T) {
 	gain(views, -2, 61*time.Second)
 	gain(views, 1, 30*time.Second) // the clock goes back
 	want := Slots{{-1, 1, 60}, {4, 0, 3600}}
-	if s.Slots != want || len(h.past) != 1 || h.past[0] != (Past{Slot: Slot{5, 0, 60}, Kept: 24 * time.Hour}) {
+	if s.Slots != want || len(h.past) != 1 || h.past[0] != (over{Slot: Slot{5, 0, 60}, Kept: 24 * time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 	s.Gain(&h, &Change{Rule: views, Verb: Adjust, Delta: 9}, time.Unix(7200, 0))
@@ -204,7 +210,7 @@ func TestSlots(t *testing.T) {
 	// Another rule has other steps; those of before stay as long as there is room.
 	other := &Rule{Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}}}
 	gain(other, 3, 3601*time.Second)
-	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 || h.past[1] != (Past{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
+	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 || h.past[1] != (over{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)

@@ -1,7 +1,6 @@
 package counter
 
 import (
-	"fmt"
 	"math"
 	"math/big"
 	"math/bits"
@@ -19,9 +18,6 @@ type State struct {
 	Version Version
 	Entries uint64 // Seq of the newest ledger entry; 0: there never was one
 	Slots   Slots  // increments of the running time buckets
-	// Sharding describes the shards of a sum in Redis, see ParseSharding; nil: it was never sharded. Other stores keep
-	// the text unchanged.
-	Sharding *string
 }
 
 // Counter returns the counter that s records.
@@ -30,9 +26,7 @@ func (s *State) Counter(key string) Counter {
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
-	if s.Sharding != nil {
-		c.Sharding, c.Approx = *s.Sharding, sharded(*s.Sharding)
-	}
+
 	return c
 }
 
@@ -120,8 +114,6 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		return reset(step, s, c, now)
 	case Edit:
 		return edit(step, s, c, now)
-	case Reshard:
-		return fmt.Errorf("%w: only a store in Redis shards %q", ErrOp, c.Key)
 	case Delete:
 		if s.Version != (Version{}) {
 			step.Drop(c.Key, s.Version)

@@ -29,16 +29,20 @@ const (
 // Verb is what a Change does.
 type Verb uint8
 
-// The verbs. Stores may keep their numbers, so these never change.
+// formerVerb was one of a former release.
+const formerVerb Verb = 6
+
+// The verbs. Processes of several releases send each other their numbers, so these never change.
 const (
-	Add     Verb = 1 // adds Delta to a Sum or Exact
-	Adjust  Verb = 2 // adds any Delta but 0 to a Sum or Exact, with Reason and By
-	Reset   Verb = 3 // makes the value 0 and removes all members, for any kind, with Reason and By
-	Edit    Verb = 4 // adds Join to Members or Unique and removes Leave from Members
-	Delete  Verb = 5 // deletes the counter with its members, registers, ledger and history
-	Reshard Verb = 6 // moves a sharded Sum on by Reshard; for stores in Redis only
-	Set     Verb = 7 // gives an Exact the value Delta, within its bounds, with Reason and By
+	Add    Verb = 1 // adds Delta to a Sum or Exact
+	Adjust Verb = 2 // adds any Delta but 0 to a Sum or Exact, with Reason and By
+	Reset  Verb = 3 // makes the value 0 and removes all members, for any kind, with Reason and By
+	Edit   Verb = 4 // adds Join to Members or Unique and removes Leave from Members
+	Delete Verb = 5 // deletes the counter with its members, registers, ledger and history
+	Set    Verb = 7 // gives an Exact the value Delta, within its bounds, with Reason and By
 )
+
+func (v Verb) isKnown() bool { return v >= Add && v <= Set && v != formerVerb }
 
 // Change is one change of one counter.
 type Change struct {
@@ -52,10 +56,9 @@ type Change struct {
 	// whose rule says Sum. A store refuses a merged change with ErrKind when the counter was created with another kind,
 	// and the Combiner then makes the changes one by one.
 	Merged      int
-	Join, Leave []string     // distinct, at most MaxMembers together
-	Reason, By  string       // optional for Add to an Exact
-	Dimensions  []Dimension  // for Add to a Sum; with distinct names of the rule
-	Reshard     *ReshardStep // for Reshard
+	Join, Leave []string    // distinct, at most MaxMembers together
+	Reason, By  string      // optional for Add to an Exact
+	Dimensions  []Dimension // for Add to a Sum; with distinct names of the rule
 }
 
 // Dimension is one value of one of a rule's dimensions.
@@ -87,8 +90,8 @@ func (id IdempotencyKey) Of(space string) bool {
 	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
 }
 
-// Op is one operation. Its changes are judged in order and made together or not at all; only a Redis Cluster may make
-// part of a batch whose counters are not exact, see package counterredis. An Op of several changes has only Add, and
+// Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are not
+// exact, each owner makes its part. An Op of several changes has only Add, and
 // a key may occur several times; either all of their rules are Exact or none is.
 type Op struct {
 	Changes        []Change
@@ -157,7 +160,7 @@ func (op *Op) Check() error {
 			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
 		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
 			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
-		case c.Verb < Add || c.Verb > Set, (c.Verb == Reshard) != (c.Reshard != nil):
+		case !c.Verb.isKnown():
 			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
 		}
 	}

@@ -200,14 +200,10 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || !is.Kind.Gains() || is.Updated.IsZero() {
 				continue
 			}
-			updated := is.Updated
-			switch {
-			case is.IsSharded(): // the time of its record may be by the clock of another region
-				updated = t.now()
-			case !results[i].Replay:
-				newest = updated
+			if !results[i].Replay {
+				newest = is.Updated
 			}
-			at := stepOf{c.Rule, numberOf(updated, c.Rule.Buckets[0].Step)}
+			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
 			if t.hasToMark(c, at.number, results[i].Replay) {
 				if due == nil {
 					due = map[stepOf][]change{}

@@ -274,22 +274,6 @@ func TestTopMarksAgain(t *testing.T) {
 	})
 }
 
-// TestTopWithAClockThatIsAhead: the time of a sum that is sharded may be that of a region whose clock is wrong.
-func TestTopWithAClockThatIsAhead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tops := track(countertest.InMemory(t, nil), topRules)
-		defer tops.Close()
-		gain(t, tops, "v:a", 10)
-		ops := []counter.Op{{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1}}}}
-		is := counter.Counter{Key: "v:a", Kind: counter.Sum, Value: 11, Updated: time.Now().Add(time.Hour), Sharding: "1.1:s"}
-		tops.Note(t.Context(), ops, []counter.Result{{Counters: []counter.Counter{is}}})
-		got, err := tops.Top(t.Context(), topRule, 30*time.Minute, 10)
-		if want := []counter.Gained{{Key: "v:a", Value: 10}}; err != nil || !slices.Equal(got, want) {
-			t.Errorf("%v, %v, want %v", got, err, want)
-		}
-	})
-}
-
 // TestTopIsClosedLate: lists that cannot be made for a while are in the answers when they are.
 func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

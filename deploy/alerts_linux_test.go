@@ -105,6 +105,16 @@ var troubles = []trouble{
 	{name: "changes of counters are slow", series: histogram("headcount_change_to_acknowledged_seconds_bucket", 5), fires: map[string]moments{"HeadcountChangesSlow": {5 * time.Minute, open}}},
 	{name: "the store of counters refuses changes", series: map[string]string{`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100"},
 		fires: map[string]moments{"HeadcountCountersUnavailable": {3 * time.Minute, open}}},
+	{name: "counters have no owner", series: map[string]string{
+		`headcount_owner_partitions{job="us",instance="1"}`: "32", `headcount_owner_partitions{job="us",instance="2"}`: "32 31", `headcount_owner_partitions{job="eu",instance="1"}`: "64",
+	}, fires: map[string]moments{"HeadcountCountersWithoutOwner": {30 * time.Second, 0}}},
+	{name: "no owner of counters is left", series: map[string]string{
+		`headcount_owner_partitions{job="us",instance="1"}`: "64 stale", `headcount_ready{job="us",instance="2"}`: "1", `headcount_owner_partitions{job="eu",instance="1"}`: "64",
+	}, fires: map[string]moments{"HeadcountCountersWithoutOwner": {30 * time.Second, 0}}},
+	{name: "Redis has lost commits of counters", series: map[string]string{`headcount_owner_commits_total{job="us",instance="1",outcome="lost"}`: "+1"}, lasts: scrape, brief: true,
+		fires: map[string]moments{"HeadcountCountersLost": {0, 10*time.Minute - scrape}}},
+	{name: "an owner does not answer", series: map[string]string{`headcount_owner_calls_total{job="us",instance="1",outcome="unavailable"}`: "+15"},
+		fires: map[string]moments{"HeadcountOwnersUnavailable": {3 * time.Minute, open}}},
 	{name: "PostgreSQL is slow", series: map[string]string{`headcount_persist_lag_seconds{job="us",instance="1"}`: "1 61"}, fires: map[string]moments{"HeadcountPersistLag": {time.Minute, 0}}},
 	{name: "another region is silent", series: map[string]string{`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15"},
 		fires: map[string]moments{"HeadcountRegionSilent": {2 * time.Minute, 0}}},

@@ -29,25 +29,25 @@ func TestGuideHasEveryAlert(t *testing.T) {
 // The guide's numbers of formats are those of the program.
 func TestGuideHasEveryFormat(t *testing.T) {
 	guide := string(file(t, "README.md"))
-	newest := 0
-	migrations, err := filepath.Glob("../counter/counterpg/migrations/*.sql")
-	if err != nil || len(migrations) == 0 {
-		t.Fatal(migrations, err)
-	}
-	for _, path := range migrations {
-		n := 0
-		if _, err := fmt.Sscanf(filepath.Base(path), "%d_", &n); err != nil {
-			t.Fatal(path, err)
+	// newest returns the number of the last migration of a package.
+	newest := func(pkg string) (n int) {
+		migrations, err := filepath.Glob("../" + pkg + "/migrations/*.sql")
+		if err != nil || len(migrations) == 0 {
+			t.Fatal(pkg, migrations, err)
 		}
-		newest = max(newest, n)
+		if _, err := fmt.Sscanf(filepath.Base(slices.Max(migrations)), "%d_", &n); err != nil {
+			t.Fatal(pkg, err)
+		}
+		return n
 	}
 	for row, source := range map[string]struct{ file, pattern string }{
 		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
 		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
 		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/processes.go", `(?m)^const format = (\d+)$`},
-		"counters in Redis":                                                {"../counter/counterredis/counterredis.go", `(?m)^const Format = (\d+)$`},
+		"counters in Redis":                                                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
 		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
-		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
+		"tables of rows in PostgreSQL":                                     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
+		"tables of counters in PostgreSQL":                                 {"", fmt.Sprint(newest("counter/exactpg"))},
 		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`counters.db` in `--data-dir`":                                    {"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`webhooks.db` in `--data-dir`":                                    {"../internal/webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},

@@ -10,7 +10,9 @@
 -- then     fact, value, …. A value may be a list, a,b,c: each of its values is accepted,
 --          and the first is written. If there are facts, the first given fact is one
 --          of them. Any other given fact that is missing belongs to a later version,
---          and is added. The script ignores facts that are not given. The fact postgres is
+--          and is added. The script ignores facts that are not given. The fact counters is
+--          written with the first facts and never compared: who has counters of another
+--          format beside serves presence all the same. The fact postgres is
 --          added as 'behind 2', or changed to it from none or behind, only while no other
 --          process uses counters: gateways do, and perhaps who has no roles, as it starts or ends.
 -- Returns  {'ok', number of seals, id, seal, …, name, 'end incarnation roles', …} of all live leases,
@@ -23,7 +25,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local leases = redis.call('HGETALL', KEYS[2])
 local runs = false -- the process was accepted and has its lease, so it only restores missing facts
-local gateways, unclear = false, false -- among the others
+local gateways, unclear = false, false -- among the others; presence nodes use counters as gateways do
 for i = 1, #leases, 2 do
   local ends, roles = string.match(leases[i + 1], '^(%d+) %d+ (.*)$')
   if tonumber(ends or 0) > now + 3 * ARGV[4] then -- the clock has gone back; a process that runs renews its lease in time
@@ -32,7 +34,7 @@ for i = 1, #leases, 2 do
     redis.call('HSET', KEYS[2], leases[i], leases[i + 1])
   end
   if leases[i] ~= ARGV[1] and tonumber(ends or 0) > now then
-    gateways = gateways or string.find(roles, 'gateway', 1, true) ~= nil
+    gateways = gateways or string.find(roles, 'gateway', 1, true) ~= nil or string.find(roles, 'presence', 1, true) ~= nil
     unclear = unclear or roles == ''
   end
   runs = runs or ARGV[5] == '2' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
@@ -61,15 +63,16 @@ for i = from, to, 2 do
 end
 for i = first, #ARGV, 2 do
   local value, ours = known[ARGV[i]], ARGV[i + 1]
-  local new = not value and (runs or #facts == 0 or i > first)
+  local isCounters = ARGV[i] == 'counters'
+  local new = not value and (#facts == 0 or not isCounters and (runs or i > first))
   if ARGV[i] == 'postgres' and ours == 'behind 2' and #facts > 0 and not runs and (value or 'none') ~= ours then
     if unclear and not gateways then return {'wait'} end
     new = not gateways and value ~= 'beside'
   end
-  if not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
+  if not new and not runs and not isCounters and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
     return {'differs', ARGV[i], value or ''}
   end
-  if new or not runs then -- the first value of a list is written, so that secrets can rotate
+  if new or not runs and not isCounters then -- the first value of a list is written, so that secrets can rotate
     write[#write + 1] = ARGV[i]
     write[#write + 1] = (string.gsub(ours, ',.*', ''))
   end

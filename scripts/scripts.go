@@ -35,28 +35,6 @@ const (
 	Sweep    Name = "sweep"
 	Values   Name = "values"
 
-	CounterApply       Name = "counter_apply"
-	CounterBegin       Name = "counter_begin"
-	CounterCheckpoint  Name = "counter_checkpoint"
-	CounterDimension   Name = "counter_dimension"
-	CounterDump        Name = "counter_dump"
-	CounterAcknowledge Name = "counter_acknowledge"
-	CounterEvict       Name = "counter_evict"
-	CounterHistory     Name = "counter_history"
-	CounterLedger      Name = "counter_ledger"
-	CounterLimit       Name = "counter_limit"
-	CounterLog         Name = "counter_log"
-	CounterMerge       Name = "counter_merge"
-	CounterLoad        Name = "counter_load"
-	CounterNote        Name = "counter_note"
-	CounterShard       Name = "counter_shard"
-	CounterSharded     Name = "counter_sharded"
-	CounterRead        Name = "counter_read"
-	CounterRestore     Name = "counter_restore"
-	CounterStage       Name = "counter_stage"
-	CounterStatus      Name = "counter_status"
-	CounterDrain       Name = "counter_drain"
-
 	HookAcknowledge Name = "hook_acknowledge"
 	HookTake        Name = "hook_take"
 	HookReport      Name = "hook_report"
@@ -72,13 +50,6 @@ var Rows = []Name{RowsClaim, RowsCommit}
 // Webhooks are the scripts of webhooks.
 var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
-// Counters are the scripts of durable counters.
-var Counters = []Name{
-	CounterApply, CounterBegin, CounterCheckpoint, CounterDimension, CounterDump, CounterAcknowledge, CounterEvict, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterShard, CounterSharded, CounterRead, CounterRestore, CounterStage,
-	CounterStatus, CounterDrain,
-}
-
 // Presence are the scripts of presence, in the order of the alphabet.
 var Presence = []Name{
 	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog, Remember, Renew, Resize, Save, Sweep, Values,
@@ -86,7 +57,7 @@ var Presence = []Name{
 
 // Marked are the scripts whose changes are acknowledged to users, and the one that every process runs regularly. Mark
 // precedes them, so that the process notices when Redis loses what it acknowledged (mark.lua).
-var Marked = []Name{Change, CounterApply, CounterShard, Renew, Save}
+var Marked = []Name{Change, Renew, Save}
 
 //go:embed *.lua
 var files embed.FS

@@ -17,28 +17,28 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	included := map[string]bool{"mark.lua": true}
-	for _, name := range slices.Concat(Presence, Counters, Webhooks, Rows) {
+	for _, name := range slices.Concat(Presence, Webhooks, Rows) {
 		for _, m := range includes.FindAllStringSubmatch(read(string(name)+".lua"), -1) {
 			included[m[1]] = true
 		}
 	}
 	for _, file := range all {
 		name, _ := strings.CutSuffix(file, ".lua")
-		if slices.Contains(slices.Concat(Presence, Counters, Webhooks, Rows), Name(name)) == included[file] {
+		if slices.Contains(slices.Concat(Presence, Webhooks, Rows), Name(name)) == included[file] {
 			t.Errorf("%s is neither a script nor included, or both", file)
 		}
 		if includes.MatchString(read(file)) && included[file] {
 			t.Errorf("%s is included and includes another", file)
 		}
 	}
-	if n := len(all) - len(included); n != len(Presence)+len(Counters)+len(Webhooks)+len(Rows) {
+	if n := len(all) - len(included); n != len(Presence)+len(Webhooks)+len(Rows) {
 		t.Errorf("%d names for %d scripts", len(Presence), n)
 	}
 }
 
 // TestOneEnvelope: only one file builds what is published.
 func TestOneEnvelope(t *testing.T) {
-	for _, name := range slices.Concat(Presence, Counters, Webhooks, Rows) {
+	for _, name := range slices.Concat(Presence, Webhooks, Rows) {
 		own := read(string(name) + ".lua")
 		source := name.Source()
 		if includes.MatchString(source) {

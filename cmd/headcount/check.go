@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,8 +24,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
-	"headcount/counter/counterpg"
-	"headcount/counter/counterredis"
+	"headcount/counter/cluster"
+	"headcount/counter/routed"
 	"headcount/gateway/counterapi"
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
@@ -328,6 +330,36 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 		}
 		c.checkProcess(ctx, f, p.Name)
 	}
+	if len(found.Problems) == 0 {
+		c.checkOwners(ctx, f, found.Processes)
+	}
+}
+
+// checkOwners says which processes own the counters. Processes that have just started may not own anything yet, and a
+// partition that nobody has ever used has no owner.
+func (c *checkCommand) checkOwners(ctx context.Context, f *findings, running []presence.Process) {
+	const thing = "counters"
+	owned, err := cluster.Owners(ctx, c.Config.Redis)
+	if err != nil {
+		f.wrongf(thing, "%v.", err)
+		return
+	}
+
+	gone := 0
+	for _, owner := range slices.Sorted(maps.Keys(owned)) {
+		runs := slices.ContainsFunc(running, func(p presence.Process) bool {
+			return presence.IncarnationName(p.Name, p.Incarnation) == owner
+		})
+		if !runs {
+			gone += owned[owner]
+			continue
+		}
+		f.finef(thing, "%s owns %d of %d partitions.", presence.ProcessOf(owner), owned[owner], cluster.Partitions)
+	}
+	if gone > 0 && len(running) > 0 {
+		f.wrongf(thing, "%d of %d partitions are of processes that have ended, and changes of their counters wait; "+
+			"see whether a process with the role presence runs, and what it logs.", gone, cluster.Partitions)
+	}
 }
 
 // checkProcess checks that another process can be reached over TCP and UDP.
@@ -353,7 +385,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: counterredis.Format}, nil)
+		found := presenceredis.Check(one, redisconn.Config{URL: link, Dial: c.Patience, Log: zerolog.Nop()}, presenceredis.Facts{Region: name, Counters: cluster.Format}, nil)
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)
@@ -375,7 +407,8 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	const thing = "--postgres"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found, err := counterpg.Check(ctx, counterpg.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
+	isBehind := c.Config.Redis != "" && len(c.Config.Peers) == 0
+	found, err := routed.Check(ctx, c.Config.Postgres, isBehind)
 	if err = refusedPostgres(err); err != nil {
 		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or correct the URL"}
 		errors.As(err, &s)

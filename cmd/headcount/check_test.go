@@ -108,7 +108,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
 	newer := postgres.Database(t)
-	postgres.Exec(t, newer, "create table headcount_migrations as select 99 as version_id, true as is_applied")
+	postgres.Exec(t, newer, "create table headcount_rows_migrations as select 99 as version_id, true as is_applied")
 	server, below, private := run(t), run(t, "--base-path=/live"), run(t, "--private=*", "--api-key=a key that is long")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -346,8 +346,15 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
 		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
 	status, _, all := check(t, args...)
-	if status != exitOK || !strings.Contains(all, cluster+" is reached over TCP and UDP") || !strings.Contains(all, "and TCP and UDP to ") {
-		t.Errorf("status %d\n%s", status, all)
+	for _, want := range []string{cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions"} {
+		if status != exitOK || !strings.Contains(all, want) {
+			t.Errorf("status %d, without %q\n%s", status, want, all)
+		}
+	}
+	owned := redis.Do(t, "KEYS", "hc:{r*}:o").([]any)
+	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
+	if status, _, all := check(t, args...); status != exitFailure || !strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
+		t.Errorf("a partition of a process that has ended: status %d\n%s", status, all)
 	}
 	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
 	if status != exitFailure || !strings.Contains(all, "processes without --postgres use this Redis; end all of them") {

@@ -5,7 +5,9 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -13,7 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"headcount/counter/pipeline"
+	"headcount/counter/cluster"
+	"headcount/counter/link"
 	"headcount/internal/redisconn"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -84,13 +87,13 @@ func (t traffic) Carried(sent, received int) {
 	t.received.Add(float64(received))
 }
 
-// connect opens the one connection of this process to each Redis: to its own, and to those of the other
-// regions unless its roles do not need them. It does not wait for an answer.
+// connect opens the one connection of this process to each Redis: to its own, and to those of the other regions, which
+// every role needs. It does not wait for an answer.
 func (s *system) connect() (err error) {
 	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
 		return fmt.Errorf("--redis: %w", err)
 	}
-	if len(s.cfg.Peers) == 0 || !s.member.Has(presence.RoleDispatcher) && !s.member.Has(presence.RoleGateway) {
+	if len(s.cfg.Peers) == 0 {
 		return nil
 	}
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -106,7 +109,7 @@ func (s *system) connect() (err error) {
 		if err != nil {
 			return fmt.Errorf("--peer %s: %w", name, err)
 		}
-		s.peers = append(s.peers, pipeline.Peer{Name: name, Conn: conn})
+		s.peers = append(s.peers, cluster.Peer{Name: name, Conn: conn})
 	}
 	return nil
 }
@@ -153,15 +156,51 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	if err != nil {
 		return nil, err
 	}
+	if err := s.openOwners(ctx, self, n.client); err != nil {
+		return nil, err
+	}
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Users: s.member, Reports: s,
+		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
 	})
 	if err != nil {
 		return nil, err
 	}
 	n.server = httpServer(calls, s.log)
 	return n, nil
+}
+
+// openOwners opens this process's part in the counters of the cluster.
+func (s *system) openOwners(ctx context.Context, self presence.Process, client *rpc.Client) (err error) {
+	cfg := cluster.Config{
+		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log,
+		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
+			stream, key, err := client.Link(ctx, addr)
+			if errors.Is(err, rpc.ErrNoLink) {
+				err = fmt.Errorf("%w: %w", link.ErrRefused, err)
+			}
+
+			return stream, key, err
+		},
+	}
+	if s.cfg.Postgres != "" && len(s.peers) == 0 && s.hasCounters() {
+		if cfg.Behind, err = s.openBehind(ctx); err != nil {
+			return err
+		}
+		cfg.ColdAfter = s.cfg.ColdAfter
+	}
+	if len(s.peers) > 0 {
+		cfg.Region = s.cfg.Region
+		cfg.Peers = s.peers
+		cfg.Postgres = s.cfg.Postgres
+	}
+	if s.owners, err = cluster.Open(ctx, cfg); err != nil {
+		return refusedPostgres(err)
+	}
+	s.closers = append(s.closers, s.owners.Close)
+	s.parts.Owners = s.owners
+
+	return nil
 }
 
 // checkValue identifies the cluster secrets without revealing them.

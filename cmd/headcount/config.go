@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/counterpg"
 	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/gateway/pusher"
+	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
@@ -57,8 +57,8 @@ type Config struct {
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
 	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`
 	PersistInterval time.Duration `type:"days" placeholder:"TIME" default:"1s" group:"counters" help:"With --redis and --postgres: how long a change may be in Redis alone."`
-	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that was not used for this long is evicted from Redis. At least --persist-interval."`
-	HotRate         int           `hidden:"" type:"number" placeholder:"N" default:"1000" group:"counters" help:"With --redis: how many writes per second of one sum, by all processes together, split it into 16 shards."`
+	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody changed for this long is evicted from Redis. At least --persist-interval."`
+	HotRate         int           `hidden:"" type:"number" placeholder:"N" group:"counters" help:"Gone; it is refused."`
 
 	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
 	LastSeen  time.Duration  `type:"days-or-0" placeholder:"TIME" default:"0" group:"times" help:"How long it is remembered when a user was last here, such as 30d, of a million users at most. Servers with an API key may ask for it. From 1s to 365d; 0: it is not remembered."`
@@ -286,14 +286,14 @@ func (c *Config) checkRegions() error {
 
 // checkCounters checks the settings of counters, and reads the rules.
 func (c *Config) checkCounters() error {
-	if c.HotRate == 0 {
-		return setting.Errorf("hot-rate", "0 splits every sum; give at least 1")
+	if c.HotRate != 0 {
+		return setting.Errorf("hot-rate", "it is gone, because sums are no longer split, however often they change; leave it out")
 	}
 	if c.ColdAfter < c.PersistInterval {
 		return setting.Errorf("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
 	}
 	if c.Postgres != "" {
-		if problem := counterpg.CheckURL(c.Postgres); problem != "" {
+		if problem := postgres.CheckURL(c.Postgres); problem != "" {
 			return setting.Errorf("postgres", "%s", problem)
 		}
 	}
@@ -430,7 +430,7 @@ func (c *Config) Warnings() []string {
 	if slices.ContainsFunc(keys, padded) {
 		out = append(out, "--api-key begins or ends with white space, such as a newline, which no header can; it is ignored: remove it")
 	}
-	for _, name := range counterpg.Ignored(c.Postgres) {
+	for _, name := range postgres.Ignored(c.Postgres) {
 		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
 	}
 	for _, name := range c.Strangers {

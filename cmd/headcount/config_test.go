@@ -65,7 +65,7 @@ func defaults() Config {
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
 		ACMEURL:   "https://acme-v02.api.letsencrypt.org/directory",
 		JWTLeeway: time.Minute, CookieName: "headcount_id",
-		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, WebhookSettle: 5 * time.Second,
+		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, TraceEvery: 100, WebhookSettle: 5 * time.Second,
 		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins, Proxies: &identity.Proxies{},
 	}
 }
@@ -326,7 +326,7 @@ var refused = map[string]struct {
 	"last-seen of half a second":                {flag: "last-seen", args: "--last-seen 500ms"},
 	"last-seen of more than a year":             {flag: "last-seen", args: "--last-seen 366d"},
 	"last-seen below 0":                         {flag: "last-seen", args: "--last-seen=-1h"},
-	"hot-rate of 0":                             {flag: "hot-rate", args: "--hot-rate 0"},
+	"hot-rate, which is gone":                   {flag: "hot-rate", args: "--hot-rate 1000"},
 	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
 	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
 	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},

@@ -13,14 +13,10 @@ import (
 // openPipeline opens the counters and limits of this process.
 func (s *system) openPipeline(ctx context.Context) (err error) {
 	cfg := pipeline.Config{
-		Redis: s.redis, Peers: s.peers, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
-		PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, HotRate: s.cfg.HotRate,
-		Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
+		Cluster: s.owners, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
+		Registerer: s.registry, Log: s.log,
 	}
-	if len(s.peers) > 0 {
-		cfg.Region = s.cfg.Region
-	}
-	if cfg.Redis == nil && cfg.Postgres != "" {
+	if cfg.Cluster == nil && cfg.Postgres != "" {
 		if err := noCountersIn(cfg.DataDir); err != nil {
 			return err
 		}

@@ -14,11 +14,11 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterpg"
-	"headcount/counter/counterredis"
+	"headcount/counter/cluster"
 	"headcount/counter/local"
-	"headcount/counter/tiered"
+	"headcount/counter/routed"
 	"headcount/counter/transfer"
+	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
@@ -53,20 +53,19 @@ type counterStore interface {
 	counter.Restorer
 }
 
-// redisStore is a counterStore in Redis, which other processes may be using.
-type redisStore interface {
-	counterStore
-	Leases(context.Context) ([]string, error)
+// completer is a counterStore that has to know when an import is whole.
+type completer interface {
+	Complete(ctx context.Context) error
 }
 
 // connectedStore closes its connection, too.
 type connectedStore struct {
-	redisStore
+	*cluster.Sole
 	conn *redisconn.Conn
 }
 
 // Close is as counter.Store says.
-func (s *connectedStore) Close() error { return errors.Join(s.redisStore.Close(), s.conn.Close()) }
+func (s *connectedStore) Close() error { return errors.Join(s.Sole.Close(), s.conn.Close()) }
 
 // open opens the store. fresh permits that the store is created; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
@@ -74,15 +73,17 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		return nil, setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
 	}
 	if p.Postgres != "" {
-		if problem := counterpg.CheckURL(p.Postgres); problem != "" {
+		if problem := postgres.CheckURL(p.Postgres); problem != "" {
 			return nil, setting.Errorf("postgres", "%s", problem)
 		}
 	}
 	switch {
+	case p.Redis != "" && p.Postgres != "" && !p.Regions:
+		return p.openBehindImport(ctx, rules)
 	case p.Redis != "":
 		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
-		s, err := counterpg.Open(ctx, counterpg.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
+		s, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 		if err != nil {
 			return nil, refusedPostgres(err)
 		}
@@ -105,6 +106,17 @@ type dump interface {
 
 // openDump opens the store for an export.
 func (p place) openDump(ctx context.Context) (dump, error) {
+	if p.Postgres != "" && !p.Regions {
+		return p.openPostgresDump(ctx)
+	}
+	if p.Redis != "" && p.Postgres == "" && !p.Regions {
+		conn, err := p.dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+
+		return &connectedExport{cluster.OpenExport(conn), conn}, nil
+	}
 	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
 		return p.open(ctx, false, counter.BuiltinRules())
 	}
@@ -122,8 +134,64 @@ func (p place) openDump(ctx context.Context) (dump, error) {
 	return from, nil
 }
 
-// openRedis opens a store in Redis, alone or with PostgreSQL.
+// openRedis opens a store in Redis alone, or that of a region.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !p.Regions {
+		return openImport(ctx, conn, rules)
+	}
+
+	store, err := openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
+	if err != nil {
+		_ = conn.Close()
+		return nil, refusedPostgres(err)
+	}
+	connected := &connectedStore{store, conn}
+	running, err := leases(ctx, connected)
+	if err == nil && fresh && len(running) > 0 {
+		slices.Sort(running)
+		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
+	}
+	if err == nil && fresh {
+		err = store.Own(ctx)
+	}
+	if err != nil {
+		_ = connected.Close()
+		return nil, err
+	}
+
+	return connected, nil
+}
+
+// openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
+func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (*cluster.Sole, error) {
+	cfg.Redis = conn
+	cfg.Log = zerolog.Nop()
+	opened, err := cluster.OpenSole(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+
+	return opened, nil
+}
+
+// leases returns the processes that use the Redis of a store. It waits for Redis to answer.
+func leases(ctx context.Context, store *connectedStore) (running []string, err error) {
+	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		running, err = store.Leases(ctx)
+		var other *counter.FormatError
+		refused := errors.As(err, &other)
+		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
+			return running, err
+		}
+	}
+}
+
+// dial opens a connection to Redis, and waits until it answers.
+func (p place) dial(ctx context.Context) (*redisconn.Conn, error) {
 	if problem := redisconn.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
 	}
@@ -134,41 +202,48 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	if err != nil {
 		return nil, fmt.Errorf("--redis: %w", err)
 	}
-	var store redisStore
-	switch {
-	case p.Regions:
-		store, err = tiered.OpenBeside(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
-	case p.Postgres != "":
-		store, err = tiered.Open(ctx, tiered.Config{Redis: conn, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
-	default:
-		store = counterredis.New(counterredis.Config{Conn: conn, Rules: rules, Log: zerolog.Nop()})
-	}
-	if err != nil {
-		_ = conn.Close()
-		return nil, refusedPostgres(err)
-	}
-	store = &connectedStore{store, conn}
-	running, err := leases(ctx, store)
-	if err == nil && fresh && len(running) > 0 {
-		slices.Sort(running)
-		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
-	}
-	if err != nil {
-		_ = store.Close()
-		return nil, err
-	}
-	return store, nil
-}
 
-// leases returns the processes that use the Redis of a store. It waits for Redis to answer.
-func leases(ctx context.Context, store redisStore) (running []string, err error) {
-	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
-		running, err = store.Leases(ctx)
-		refused := errors.Is(err, counterredis.ErrFormat) || errors.Is(err, counterredis.ErrFront)
-		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
-			return running, err
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		_, err := caller.Known(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("--redis: %w", err)
 		}
 	}
+}
+
+// connectedExport is the counters in a Redis alone, with their connection.
+type connectedExport struct {
+	*cluster.Export
+	conn *redisconn.Conn
+}
+
+// Close is as dump says.
+func (d *connectedExport) Close() error { return errors.Join(d.Export.Close(), d.conn.Close()) }
+
+// connectedImport is a counterStore in a Redis alone, with its connection.
+type connectedImport struct {
+	*cluster.Import
+	conn *redisconn.Conn
+}
+
+// Close is as counter.Store says.
+func (i *connectedImport) Close() error { return errors.Join(i.Import.Close(), i.conn.Close()) }
+
+// openImport opens a store in Redis alone.
+func openImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (counterStore, error) {
+	store, err := cluster.OpenImport(ctx, conn, rules)
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+
+	return &connectedImport{store, conn}, nil
 }
 
 // dialled is how long it may take until Redis answers.
@@ -176,8 +251,8 @@ const dialled = 3 * time.Second
 
 // refusedPostgres turns an error about the configuration of the database into an error about --postgres.
 func refusedPostgres(err error) error {
-	if errors.Is(err, counterpg.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
+	if errors.Is(err, postgres.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
 	return err
@@ -312,6 +387,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	if whole, ok := store.(completer); ok {
+		if err := whole.Complete(ctx); err != nil {
+			return fmt.Errorf("import: %s: %w", name, err)
+		}
 	}
 	report.print("in all")
 	return nil

@@ -16,7 +16,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterpg"
 	"headcount/counter/countertest"
 	"headcount/counter/local"
 	"headcount/internal/pgtest"
@@ -215,14 +214,10 @@ func TestClockImportIsKilled(t *testing.T) {
 	if _, err := in.Write(text[:len(text)*2/3]); err != nil { // the rest never comes
 		t.Fatal(err)
 	}
-	pg, err := counterpg.Open(t.Context(), counterpg.Config{URL: url, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pg.Close()
 	testkit.Eventually(t, "counters in PostgreSQL", func() bool {
-		all, err := pg.Aggregate(t.Context(), "views:")
-		return err == nil && all.Counters > 0
+		const is = "select to_regclass('headcount_counters') is not null"
+		const some = "select exists (select from headcount_counters where key like 'views:%')"
+		return pgtest.Query[bool](t, url, is) && pgtest.Query[bool](t, url, some)
 	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -294,12 +289,30 @@ func TestServerExportsOfRedis(t *testing.T) {
 	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
 		t.Errorf("while a process runs: %d %s", status, said)
 	}
-	redis.Do(t, "HSET", "hc:{c}:facts", "counters", "1")
-	for _, verb := range []string{"export", "import"} {
-		if status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis", redis.URL()); status != exitFailure || !strings.Contains(said, `theirs is "1", this version knows 2`) {
-			t.Errorf("%s of another format: %d %s", verb, status, said)
+	redis.Do(t, "DEL", "hc:{c}:leases")
+	refused := func(verb, says string) {
+		t.Helper()
+		if status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis", redis.URL()); status != exitFailure || !strings.Contains(said, says) {
+			t.Errorf("%s: %d %s", verb, status, said)
 		}
 	}
+	redis.Do(t, "HSET", "hc:{c}:facts", "format", "5", "counters", "4", "postgres", "none")
+	refused("export", `their format is "4", this one knows 3`)
+	refused("import", `their format is "4", this one knows 3`)
+	// Those of an earlier release stay where they are. What is imported beside them is served when it is whole.
+	redis.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	refused("export", `their format is "2", this one knows 3`)
+	refused("import", "bad file: it is empty")
+	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "2" {
+		t.Errorf("after an import that failed the counters are of format %v", is)
+	}
+	must("import", "--redis", redis.URL(), "--file", first)
+	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
+		t.Errorf("after an import the counters are of format %v", is)
+	}
+	redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind 2")
+	refused("export", "give its --postgres, too")
+	refused("import", "give its --postgres, too")
 }
 
 // A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that come along.
@@ -333,6 +346,29 @@ func TestServerImportOfARegion(t *testing.T) {
 		if err := store.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestServerARegionKeepsWhatIsFromElsewhere, also while it has no name, as no process has started there yet.
+func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
+	const elsewhere = `"elsewhere":"0 0 eu/1/3/3/0/0"`
+	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
+{"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4",` + elsewhere + `}
+{"key":"views:2","kind":"sum","value":7,"updated":1,"version":"5-4"}
+{"counters":2,"deleted":0}
+`
+	redis := redistest.Start(t)
+	stores := []string{"--regions", "--redis", redis.URL(), "--postgres", pgtest.Single(t).Database(t)}
+	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // an earlier release has used it
+	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...); status != exitOK {
+		t.Fatal(said)
+	}
+	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
+	if status != exitOK || strings.Count(out, elsewhere) != 1 || strings.Count(out, "elsewhere") != 1 {
+		t.Errorf("%d %s, the export is %s", status, said, out)
+	}
+	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
+		t.Errorf("after the import the counters are of format %v", is)
 	}
 }
 

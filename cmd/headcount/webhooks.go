@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"headcount/counter/counterredis"
+	"headcount/counter/cluster"
 	"headcount/internal/setting"
 	"headcount/internal/webhook"
 	"headcount/internal/webhook/webhookmem"
@@ -35,15 +35,16 @@ func (c *Config) checkWebhooks() error {
 // facts returns the facts that the processes of the region must agree on. A process without webhooks
 // leaves out the format of their data.
 func (c *Config) facts() presenceredis.Facts {
-	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: counterredis.Format}
-	if c.HasRole(presence.RoleGateway) {
+	f := presenceredis.Facts{Region: c.Region, Secret: checkValue(c.ClusterSecrets), Counters: cluster.Format}
+	owns := c.HasRole(presence.RolePresence)
+	if c.HasRole(presence.RoleGateway) || owns {
 		switch {
 		case c.Postgres == "":
-			f.Postgres = counterredis.PostgresNone
+			f.Postgres = presenceredis.PostgresNone
 		case len(c.Peers) > 0:
-			f.Postgres = counterredis.PostgresBeside
+			f.Postgres = presenceredis.PostgresBeside
 		default:
-			f.Postgres = counterredis.PostgresBehind
+			f.Postgres = presenceredis.PostgresBehind
 		}
 	}
 	if len(c.Hooks) > 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/counter/cluster"
 	"headcount/counter/pipeline"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -64,8 +65,9 @@ type system struct {
 	embedded *presencemem.Store // the same as store, if store is the embedded one; otherwise nil
 	where    string             // says in the log where the store is
 	redis    *redisconn.Conn    // nil over the embedded store
-	peers    []pipeline.Peer    // the Redis of each other region, if this process sends something there
+	peers    []cluster.Peer     // the Redis of each other region
 	network  *network           // nil over the embedded store
+	owners   *cluster.Process   // nil over the embedded store
 	certs    *certificates      // nil: visitors do not speak TLS to this process
 	hashKey  []byte             // of user hashes; nil: the cluster has it
 	closers  []func() error     // called in reverse order; nobody could act on their errors

@@ -8,13 +8,16 @@
 //	owner      the partitions of this process
 //	link       connections to other processes, and from them
 //	owners     which process owns which partition
+//	region     with other regions: what this process owns goes to them, and what they send comes here
 //	call       the Store: changes go to owners, reads go to Redis
 package cluster
 
 import (
+	"context"
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +28,7 @@ import (
 	"headcount/counter/link"
 	"headcount/counter/owner"
 	"headcount/counter/owners"
+	"headcount/counter/routed"
 	"headcount/internal/redisconn"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
@@ -37,6 +41,15 @@ type Config struct {
 	Redis *redisconn.Conn  // required
 	// Rules say where the counters of NewStore are. Owners need none: they judge by the rules of who calls them.
 	Rules *counter.Rules
+	// Behind is PostgreSQL behind this Redis; nil: there is none. Close closes it.
+	Behind    *routed.Behind
+	ColdAfter time.Duration // with Behind: a counter that nobody has changed for so long leaves Redis
+	// Region is the name of this region, and Peers are the others. Without others nothing is shared.
+	Region string
+	Peers  []Peer
+	// Postgres is the URL of the PostgreSQL that has the exact counters of all regions. Empty: each region has its own
+	// in Redis.
+	Postgres string
 	// Dial makes a link to the process with that name. Required.
 	Dial       link.Dial
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
@@ -52,11 +65,14 @@ type Process struct {
 	cfg       Config
 	name      string // that no other process has, nor this one before a restart
 	rows      *rowsredis.Store
+	over      rows.Store   // the same, with heads of exact counters from elsewhere
 	owner     *owner.Owner // nil: this process owns nothing
+	shared                 // with other regions
 	directory *owners.Directory
 	client    *link.Client
 	server    *link.Server
 	metrics   *metrics
+	refused   atomic.Pointer[counter.FormatError] // see Refused
 
 	mu          sync.Mutex // guards the fields below
 	owning, all []string   // as the directory knows them
@@ -65,10 +81,25 @@ type Process struct {
 }
 
 // Open returns this process's part in the counters. It has none before SetProcesses says which processes there are. It
-// does not wait for Redis. Close ends it.
-func Open(cfg Config) *Process {
+// does not wait for Redis. It fails if settings cannot work. Close ends it.
+func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: accept})
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: p.accept})
+	p.over = p.rows
+	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
+	isBeside := cfg.Postgres != "" && serves
+	switch {
+	case cfg.Behind != nil:
+		cfg.Behind.Begin(p.rows)
+		p.over = cfg.Behind.Rows()
+	case isBeside:
+		if err := p.openBeside(ctx); err != nil {
+			p.rows.Close()
+			return nil, err
+		}
+		p.over = p.beside.Rows()
+	}
+	p.openPeers()
 	p.client = link.NewClient(cfg.Dial)
 
 	directory := owners.Config{
@@ -76,7 +107,7 @@ func Open(cfg Config) *Process {
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
 	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
-		p.owner = owner.New(&measured{Store: p.rows, metrics: p.metrics, log: cfg.Log}, owner.Config{Name: p.name, WriteTimeout: writeTimeout})
+		p.owner = p.newOwner()
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
@@ -86,7 +117,25 @@ func Open(cfg Config) *Process {
 		p.metrics.register(cfg.Registerer, p)
 	}
 
-	return p
+	return p, nil
+}
+
+// newOwner returns the owner of this process, which shares what it owns with other regions.
+func (p *Process) newOwner() *owner.Owner {
+	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout, ExactOutside: p.beside != nil}
+	if p.cfg.Behind != nil {
+		p.putBehind(&cfg)
+	}
+	if p.HasPeers() {
+		p.share(&cfg)
+	}
+
+	o := owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)
+	if p.region != nil {
+		p.region.Start(o)
+	}
+
+	return o
 }
 
 // SetProcesses says which processes there are. One without a role is about to leave: it should own nothing, and may own
@@ -144,7 +193,7 @@ func (p *Process) NewStore(states counter.States) *call.Store {
 		p.observe(states)
 	}
 
-	return call.NewStore(p.rows, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})
+	return call.NewStore(p.over, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})
 }
 
 const (
@@ -172,12 +221,17 @@ func Combining() counter.CombinerConfig {
 // Store first.
 func (p *Process) Close() error {
 	p.directory.Close()
+	if p.region != nil {
+		p.region.Close()
+	}
 	if p.owner != nil {
 		p.owner.Close()
 	}
 	p.server.Close()
 	p.client.Close()
+	err := p.closeBehind()
+	p.closeShared()
 	p.rows.Close()
 
-	return nil
+	return err
 }

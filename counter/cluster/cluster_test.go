@@ -20,6 +20,7 @@ import (
 	"headcount/counter/cluster"
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
+	"headcount/internal/pgtest"
 	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/rows"
@@ -28,12 +29,13 @@ import (
 	"headcount/presence"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop, redistest.Stop) }
 
 // world is processes over one Redis.
 type world struct {
-	url string
-	all []*process
+	url  string
+	with func(*cluster.Config) // optional
+	all  []*process
 }
 
 // process is one process. Its name is the address at which it listens for the others.
@@ -43,7 +45,8 @@ type process struct {
 	redis    *redisconn.Conn
 	registry *prometheus.Registry
 	log      servertest.Log
-	store    *call.Store
+	store    *call.Store   // without other regions
+	shared   counter.Store // with other regions
 
 	listener net.Listener
 	wg       sync.WaitGroup // accept, and Serve for each connection
@@ -67,14 +70,24 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	p.self = presence.Process{
 		Name: listener.Addr().String(), Roles: roles, Incarnation: presence.NewIncarnation(time.Now()),
 	}
-	p.Process = cluster.Open(cluster.Config{
+	cfg := cluster.Config{
 		Self: p.self, Redis: p.redis, Rules: countertest.Rules, Dial: p.dial, Registerer: p.registry,
 		Log: zerolog.New(&p.log).Level(zerolog.WarnLevel),
-	})
+	}
+	if w.with != nil {
+		w.with(&cfg)
+	}
+	if p.Process, err = cluster.Open(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
 	w.introduce()
-	p.store = p.NewStore(nil)
+	if p.HasPeers() {
+		p.shared = p.NewSharedStore(nil, nil)
+	} else {
+		p.store = p.NewStore(nil)
+	}
 	t.Cleanup(func() { p.end(t, false) })
 
 	return p
@@ -127,7 +140,7 @@ func (p *process) end(t testing.TB, killed bool) {
 		_ = p.redis.Close()
 		p.disconnect()
 	}
-	if err := p.store.Close(); err != nil {
+	if err := p.closeStore(); err != nil {
 		t.Error(err)
 	}
 	_ = p.Close()
@@ -136,6 +149,14 @@ func (p *process) end(t testing.TB, killed bool) {
 	if !killed {
 		_ = p.redis.Close()
 	}
+}
+
+func (p *process) closeStore() error {
+	if p.shared != nil {
+		return p.shared.Close()
+	}
+
+	return p.store.Close()
 }
 
 func (p *process) disconnect() {

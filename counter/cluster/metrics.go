@@ -25,8 +25,14 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	outcomes := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
+	// A series that only begins with its first event has no increase by it, and an alert would miss that event.
+	outcomes := func(name, help string, all ...string) *prometheus.CounterVec {
+		counters := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
+		for _, outcome := range all {
+			counters.WithLabelValues(outcome)
+		}
+
+		return counters
 	}
 	seconds := func(name, help string) prometheus.Histogram {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -36,16 +42,19 @@ func newMetrics() *metrics {
 
 	return &metrics{
 		calls: outcomes("headcount_owner_calls_total",
-			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown)."),
+			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown).",
+			"made", "busy", "unavailable"),
 		callSeconds: seconds("headcount_owner_call_seconds",
 			"How long calls to the owners of counters took, with their repetitions."),
 		commits: outcomes("headcount_owner_commits_total",
 			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used before), "+
-				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown)."),
+				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown).",
+			"made", "known", "fenced", "lost", "full", "unavailable"),
 		commitSeconds: seconds("headcount_owner_commit_seconds",
 			"How long Redis took over commits that were made together."),
 		claims: outcomes("headcount_owner_claims_total",
-			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed."),
+			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed.",
+			"made", "refused", "failed"),
 	}
 }
 
@@ -132,7 +141,7 @@ func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := s.Store.Commit(ctx, commits)
 	s.metrics.commitSeconds.Observe(time.Since(began).Seconds())
 	for i, err := range errs {
-		s.metrics.commits.WithLabelValues(commitOutcome(err)).Inc()
+		s.metrics.commits.WithLabelValues(commitOutcome(&commits[i], err)).Inc()
 		s.tell(&commits[i], err)
 	}
 
@@ -141,10 +150,7 @@ func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 // tell logs that Redis has lost commits, or a claim.
 func (s *measured) tell(c *rows.Commit, err error) {
-	var fenced *rows.Fenced
-	var lost *rows.Lost
-	gone := errors.As(err, &lost) || errors.As(err, &fenced) && fenced.Epoch < c.Epoch
-	if !gone {
+	if !isLost(c, err) {
 		return
 	}
 
@@ -157,17 +163,28 @@ func (s *measured) tell(c *rows.Commit, err error) {
 		Msg("redis has lost commits of counters; their owners write again what they have in memory")
 }
 
-func commitOutcome(err error) string {
+// isLost reports whether Redis refused a commit because it has lost some before it, or the claim with all that it had.
+func isLost(c *rows.Commit, err error) bool {
 	var fenced *rows.Fenced
+	if errors.As(err, &fenced) {
+		return fenced.Epoch < c.Epoch
+	}
+
 	var lost *rows.Lost
+
+	return errors.As(err, &lost)
+}
+
+func commitOutcome(c *rows.Commit, err error) string {
+	var fenced *rows.Fenced
 	var known *rows.Known
 	switch {
 	case err == nil:
 		return "made"
+	case isLost(c, err):
+		return "lost"
 	case errors.As(err, &fenced):
 		return "fenced"
-	case errors.As(err, &lost):
-		return "lost"
 	case errors.As(err, &known):
 		return "known"
 	case errors.Is(err, rows.ErrFull):

@@ -2,6 +2,7 @@ package exactpg
 
 import (
 	"context"
+	"database/sql"
 	_ "embed" // for change.sql
 	"errors"
 	"fmt"
@@ -47,6 +48,11 @@ const (
 			and proname = any('{wrap64,rotate64,xxhash64,identity,change}')
 		) o (thing, owner) join pg_roles r on r.oid = owner
 		where r.rolname <> current_user and not (r.rolsuper and thing like 'SCHEMA%')`
+	readRights = `select quote_ident(current_user),
+			(to_regrole('headcount_app') is not null or r.rolsuper or r.rolcreaterole)
+			and case when to_regnamespace('headcount') is null then has_database_privilege(current_database(), 'CREATE')
+				else has_schema_privilege('headcount', 'CREATE') end
+		from pg_roles r where r.rolname = current_user`
 	makeSchema = `do $$ begin
 		if to_regnamespace('headcount') is null then create schema headcount; end if;
 	end $$`
@@ -188,6 +194,24 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 // adminSQL returns what an administrator has to do for a user without the rights to do so itself.
 func adminSQL(user string) string {
 	return "CREATE ROLE headcount_app NOLOGIN; CREATE SCHEMA IF NOT EXISTS headcount AUTHORIZATION " + user
+}
+
+// AdminSQL returns what an administrator has to do before applications can call headcount.change, or nothing.
+func AdminSQL(ctx context.Context, conn *sql.DB) (string, error) {
+	var user, owners string
+	var makesFunction bool
+	if err := conn.QueryRowContext(ctx, readRights).Scan(&user, &makesFunction); err != nil {
+		return "", err
+	}
+	if err := conn.QueryRowContext(ctx, readOwners).Scan(&owners); err != nil {
+		return "", err
+	}
+
+	if owners == "" && !makesFunction {
+		return adminSQL(user), nil
+	}
+
+	return owners, nil
 }
 
 // printable returns what a key may have as ranges of a bracket expression, in which only ASCII characters have a

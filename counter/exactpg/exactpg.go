@@ -56,6 +56,7 @@ import (
 
 	"headcount/counter"
 	"headcount/internal/postgres"
+	"headcount/internal/rows"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -68,7 +69,9 @@ type Config struct {
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of sweeping ledgers, default 10s.
 	SweepEvery time.Duration
-	Log        zerolog.Logger
+	// ReadOnly is for who only reads, once. Nothing is followed and swept.
+	ReadOnly bool
+	Log      zerolog.Logger
 }
 
 // Store is a store of exact counters. All methods may be called from any goroutine. Their errors are
@@ -97,7 +100,9 @@ func Tables() postgres.Tables {
 	return postgres.Tables{
 		Migrations: migrations, Versions: "headcount_counters_migrations", Lock: lockID,
 		Former: "headcount_migrations",
-		Mend:   "export its counters with the program of that release, and import them into an empty database",
+		Mend: "carry its counters over: \"headcount export --postgres URL --file FILE\" of that release, with --redis URL if it " +
+			"had one, move its tables into another schema as deploy/README.md shows, then " +
+			"\"headcount import --postgres URL --file FILE\" of this one",
 	}
 }
 
@@ -109,6 +114,9 @@ func New(cfg Config) *Store {
 	s := &Store{cfg: cfg, db: cfg.DB, feed: newFeed()}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
+	if cfg.ReadOnly {
+		return s
+	}
 	for _, loop := range []func(context.Context){s.listen, s.notify, s.publishEach, s.sweepEach} {
 		s.wg.Go(func() { loop(ctx) })
 	}
@@ -149,6 +157,24 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func(), s
 		}
 
 		return postgres.First(ctx, err)
+	})
+}
+
+// Remember has changes with idempotency keys be replays until they are forgotten.
+func (s *Store) Remember(ctx context.Context, ids []rows.ID) error {
+	const remember = `insert into headcount_row_ids (partition, id, until)
+		select get_byte(uuid_send(id), 0) & 63, id, until from unnest($1::uuid[], $2::timestamptz[]) as u (id, until)
+		on conflict do nothing`
+	bytes := make([][16]byte, len(ids))
+	until := make([]time.Time, len(ids))
+	for i := range ids {
+		bytes[i] = ids[i].Bytes
+		until[i] = ids[i].Until
+	}
+
+	return s.do(ctx, "remember", func(ctx context.Context, c *pgxpool.Conn) error {
+		_, err := c.Exec(ctx, remember, bytes, until)
+		return err
 	})
 }
 

@@ -16,9 +16,12 @@ const (
 			where c.kind <> 'exact'`
 	dropCopies  = `delete from headcount_counters where key = any($1::text[]) and kind <> 'exact'`
 	copyEntries = insertEntries + ` on conflict do nothing`
+	// A counter that has come here from an owner has the ledger that it had there.
 	dropEntries = `delete from headcount_ledger l using unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
 			u (key, incarnation, first, last)
-		where l.key = u.key and l.incarnation = u.incarnation and l.seq between u.first and u.last`
+		where l.key = u.key and l.incarnation = u.incarnation and l.seq between u.first and u.last
+			and not exists (select from headcount_counters c
+				where c.key = l.key and c.incarnation = l.incarnation and c.kind = 'exact')`
 )
 
 // Readable copies the counters of owners, and their ledgers, to the tables of this package, so that people can read all

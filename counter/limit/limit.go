@@ -32,11 +32,6 @@
 // # Clocks
 //
 // When a clock goes back, time stands still here until the clock has caught up. So nothing passes twice.
-//
-// # Lua
-//
-// A store that can lock a state while Go reads it (memory, a file, PostgreSQL) uses this package. Redis uses
-// scripts/counter_limit.lua; a test compares the two.
 package limit
 
 import (

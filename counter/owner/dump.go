@@ -74,6 +74,34 @@ func (r *Reader) Dump(ctx context.Context, after string, each func(counter.Copy)
 	}
 }
 
+// DumpExact calls each with the exact counters of ExactPartition, for who keeps them elsewhere from now on.
+func (r *Reader) DumpExact(ctx context.Context, each func(counter.Copy) error) error {
+	var keys []string
+	err := r.store.Scan(ctx, ExactPartition, heads, "", func(key string, row []byte) error {
+		h := head{key: key}
+		err := h.decode(row)
+		if err == nil && h.Kind.IsExact() {
+			keys = append(keys, key)
+		}
+		return err
+	})
+	if err != nil {
+		return unavailable("dump", err)
+	}
+
+	for _, key := range keys {
+		is, err := r.dump(ctx, ExactPartition, key)
+		if err == nil && is.Version != (counter.Version{}) {
+			err = each(is)
+		}
+		if err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
 // dumpedKeys are the next keys of one partition, in order.
 type dumpedKeys struct {
 	partition int

@@ -197,23 +197,32 @@ func (d *draft) Drop(key string, v counter.Version) {
 
 // discardParts discards everything that a counter has beside its head.
 func (d *draft) discardParts(h *head) {
+	for _, collection := range h.collections() {
+		d.discard(collection)
+	}
+}
+
+// collections returns the collections that have the other rows of a counter.
+func (h *head) collections() (all []string) {
 	if h.Entries > 0 {
-		d.discard(ledgerCollection(h))
+		all = append(all, ledgerCollection(h))
 	}
 	if h.parts&hasSet != 0 {
-		d.discard(setCollection(h))
+		all = append(all, setCollection(h))
 	}
 	if h.parts&hasDimensions != 0 {
-		d.discard(dimensionsOf(h))
+		all = append(all, dimensionsOf(h))
 	}
 
 	// Histories of lengths that no rule has any more expire by themselves.
 	for _, step := range counter.BucketSteps {
 		seconds := uint32(step / time.Second)
 		if h.parts&historyPart(seconds) != 0 {
-			d.discard(historyCollection(h, seconds))
+			all = append(all, historyCollection(h, seconds))
 		}
 	}
+
+	return all
 }
 
 // append appends the row of a counter; nothing for one that does not exist.

@@ -52,6 +52,10 @@ var (
 	ErrOld = errors.New("a later call has overtaken this one")
 )
 
+// AnyRegion is the Config.Region of an owner that imports what a region has exported, and does not know the region's name.
+// Nothing may be changed, only restored.
+const AnyRegion = "*"
+
 // Config tunes an Owner. A zero field takes its default.
 type Config struct {
 	// Name is that of this process. No other process has it, nor has this one before a restart.
@@ -75,9 +79,13 @@ type Config struct {
 	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
 	// and as much again of those that were written last. Negative: none, for a store in memory.
 	Memory int
+	// Tier is a store whose rows leave it when nobody has changed their counters for ColdAfter, and come back when they
+	// are needed; nil: they stay.
+	Tier      Tier
+	ColdAfter time.Duration
 	// ExactOutside says that exact counters are not with owners. The store answers reads of heads in partition Outside.
 	ExactOutside bool
-	// Region is the name of this region, if others share its counters.
+	// Region is the name of this region, if others share its counters, or AnyRegion.
 	Region string
 	// Shared gets the keys of counters whose shares other regions have to get, after a commit. It must not block. The
 	// epoch is that of the claim: by one claim nothing is missing.
@@ -156,6 +164,9 @@ func New(store rows.Store, cfg Config) *Owner {
 	}
 	if o.cfg.SweepEvery > 0 {
 		o.wg.Go(o.sweep)
+	}
+	if o.cfg.Tier != nil {
+		o.wg.Go(o.evictEach)
 	}
 
 	return o

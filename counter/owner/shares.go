@@ -1,6 +1,7 @@
 package owner
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -298,10 +299,15 @@ func (d *draft) shareOf(key string) share.Share {
 	}
 
 	k := d.known(h)
-	if !h.Kind.Estimates() {
-		return k.Share
+	if h.Kind.Estimates() {
+		k.Seen = d.seen(h)
 	}
 
+	return k.Share
+}
+
+// seen returns the registers of a unique.
+func (d *draft) seen(h *head) hyperloglog.Registers {
 	all := registers{collection: setCollection(h)}
 	var union hyperloglog.Union
 	for row := range registerRows {
@@ -312,9 +318,8 @@ func (d *draft) shareOf(key string) share.Share {
 			break // they are all in one row
 		}
 	}
-	k.Seen = union.Registers()
 
-	return k.Share
+	return union.Registers()
 }
 
 // hear merges a share of another region.
@@ -350,9 +355,20 @@ func (d *draft) hear(from string, s *Heard, merged *Merged) {
 	if e.Odd {
 		merged.Odd++
 	}
-	if e.Tell || s.Repair && e.New {
+	if e.Tell || s.Repair && (e.New || d.hasMore(h, s)) {
 		d.tell(s.Key)
 	}
+}
+
+// hasMore reports whether a unique has registers here that the sender of a share lacks. Nobody knows whose they are, so
+// nobody else may send them to it.
+func (d *draft) hasMore(h *head, s *Heard) bool {
+	if !h.Kind.Estimates() || s.Kind != h.Kind {
+		return false
+	}
+	seen := d.seen(h)
+
+	return !bytes.Equal(seen.Bytes(), s.Seen.Bytes())
 }
 
 // dropHeard deletes a counter that another region has deleted.
@@ -499,7 +515,9 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	values, err := r.values(ctx, []rows.Address{
 		h.address(shareName(h.key)), h.address(graveName(h.key)), regionRow,
 	})
-	if err != nil || len(values[2]) == 0 {
+	// A store that was filled by an import has no name yet.
+	isNamed := len(values[2]) > 0
+	if err != nil || !isNamed && len(values[0]) == 0 {
 		return "", err
 	}
 
@@ -512,14 +530,17 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 		k.Died = grave.uint()
 	}
 	k.Kind = h.Kind
-	k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+	if isNamed {
+		k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+	}
 
 	return k.Text(k.Changed), nil
 }
 
 // restoreShares writes what an export says of other regions. They go on to know this region's part by its life.
 func (d *draft) restoreShares(h *head, c *counter.Copy) {
-	if d.region == "" || h.Kind.IsExact() {
+	isAlone := d.region == AnyRegion && c.Elsewhere == ""
+	if d.region == "" || isAlone || h.Kind.IsExact() {
 		return
 	}
 
@@ -535,10 +556,12 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// An export of an earlier release leaves out the own part, whose life is the incarnation.
+	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no name
+	// yet, another life of its own stays among the parts, and the counter begins a new one.
 	for i := range k.Parts {
 		p := &k.Parts[i]
-		if p.Region == d.region && p.Sequence > 0 {
+		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life
+		if isOwn && p.Sequence > 0 {
 			k.Life = p.Life
 			k.Sequence = min(p.Sequence, h.Version.Sequence)
 		}

@@ -3,58 +3,25 @@ package pipeline
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterpg"
-	"headcount/counter/counterredis"
-	"headcount/counter/hot"
+	"headcount/counter/cluster"
 	"headcount/counter/local"
-	"headcount/counter/regions"
-	"headcount/counter/tiered"
-	"headcount/internal/redisconn"
-)
-
-const (
-	// Writes that one process has under way at once in a store of its own server. Each has what came together for
-	// its keys.
-	redisQueues    = 4
-	postgresQueues = 8
-
-	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
-	// changes a second need about 400 scripts then.
-	redisPace = 2 * time.Millisecond
-
-	// gathersOfInterval is how often a sharded sum is gathered within PersistInterval: what its
-	// shards have gained is persisted by then, too.
-	gathersOfInterval = 20
 )
 
 // Config says where counters are and how they are kept.
 type Config struct {
-	// Postgres is a URL, and DataDir is a directory. With Redis and PostgreSQL the latter is behind Redis, or with Peers
-	// beside it; the directory is of use without them. Without all three counters are in memory.
-	Redis             *redisconn.Conn // nil: not in Redis
+	// Cluster has the counters in Redis, if there is one. Postgres is a URL, and DataDir a directory; they are of use without
+	// a Cluster, which has a PostgreSQL of its own. Without all three counters are in memory.
+	Cluster           *cluster.Process
 	Postgres, DataDir string
-	Peers             []Peer // the other regions; they need Redis
-	Region            string // the name of this region; empty without Peers
 
-	Rules           *counter.Rules        // required
-	PersistInterval time.Duration         // as tiered.Config has it
-	ColdAfter       time.Duration         // as tiered.Config has it
-	HotRate         int                   // as hot.Config has it; required with Redis
-	Owner           counterredis.Owner    // says which buckets of sharded sums and of regions are this process's; default: all
-	Registerer      prometheus.Registerer // required
-	Log             zerolog.Logger
-}
-
-// Peer is another region: its name, and its Redis.
-type Peer struct {
-	Name string
-	Conn *redisconn.Conn
+	Rules      *counter.Rules        // required
+	Registerer prometheus.Registerer // required
+	Log        zerolog.Logger
 }
 
 // Open opens the counters that the settings ask for. It fails when settings cannot work, not when a server does not
@@ -80,15 +47,10 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 // openStore opens the store, and what stands between it and the Combiner. It returns how calls are combined.
 func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerConfig, err error) {
 	switch cfg := &c.cfg; {
-	case cfg.Redis != nil:
-		return counter.CombinerConfig{Queues: redisQueues, Pace: redisPace, SeparateExact: cfg.Postgres != ""}, c.openRedis(ctx)
+	case cfg.Cluster != nil:
+		return c.openCluster(), nil
 	case cfg.Postgres != "":
-		c.where = "PostgreSQL"
-		store, err := counterpg.Open(ctx, counterpg.Config{URL: cfg.Postgres, Log: cfg.Log, OnState: &c.postgres})
-		if err == nil {
-			c.store, c.cause, c.sql = store, store.Cause, store
-		}
-		return counter.CombinerConfig{Queues: postgresQueues}, err
+		return c.openPostgres(ctx)
 	case cfg.DataDir != "":
 		c.where = cfg.DataDir
 		store, err := local.Open(ctx, cfg.DataDir, cfg.Rules, cfg.Log)
@@ -103,59 +65,29 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 	}
 }
 
-// openRedis opens a store in Redis, and what shards its busy sums and shares its counters with other regions.
-func (c *Counters) openRedis(ctx context.Context) error {
-	cfg, gather := &c.cfg, time.Duration(0) // the default
-	var redis *counterredis.Store
-	switch {
-	case cfg.Postgres == "":
-		c.where = "Redis"
-		redis = counterredis.New(counterredis.Config{
-			Conn: cfg.Redis, Region: cfg.Region, Rules: cfg.Rules, Registerer: cfg.Registerer, Log: cfg.Log, OnState: &c.redis,
-		})
-		c.store = redis
-	case len(cfg.Peers) > 0:
-		c.where = "Redis, and PostgreSQL beside it"
-		store, err := tiered.OpenBeside(ctx, tiered.Config{
-			Redis: cfg.Redis, Postgres: cfg.Postgres, Region: cfg.Region, Rules: cfg.Rules,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
-		})
-		if err != nil {
-			return err
-		}
-		c.store, redis, c.cause, c.sql = store, store.Redis(), store.Cause, store
+// openCluster opens counters in Redis: shared with other regions, in front of PostgreSQL, or alone.
+func (c *Counters) openCluster() counter.CombinerConfig {
+	switch is := c.cfg.Cluster; {
+	case is.HasPeers():
+		return c.openShared()
+	case is.Behind() != nil:
+		return c.openBehind()
 	default:
-		c.where, gather = "Redis, and PostgreSQL behind it", cfg.PersistInterval/gathersOfInterval
-		store, err := tiered.Open(ctx, tiered.Config{
-			Redis: cfg.Redis, Postgres: cfg.Postgres, Rules: cfg.Rules,
-			PersistInterval: cfg.PersistInterval, ColdAfter: cfg.ColdAfter,
-			Registerer: cfg.Registerer, Log: cfg.Log, OnRedis: &c.redis, OnPostgres: &c.postgres,
-		})
-		if err != nil {
-			return err
-		}
-		c.store, redis, c.cause, c.sql, c.tiered = store, store.Redis(), store.Cause, store, store
+		c.where = "Redis"
+		c.store = is.NewStore(&c.redis)
+		return cluster.Combining()
 	}
-	c.store = hot.New(c.store, redis, hot.Config{
-		Rate: cfg.HotRate, Rules: cfg.Rules, Owner: cfg.Owner, Gather: gather, Registerer: cfg.Registerer, Log: cfg.Log,
-	})
-	if len(cfg.Peers) == 0 {
-		return nil
-	}
-	c.openRegions(redis)
-	return nil
 }
 
-// openRegions opens what shares counters with other regions.
-func (c *Counters) openRegions(local *counterredis.Store) {
-	cfg := regions.Config{
-		Region: c.cfg.Region, Local: local, Rules: c.cfg.Rules, Owner: c.cfg.Owner,
-		Registerer: c.cfg.Registerer, Log: c.cfg.Log,
+// openShared opens the counters that are shared with other regions.
+func (c *Counters) openShared() counter.CombinerConfig {
+	c.where = "Redis"
+	if beside := c.cfg.Cluster.Beside(); beside != nil {
+		c.where = "Redis, and PostgreSQL beside it"
+		c.cause = beside.Cause
+		c.sql = beside
 	}
-	for _, p := range c.cfg.Peers {
-		opened := counterredis.New(counterredis.Config{Conn: p.Conn, Log: c.cfg.Log.With().Str("peer", p.Name).Logger()})
-		c.peers = append(c.peers, opened)
-		cfg.Peers = append(cfg.Peers, regions.Peer{Name: p.Name, Remote: opened})
-	}
-	c.store = regions.New(c.store, cfg)
+	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
+
+	return c.cfg.Cluster.CombiningShared()
 }

@@ -5,7 +5,7 @@
 //
 //  1. counter.Combiner gathers changes while a write is under way and sends them together.
 //  2. The top list tracker and the [Observer] receive the results after layer 5, before the answer.
-//  3. Package regions, with other regions only, marks totals as approximate.
+//  3. Package region, with other regions only, marks totals as approximate.
 //  4. Package hot, with Redis only, adds to the shards of busy sums instead of their records.
 //  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
 //
@@ -22,9 +22,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/counterredis"
 	"headcount/counter/limit"
-	"headcount/counter/tiered"
 )
 
 // Observer observes changes.
@@ -48,9 +46,8 @@ type Counters struct {
 	redis, postgres server
 	changed         atomic.Pointer[func()] // called when a server becomes reachable or unreachable; may be nil
 	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
+	ready           func() error           // why the store does not serve although its servers answer; may be nil
 	sql             sqlServer              // nil without PostgreSQL
-	tiered          *tiered.Store          // nil unless Redis is in front of PostgreSQL
-	peers           []*counterredis.Store
 }
 
 // New returns the counters of a store. Close closes both. It keeps the top lists of rules.
@@ -73,6 +70,10 @@ func (c *Counters) Observe(o Observer) { c.observer = o }
 
 // Change makes op, see counter.Combiner.Do.
 func (c *Counters) Change(ctx context.Context, op counter.Op) counter.Result {
+	if err := c.refused(); err != nil {
+		return counter.Result{Err: err}
+	}
+
 	return c.combiner.Do(ctx, op)
 }
 
@@ -90,7 +91,7 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// sqlServer is a store that has changes made in SQL, see counterpg.Store.ServeSQL.
+// sqlServer is a store that has changes made in SQL, see exactpg.Store.ServeSQL.
 type sqlServer interface {
 	ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter))
 }
@@ -109,6 +110,10 @@ func (c *Counters) Run(ctx context.Context) {
 
 // Limit judges a call on a limit, see counter.Limits.Do.
 func (c *Counters) Limit(ctx context.Context, call limit.Call) (limit.Answer, error) {
+	if err := c.refused(); err != nil {
+		return limit.Answer{}, err
+	}
+
 	return c.limits.Do(ctx, call)
 }
 
@@ -121,9 +126,8 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //
 //   - The Combiner and the limits complete the calls that they accepted.
 //   - The top list tracker may be writing a list to the store.
-//   - The store closes from the outside in: the links to other regions, the gathering of shards, the store itself, which
-//     waits until PostgreSQL has what is in Redis.
-//   - Peers are the targets of those links.
+//   - The store closes from the outside in: the gathering of shards, the store itself, which waits until PostgreSQL has
+//     what is in Redis.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
@@ -131,15 +135,13 @@ func (c *Counters) Close() error {
 	return errors.Join(err, c.closeStores())
 }
 
-// closeStores closes the store, if it is open, and then the peers.
-func (c *Counters) closeStores() (err error) {
-	if c.store != nil {
-		err = c.store.Close()
+// closeStores closes the store, if it is open.
+func (c *Counters) closeStores() error {
+	if c.store == nil {
+		return nil
 	}
-	for _, peer := range c.peers {
-		err = errors.Join(err, peer.Close())
-	}
-	return err
+
+	return c.store.Close()
 }
 
 // server is Redis or PostgreSQL.
@@ -170,12 +172,12 @@ func (c *Counters) OnState(changed func()) {
 func (c *Counters) Where() string { return c.where }
 
 // Remote reports whether the store is a server, which may be unreachable.
-func (c *Counters) Remote() bool { return c.cfg.Redis != nil || c.cfg.Postgres != "" }
+func (c *Counters) Remote() bool { return c.cfg.Cluster != nil || c.cfg.Postgres != "" }
 
 // Up reports whether the store can be reached; with Redis and PostgreSQL, whether Redis can.
 func (c *Counters) Up() bool {
 	switch {
-	case c.cfg.Redis != nil:
+	case c.cfg.Cluster != nil:
 		return c.redis.up.Load()
 	case c.cfg.Postgres != "":
 		return c.postgres.up.Load()
@@ -187,15 +189,30 @@ func (c *Counters) Up() bool {
 // PostgresUp reports whether PostgreSQL can be reached.
 func (c *Counters) PostgresUp() bool { return c.postgres.up.Load() }
 
-// Ready returns why counters cannot be served now, or nil.
+// refused returns the error of all calls while the counters in Redis are of another release, or nil.
+func (c *Counters) refused() error {
+	if c.cfg.Cluster == nil {
+		return nil
+	}
+	if err := c.cfg.Cluster.Refused(); err != nil {
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+	}
+
+	return nil
+}
+
+// Ready returns why counters cannot be served now, or nil. A process that serves none, because those in Redis are of
+// another release, is ready for everything else: otherwise a rolling restart would come to a halt.
 func (c *Counters) Ready() error {
 	switch {
+	case c.refused() != nil:
+		return nil
 	case !c.Up():
 		return c.away("the store of counters, " + c.where + ",")
 	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later on, all but exact counters work without it
 		return c.away("PostgreSQL")
-	case c.tiered != nil:
-		return c.tiered.Ready()
+	case c.ready != nil:
+		return c.ready()
 	default:
 		return nil
 	}

@@ -10,10 +10,12 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/cluster"
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
+	"headcount/presence"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
@@ -49,7 +51,6 @@ func (s asStore) Close() error { return s.counters.Close() }
 func opened(t testing.TB, cfg Config) asStore {
 	t.Helper()
 	cfg.Rules, cfg.Registerer = countertest.Rules, prometheus.NewRegistry()
-	cfg.HotRate = 1_000_000 // a sharded sum gains in a step when it is gathered: package hot tests it
 	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 	c, err := Open(t.Context(), cfg)
 	if err != nil {
@@ -84,26 +85,29 @@ func TestContractInAFile(t *testing.T) {
 	})
 }
 
+// inRedis is the part of a process that is alone in a cluster.
+func inRedis(t testing.TB, url string) *cluster.Process {
+	t.Helper()
+	self := presence.Process{Name: "127.0.0.1:1", Incarnation: 1, Roles: []string{presence.RoleGateway, presence.RolePresence}}
+	p, err := cluster.Open(t.Context(), cluster.Config{Self: self, Redis: redistest.Dial(t, url), Rules: countertest.Rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	p.SetProcesses([]presence.Process{self})
+
+	return p
+}
+
 func TestServerContractOverRedis(t *testing.T) {
-	server := redistest.Start(t, redistest.Durable...)
+	server := redistest.Single(t)
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "stores and what stands in front of them are put together",
 		"changes at the same time add up":            "changes of several callers are combined",
 	}, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
-		cfg := Config{Redis: redistest.Dial(t, server.URL())}
-		s := opened(t, cfg)
 
-		return countertest.Instance{Store: s, Peer: opened(t, cfg), Crash: func(t testing.TB) counter.Store {
-			server.Restart(t)
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-			s = opened(t, cfg)
-			countertest.AwaitServed(t, s)
-
-			return s
-		}}
+		return countertest.Instance{Store: opened(t, Config{Cluster: inRedis(t, server.URL())})}
 	})
 }
 
@@ -195,7 +199,7 @@ func TestAMarkFails(t *testing.T) {
 // TestClockStates: the counters say whether their server can be reached, and that this has changed.
 func TestClockStates(t *testing.T) {
 	server := redistest.Start(t)
-	c := opened(t, Config{Redis: redistest.Dial(t, server.URL())}).counters
+	c := opened(t, Config{Cluster: inRedis(t, server.URL())}).counters
 	changes := make(chan struct{}, 100)
 	c.OnState(func() { changes <- struct{}{} })
 	<-changes

@@ -27,7 +27,8 @@
 //
 // A merge is not sent on, because every region sends its own changes to all others. There are three exceptions: the sender
 // does not know of a deletion, a reset, or a newer value of its own part; something is learned about this region's own parts;
-// and the share came from a repair, which may bring what this region had sent to others and then lost.
+// and the share came from a repair: it may bring what this region had sent to others and then lost, or lack
+// registers of a unique that this region has. A repair is a publication, or whatever is read without one.
 //
 // # Positions
 //

@@ -11,7 +11,7 @@ import (
 
 // The rows of an inbox.
 const (
-	sharesOf   = "shares"   // key -> repair or not, share
+	sharesOf   = "shares"   // key -> share
 	positionOf = "position" // one row: how far the region has the sender's log
 )
 
@@ -45,33 +45,27 @@ func parsePosition(b []byte) Position {
 func shareRow(key string) rows.Name { return rows.Name{Collection: sharesOf, Field: key} }
 
 // encodeShare returns the row of a share.
-func encodeShare(s *share.Share, repair bool) []byte {
-	b := make([]byte, 1, 64)
-	if repair {
-		b[0] = 1
-	}
-
-	return s.Append(b)
-}
+func encodeShare(s *share.Share) []byte { return s.Append(make([]byte, 0, 64)) }
 
 // sameShare reports whether two rows have the same share.
-func sameShare(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && string(a[1:]) == string(b[1:]) }
+func sameShare(a, b []byte) bool { return len(a) > 0 && string(a) == string(b) }
 
 func parseShare(key string, row []byte) (owner.Heard, error) {
-	if len(row) == 0 {
-		return owner.Heard{}, fmt.Errorf("%q: %w", key, share.ErrMalformed)
-	}
-	s, err := share.Parse(row[1:])
+	s, err := share.Parse(row)
 	if err != nil {
 		return owner.Heard{}, fmt.Errorf("%q: %w", key, err)
 	}
 
-	return owner.Heard{Key: key, Share: s, Repair: row[0] == 1}, nil
+	return owner.Heard{Key: key, Share: s}, nil
 }
 
-// encodeKeys returns the publication of a commit: the counters of which it has shares.
-func encodeKeys(keys []string) []byte {
-	var b []byte
+// encodeKeys returns the publication of a commit: the counters of which it has shares, and whether it is a repair. The
+// rows do not say that, because a later change replaces a row that nobody has read yet.
+func encodeKeys(keys []string, repair bool) []byte {
+	b := make([]byte, 1, 64)
+	if repair {
+		b[0] = 1
+	}
 	for _, key := range keys {
 		b = binary.AppendUvarint(b, uint64(len(key)))
 		b = append(b, key...)
@@ -81,15 +75,20 @@ func encodeKeys(keys []string) []byte {
 }
 
 // parseKeys reads a publication, and reports whether it is one.
-func parseKeys(b []byte) (keys []string, ok bool) {
+func parseKeys(b []byte) (keys []string, repair, ok bool) {
+	if len(b) == 0 {
+		return nil, false, true
+	}
+	repair = b[0] == 1
+	b = b[1:]
 	for len(b) > 0 {
 		n, size := binary.Uvarint(b)
 		if size <= 0 || n > uint64(len(b)-size) {
-			return nil, false
+			return nil, false, false
 		}
 		keys = append(keys, string(b[size:size+int(n)]))
 		b = b[size+int(n):]
 	}
 
-	return keys, true
+	return keys, repair, true
 }

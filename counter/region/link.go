@@ -279,9 +279,10 @@ func (l *link) claim(ctx context.Context, batches []*batch) ([]*batch, error) {
 	}
 	for i, b := range wanted {
 		c := l.claims[b.partition]
-		// What the inbox has lost may be pages that a transfer takes for sent.
-		if claims[i].Number < c.number {
+		// What the inbox has lost may be pages that the transfer takes for sent, so it begins again.
+		if claims[i].Number < c.number && b.transfer != nil {
 			delete(l.transfers, b.partition)
+			b.transfer = l.transfer(b.partition, b.to)
 		}
 		c.take(claims[i])
 	}
@@ -381,8 +382,7 @@ func (b *batch) take(answer *owner.MoreAnswer) {
 			return
 		}
 
-		// What a whole partition brings may be news to further regions.
-		value := encodeShare(s, b.transfer != nil)
+		value := encodeShare(s)
 		size += len(key) + len(value)
 		b.commit.Rows = append(b.commit.Rows, rows.Row{Name: shareRow(key), Value: value})
 	}
@@ -482,7 +482,8 @@ func (l *link) complete(b *batch) {
 	b.commit.Number = c.number + 1
 	b.commit.At = time.Now()
 	if len(keys) > 0 {
-		b.commit.Publication = encodeKeys(keys)
+		// What a whole partition brings may be news to further regions.
+		b.commit.Publication = encodeKeys(keys, b.transfer != nil)
 	}
 }
 

@@ -16,18 +16,23 @@ type mailbox struct {
 // mail are the counters of a partition that have changed.
 type mail struct {
 	keys     []string
-	overflow bool // there were too many, or some that cannot be read
+	repairs  []string // those of keys that a repair has brought
+	overflow bool     // there were too many, or some that cannot be read
 }
 
 // put adds what was published. Keys may be more than once in it.
-func (m *mailbox) put(partition int, keys []string, readable bool) {
+func (m *mailbox) put(partition int, keys []string, repair, readable bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
 	of := &m.of[partition]
 	of.keys = append(of.keys, keys...)
+	if repair {
+		of.repairs = append(of.repairs, keys...)
+	}
 	if !readable || len(of.keys) > pendingMost {
 		of.keys = nil
+		of.repairs = nil
 		of.overflow = true
 	}
 }

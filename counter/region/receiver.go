@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/counter/owner"
@@ -30,10 +31,12 @@ type receiver struct {
 	log  zerolog.Logger
 	wake chan struct{} // has capacity 1: something has come
 
+	news, odd prometheus.Counter
+
 	mail mailbox
 
-	epochs  [rows.Partitions]uint64 // by which claims the partitions are owned that are read
-	pending [rows.Partitions]map[string]struct{}
+	epochs  [rows.Partitions]uint64          // by which claims the partitions are owned that are read
+	pending [rows.Partitions]map[string]bool // whether a repair has brought it
 	whole   [rows.Partitions]*reading
 	oddSaid bool
 }
@@ -47,14 +50,16 @@ func newReceiver(r *Region, p Peer) *receiver {
 		r:    r,
 		log:  r.cfg.Log.With().Str("peer", p.Name).Logger(),
 		wake: make(chan struct{}, 1),
+		news: r.metrics.news.WithLabelValues(p.Name),
+		odd:  r.metrics.odd.WithLabelValues(p.Name),
 	}
 }
 
 // watch hears the inbox until ctx ends.
 func (v *receiver) watch(ctx context.Context) {
 	heard := func(partition int, _ uint64, publication []byte) {
-		keys, ok := parseKeys(publication)
-		v.mail.put(partition, keys, ok)
+		keys, repair, ok := parseKeys(publication)
+		v.mail.put(partition, keys, repair, ok)
 		wake.Signal(v.wake)
 	}
 	missed := func() {
@@ -113,10 +118,15 @@ func (v *receiver) collect() {
 
 		m := came[id]
 		if v.pending[id] == nil {
-			v.pending[id] = map[string]struct{}{}
+			v.pending[id] = map[string]bool{}
 		}
 		for _, key := range m.keys {
-			v.pending[id][key] = struct{}{}
+			if !v.pending[id][key] {
+				v.pending[id][key] = false
+			}
+		}
+		for _, key := range m.repairs {
+			v.pending[id][key] = true
 		}
 		if missed || m.overflow || len(v.pending[id]) > pendingMost {
 			v.pending[id] = nil
@@ -159,7 +169,7 @@ func (v *receiver) some(ctx context.Context, id int) (more bool) {
 		if found.Err != nil {
 			return false
 		}
-		v.add(&hear, keys[i], found.Value)
+		v.add(&hear, keys[i], found.Value, v.pending[id][keys[i]])
 	}
 	if !v.merge(ctx, id, &hear) {
 		return false
@@ -184,7 +194,7 @@ func (v *receiver) page(ctx context.Context, id int) (more bool) {
 	n := 0
 	last := ""
 	err := v.In.Scan(ctx, id, sharesOf, v.whole[id].after, func(key string, row []byte) error {
-		v.add(&hear, key, row)
+		v.add(&hear, key, row, true) // nobody knows what has brought it
 		n++
 		last = key
 		if n == mergeMost {
@@ -206,7 +216,7 @@ func (v *receiver) page(ctx context.Context, id int) (more bool) {
 }
 
 // add adds a row to what is merged. One that nobody reads is left out: its sender writes it again with the next change.
-func (v *receiver) add(hear *owner.Hear, key string, row []byte) {
+func (v *receiver) add(hear *owner.Hear, key string, row []byte, repair bool) {
 	if row == nil {
 		return // the inbox has lost it, and its sender sends it again
 	}
@@ -216,6 +226,7 @@ func (v *receiver) add(hear *owner.Hear, key string, row []byte) {
 		return
 	}
 
+	one.Repair = repair
 	hear.Shares = append(hear.Shares, one)
 }
 
@@ -232,8 +243,8 @@ func (v *receiver) merge(ctx context.Context, id int, hear *owner.Hear) bool {
 	}
 
 	merged := answer.More.Merged
-	v.r.metrics.news.WithLabelValues(v.Name).Add(float64(merged.New))
-	v.r.metrics.odd.WithLabelValues(v.Name).Add(float64(merged.Odd))
+	v.news.Add(float64(merged.New))
+	v.odd.Add(float64(merged.Odd))
 	if merged.Odd > 0 && !v.oddSaid {
 		v.oddSaid = true
 		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or their totals " +

@@ -214,7 +214,7 @@ func (p *place) metric(t *testing.T, name string) (total float64) {
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			total += m.GetCounter().GetValue()
+			total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 
@@ -249,7 +249,8 @@ func TestAChangeIsSentOnce(t *testing.T) {
 	})
 }
 
-// TestARegionIsCutForLong changes more counters than a log has.
+// TestARegionIsCutForLong changes more counters than a log has. The log says once that the link fails, and once that it
+// does not any more.
 func TestARegionIsCutForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -273,9 +274,23 @@ func TestARegionIsCutForLong(t *testing.T) {
 		}
 		all[0].do(t, counter.Change{Key: keys[0], Rule: views, Verb: counter.Delete})
 		time.Sleep(time.Minute)
+		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag < 60 {
+			t.Errorf("the peer lacks changes of %v s", lag)
+		}
+		if failed := all[0].metric(t, "headcount_counters_region_failures_total"); failed < 2 {
+			t.Errorf("%v rounds have failed", failed)
+		}
 
 		all[1].setCut(false)
 		settle()
+		if lag := all[0].metric(t, "headcount_counters_region_lag_seconds"); lag > 0 {
+			t.Errorf("the peer lacks changes of %v s", lag)
+		}
+		log := all[0].log.String()
+		failing := strings.Count(log, "cannot be replicated to the peer; trying again")
+		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
+			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s", failing, again, log)
+		}
 		is, err := all[1].store.Aggregate(t.Context(), "v")
 		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
 			t.Errorf("eu has %+v, %v", is, err)
@@ -593,7 +608,7 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 	})
 }
 
-// TestAnInboxLosesItsTail once between two changes, and once while a partition is sent whole.
+// TestAnInboxLosesItsTail between two changes.
 func TestAnInboxLosesItsTail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -616,41 +631,56 @@ func TestAnInboxLosesItsTail(t *testing.T) {
 		agree(t, all, "v", 1)
 		agree(t, all, other, 2)
 
-		eu.setCut(true)
-		var op counter.Op
-		for n := 0; len(op.Changes) < 900; n++ {
-			key := fmt.Sprint("v many ", n)
-			if rows.PartitionOf(key) == 3 {
-				op.Changes = append(op.Changes, add(key, 1))
-			}
-		}
-		if result := us.store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
-			t.Fatal(result.Err)
-		}
-		us.end(t)
-		us.start(t, all, ordinary) // without a log
-		eu.end(t)
-		eu.setCut(false)
-		sent := func() (n int) {
-			_ = inbox.scan(3, "shares", "", func(string, []byte) error {
-				n++
-				return nil
-			})
-			return n
-		}
-		before = time.Now()
-		for sent() < 500 {
-			time.Sleep(time.Millisecond)
-		}
-		inbox.back(before)
-		settle()
-		eu.start(t, all, ordinary)
-		settle()
-		if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != 900 {
-			t.Errorf("eu has %+v, %v", is, err)
-		}
 		end(t, all)
 	})
+}
+
+// TestAnInboxLosesPages of a partition that is being sent whole: in the midst, and before the last commit.
+func TestAnInboxLosesPages(t *testing.T) {
+	const counters = 900
+	for _, pages := range []int{500, counters} {
+		synctest.Test(t, func(t *testing.T) {
+			all := places(t, []string{"us", "eu"}, ordinary)
+			us, eu := all[0], all[1]
+			inbox := eu.inboxes["us"]
+			settle()
+			eu.setCut(true)
+			var op counter.Op
+			for n := 0; len(op.Changes) < counters; n++ {
+				key := fmt.Sprint("v many ", n)
+				if rows.PartitionOf(key) == 3 {
+					op.Changes = append(op.Changes, add(key, 1))
+				}
+			}
+			if result := us.store.Apply(t.Context(), []counter.Op{op})[0]; result.Err != nil {
+				t.Fatal(result.Err)
+			}
+			us.end(t)
+			us.start(t, all, ordinary) // without a log
+			eu.end(t)                  // nobody reads the inbox
+			eu.setCut(false)
+
+			sent := func() (n int) {
+				_ = inbox.scan(3, "shares", "", func(string, []byte) error {
+					n++
+					return nil
+				})
+				return n
+			}
+			before := time.Now()
+			for sent() < pages {
+				time.Sleep(time.Millisecond / 4)
+			}
+			inbox.back(before)
+			settle()
+			eu.start(t, all, ordinary)
+			settle()
+			if is, err := eu.store.Aggregate(t.Context(), "v many"); err != nil || is.Counters != counters {
+				t.Errorf("after the loss of %d eu has %+v, %v", pages, is, err)
+			}
+			end(t, all)
+		})
+	}
 }
 
 // TestAnInboxIsTakenBack from a process that was late and has claimed it, though it is not the owner any more.
@@ -663,6 +693,42 @@ func TestAnInboxIsTakenBack(t *testing.T) {
 		all[1].inboxes["us"].claim("late", []rows.Former{{Partition: rows.PartitionOf("v")}})
 		all[0].do(t, add("v", 1))
 		agree(t, all, "v", 2)
+		end(t, all)
+	})
+}
+
+// TestARepairIsSentOn: eu has lost a visitor whom us knows, and has gone on beyond it, so its share is newer and lacks
+// something. That us has lost nothing and hears something new is no reason to send it, but for the mark.
+func TestARepairIsSentOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu", "ap"}, ordinary)
+		us, eu, ap := all[0], all[1], all[2]
+		come := func(name string) {
+			t.Helper()
+			eu.do(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: []string{name}})
+		}
+		come("ann")
+		agree(t, all, "u", 1)
+		before := time.Now()
+		ap.setCut(true)
+		time.Sleep(time.Second)
+		come("bob")
+		agree(t, all[:2], "u", 2)
+
+		eu.end(t)
+		eu.home.back(before)
+		for _, inbox := range eu.inboxes {
+			inbox.back(before)
+		}
+		us.setCut(true)
+		ap.setCut(false)
+		eu.start(t, all, ordinary)
+		come("cid")
+		come("dan")
+		agree(t, all[1:], "u", 3) // without bob, whom us alone remembers
+
+		us.setCut(false)
+		agree(t, all, "u", 4)
 		end(t, all)
 	})
 }

@@ -100,7 +100,7 @@ func (j *journal) add(c *rows.Commit) {
 		if row.Collection != "shares" {
 			continue
 		}
-		s, err := share.Parse(row.Value[1:])
+		s, err := share.Parse(row.Value)
 		if err != nil {
 			panic(err)
 		}
@@ -111,7 +111,7 @@ func (j *journal) add(c *rows.Commit) {
 			j.added[name] += p.Value
 			p.Value += before
 		}
-		row.Value = s.Append(row.Value[:1:1])
+		row.Value = s.Append(nil)
 	}
 }
 
@@ -228,7 +228,7 @@ func withoutResets(all []rows.Row) []rows.Row {
 	var some []rows.Row
 	for _, row := range all {
 		if row.Collection == "shares" {
-			s, err := share.Parse(row.Value[1:])
+			s, err := share.Parse(row.Value)
 			if err != nil {
 				panic(err)
 			}
@@ -236,7 +236,7 @@ func withoutResets(all []rows.Row) []rows.Row {
 				s.Parts[i].At = 0
 				s.Parts[i].Base = 0
 			}
-			row.Value = s.Append(row.Value[:1:1])
+			row.Value = s.Append(nil)
 		}
 		some = append(some, row)
 	}

@@ -56,6 +56,10 @@ const verifyEvery = 10 * time.Second
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
+// noFront is why a database behind Redis is refused.
+const noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
+	"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
+
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
 // OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
@@ -67,6 +71,7 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	var err error
 	s.rows, err = rowspg.Open(ctx, rowspg.Config{
 		URL:      cfg.URL,
+		NoFront:  noFront,
 		Readable: exactpg.Readable,
 		Beside:   []postgres.Tables{exactpg.Tables()},
 		OnState:  s.onPostgres,
@@ -108,8 +113,8 @@ func (s *Alone) Close() error {
 
 // Cause returns why counters cannot be changed now, or nil.
 func (s *Alone) Cause() error {
-	if s.taken.Load() {
-		return errTaken
+	if err := s.Ready(); err != nil {
+		return err
 	}
 
 	return s.rows.Cause()
@@ -126,13 +131,14 @@ func (s *Alone) Ready() error {
 
 // Apply implements counter.Writer.
 func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	if !s.taken.Load() {
+	err := s.Ready()
+	if err == nil {
 		return s.Store.Apply(ctx, ops)
 	}
 
 	results := make([]counter.Result, len(ops))
 	for i := range results {
-		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errTaken)
+		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
 
 	return results

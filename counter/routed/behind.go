@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -11,6 +13,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
+	"headcount/counter/owner"
 	"headcount/internal/postgres"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowspg"
@@ -19,11 +22,9 @@ import (
 
 // BehindConfig tunes a Behind. A zero field takes its default.
 type BehindConfig struct {
-	Front           rows.Store     // in Redis; required
 	URL             string         // of PostgreSQL, postgres://…; required
 	Rules           *counter.Rules // required
 	PersistInterval time.Duration  // as rowstier.Config.DrainEvery
-	OnPostgres      counter.States // optional
 	Log             zerolog.Logger
 }
 
@@ -31,9 +32,19 @@ type BehindConfig struct {
 // [Behind.Rows], and [Behind.Over] makes them a store with exact counters.
 type Behind struct {
 	cfg   BehindConfig
+	front rows.Store
 	back  *rowspg.Store
 	exact *exactpg.Store
 	tier  *rowstier.Store
+
+	adopted atomic.Bool // PostgreSQL has what Redis had without it
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup // awaitAdopted
+
+	mu     sync.Mutex // guards the fields below
+	up     bool
+	states counter.States // may be nil
 }
 
 var _ rowstier.Back = (*rowspg.Store)(nil)
@@ -41,49 +52,100 @@ var _ rowstier.Back = (*rowspg.Store)(nil)
 // OpenBehind opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the database
 // that answered cannot be used. While PostgreSQL does not answer, what is in Redis can be changed.
 func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
-	b := &Behind{cfg: cfg}
+	b := &Behind{cfg: cfg, stop: func() {}}
 	var err error
 	b.back, err = rowspg.Open(ctx, rowspg.Config{
 		URL:      cfg.URL,
 		Back:     true,
 		Readable: exactpg.Readable,
 		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState: func(up bool) {
-			if cfg.OnPostgres != nil {
-				cfg.OnPostgres.StoreState(up)
-			}
-		},
-		Log: cfg.Log,
+		OnState:  b.onPostgres,
+		Log:      cfg.Log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("routed: %w", err)
 	}
 
-	b.tier = rowstier.New(cfg.Front, b.back, rowstier.Config{DrainEvery: cfg.PersistInterval, Log: cfg.Log})
-	// What is not drained yet is in Redis alone.
-	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: cfg.Log})
-
 	return b, nil
+}
+
+func (b *Behind) onPostgres(up bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.up = up
+	if b.states != nil {
+		b.states.StoreState(up)
+	}
+}
+
+// Observe has states told whether PostgreSQL can be used, from now on.
+func (b *Behind) Observe(states counter.States) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.states = states
+	states.StoreState(b.up)
+}
+
+// Begin puts the database behind the rows of a Redis. It is called once, before all methods below.
+func (b *Behind) Begin(front rows.Store) {
+	b.front = front
+	b.tier = rowstier.New(front, b.back, rowstier.Config{
+		DrainEvery: b.cfg.PersistInterval, MayAdopt: b.mayAdopt, Log: b.cfg.Log,
+	})
+	// What is not drained yet is in Redis alone.
+	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: b.cfg.Log})
 }
 
 // Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
 func (b *Behind) Rows() rows.Store { return Rows(b.tier, b.exact) }
 
+// Tier returns what has rows leave Redis, for owner.Config.Tier.
+func (b *Behind) Tier() owner.Tier { return b.tier }
+
 // Over returns the store of this process. Owned sends its calls to owners over [Behind.Rows].
+// It is called once.
 func (b *Behind) Over(owned *call.Store) *Store {
-	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true})
+	ctx, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	b.wg.Go(func() { b.awaitAdopted(ctx, owned) })
+
+	return New(Config{
+		Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true, Gate: b.gate,
+		Back: owner.NewReader(b.back, rows.PartitionOf),
+	})
 }
 
-// Evict has rows of a partition leave Redis once they are drained. Its owner calls it.
-func (b *Behind) Evict(partition int, names []rows.Name) { b.tier.Evict(partition, names) }
+// Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
+func (b *Behind) Lag() time.Duration { return b.tier.Lag() }
+
+// ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
+func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
+	b.exact.ServeSQL(ctx, rules, changed)
+}
+
+// Ready returns why counters are not served yet, or nil.
+func (b *Behind) Ready() error {
+	if !b.adopted.Load() {
+		return errAdopting
+	}
+
+	return nil
+}
 
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (b *Behind) Cause() error { return b.back.Cause() }
 
 // Close drains what is in Redis alone, until ctx ends. The owner of the process is closed before.
 func (b *Behind) Close(ctx context.Context) error {
-	err := b.tier.Close(ctx)
-	b.exact.Close()
+	b.stop()
+	b.wg.Wait()
+	var err error
+	if b.tier != nil {
+		err = b.tier.Close(ctx)
+		b.exact.Close()
+	}
 	b.back.Close()
 	if err != nil {
 		return errors.Join(counter.ErrUnavailable, err)

@@ -37,7 +37,7 @@ func begin(t testing.TB, redis, url string, with ...func(*BehindConfig)) *proces
 	p.open(t, redis, url, with...)
 	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
 	p.claim(t)
-	p.call(p.owner)
+	p.call(t, p.owner)
 
 	return p
 }
@@ -47,7 +47,7 @@ func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConf
 	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redis)})
 	t.Cleanup(front.Close)
 	cfg := BehindConfig{
-		Front: front, URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
+		URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
 	}
 	for _, w := range with {
 		w(&cfg)
@@ -56,6 +56,7 @@ func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConf
 	if err != nil {
 		t.Fatal(err)
 	}
+	behind.Begin(front)
 	p.behind = behind
 }
 
@@ -69,9 +70,11 @@ func (p *process) claim(t testing.TB) {
 }
 
 // call has the process send its calls to an owner.
-func (p *process) call(o *owner.Owner) {
+func (p *process) call(t testing.TB, o *owner.Owner) {
+	t.Helper()
 	p.gateway = call.NewStore(p.behind.Rows(), call.Everywhere(o), countertest.Rules, call.Config{Stream: rand.Text()})
 	p.Store = p.behind.Over(p.gateway)
+	testkit.Eventually(t, "counters are served", func() bool { return p.behind.Ready() == nil })
 }
 
 // Close implements counter.Store: an orderly end.
@@ -108,7 +111,7 @@ func behind(t testing.TB) countertest.Instance {
 	p := begin(t, redis.URL(), url)
 	peer := &process{}
 	peer.open(t, redis.URL(), url)
-	peer.call(p.owner)
+	peer.call(t, p.owner)
 	t.Cleanup(func() {
 		_ = peer.Close()
 		_ = p.Close()
@@ -162,7 +165,12 @@ func op(id string, changes ...counter.Change) counter.Op {
 // change makes an operation, within a limited time.
 func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+
+	return changeWithin(t, s, o, 2*time.Second)
+}
+
+func changeWithin(t testing.TB, s counter.Writer, o counter.Op, limit time.Duration) counter.Result {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 
 	return s.Apply(ctx, []counter.Op{o})[0]
@@ -171,7 +179,7 @@ func change(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
 // must makes an operation, which must succeed.
 func must(t testing.TB, s counter.Writer, o counter.Op) counter.Counter {
 	t.Helper()
-	r := change(t, s, o)
+	r := changeWithin(t, s, o, testkit.Timeout)
 	if r.Err != nil || r.Replay {
 		t.Fatalf("%+v: %+v", o, r)
 	}
@@ -213,7 +221,7 @@ func TestServerPostgresAwayBehind(t *testing.T) {
 	persisted(t, url, "s:evicted", 5)
 
 	// The owner forgets it, too: another process has nothing in memory.
-	p.behind.Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
+	p.behind.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
 	must(t, p, op("", add(beside("s:evicted"), 1)))
 	p.kill()
 	p = begin(t, redis.URL(), url)
@@ -313,7 +321,7 @@ func TestServerAnotherRedisIsRefused(t *testing.T) {
 	wrong := &process{}
 	wrong.open(t, other.URL(), url)
 	wrong.owner = owner.New(wrong.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
-	wrong.call(wrong.owner)
+	wrong.call(t, wrong.owner)
 	err := wrong.owner.Own(t.Context(), rows.PartitionOf("s:1"))
 	if err == nil || !strings.Contains(err.Error(), "another store in front") {
 		t.Errorf("another Redis: %v", err)
@@ -336,11 +344,14 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 	p := begin(t, redis.URL(), url)
 	t.Cleanup(func() { _ = p.Close() })
 
+	region := beginBeside(t, redistest.Start(t).URL(), pgtest.Single(t).Database(t), countertest.Rules)
+	t.Cleanup(func() { _ = region.Close() })
+
 	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
 		inZero = fmt.Sprint("s:", n)
 	}
-	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p} {
+	for name, s := range map[string]counter.Store{"alone": alone, "behind Redis": p, "beside Redis": region} {
 		for _, key := range []string{"s:1", inZero} {
 			asExact := counter.Change{Key: key, Rule: exact, Verb: counter.Add, Delta: 1}
 			asSum := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: 1}

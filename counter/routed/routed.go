@@ -26,6 +26,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
+	"headcount/counter/owner"
 )
 
 // Config says of what a Store consists.
@@ -35,6 +36,11 @@ type Config struct {
 	Rules *counter.Rules
 	// Notes says that the two do not share the memory of idempotency keys.
 	Notes bool
+	// Back reads what PostgreSQL has of the counters of owners, for reads that may lag while Redis is away; nil: nobody
+	// does.
+	Back *owner.Reader
+	// Gate says why exact counters cannot be used yet, or nil; nil: they always can.
+	Gate func() error
 }
 
 // Store is a counter.Store. All methods may be called from any goroutine. Close closes neither part.
@@ -99,7 +105,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 		switch way {
 		case toNobody:
-			results[i].Err = op.Check()
+			results[i].Err = s.refusal(op)
 		case toOwners:
 			owned.add(op, i)
 		case toExact:
@@ -118,14 +124,14 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 type way int
 
 const (
-	toNobody way = iota // it is not valid
+	toNobody way = iota // it is not valid, or cannot be made yet
 	toOwners
 	toExact
 	toBoth // a batch of exact counters, whose idempotency key an owner has to know
 )
 
 func (s *Store) wayOf(op *counter.Op) way {
-	if op.Check() != nil {
+	if s.refusal(op) != nil {
 		return toNobody
 	}
 
@@ -139,6 +145,24 @@ func (s *Store) wayOf(op *counter.Op) way {
 	default:
 		return toExact
 	}
+}
+
+// refusal returns why nobody makes an operation, or nil.
+func (s *Store) refusal(op *counter.Op) error {
+	err := op.Check()
+	if err == nil && op.Changes[0].Rule.Kind.IsExact() {
+		err = s.gate()
+	}
+
+	return err
+}
+
+func (s *Store) gate() error {
+	if s.cfg.Gate == nil {
+		return nil
+	}
+
+	return s.cfg.Gate()
 }
 
 // allExact reports whether exactpg makes all operations, as it does when a Combiner separates them.
@@ -156,7 +180,7 @@ func (s *Store) allExact(ops []counter.Op) bool {
 func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
 	switch s.wayOf(&ops[0]) {
 	case toNobody:
-		return []counter.Result{{Err: ops[0].Check()}}
+		return []counter.Result{{Err: s.refusal(&ops[0])}}
 	case toBoth:
 		return []counter.Result{s.batch(ctx, &ops[0])}
 	case toExact:
@@ -236,14 +260,14 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {
-		return s.cfg.Owned.Read(ctx, keys, member, lag)
+		return s.readOwned(ctx, keys, member, lag)
 	}
 
 	var readings []counter.Reading
 	var err error
 	var both sync.WaitGroup
 	if len(owned) > 0 {
-		both.Go(func() { readings, err = s.cfg.Owned.Read(ctx, owned, member, lag) })
+		both.Go(func() { readings, err = s.readOwned(ctx, owned, member, lag) })
 	}
 	exacts, exactErr := s.readExact(ctx, exact, lag)
 	both.Wait()
@@ -263,8 +287,33 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return all, nil
 }
 
+// readOwned reads counters of owners. While Redis is away, what PostgreSQL has of them is stale.
+func (s *Store) readOwned(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
+	readings, err := s.cfg.Owned.Read(ctx, keys, member, lag)
+	if err == nil || s.cfg.Back == nil || lag == 0 {
+		return readings, err
+	}
+
+	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
+	if backErr != nil {
+		return nil, err
+	}
+	for i := range older {
+		older[i].Approx = true
+		older[i].Stale = true
+	}
+
+	return older, nil
+}
+
 func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration) ([]counter.Reading, error) {
-	found, err := s.cfg.Exact.Read(ctx, keys)
+	var found []counter.Counter
+	err := s.gate()
+	if err == nil {
+		found, err = s.cfg.Exact.Read(ctx, keys)
+	}
 	mayLag := lag > 0
 	if err != nil && mayLag {
 		return counter.Away(keys), nil
@@ -284,6 +333,9 @@ func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration)
 // Ledger implements counter.Reader.
 func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	if s.isExact(key) {
+		if err := s.gate(); err != nil {
+			return counter.Ledger{}, err
+		}
 		return s.cfg.Exact.Ledger(ctx, key, after, limit)
 	}
 
@@ -314,6 +366,10 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 
 // readOne reads an exact counter, which has neither a history nor dimensions.
 func (s *Store) readOne(ctx context.Context, key string) (counter.Counter, error) {
+	if err := s.gate(); err != nil {
+		return counter.Counter{}, err
+	}
+
 	found, err := s.cfg.Exact.Read(ctx, []string{key})
 	if err != nil {
 		return counter.Counter{}, err
@@ -362,24 +418,29 @@ func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 
 // Dump implements counter.Dumper: the counters of both sides, in the order of their keys.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	return dumpBoth(ctx, s.cfg.Owned, s.cfg.Exact, after, each)
+}
+
+// dumpBoth dumps the counters of both, in the order of their keys.
+func dumpBoth(ctx context.Context, ones, others counter.Dumper, after string, each func(counter.Copy) error) error {
 	next, stop := iter.Pull2(copies(func(each func(counter.Copy) error) error {
-		return s.cfg.Owned.Dump(ctx, after, each)
+		return ones.Dump(ctx, after, each)
 	}))
 	defer stop()
 
-	owned, err, more := next()
-	// upTo passes those of owners whose key is less than key on, all of them if key is empty.
+	one, err, more := next()
+	// upTo passes those whose key is less than key on, all of them if key is empty.
 	upTo := func(key string) error {
-		for more && err == nil && (key == "" || owned.Key < key) {
-			if err := each(owned); err != nil {
+		for more && err == nil && (key == "" || one.Key < key) {
+			if err := each(one); err != nil {
 				return err
 			}
-			owned, err, more = next()
+			one, err, more = next()
 		}
 		return err
 	}
 
-	err2 := s.cfg.Exact.Dump(ctx, after, func(c counter.Copy) error {
+	err2 := others.Dump(ctx, after, func(c counter.Copy) error {
 		if err := upTo(c.Key); err != nil {
 			return err
 		}

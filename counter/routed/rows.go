@@ -2,6 +2,7 @@ package routed
 
 import (
 	"context"
+	"time"
 
 	"headcount/counter"
 	"headcount/counter/exactpg"
@@ -10,12 +11,19 @@ import (
 )
 
 // Rows returns a store of rows that has the heads of exact counters in partition owner.Outside.
-func Rows(store rows.Store, exact *exactpg.Store) rows.Store { return withExact{store, exact} }
+func Rows(store rows.Store, exact *exactpg.Store) rows.Store {
+	return withExact{Store: store, exact: exact}
+}
 
 type withExact struct {
 	rows.Store
 	exact *exactpg.Store
+	// goesOn says that counters are made while PostgreSQL is away: none of them is looked for there then.
+	goesOn bool
 }
+
+// lookWithin limits how long PostgreSQL may hold up owners that go on without it.
+const lookWithin = 200 * time.Millisecond
 
 // Read implements rows.Store.
 func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
@@ -36,7 +44,7 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	}
 
 	found := make([]rows.Found, len(addresses))
-	states, err := w.exact.States(ctx, keys)
+	states, err := w.states(ctx, keys)
 	for i, key := range keys {
 		found[outside[i]].Err = err
 		if is, ok := states[key]; ok {
@@ -52,6 +60,22 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	}
 
 	return found
+}
+
+// states returns the exact counters among keys.
+func (w withExact) states(ctx context.Context, keys []string) (map[string]counter.State, error) {
+	if !w.goesOn {
+		return w.exact.States(ctx, keys)
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	states, err := w.exact.States(ctx, keys)
+	if err != nil {
+		return nil, nil
+	}
+
+	return states, nil
 }
 
 // Elsewhere returns an exactpg.Config.Elsewhere that looks among the counters of owners. Store is without [Rows].

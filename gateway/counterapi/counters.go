@@ -457,6 +457,10 @@ func (a *API) unavailable(c *gin.Context, err error) {
 
 // away answers 503 with a detail.
 func (a *API) away(c *gin.Context, err error, detail string) {
+	var other *counter.FormatError
+	if errors.As(err, &other) {
+		detail = "No counters are served: " + other.Error() + "."
+	}
 	a.metrics.unavailable.Inc()
 	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Msg("counters: the store did not carry out a request")
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(comeBack))

@@ -57,9 +57,12 @@ type Config struct {
 	Tables []Tables // of those who share the connection, at least one; all are made in the schema of the first
 	// Probe is a statement that changes something. It finds out whether the server takes changes, and is rolled back.
 	// Required.
-	Probe   string
-	OnState func(up bool) // called when PostgreSQL comes and goes, by one goroutine; optional
-	Log     zerolog.Logger
+	Probe string
+	// ReadOnly refuses tables that are missing or of another version, instead of making or moving them. Only reads may be
+	// made then.
+	ReadOnly bool
+	OnState  func(up bool) // called when PostgreSQL comes and goes, by one goroutine; optional
+	Log      zerolog.Logger
 }
 
 // Tables says how tables are made, and moved from version to version.
@@ -70,6 +73,9 @@ type Tables struct {
 	// Former is a table of a release that kept the same data in another form. A database that has it is refused, and
 	// Mend says what to do. Optional.
 	Former, Mend string
+	// Refuse asks a database that has the tables whether it cannot be used nevertheless, and Why says what to do then.
+	// Optional.
+	Refuse, Why string
 }
 
 // DB is a database. All methods may be called from any goroutine.
@@ -216,6 +222,10 @@ func (db *DB) recover(ctx context.Context) {
 
 // probe makes a change and takes it back.
 func (db *DB) probe(ctx context.Context, c *pgxpool.Conn) error {
+	if db.cfg.ReadOnly {
+		return c.Ping(ctx)
+	}
+
 	// In one round trip, so that no lock is held for longer than the statement takes.
 	b := &pgx.Batch{}
 	b.Queue("begin")

@@ -38,15 +38,43 @@ var ofPrisma = []string{
 	"statement_cache_size",
 }
 
-// configure returns how to connect to the database of url. Its errors repeat no part of it, which may hold a password.
-func configure(url string) (*pgxpool.Config, error) {
-	const hint = "write postgres://user:password@host:5432/database"
-	if !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
-		return nil, fmt.Errorf("postgres: %w: the URL does not begin with postgres://; %s", ErrConfig, hint)
-	}
+// Ignored returns the parameters of a URL that CheckURL accepts which have no effect.
+func Ignored(url string) (names []string) {
 	pc, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("postgres: %w: it is not a URL of PostgreSQL; %s", ErrConfig, hint)
+		return nil
+	}
+	for _, name := range ofPrisma {
+		if _, given := pc.ConnConfig.RuntimeParams[name]; given {
+			names = append(names, name)
+		}
+	}
+
+	return names
+}
+
+// CheckURL says what is wrong with the URL of a database, or nothing. It repeats no part of it, which may hold a
+// password.
+func CheckURL(url string) (problem string) {
+	const hint = "write postgres://user:password@host:5432/database"
+	if !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
+		return "it does not begin with postgres://; " + hint
+	}
+	if _, err := pgxpool.ParseConfig(url); err != nil {
+		return "it is not a URL of PostgreSQL; " + hint
+	}
+
+	return ""
+}
+
+// configure returns how to connect to the database of url. Its errors repeat no part of it, which may hold a password.
+func configure(url string) (*pgxpool.Config, error) {
+	if problem := CheckURL(url); problem != "" {
+		return nil, fmt.Errorf("postgres: %w: %s", ErrConfig, problem)
+	}
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil { // CheckURL has parsed it
+		return nil, fmt.Errorf("postgres: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
 
 	// Whoever looks at the server's processes sees whose they are.

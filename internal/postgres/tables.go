@@ -37,21 +37,54 @@ func (db *DB) prepare(ctx context.Context) error {
 	// moved.
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := checkServer(asking, cc, conn); err != nil {
+	versions, err := check(asking, cc, conn, db.cfg.Tables)
+	if err != nil {
 		return err
 	}
-	versions := make([]int64, len(db.cfg.Tables))
-	for i := range db.cfg.Tables {
-		var err error
-		versions[i], err = db.cfg.Tables[i].check(asking, conn)
-		if err != nil {
-			return err
-		}
+	if db.cfg.ReadOnly {
+		return readable(db.cfg.Tables, versions)
 	}
 
 	for i := range db.cfg.Tables {
 		if err := db.move(ctx, conn, &db.cfg.Tables[i], versions[i]); err != nil {
 			return err
+		}
+	}
+
+	return nil
+}
+
+// check refuses a database that cannot be used. It returns the versions of the tables, 0 for those that are missing.
+func check(ctx context.Context, cc *pgx.ConnConfig, conn *sql.DB, tables []Tables) ([]int64, error) {
+	if err := checkServer(ctx, cc, conn); err != nil {
+		return nil, err
+	}
+
+	versions := make([]int64, len(tables))
+	for i := range tables {
+		var err error
+		versions[i], err = tables[i].check(ctx, conn)
+		if err != nil {
+			return nil, err
+		}
+	}
+
+	return versions, nil
+}
+
+// readable refuses tables that are missing, or of another version.
+func readable(tables []Tables, versions []int64) error {
+	for i := range tables {
+		newest, err := tables[i].newest()
+		switch {
+		case err != nil:
+			return err
+		case versions[i] == 0:
+			return fmt.Errorf("%w: the database has no counters; leave --postgres out, or start a server with it, "+
+				"which makes the tables", ErrConfig)
+		case versions[i] != newest:
+			return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; "+
+				"start a server of this release once, or export by the release that wrote them", ErrConfig, versions[i], newest)
 		}
 	}
 
@@ -117,6 +150,15 @@ func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err erro
 	if err == nil && version > newest {
 		err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; "+
 			"start the program that moved it, or a newer one", ErrNewer, version, newest)
+	}
+	if err != nil || version == 0 || t.Refuse == "" {
+		return version, err
+	}
+
+	var refused bool
+	err = db.QueryRowContext(ctx, t.Refuse).Scan(&refused)
+	if err == nil && refused {
+		err = fmt.Errorf("%w: %s", ErrConfig, t.Why)
 	}
 
 	return version, err

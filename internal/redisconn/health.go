@@ -97,12 +97,14 @@ func (s *Conn) watchState(ctx context.Context) {
 	defer tick.Stop()
 	armed := true // tick is running: signals that come again and again must not postpone the probe
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: s.cfg.Meanwhile + "; see whether it runs, and what headcount check says of it"}
+	refused := outage.Log{Log: s.cfg.Log, What: "a part of the data in redis", Mend: "everything else is served"}
 	for {
 		waiting := s.tell()
 		well := s.up() && len(waiting) == 0 && !s.denied.Load()
 		switch {
 		case well:
 			away.Note(nil)
+			refused.Note(nil)
 		case !armed:
 			tick.Reset(outage.ProbeEvery)
 			armed = true
@@ -122,17 +124,21 @@ func (s *Conn) watchState(ctx context.Context) {
 		if well {
 			continue
 		}
-		if cause := s.check(ctx, waiting); cause != nil && ctx.Err() == nil {
+		cause, refusal := s.check(ctx, waiting)
+		if cause != nil && ctx.Err() == nil {
 			away.Note(cause)
+		}
+		if refusal != nil {
+			refused.Note(refusal)
 		}
 		armed = true
 		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a breaker that just opened lets nothing through before
 	}
 }
 
-// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be used; nil:
-// it can.
-func (s *Conn) check(ctx context.Context, waiting []*Caller) error {
+// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be used, and
+// why a Caller does not accept it; nil: it can, and all do.
+func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal error) {
 	err := s.do(ctx, probeWrite)
 	s.denied.Store(false) // this probe has answered the question, whether Redis serves
 	if reason := refusedBy(err); denials.MatchString(reason) {
@@ -141,13 +147,16 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) error {
 	if err == nil {
 		s.breaker.Probed()
 	}
-	cause := s.Cause()
+	cause = s.Cause()
 	for _, c := range waiting {
-		if err := s.do(ctx, c.accept); err != nil && cause == nil {
+		err := s.do(ctx, c.accept)
+		if errors.As(err, new(answeredError)) {
+			refusal = err
+		} else if err != nil && cause == nil {
 			cause = err
 		}
 	}
-	return cause
+	return cause, refusal
 }
 
 // tell notifies the Callers whose state has changed, and returns those that have not accepted Redis yet.

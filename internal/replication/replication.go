@@ -1,5 +1,5 @@
 // Package replication keeps a peer, another region, up to date with the buckets of this region. Package presence/region
-// replicates counts with it, and counter/regions counters.
+// replicates counts with it, and counter/region counters.
 //
 // A [Link] decides when which bucket is sent. For each owned bucket it knows whether the bucket may have changes that the
 // peer lacks, and the peer's position in the bucket's log. A [Protocol] knows what a position means, makes the batches and

@@ -185,7 +185,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	compare("format", facts["format"] != strconv.Itoa(format))
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 	is := facts["postgres"]
-	if ours.Postgres == behind && (is == "none" || is == "behind") {
+	if ours.Postgres == PostgresBehind && (is == PostgresNone || is == "behind") {
 		k.adopts = is
 	}
 	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.adopts == "")
@@ -220,7 +220,7 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
 	slices.SortFunc(k.found.Processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 	uses := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) } // counters
 	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, uses) {
-		k.problem("%s.", postgresMend(k.adopts, behind))
+		k.problem("%s.", postgresMend(k.adopts, PostgresBehind))
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// Gateways agree on where PostgreSQL is. It is added while no other gateway runs, and so is what this release keeps in
+// Gateways and presence nodes agree on where PostgreSQL is. It is added while no other one runs, and so is what this release keeps in
 // another way than an older one.
 func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
@@ -18,7 +18,7 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 		s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Postgres = postgres })
 		role := presence.RoleGateway
 		if postgres == "" {
-			role = presence.RolePresence
+			role = presence.RoleDispatcher
 		}
 		_, err := renew(t, s, presence.Process{Name: name, Incarnation: 1, Roles: []string{role}})
 		return s, err
@@ -60,18 +60,20 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	lease := func(roles string) { server.Do(t, "HSET", "hc:{c}:leases", "old:1", "9999999999999 1 "+roles) }
 	for _, older := range [][]any{{"HSET", "hc:{c}:facts", "postgres", "behind"}, {"HDEL", "hc:{c}:facts", "postgres"}} {
 		server.Do(t, older...)
-		lease("dispatcher,gateway")
-		refused(start("b:1", "behind 2"))
+		for _, roles := range []string{"dispatcher,gateway", "presence,dispatcher"} {
+			lease(roles)
+			refused(start("b:1", "behind 2"))
+		}
 		lease("") // it starts or ends
 		if _, err := start("b:1", "behind 2"); !errors.Is(err, presence.ErrUnavailable) {
 			t.Errorf("a process that has to wait: %v", err)
 		}
-		lease("presence,dispatcher")
+		lease("dispatcher")
 		end(must(start("b:1", "behind 2")), "b:1")
 		refused(start("old:2", "behind"))
 	}
 
-	// Nodes and dispatchers, which do not give it, may have come first.
+	// Dispatchers, which do not give it, may have come first.
 	server.Do(t, "HDEL", "hc:{c}:facts", "postgres")
 	must(start("c:1", "none"))
 	if is := fact(); is != "none" {

@@ -25,19 +25,23 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // fences of a bucket.
 const format = 5
 
-// behind is the fact of counters in this Redis that are persisted in PostgreSQL: counterredis.PostgresBehind.
-const behind = "behind 2"
+// What Facts.Postgres says of the PostgreSQL of the counters in the same Redis.
+const (
+	PostgresNone   = "none"
+	PostgresBehind = "behind 2" // Redis is in front of it; "behind" is of older releases
+	PostgresBeside = "beside"   // it has the exact counters of all regions
+)
 
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
 func postgresMend(theirs, ours string) string {
 	const older = "behind"
 	switch {
-	case ours == behind && (theirs == older || theirs == ""):
+	case ours == PostgresBehind && (theirs == older || theirs == ""):
 		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other names; end all of them with SIGTERM, which persists it, then start this release"
-	case theirs == "none" && ours == behind:
+	case theirs == PostgresNone && ours == PostgresBehind:
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
-	case (theirs == behind || theirs == older) && ours == "none":
+	case (theirs == PostgresBehind || theirs == older) && ours == PostgresNone:
 		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
 	}
 	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"
@@ -183,7 +187,8 @@ func (f Facts) problem(fact, theirs string) string {
 		return fmt.Sprintf("the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
 			cmp.Or(theirs, "1"), format)
 	case "counters":
-		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
+		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d, and serves none of them until they are carried over: "+
+			"end all processes, then \"headcount export --redis URL\" of the release that wrote them, then \"headcount import --redis URL\" of this one",
 			theirs, f.Counters)
 	case "postgres":
 		return postgresMend(theirs, f.Postgres)

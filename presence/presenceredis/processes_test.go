@@ -75,28 +75,41 @@ func TestServerAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
-// Who does not know the number of the format of counters, or of webhooks, goes by, and neither
-// writes nor changes it. The first process that knows it writes it.
-func TestServerAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
+// Who does not know the number of the format of webhooks goes by, and neither writes nor changes it. The first process that
+// knows it writes it.
+func TestServerAnotherFormatOfWebhooksIsRefused(t *testing.T) {
 	server := redistest.Single(t)
-	for fact, of := range map[string]struct {
-		set  func(f *presenceredis.Facts, n int)
-		want string
-	}{
-		"counters": {func(f *presenceredis.Facts, n int) { f.Counters = n }, `counters in Redis are of format "1", this version knows 2; run the version that wrote them`},
-		"webhooks": {func(f *presenceredis.Facts, n int) { f.Webhooks = n }, `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote it, or delete the keys`},
-	} {
-		for i, tc := range []struct {
-			knows    int
-			is, want string
-		}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", of.want}} {
-			s := open(t, server.URL(), quick, func(c *presenceredis.Config) { of.set(&c.Facts, tc.knows) })
-			_, err := renew(t, s, presence.Process{Name: fact + strconv.Itoa(i), Incarnation: 1})
-			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
-				t.Errorf("%s, %d: Renew = %v, want %q", fact, i, err, tc.want)
+	const refused = `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote it, or delete the keys`
+	for i, tc := range []struct {
+		knows    int
+		is, want string
+	}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", refused}} {
+		s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Webhooks = tc.knows })
+		_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
+		if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%d: Renew = %v, want %q", i, err, tc.want)
+		}
+		if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "webhooks").([]any)[0].(string); is != tc.is {
+			t.Errorf("%d: the facts have %q, want %q", i, is, tc.is)
+		}
+	}
+}
+
+// The first process writes the number of the format of counters. Processes with counters of another format serve presence
+// beside it, and change neither the number nor, in a Redis of before there were numbers, that there is none.
+func TestServerCountersOfAnotherFormatDoNotKeepAProcessOut(t *testing.T) {
+	for _, first := range []int{2, 0} {
+		server := redistest.Single(t)
+		for i, knows := range []int{first, 3, 2, 3} {
+			s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Counters = knows })
+			for range 2 {
+				if _, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}); err != nil {
+					t.Fatalf("after %d, format %d: %v", first, knows, err)
+				}
 			}
-			if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", fact).([]any)[0].(string); is != tc.is {
-				t.Errorf("%s, %d: the facts have %q, want %q", fact, i, is, tc.is)
+			is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "counters").([]any)[0].(string)
+			if want := strings.Trim(strconv.Itoa(first), "0"); is != want {
+				t.Errorf("after %d, format %d: the facts have %q, want %q", first, knows, is, want)
 			}
 		}
 	}

@@ -78,7 +78,8 @@ type Facts struct {
 	// Secret is the keyed check value of the cluster secret, never the secret itself. While
 	// secrets rotate it has several values, "a,b,c": one of them must match.
 	Secret string
-	// Counters is the format of the counters in the same Redis; 0: it is not compared.
+	// Counters is the format of the counters in the same Redis; 0: this process does not know. The first process writes it.
+	// Only the store of counters compares it, so that processes with counters of another format have presence together.
 	Counters int
 	// Postgres says how counters use PostgreSQL: none, behind or beside. Empty: this
 	// process has no counters.

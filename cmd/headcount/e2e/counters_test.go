@@ -140,7 +140,7 @@ func TestClockStartWithPostgres(t *testing.T) {
 	if c := s.call(t, "POST", "views:1/increment", "").lasting(t); c.Value != 1 {
 		t.Errorf("%+v", c)
 	}
-	p.Exec(t, database, `insert into headcount_migrations (version_id, is_applied) values (999, true)`)
+	p.Exec(t, database, `insert into headcount_rows_migrations (version_id, is_applied) values (999, true)`)
 	refused(t, "newer", "--postgres="+database)
 }
 

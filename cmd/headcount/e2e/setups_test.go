@@ -64,7 +64,7 @@ func TestServerSetups(t *testing.T) {
 		},
 		"PostgreSQL behind Redis": func(t *testing.T) [][]string {
 			redis, database := redistest.Start(t).URL(), "--postgres="+pgtest.Single(t).Database(t)
-			flags := []string{database, "--persist-interval=200ms", "--hot-rate=3"} // so that sums are sharded
+			flags := []string{database, "--persist-interval=200ms"}
 			return [][]string{overRedis(redis, flags...), overRedis(redis, flags...)}
 		},
 	} {

@@ -35,12 +35,7 @@ type strike struct {
 	hits func(t *testing.T)
 }
 
-const (
-	counterKey = "the key of the simulator"
-
-	// hotRate is one that the sums of the simulator pass, so that they are split.
-	hotRate = "3"
-)
+const counterKey = "the key of the simulator"
 
 // serves adds a process with all roles.
 func (l *lasting) serves(flags ...string) {
@@ -81,7 +76,7 @@ func TestClockCountersLast(t *testing.T) {
 			redis := redistest.Start(t, redistest.Durable...)
 			l.server("Redis", redis.Kill, redis.Restart)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr(), "--hot-rate="+hotRate)
+				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr())
 			}
 		},
 		"PostgreSQL": func(t *testing.T, l *lasting) {
@@ -95,7 +90,7 @@ func TestClockCountersLast(t *testing.T) {
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			database := postgres.Database(t)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+servertest.FreeAddr(), "--hot-rate="+hotRate)
+				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+servertest.FreeAddr())
 			}
 		},
 	} {

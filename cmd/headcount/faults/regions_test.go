@@ -379,8 +379,7 @@ func TestClockRegions(t *testing.T) {
 		}
 		eu.redis.Kill()
 		time.Sleep(2 * time.Second)
-		eu.redis.Restart(t)
-		clear(eu.likes) // its set is lost; what it had given to the others is not
+		eu.redis.Restart(t) // while the owners of its counters live, nothing is lost
 		w.converge(t, exactWithin)
 		w.join(t, us, 1)
 		w.join(t, eu, 1)
@@ -392,14 +391,36 @@ func TestClockRegions(t *testing.T) {
 	t.Run("FLUSHALL in one region while another is cut off", func(t *testing.T) {
 		w.cut("us ap", "ap us", "eu ap", "ap eu")
 		us.redis.Flush(t)
-		clear(us.likes)
 		time.Sleep(3 * time.Second)
 		for _, r := range w.regions {
-			r.stay(0)
+			r.stay(0) // before anybody leaves: us and eu hear of each other
+		}
+		for _, r := range w.regions {
 			r.leave(t, 1)
 			w.count(t, r, 7)
 		}
 		w.heal()
+		w.converge(t, exactWithin)
+	})
+
+	t.Run("a whole region dies, and comes back empty", func(t *testing.T) {
+		for _, conn := range eu.users {
+			conn.Abort()
+		}
+		eu.users = nil
+		for _, m := range eu.members {
+			m.kill()
+		}
+		eu.redis.Kill()
+		w.count(t, us, 8)
+		eu.redis.Restart(t)
+		clear(eu.likes) // nobody remembers its set; what it had given to the others is not lost
+		for _, m := range eu.members {
+			again(t, m)
+		}
+		eu.watch(t)
+		w.converge(t, exactWithin)
+		w.count(t, eu, 9)
 		w.converge(t, exactWithin)
 	})
 }

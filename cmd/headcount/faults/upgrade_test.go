@@ -53,6 +53,8 @@ func replace(t *testing.T, m *member, with string) {
 // come to. One goroutine at a time uses them.
 type books struct {
 	gateways []*member
+	// While processes of two releases run, one of them does not serve counters: only what is unread is changed and checked.
+	mixed bool
 
 	changes int
 	// What the counters must be: views with corrections and without, entries of their ledger, …
@@ -127,6 +129,9 @@ func (b *books) write() error {
 		return err
 	}
 	b.unread++
+	if b.mixed {
+		return nil
+	}
 	if err := b.change(http.MethodPost, booksRoot+"views:1/increment", `{"delta":3}`); err != nil {
 		return err
 	}
@@ -210,8 +215,14 @@ func (b *books) check(t *testing.T) {
 			return known && int64(n) >= want-off && int64(n) <= want+off
 		}
 		right := func() bool {
-			return number(booksUnread, "count", b.unread, 0) &&
-				number(booksRoot+"views:1/exact", "value", b.sum, 0) &&
+			if !number(booksUnread, "count", b.unread, 0) {
+				return false
+			}
+			if b.mixed {
+				return true
+			}
+
+			return number(booksRoot+"views:1/exact", "value", b.sum, 0) &&
 				number(booksRoot+"views:1", "value", b.sum, 0) &&
 				number(booksRoot+"views:1/window?last=24h", "value", b.gained, 0) &&
 				number(booksRoot+"stock:1/exact", "value", b.stock, 0) &&
@@ -227,6 +238,9 @@ func (b *books) check(t *testing.T) {
 		var follows json.RawMessage
 		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
 			t.Errorf("%s: follows: %s %v", at.name, follows, err)
+		}
+		if b.mixed {
+			continue
 		}
 		var ledger struct{ Entries []json.RawMessage }
 		err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
@@ -248,21 +262,71 @@ func ways(t *testing.T) []way {
 }
 
 // TestClockUpgradeOneByOne: three processes with all roles run the previous release, and each in its
-// turn becomes this one, and goes back, while people come and go and counters are changed. In
-// every mixture all counts are exact, and nobody who stays was ever missing.
+// turn becomes this one, and goes back, while people come and go. In every mixture all counts are exact, nobody who
+// stays was ever missing, and whoever runs this release says how the counters are carried over. Then that is done.
 func TestClockUpgradeOneByOne(t *testing.T) {
 	t.Parallel()
-	top := &topology{members: three(t, redistest.Start(t).URL(), "--hot-rate="+hotRate)}
+	redis := redistest.Start(t)
+	top := &topology{members: three(t, redis.URL())}
 	top.gateways = top.members
 	top.begin(t)
 	b := newBooks(t, top.gateways...)
+	b.some(t)
 	for _, way := range ways(t) {
+		b.mixed = true
 		for _, m := range top.members {
 			top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
 				b.during(t, func() { replace(t, m, way.to) })
 				return time.Now()
 			}})
 			b.check(t)
+			if way.to == program {
+				servesNoCounters(t, m)
+			}
+		}
+		b.mixed = way.to == program
+		b.check(t)
+	}
+	b.some(t)
+
+	for _, m := range top.members {
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+	}
+	carryOver(t, redis.URL())
+	early := newMember("one that goes back", allRoles, redis.URL(), nil, booksFlags...)
+	early.program = previous(t)
+	refusal(t, early, "run the version that wrote them")
+	for _, m := range top.members {
+		m.program = program
+		again(t, m)
+	}
+	b.check(t)
+	b.some(t)
+	b.check(t)
+}
+
+// servesNoCounters checks that a process which runs beside the previous release says so.
+func servesNoCounters(t *testing.T, m *member) {
+	t.Helper()
+	for method, path := range map[string]string{http.MethodGet: booksRoot + "views:1", http.MethodPost: booksRoot + "views:1/increment"} {
+		no := (*client.Error)(nil)
+		err := call(m, method, path, "", "", nil)
+		if !errors.As(err, &no) || no.Status != http.StatusServiceUnavailable || !strings.Contains(err.Error(), "headcount import --redis") {
+			t.Errorf("%s: %s %s: %v", m.name, method, path, err)
+		}
+	}
+}
+
+// carryOver carries the counters of a Redis over from the previous release to this one. Their old keys stay.
+func carryOver(t *testing.T, url string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "export")
+	for _, args := range [][]string{{previous(t), "export"}, {program, "import"}} {
+		args = append(args, "--redis", url, "--file", file)
+		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
 		}
 	}
 }
@@ -278,59 +342,51 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	return members
 }
 
-// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys in the previous release, so all processes end
-// before the first of this one starts, and a gateway that comes too early is refused. For the way back the operator changes
-// the fact.
+// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release. They
+// come over by its export, within the same Redis and database.
 func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, processes := range map[string]func(t *testing.T, redis string, flags ...string) (all, gateways []*member){
-		"all roles": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			all = three(t, redis, flags...)
-			return all, all
-		},
-		"nodes and dispatchers first": func(t *testing.T, redis string, flags ...string) (all, gateways []*member) {
-			top := layout(redis, nil, append(flags, booksFlags...)...)
-			return top.members, top.gateways
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redis := redistest.Start(t)
-			flags := []string{"--postgres=" + pgtest.Start(t).Database(t)}
-			members, gateways := processes(t, redis.URL(), flags...)
-			for _, m := range members {
-				m.program = previous(t)
-				startAll(t, m)
-				awaitReady(t, m)
-			}
-			b := newBooks(t, gateways...)
-			b.some(t)
-			b.check(t)
-			early := newMember("one that comes too early", gateways[0].role, redis.URL(), nil, append(flags, booksFlags...)...)
-			refusal(t, early, "end all of them with SIGTERM")
-			for _, to := range []string{program, previous(t)} {
-				for _, m := range members {
-					if err := m.leave(); err != nil {
-						t.Error(err)
-					}
-				}
-				if to != program {
-					redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind")
-				}
-				for _, m := range members {
-					m.program = to
-					again(t, m)
-				}
-				b.check(t)
-				b.some(t)
-				b.check(t)
-			}
-		})
+	redis := redistest.Start(t)
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	export := filepath.Join(t.TempDir(), "export")
+	members := three(t, redis.URL(), "--postgres="+database)
+	for _, m := range members {
+		m.program = previous(t)
+		startAll(t, m)
+		awaitReady(t, m)
 	}
+	b := newBooks(t, members...)
+	b.some(t)
+	b.check(t)
+	for _, m := range members {
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	run := func(program string, args ...string) {
+		t.Helper()
+		args = append(args, "--redis", redis.URL(), "--postgres", database, "--file", export)
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	run(previous(t), "export")
+	postgres.Exec(t, database, moveTables)
+	run(program, "import")
+	for _, m := range members {
+		m.program = program
+		again(t, m)
+	}
+	b.check(t)
+	b.some(t)
+	b.check(t)
 }
 
 // TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
-// guide. Between, each role is restarted with this release, where ghosts stay for no longer.
+// guide. Between, each role is restarted with this release, where ghosts stay for no longer. After the way back the
+// counters are as they were.
 func TestClockUpgradeByRole(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -340,6 +396,8 @@ func TestClockUpgradeByRole(t *testing.T) {
 	}
 	top.begin(t)
 	b := newBooks(t, top.gateways...)
+	b.some(t)
+	b.mixed = true
 	for _, way := range slices.Insert(ways(t), 1, way{"restart", program, 0}) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
 			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
@@ -353,6 +411,8 @@ func TestClockUpgradeByRole(t *testing.T) {
 			b.check(t)
 		}
 	}
+	b.mixed = false
+	b.check(t)
 }
 
 // TestClockUpgradeOfRegions: one region after the other goes to this release and back, and both show
@@ -383,24 +443,59 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 	}
 }
 
-// TestClockUpgradeOfOneProcess: PostgreSQL that only one process uses goes to this release, back to
-// the previous one, and to this one again.
-func TestClockUpgradeOfOneProcess(t *testing.T) {
+// moveTables moves the tables of an earlier release into a schema of their own, as the guide has it.
+const moveTables = `CREATE SCHEMA headcount_before;
+DO $$ DECLARE t text; BEGIN
+	FOR t IN SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relname LIKE 'headcount\_%' AND relnamespace =
+		(SELECT relnamespace FROM pg_class WHERE oid = 'headcount_migrations'::regclass)
+	LOOP EXECUTE 'ALTER TABLE ' || t || ' SET SCHEMA headcount_before'; END LOOP;
+END $$`
+
+// TestClockUpgradeOfPostgres: this release refuses the tables of the previous one, and says how their counters are carried
+// over. They stay, in another schema, and applications go on with headcount.change.
+func TestClockUpgradeOfPostgres(t *testing.T) {
 	t.Parallel()
-	m := alone("--postgres=" + pgtest.Start(t).Database(t))
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	export := filepath.Join(t.TempDir(), "export")
+	m := alone("--postgres=" + database)
 	m.program = previous(t)
 	startAll(t, m)
 	awaitReady(t, m)
 
 	b := newBooks(t, m)
 	b.some(t)
-	for _, with := range []string{program, m.program, program} {
-		replace(t, m, with)
-		b.follow(t) // follows are in memory
-		b.check(t)
-		b.some(t)
-		b.check(t)
+	if err := m.leave(); err != nil {
+		t.Error(err)
 	}
+
+	out, err := exec.CommandContext(t.Context(), program, m.flags...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "headcount export --postgres URL --file FILE") {
+		t.Errorf("%v, %s", err, out)
+	}
+	run := func(program string, args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v, %s", args, err, out)
+		}
+	}
+	run(m.program, "export", "--postgres", database, "--file", export)
+	postgres.Exec(t, database, moveTables)
+	run(program, "import", "--postgres", database, "--file", export)
+
+	m.program = program
+	again(t, m)
+	b.follow(t) // follows are in memory
+	b.check(t)
+	b.some(t)
+	b.check(t)
+	if n := pgtest.Query[int](t, database, "select count(*)::int from headcount_before.headcount_counters"); n == 0 {
+		t.Error("nothing is left of the former tables")
+	}
+	testkit.Eventually(t, "headcount.change is of this release", func() bool {
+		const is = "select prosrc like '%headcount_row_ids%' from pg_proc where oid = 'headcount.change'::regproc"
+		return pgtest.Query[bool](t, database, is)
+	})
 }
 
 // TestClockUpgradeOfADataDirectory: this release refuses the counters of the previous one, and says how they are

@@ -60,8 +60,15 @@ type Config struct {
 	Beside []postgres.Tables
 	// Back says that this store is behind another one, see package rowstier: deletions are remembered for two days.
 	Back bool
+	// NoFront says that this store is not behind another one, and what to do about a database that is: it is refused.
+	NoFront string
+	// NoRows says that no partition has its rows in this database, and what to do about one in which an owner had some:
+	// that one is refused. Empty: it has rows.
+	NoRows string
 	// PollEvery is how often a watch looks for commits of other processes, default 1s.
 	PollEvery time.Duration
+	// ReadOnly makes and changes nothing: only Read and Scan may be called.
+	ReadOnly bool
 	// SweepEvery is the time between two rounds of forgetting IDs, default 10s.
 	SweepEvery time.Duration
 	OnState    func(up bool) // called when PostgreSQL comes and goes; optional
@@ -100,19 +107,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, time.Second)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
 
-	migrations, err := fs.Sub(embedded, "migrations")
-	if err != nil {
-		return nil, err
-	}
-
-	// Apart from the tables of other stores in the same database.
-	const lockID = 0x68656164726f7773 // "headrows"
-	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
-	tables := append([]postgres.Tables{own}, cfg.Beside...)
-
 	s := &Store{cfg: cfg}
+	var err error
 	s.db, err = postgres.Open(ctx, postgres.Config{
-		URL: cfg.URL, Tables: tables, Probe: probe, OnState: cfg.OnState, Log: cfg.Log,
+		URL: cfg.URL, Tables: Tables(cfg), Probe: probe, ReadOnly: cfg.ReadOnly, OnState: cfg.OnState, Log: cfg.Log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rowspg: %w", err)
@@ -120,9 +118,40 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.wg.Go(func() { s.sweep(run) })
+	if !cfg.ReadOnly {
+		s.wg.Go(func() { s.sweep(run) })
+	}
 
 	return s, nil
+}
+
+// hasFront asks for a row by which package rowstier knows what was drained to a store.
+const hasFront = `select exists (select from generate_series(0, 63) as p
+	join headcount_rows r on r.partition = p and r.collection = 'tier' and r.field = 'drained')`
+
+// hasRows asks whether an owner has claimed a partition.
+const hasRows = `select exists (select from headcount_partitions where epoch > 0)`
+
+// Tables returns the tables that the database of a Store has to have, its own ones first.
+func Tables(cfg Config) []postgres.Tables {
+	migrations, err := fs.Sub(embedded, "migrations")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+
+	// Apart from the tables of other stores in the same database.
+	const lockID = 0x68656164726f7773 // "headrows"
+	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
+	switch {
+	case cfg.NoFront != "":
+		own.Refuse = hasFront
+		own.Why = cfg.NoFront
+	case cfg.NoRows != "":
+		own.Refuse = hasRows
+		own.Why = cfg.NoRows
+	}
+
+	return append([]postgres.Tables{own}, cfg.Beside...)
 }
 
 // Close waits for calls under way, and ends the connections. Later calls fail with rows.ErrUnavailable.

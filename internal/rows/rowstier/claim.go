@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"headcount/internal/rows"
@@ -52,6 +53,7 @@ type taking struct {
 
 	back    rows.Claim
 	reached bool // the back was claimed
+	isNew   bool // the back never had a row of the partition
 	drained had  // what the back has of the front
 }
 
@@ -76,8 +78,14 @@ func (t *taking) take(ctx context.Context) (rows.Claim, error) {
 		return rows.Claim{}, err
 	case lost:
 		return t.restore(ctx)
+	case !t.isThere && t.isNew:
+		t.state.whole = true
+		t.state.adopts = t.claim.Number > 0
+	case !t.isThere && t.claim.Number > 0:
+		return rows.Claim{}, fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
 	case !t.isThere:
-		t.state.whole = true // the partition is new
+		// The back was used alone until now. The front is filled by reads, and does not know the IDs.
+		t.state.lossy = time.Now().Add(lossyFor)
 	}
 	t.warn()
 	if t.reached {
@@ -145,6 +153,7 @@ func (t *taking) claimBack(ctx context.Context) error {
 	}
 
 	t.reached = true
+	t.isNew = claims[0].Number == 0 || t.drained.number == 0 && strings.HasPrefix(t.drained.token, newToken)
 	t.back = claims[0]
 
 	return nil
@@ -153,6 +162,14 @@ func (t *taking) claimBack(ctx context.Context) error {
 // ErrOtherFront is in the errors of claims whose front has another token than that from which the back has its rows. It
 // is a rows.ErrUnavailable.
 var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
+
+// ErrBoth is in the errors of claims whose front and back both have rows, and were never used together. It is a
+// rows.ErrUnavailable.
+var ErrBoth = fmt.Errorf("%w: both stores have rows, and were never used together: give an empty one of them, "+
+	"and import into both what was exported from the other", rows.ErrUnavailable)
+
+// newToken begins the token of a front whose back never had a row before.
+const newToken = "new-"
 
 // readDrained reads what the back has.
 func (t *taking) readDrained(ctx context.Context) error {
@@ -180,6 +197,9 @@ func (t *taking) introduce(ctx context.Context) error {
 	}
 
 	t.state.token = rand.Text()
+	if t.isNew {
+		t.state.token = newToken + t.state.token
+	}
 	t.drained.token = t.state.token
 	t.drained.unsaid = true
 	c := rows.Commit{
@@ -257,6 +277,7 @@ func (t *taking) begin(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pending = pending
+	p.since = time.Now()
 	p.ids = distinct(ids)
 	p.marks = marks
 	p.drained = old

@@ -1,6 +1,7 @@
 package rowstier
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"time"
@@ -10,28 +11,35 @@ import (
 
 var errMalformed = errors.New("a row of the tier is malformed")
 
-// The first byte of a row of the front.
+// tombstone is what the front has of a row that was deleted. All other rows are there as they are, so a front that was
+// used without a back may get one. A value that begins like a tombstone has one byte more.
 const (
-	isTombstone = 0
-	isValue     = 1
+	tombstone = "\x00gone"
+	escaped   = tombstone + "="
 )
 
 // encodeValue returns a value as the front has it; nil is a tombstone.
 func encodeValue(value []byte) []byte {
-	if value == nil {
-		return []byte{isTombstone}
+	switch {
+	case value == nil:
+		return []byte(tombstone)
+	case bytes.HasPrefix(value, []byte(tombstone)):
+		return append([]byte(escaped), value[len(tombstone):]...)
+	default:
+		return value
 	}
-
-	return append([]byte{isValue}, value...)
 }
 
 // decodeValue returns a value of the front. It is nil without an error for a tombstone.
 func decodeValue(b []byte) ([]byte, error) {
+	rest, marked := bytes.CutPrefix(b, []byte(tombstone))
 	switch {
-	case len(b) == 1 && b[0] == isTombstone:
+	case !marked:
+		return b, nil
+	case len(rest) == 0:
 		return nil, nil
-	case len(b) > 0 && b[0] == isValue:
-		return b[1:len(b):len(b)], nil
+	case rest[0] == '=':
+		return append([]byte(tombstone), rest[1:]...), nil
 	default:
 		return nil, errMalformed
 	}
@@ -39,16 +47,27 @@ func decodeValue(b []byte) ([]byte, error) {
 
 // state is how far the front and the back are.
 type state struct {
-	whole bool      // everything that is not deleted is in the front
-	back  uint64    // a commit of the back that the front has all of
-	lossy time.Time // until then the front may lack IDs that the back has
-	token string    // names the front, so that the back is not given to another one
+	whole bool // everything that is not deleted is in the front
+	// adopts says that the front was used without a back, which has not got everything yet.
+	adopts bool
+	back   uint64    // a commit of the back that the front has all of
+	lossy  time.Time // until then the front may lack IDs that the back has
+	token  string    // names the front, so that the back is not given to another one
 }
 
+// Flags of a state.
+const (
+	isWhole = 1 << iota
+	isAdopting
+)
+
 func (s *state) encode() []byte {
-	whole := byte(0)
+	flags := byte(0)
 	if s.whole {
-		whole = 1
+		flags |= isWhole
+	}
+	if s.adopts {
+		flags |= isAdopting
 	}
 
 	lossy := int64(0)
@@ -56,7 +75,7 @@ func (s *state) encode() []byte {
 		lossy = s.lossy.UnixMilli()
 	}
 
-	b := binary.AppendUvarint([]byte{whole}, s.back)
+	b := binary.AppendUvarint([]byte{flags}, s.back)
 	b = binary.AppendVarint(b, lossy)
 
 	return append(b, s.token...)
@@ -66,7 +85,8 @@ func decodeState(b []byte) (s state, err error) {
 	if len(b) == 0 {
 		return s, errMalformed
 	}
-	s.whole = b[0] == 1
+	s.whole = b[0]&isWhole != 0
+	s.adopts = b[0]&isAdopting != 0
 
 	back, n := binary.Uvarint(b[1:])
 	if n <= 0 {

@@ -57,10 +57,10 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	return left, err
 }
 
-// say logs once that the back is away, and that it works again. The caller has draining.
+// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The caller has draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
-		s.cfg.Log.Warn().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+		s.cfg.Log.Info().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
 	}
 	if err == nil && s.away != nil {
 		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
@@ -85,7 +85,14 @@ func (s *Store) claimBack(ctx context.Context) error {
 			continue
 		}
 		for i, claim := range claims {
-			s.partitions[formers[i].Partition].claimedBack(claim)
+			p := &s.partitions[formers[i].Partition]
+			if claim.Epoch > 0 {
+				p.claimedBack(claim)
+				continue
+			}
+			if failed := s.outrun(ctx, p); failed != nil {
+				err = failed
+			}
 		}
 	}
 
@@ -105,16 +112,30 @@ func (p *partition) unclaimed() (string, rows.Former) {
 	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
 }
 
-// claimedBack takes a claim of the back. Without one another process owns the partition, and drains it.
-func (p *partition) claimedBack(claim rows.Claim) {
+// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows of
+// this front, only the front can say whose the partition is: perhaps the other process came first there, and was slow to
+// get to the back.
+func (s *Store) outrun(ctx context.Context, p *partition) error {
+	row := s.back.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
+	if row.Err != nil {
+		return row.Err
+	}
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if claim.Epoch == 0 {
-		p.leave()
-		p.ousted = true
-		return
-	}
+	isOurs := decodeHad(row.Value).token == p.state.token
+	p.leave()
+	p.contested = isOurs
+	p.ousted = !isOurs
+
+	return nil
+}
+
+// claimedBack takes a claim of the back.
+func (p *partition) claimedBack(claim rows.Claim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 
 	p.claimedNow(claim)
 }
@@ -176,6 +197,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	p.sending = c
 	p.sendingNames = names
 	p.sendingTo = p.newest
+	p.sentSince = p.since
 	p.pending = nil
 	p.ids = nil
 

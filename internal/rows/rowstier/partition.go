@@ -42,12 +42,14 @@ type tenure struct {
 	ids     []rows.ID            // likewise
 	newest  uint64               // the front's newest commit in pending
 	marks   []uint64             // commits whose rows of names are in the front
+	since   time.Time            // the first change in pending
 
 	claimed   bool   // in the back, too
 	backEpoch uint64 // of that claim
 	backHas   uint64 // the newest commit of the back
 	sending   *rows.Commit
-	sendingTo uint64 // the front's commit that the back has with sending
+	sendingTo uint64    // the front's commit that the back has with sending
+	sentSince time.Time // the first change in sending
 
 	sendingNames map[rows.Name]bool // of its rows
 	// unsaid says that the back takes the front's token for one that the front may not have yet.
@@ -57,8 +59,10 @@ type tenure struct {
 
 	evicted []rows.Name // rows that are to leave the front
 	drained []rows.Name // rows of the tier, and tombstones, that the front needs no more
-	// ousted says that another process has claimed the partition in the back.
+	// ousted says that another process has claimed the partition in the back, which has the rows of another front now.
 	ousted bool
+	// contested says that another process has claimed the partition in the back, for this front.
+	contested bool
 	// changed says that the front has not got the state yet.
 	changed bool
 	// opened says that the front has not got the commit yet from which on it is not whole.
@@ -82,12 +86,30 @@ func (p *partition) dirtyNow() int {
 	return n
 }
 
+// oldest returns when the first change was made that is not drained, or the zero time.
+func (p *partition) oldest() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	switch {
+	case p.sending != nil:
+		return p.sentSince
+	case len(p.pending)+len(p.ids) > 0:
+		return p.since
+	default:
+		return time.Time{}
+	}
+}
+
 // refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was claimed
 // in the front, too, its owner finds out by that.
 func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	if p.contested {
+		return &rows.Lost{} // its owner claims it again, unless the front has another owner
+	}
 	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
 		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store", rows.ErrFull)
 	}
@@ -107,7 +129,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	leaving := slices.DeleteFunc(p.evicted, p.isDirty)
+	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingNow()]), p.isDirty)
 	if len(leaving) > 0 && p.state.whole {
 		p.state.whole = false
 		p.changed = true
@@ -196,6 +218,9 @@ func (p *partition) made(c, front *rows.Commit) {
 	if p.pending == nil {
 		p.pending = map[rows.Name][]byte{}
 	}
+	if len(p.pending)+len(p.ids) == 0 {
+		p.since = time.Now()
+	}
 	for _, row := range c.Rows {
 		p.pending[row.Name] = row.Value
 	}
@@ -212,10 +237,15 @@ func (p *partition) made(c, front *rows.Commit) {
 		written[row.Name] = true
 	}
 	p.drained = slices.DeleteFunc(p.drained, func(name rows.Name) bool { return written[name] })
-	p.evicted = nil
+	p.evicted = p.evicted[p.leavingNow():]
 	p.changed = false
 	p.opened = false
 }
+
+// evictAtOnce is how many rows leave the front with one commit, so that no commit is large because of them.
+const evictAtOnce = 1000
+
+func (p *partition) leavingNow() int { return min(len(p.evicted), evictAtOnce) }
 
 func (p *partition) evict(names []rows.Name) {
 	p.mu.Lock()

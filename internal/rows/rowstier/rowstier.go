@@ -19,6 +19,14 @@
 // over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled by reads.
 // What was not drained comes back from the memory of the owner, see package owner of the counters.
 //
+// # A front that was alone
+//
+// A front may have been used without a back. Its first owner with a new back has everything that is there go to the back
+// as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
+//
+// A back that was used alone gets a front that is empty, which is filled by reads. Two stores that both have rows, and
+// were never used together, are refused.
+//
 // IDs that were lost with the front are asked for in the back for a day.
 //
 // # Two fronts
@@ -63,7 +71,9 @@ type Config struct {
 	Dirty int
 	// Timeout limits one call of the back, default 10s.
 	Timeout time.Duration
-	Log     zerolog.Logger
+	// MayAdopt says why what the front had without the back cannot go to the back yet, for one partition; nil: it can.
+	MayAdopt func(ctx context.Context, partition int) error
+	Log      zerolog.Logger
 }
 
 // lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are remembered.
@@ -76,7 +86,7 @@ type Store struct {
 	cfg   Config
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // drain
+	wg   sync.WaitGroup // drainEach and adoptEach
 
 	partitions [rows.Partitions]partition
 
@@ -100,6 +110,7 @@ func New(front rows.Store, back Back, cfg Config) *Store {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.wg.Go(func() { s.drainEach(ctx) })
+	s.wg.Go(func() { s.adoptEach(ctx) })
 
 	return s
 }
@@ -176,6 +187,31 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	default:
 		return nil
 	}
+}
+
+// Lag returns the age of the oldest change of this process that the back has not got.
+func (s *Store) Lag() time.Duration {
+	var oldest time.Time
+	for id := range s.partitions {
+		is := s.partitions[id].oldest()
+		if !is.IsZero() && (oldest.IsZero() || is.Before(oldest)) {
+			oldest = is
+		}
+	}
+	if oldest.IsZero() {
+		return 0
+	}
+
+	return time.Since(oldest)
+}
+
+// ScanResident is Scan for the rows that are in the front.
+func (s *Store) ScanResident(
+	ctx context.Context, partition int, of, after string, each func(string, []byte) error,
+) error {
+	at := rows.Address{Partition: partition, Name: rows.Name{Collection: of}}
+
+	return s.scanFront(ctx, at, after, each)
 }
 
 // Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner calls

@@ -633,6 +633,41 @@ func TestTwoProcessesBegin(t *testing.T) {
 	}
 }
 
+// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The owner
+// claims again and goes on, and nothing is lost.
+func TestASlowProcessTakesTheBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		between := newFront()
+		var o *owned
+		shared.claiming = func() {
+			o = newOwned(t, "owner", between, shared)
+			if err := o.commit(t, o.next("1")); err != nil {
+				t.Error(err)
+			}
+		}
+		slow := newOwned(t, "slow", between, shared)
+		time.Sleep(5 * time.Second)
+
+		if err := o.commit(t, o.next("2")); !errors.As(err, new(*rows.Lost)) {
+			t.Fatalf("the owner commits: %v", err)
+		}
+		claims, err := o.Claim(t.Context(), "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
+		if err != nil || claims[0].Epoch == 0 || claims[0].Number != o.claim.Number {
+			t.Fatalf("the owner claims again: %v, %v", claims, err)
+		}
+		o.claim = claims[0]
+		o.must(t, o.next("2"))
+		slow.close(t)
+		o.close(t)
+
+		got := shared.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "2" {
+			t.Errorf("the back has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
 // owned is a Store whose partition 7 is claimed.
 type owned struct {
 	*Store

@@ -1,0 +1,25 @@
+package main
+
+import (
+	"context"
+
+	"headcount/counter/routed"
+	"headcount/presence"
+)
+
+// hasCounters reports whether this process owns counters, or serves them.
+func (s *system) hasCounters() bool {
+	return s.cfg.HasRole(presence.RolePresence) || s.cfg.HasRole(presence.RoleGateway)
+}
+
+// openBehind opens the PostgreSQL behind Redis. What this process has of the counters closes it.
+func (s *system) openBehind(ctx context.Context) (*routed.Behind, error) {
+	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{
+		URL: s.cfg.Postgres, Rules: s.cfg.Rules, PersistInterval: s.cfg.PersistInterval, Log: s.log,
+	})
+	if err != nil {
+		return nil, refusedPostgres(err)
+	}
+
+	return behind, nil
+}

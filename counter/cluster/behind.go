@@ -1,0 +1,115 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/counter/routed"
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+)
+
+const (
+	// behindTimeout is how long an owner waits for a commit when PostgreSQL is behind Redis: a claim writes to both.
+	behindTimeout = 3 * time.Second
+	// drainWithin is how long an end waits until PostgreSQL has everything. What it does not get then is in Redis, and the
+	// next owner brings it over.
+	drainWithin = 2 * time.Second
+	// exactQueues is how many writes to exact counters one process has under way at once.
+	exactQueues = 4
+)
+
+// PostgresBehind is the fact postgres of a cluster that has PostgreSQL behind its Redis, as package presenceredis has it.
+const PostgresBehind = "behind 2"
+
+// OpenRows opens the rows in a Redis for an export, or for an import beside PostgreSQL. It refuses those of another release,
+// for an import only those of a later one: others have other keys, and stay as they are.
+func OpenRows(conn *redisconn.Conn, imports bool) *rowsredis.Store {
+	cfg := rowsredis.Config{Conn: conn, Accept: accept}
+	if imports {
+		cfg.Accept = acceptBefore
+	}
+
+	return rowsredis.New(cfg)
+}
+
+// acceptBefore refuses the counters of a later release.
+func acceptBefore(ctx context.Context, c *redisconn.Client) error {
+	theirs, err := c.HGet(ctx, "hc:{c}:facts", "counters").Int()
+	if err == nil && theirs < Format || errors.Is(err, redis.Nil) {
+		return nil
+	}
+
+	return accept(ctx, c)
+}
+
+// putBehind has an owner keep its counters in Redis, and PostgreSQL behind it.
+func (p *Process) putBehind(cfg *owner.Config) {
+	cfg.WriteTimeout = behindTimeout
+	cfg.ExactOutside = true
+	cfg.Tier = p.cfg.Behind.Tier()
+	cfg.ColdAfter = p.cfg.ColdAfter
+
+	if p.cfg.Registerer == nil {
+		return
+	}
+	p.cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headcount_persist_lag_seconds",
+		Help: "Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
+	}, func() float64 { return p.cfg.Behind.Lag().Seconds() }))
+}
+
+// Behind returns the PostgreSQL behind Redis, nil if there is none.
+func (p *Process) Behind() *routed.Behind { return p.cfg.Behind }
+
+// NewStoreOver is NewStore with PostgreSQL behind Redis. States may be nil.
+func (p *Process) NewStoreOver(redis, postgres counter.States) counter.Store {
+	store := p.cfg.Behind.Over(p.NewStore(redis))
+	if postgres != nil {
+		p.cfg.Behind.Observe(postgres)
+	}
+
+	return store
+}
+
+// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing waits
+// for PostgreSQL, nor for an application that holds some of them.
+func CombiningOver() counter.CombinerConfig {
+	cfg := Combining()
+	cfg.Queues = rows.Partitions + exactQueues
+	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
+		first := &op.Changes[0]
+		if first.Rule == nil || !first.Rule.Kind.IsExact() {
+			return call.PartitionOf(op)
+		}
+
+		return rows.Partitions + rows.PartitionOf(first.Key)%exactQueues, true
+	}
+
+	return cfg
+}
+
+// closeBehind waits a moment until PostgreSQL has what this process owned.
+func (p *Process) closeBehind() error {
+	if p.cfg.Behind == nil {
+		return nil
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
+	defer cancel()
+	err := p.cfg.Behind.Close(ctx)
+	if errors.Is(err, counter.ErrUnavailable) {
+		p.cfg.Log.Warn().Err(err).Msg("counters: the end of this process does not wait any longer for PostgreSQL; the next owner goes on")
+		err = nil
+	}
+
+	return err
+}

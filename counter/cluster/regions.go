@@ -1,0 +1,175 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/counter/region"
+	"headcount/counter/routed"
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+)
+
+// Peer is another region: its name, and its Redis.
+type Peer struct {
+	Name string
+	Conn *redisconn.Conn
+}
+
+// shared is what a process has to do with other regions. The zero value has none.
+type shared struct {
+	peers  []region.Peer
+	opened []*rowsredis.Store // of peers, and inboxes
+	region *region.Region     // nil: this process shares nothing
+
+	beside   *routed.Beside // nil: there is no PostgreSQL
+	postgres state
+}
+
+// openPeers opens the rows of the other regions, and the inboxes. A process that owns nothing only reads the rows.
+func (p *Process) openPeers() {
+	open := func(cfg rowsredis.Config) *rowsredis.Store {
+		opened := rowsredis.New(cfg)
+		p.opened = append(p.opened, opened)
+
+		return opened
+	}
+
+	for _, peer := range p.cfg.Peers {
+		p.peers = append(p.peers, region.Peer{
+			Name:  peer.Name,
+			There: open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer}),
+			Out:   open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer, Inbox: p.cfg.Region}),
+			In:    open(rowsredis.Config{Conn: p.cfg.Redis, Accept: accept, Inbox: peer.Name}),
+		})
+	}
+}
+
+// acceptPeer refuses a peer whose counters have another format.
+func acceptPeer(ctx context.Context, c *redisconn.Client) error {
+	err := accept(ctx, c)
+	var other *counter.FormatError
+	if errors.As(err, &other) {
+		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", other))
+	}
+
+	return err
+}
+
+// openBeside opens the PostgreSQL that has the exact counters of all regions.
+func (p *Process) openBeside(ctx context.Context) (err error) {
+	p.beside, err = routed.OpenBeside(ctx, routed.BesideConfig{
+		Owned:      p.rows,
+		URL:        p.cfg.Postgres,
+		Rules:      p.cfg.Rules,
+		OnPostgres: p.postgres.set,
+		Log:        p.cfg.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+
+	return nil
+}
+
+// share has an owner with this Config share its counters, once it is given to the Region.
+func (p *Process) share(cfg *owner.Config) {
+	p.region = region.New(region.Config{
+		Name:       p.cfg.Region,
+		Process:    p.name,
+		Store:      p.rows,
+		Peers:      p.peers,
+		Registerer: p.cfg.Registerer,
+		Log:        p.cfg.Log,
+	})
+	cfg.Region = p.cfg.Region
+	cfg.Shared = p.region.Shared
+}
+
+// HasPeers reports whether other regions share the counters.
+func (p *Process) HasPeers() bool { return len(p.peers) > 0 }
+
+// Beside returns the PostgreSQL beside Redis, nil if there is none.
+func (p *Process) Beside() *routed.Beside { return p.beside }
+
+// NewSharedStore is NewStore with other regions, and with PostgreSQL beside Redis if it was configured. States may be
+// nil.
+func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
+	var store counter.Store
+	owned := p.NewStore(redis)
+	store = owned
+	if p.beside != nil {
+		store = p.beside.Over(owned)
+	}
+	if postgres != nil {
+		p.postgres.observe(postgres)
+	}
+
+	return region.NewStore(store, p.cfg.Rules, p.peers)
+}
+
+// besideQueues is how many writes to exact counters one process has under way at once.
+const besideQueues = 4
+
+// CombiningShared is Combining for a Store of NewSharedStore. Exact counters in PostgreSQL have queues of their own, so
+// that nothing waits for it, nor for an application that holds some of them.
+func (p *Process) CombiningShared() counter.CombinerConfig {
+	cfg := Combining()
+	if p.beside == nil {
+		return cfg
+	}
+
+	cfg.Queues = rows.Partitions + besideQueues
+	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
+		first := &op.Changes[0]
+		if !first.Rule.Kind.IsExact() {
+			return call.PartitionOf(op)
+		}
+
+		return rows.Partitions + rows.PartitionOf(first.Key)%besideQueues, true
+	}
+
+	return cfg
+}
+
+// closeShared ends what is left when this process owns nothing any more.
+func (p *Process) closeShared() {
+	if p.beside != nil {
+		p.beside.Close()
+	}
+	for _, opened := range p.opened {
+		opened.Close()
+	}
+}
+
+// state is whether a server can be used. Its methods may be called from any goroutine.
+type state struct {
+	mu     sync.Mutex // guards the fields below, and calls of states
+	up     bool
+	states counter.States // may be nil
+}
+
+func (s *state) set(up bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.up = up
+	if s.states != nil {
+		s.states.StoreState(up)
+	}
+}
+
+// observe has states told, from now on.
+func (s *state) observe(states counter.States) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.states = states
+	states.StoreState(s.up)
+}
