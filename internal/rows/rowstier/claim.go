@@ -31,8 +31,12 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 		}
 		t := taking{s: s, p: &s.partitions[former.Partition], owner: owner, former: former.Epoch, claim: claims[i]}
 		claims[i], err = t.take(ctx)
-		if err != nil {
+		if err != nil && len(partitions) == 1 {
 			return nil, err
+		}
+		// Those before it are claimed. If there is no time for all, the next call has fewer to claim.
+		if err != nil {
+			claims[i] = rows.Claim{Err: err}
 		}
 	}
 

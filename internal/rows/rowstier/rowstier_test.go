@@ -134,12 +134,12 @@ func newBack() *back {
 }
 
 func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	if b.away {
-		return nil, rows.ErrUnavailable
-	}
 	if before := b.claiming; before != nil {
 		b.claiming = nil
 		before()
+	}
+	if b.away {
+		return nil, rows.ErrUnavailable
 	}
 
 	return b.Store.Claim(ctx, owner, partitions)
@@ -664,6 +664,28 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 		got := shared.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
 		if string(got.Value) != "2" {
 			t.Errorf("the back has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
+// TestTheBackGoesDuringAClaim: partitions that were claimed before stay claimed, so claims that take too long for all
+// partitions come to an end some time.
+func TestTheBackGoesDuringAClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		shared.claiming = func() { shared.claiming = func() { shared.away = true } }
+		s := New(newFront(), shared, Config{})
+		defer func() { _ = s.Close(t.Context()) }()
+
+		all := []rows.Former{{Partition: 1}, {Partition: 2}, {Partition: 3}}
+		claims, err := s.Claim(t.Context(), "owner", all)
+		if err != nil || claims[0].Err != nil || claims[0].Epoch == 0 {
+			t.Fatalf("%+v, %v", claims, err)
+		}
+		for _, claim := range claims[1:] {
+			if !errors.Is(claim.Err, rows.ErrUnavailable) || claim.Epoch != 0 {
+				t.Errorf("a partition for which the back was away: %+v", claim)
+			}
 		}
 	})
 }
