@@ -1,6 +1,7 @@
 package rowstier
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"sync"
@@ -65,6 +66,9 @@ type tenure struct {
 	contested bool
 	// changed says that the front has not got the state yet.
 	changed bool
+	// begun is the number of the commit that began last, and isRepeated says that it had begun before.
+	begun      uint64
+	isRepeated bool
 	// opened says that the front has not got the commit yet from which on it is not whole.
 	opened bool
 }
@@ -128,6 +132,9 @@ func (p *partition) isLossy(now time.Time) bool {
 func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
+	p.isRepeated = c.Number == p.begun
+	p.begun = c.Number
 
 	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingNow()]), p.isDirty)
 	if len(leaving) > 0 && p.state.whole {
@@ -238,8 +245,13 @@ func (p *partition) made(c, front *rows.Commit) {
 	}
 	p.drained = slices.DeleteFunc(p.drained, func(name rows.Name) bool { return written[name] })
 	p.evicted = p.evicted[p.leavingNow():]
-	p.changed = false
 	p.opened = false
+
+	// The state may have changed since the commit began, and of one that was repeated the front may have the earlier form.
+	wroteState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
+	if !p.isRepeated && slices.ContainsFunc(front.Rows, wroteState) {
+		p.changed = false
+	}
 }
 
 // evictAtOnce is how many rows leave the front with one commit, so that no commit is large because of them.

@@ -668,6 +668,33 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 	})
 }
 
+// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of one.
+func TestTheStateChangesDuringACommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOwned(t, "owner", newFront(), newBack())
+		p := &o.partitions[7]
+		p.state.adopts = true
+		c := o.next("1")
+		under := p.begin(&c)
+		p.adopted(o.claim.Epoch)
+		p.made(&c, &under)
+		if !p.changed {
+			t.Error("the front has not got the state that changed while a commit was under way")
+		}
+
+		c = o.next("2")
+		c.Number++
+		_ = p.begin(&c)
+		again := p.begin(&c)
+		p.made(&c, &again)
+		if !p.changed {
+			t.Error("the front may have an earlier form of a commit, without the state")
+		}
+		p.pending = nil
+		o.close(t)
+	})
+}
+
 // TestTheBackGoesDuringAClaim: partitions that were claimed before stay claimed, so claims that take too long for all
 // partitions come to an end some time.
 func TestTheBackGoesDuringAClaim(t *testing.T) {
