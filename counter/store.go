@@ -367,10 +367,6 @@ type Store interface {
 	Close() error
 }
 
-// States observes whether the server of a store is reachable. One goroutine calls it; before the first call the
-// server counts as unreachable. StoreState must not block.
-type States interface{ StoreState(up bool) }
-
 // NewIncarnation returns the incarnation of a counter that is created now, in a store that has deleted no counter
 // with an incarnation greater than deleted.
 func NewIncarnation(now time.Time, deleted uint64) uint64 {

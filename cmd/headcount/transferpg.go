@@ -17,6 +17,7 @@ import (
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
 	"headcount/internal/setting"
+	"headcount/presence/presenceredis"
 )
 
 // redisFront is the Redis in front of PostgreSQL, for an export or an import.
@@ -165,7 +166,7 @@ func (i *behindImport) Complete(ctx context.Context) error {
 			return err
 		}
 
-		return c.HSet(ctx, "hc:{c}:facts", "counters", cluster.Format, "postgres", cluster.PostgresBehind).Err()
+		return c.HSet(ctx, "hc:{c}:facts", "counters", cluster.Format, "postgres", presenceredis.PostgresBehind).Err()
 	})
 }
 

@@ -27,9 +27,6 @@ const (
 	exactQueues = 4
 )
 
-// PostgresBehind is the fact postgres of a cluster that has PostgreSQL behind its Redis, as package presenceredis has it.
-const PostgresBehind = "behind 2"
-
 // OpenRows opens the rows in a Redis for an export, or for an import beside PostgreSQL. It refuses those of another release,
 // for an import only those of a later one: others have other keys, and stay as they are.
 func OpenRows(conn *redisconn.Conn, imports bool) *rowsredis.Store {

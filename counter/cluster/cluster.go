@@ -72,19 +72,18 @@ type Process struct {
 	client    *link.Client
 	server    *link.Server
 	metrics   *metrics
+	redis     counter.Relay                       // whether Redis can be used
 	refused   atomic.Pointer[counter.FormatError] // see Refused
 
 	mu          sync.Mutex // guards the fields below
 	owning, all []string   // as the directory knows them
-	up          bool       // Redis can be used
-	states      counter.States
 }
 
 // Open returns this process's part in the counters. It has none before SetProcesses says which processes there are. It
 // does not wait for Redis. It fails if settings cannot work. Close ends it.
 func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: p, Accept: p.accept})
+	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: &p.redis, Accept: p.accept})
 	p.over = p.rows
 	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
 	isBeside := cfg.Postgres != "" && serves
@@ -160,26 +159,6 @@ func (p *Process) SetProcesses(processes []presence.Process) {
 	}
 }
 
-// StoreState implements redisconn.States.
-func (p *Process) StoreState(up bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.up = up
-	if p.states != nil {
-		p.states.StoreState(up)
-	}
-}
-
-// observe has states told whether Redis can be used, from now on.
-func (p *Process) observe(states counter.States) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.states = states
-	states.StoreState(p.up)
-}
-
 // Serve makes the calls that come over a link from another process, until the link or the Process ends. The key is that
 // of signatures.
 func (p *Process) Serve(stream io.ReadWriteCloser, key []byte) { p.server.Serve(stream, key) }
@@ -190,7 +169,7 @@ func (p *Process) Serve(stream io.ReadWriteCloser, key []byte) { p.server.Serve(
 // A call waits as long as its caller does: while an owner is away, it is repeated. See Combining.
 func (p *Process) NewStore(states counter.States) *call.Store {
 	if states != nil {
-		p.observe(states)
+		p.redis.Observe(states)
 	}
 
 	return call.NewStore(p.over, p.directory, p.cfg.Rules, call.Config{Stream: p.name, Observer: p.metrics})

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"headcount/counter"
-	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/region"
 	"headcount/counter/routed"
 	"headcount/internal/redisconn"
-	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
 )
 
@@ -29,7 +26,7 @@ type shared struct {
 	region *region.Region     // nil: this process shares nothing
 
 	beside   *routed.Beside // nil: there is no PostgreSQL
-	postgres state
+	postgres counter.Relay
 }
 
 // openPeers opens the rows of the other regions, and the inboxes. A process that owns nothing only reads the rows.
@@ -68,7 +65,7 @@ func (p *Process) openBeside(ctx context.Context) (err error) {
 		Owned:      p.rows,
 		URL:        p.cfg.Postgres,
 		Rules:      p.cfg.Rules,
-		OnPostgres: p.postgres.set,
+		OnPostgres: p.postgres.StoreState,
 		Log:        p.cfg.Log,
 	})
 	if err != nil {
@@ -108,34 +105,20 @@ func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 		store = p.beside.Over(owned)
 	}
 	if postgres != nil {
-		p.postgres.observe(postgres)
+		p.postgres.Observe(postgres)
 	}
 
 	return region.NewStore(store, p.cfg.Rules, p.peers)
 }
 
-// besideQueues is how many writes to exact counters one process has under way at once.
-const besideQueues = 4
-
 // CombiningShared is Combining for a Store of NewSharedStore. Exact counters in PostgreSQL have queues of their own, so
 // that nothing waits for it, nor for an application that holds some of them.
 func (p *Process) CombiningShared() counter.CombinerConfig {
-	cfg := Combining()
 	if p.beside == nil {
-		return cfg
+		return Combining()
 	}
 
-	cfg.Queues = rows.Partitions + besideQueues
-	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
-		first := &op.Changes[0]
-		if !first.Rule.Kind.IsExact() {
-			return call.PartitionOf(op)
-		}
-
-		return rows.Partitions + rows.PartitionOf(first.Key)%besideQueues, true
-	}
-
-	return cfg
+	return CombiningOver()
 }
 
 // closeShared ends what is left when this process owns nothing any more.
@@ -146,30 +129,4 @@ func (p *Process) closeShared() {
 	for _, opened := range p.opened {
 		opened.Close()
 	}
-}
-
-// state is whether a server can be used. Its methods may be called from any goroutine.
-type state struct {
-	mu     sync.Mutex // guards the fields below, and calls of states
-	up     bool
-	states counter.States // may be nil
-}
-
-func (s *state) set(up bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.up = up
-	if s.states != nil {
-		s.states.StoreState(up)
-	}
-}
-
-// observe has states told, from now on.
-func (s *state) observe(states counter.States) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.states = states
-	states.StoreState(s.up)
 }

@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/rs/zerolog"
 
@@ -105,40 +103,10 @@ func acceptUpTo(ctx context.Context, c *redisconn.Client) error {
 }
 
 // Complete says that an import is whole. From then on the counters of the Redis are those of this release.
-func (s *Sole) Complete(ctx context.Context) error {
-	return s.redis.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		// The first server writes all facts of a Redis that none has used.
-		used, err := c.HExists(ctx, "hc:{c}:facts", "format").Result()
-		if err != nil || !used {
-			return err
-		}
+func (s *Sole) Complete(ctx context.Context) error { return complete(ctx, s.redis) }
 
-		return c.HSet(ctx, "hc:{c}:facts", "counters", Format).Err()
-	})
-}
-
-// Leases returns the names of the processes that use the Redis.
-func (s *Sole) Leases(ctx context.Context) (live []string, err error) {
-	err = s.redis.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		all, err := c.HGetAll(ctx, "hc:{c}:leases").Result()
-		if err != nil {
-			return err
-		}
-
-		live = nil
-		for name, text := range all {
-			end, _, _ := strings.Cut(text, " ")
-			ms, err := strconv.ParseInt(end, 10, 64)
-			if err == nil && time.UnixMilli(ms).After(time.Now()) {
-				live = append(live, name)
-			}
-		}
-
-		return nil
-	})
-
-	return live, err
-}
+// Leases returns the names of the processes that use the Redis, sorted.
+func (s *Sole) Leases(ctx context.Context) ([]string, error) { return leases(ctx, s.redis) }
 
 // Close implements counter.Store.
 func (s *Sole) Close() error {

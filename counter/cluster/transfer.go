@@ -89,17 +89,7 @@ func (i *Import) open(ctx context.Context, rules *counter.Rules) error {
 
 // Complete says that the import is whole. From then on servers of this release serve the counters, and those of an
 // earlier release refuse to start.
-func (i *Import) Complete(ctx context.Context) error {
-	return i.facts.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		// A Redis that no server has used has no facts. The first server writes all of them.
-		used, err := c.HExists(ctx, factsKey, "format").Result()
-		if err != nil || !used {
-			return err
-		}
-
-		return c.HSet(ctx, factsKey, formatFact, Format).Err()
-	})
-}
+func (i *Import) Complete(ctx context.Context) error { return complete(ctx, i.facts) }
 
 // Close closes what OpenImport opened, but not the connection.
 func (i *Import) Close() error {
@@ -159,4 +149,17 @@ func leases(ctx context.Context, redis *redisconn.Caller) (live []string, err er
 	slices.Sort(live)
 
 	return live, err
+}
+
+// complete makes the format of the counters in a Redis that of this release.
+func complete(ctx context.Context, redis *redisconn.Caller) error {
+	return redis.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		// A Redis that no server has used has no facts. The first server writes all of them.
+		used, err := c.HExists(ctx, factsKey, "format").Result()
+		if err != nil || !used {
+			return err
+		}
+
+		return c.HSet(ctx, factsKey, formatFact, Format).Err()
+	})
 }

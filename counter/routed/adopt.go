@@ -39,7 +39,7 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 		adopted, err := b.tier.Adopted(ctx)
 		if adopted {
 			b.adopted.Store(true)
-			b.onPostgres(b.isUp())
+			b.postgres.Repeat()
 			return
 		}
 		if err == nil {
@@ -53,13 +53,6 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 			return
 		}
 	}
-}
-
-func (b *Behind) isUp() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	return b.up
 }
 
 // mayAdopt returns why a partition cannot be brought to PostgreSQL yet: it has exact counters, which belong elsewhere.

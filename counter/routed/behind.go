@@ -37,14 +37,11 @@ type Behind struct {
 	exact *exactpg.Store
 	tier  *rowstier.Store
 
-	adopted atomic.Bool // PostgreSQL has what Redis had without it
+	postgres counter.Relay // whether PostgreSQL can be used
+	adopted  atomic.Bool   // it has what Redis had without it
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // awaitAdopted
-
-	mu     sync.Mutex // guards the fields below
-	up     bool
-	states counter.States // may be nil
 }
 
 var _ rowstier.Back = (*rowspg.Store)(nil)
@@ -59,7 +56,7 @@ func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 		Back:     true,
 		Readable: exactpg.Readable,
 		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState:  b.onPostgres,
+		OnState:  b.postgres.StoreState,
 		Log:      cfg.Log,
 	})
 	if err != nil {
@@ -69,24 +66,8 @@ func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 	return b, nil
 }
 
-func (b *Behind) onPostgres(up bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	b.up = up
-	if b.states != nil {
-		b.states.StoreState(up)
-	}
-}
-
 // Observe has states told whether PostgreSQL can be used, from now on.
-func (b *Behind) Observe(states counter.States) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	b.states = states
-	states.StoreState(b.up)
-}
+func (b *Behind) Observe(states counter.States) { b.postgres.Observe(states) }
 
 // Begin puts the database behind the rows of a Redis. It is called once, before all methods below.
 func (b *Behind) Begin(front rows.Store) {
