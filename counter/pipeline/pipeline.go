@@ -4,12 +4,11 @@
 // A change passes these layers in order:
 //
 //  1. counter.Combiner gathers changes while a write is under way and sends them together.
-//  2. The top list tracker and the [Observer] receive the results after layer 5, before the answer.
+//  2. The top list tracker and the [Observer] receive the results after layer 4, before the answer.
 //  3. Package region, with other regions only, marks totals as approximate.
-//  4. Package hot, with Redis only, adds to the shards of busy sums instead of their records.
-//  5. The store: in Redis, in PostgreSQL, in both, in a file or in memory.
+//  4. The owner of the counter, over a store in Redis, in PostgreSQL, in both, in a file or in memory.
 //
-// Reads and watches begin at 3. Limits have a queue of their own in front of 5.
+// Reads and watches begin at 3. Limits have a queue of their own in front of 4.
 package pipeline
 
 import (
@@ -37,7 +36,7 @@ type Counters struct {
 	counter.Feed
 	cfg      Config
 	where    string
-	store    counter.Store // layers 3 to 5
+	store    counter.Store // layers 3 and 4
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	tops     *counter.TopTracker
@@ -126,8 +125,7 @@ func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Durati
 //
 //   - The Combiner and the limits complete the calls that they accepted.
 //   - The top list tracker may be writing a list to the store.
-//   - The store closes from the outside in: the gathering of shards, the store itself, which waits until PostgreSQL has
-//     what is in Redis.
+//   - The store closes from the outside in; it waits until PostgreSQL has what is in Redis.
 func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
