@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -56,9 +57,12 @@ func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
 }
 
 // startBeside is start beside gateways that live; before is done first.
-func startBeside(t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node)) (*rig, func()) {
+func startBeside(
+	t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node),
+) (*rig, func()) {
 	t.Helper()
 	r := &rig{t: t, store: store, replies: map[string][]heartbeat.Reply{}, streams: map[streamKey]uint64{}}
+
 	n, err := New(store, Config{
 		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
 		Reply: replies(func(gw string, a *heartbeat.Reply) {
@@ -70,12 +74,15 @@ func startBeside(t testing.TB, name string, store presence.Store, gateways []hea
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	r.node = n
 	n.Gateways(gateways)
 	for _, do := range before {
 		do(n)
 	}
+
 	n.Own([]int{0, 1, 2})
+
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -84,6 +91,7 @@ func startBeside(t testing.TB, name string, store presence.Store, gateways []hea
 	}()
 	stop := sync.OnceFunc(func() { cancel(); <-done })
 	t.Cleanup(stop)
+
 	synctest.Wait()
 	return r, stop
 }
@@ -103,13 +111,18 @@ func (r *rig) op(src heartbeat.Source, op heartbeat.Op) {
 	r.t.Helper()
 	key := streamKey{src, op.User.Partition(testPartitions)}
 	r.streams[key]++
-	r.deliver(&heartbeat.Beat{Source: src, Partition: key.partition, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{op}})
+
+	r.deliver(&heartbeat.Beat{
+		Source: src, Partition: key.partition, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{op},
+	})
 }
 
 func (r *rig) alive(src heartbeat.Source, users ...presence.User) {
 	r.t.Helper()
 	for _, u := range users {
-		r.deliver(&heartbeat.Beat{Source: src, Partition: u.Partition(testPartitions), Stream: 1, Alive: []presence.User{u}})
+		r.deliver(&heartbeat.Beat{
+			Source: src, Partition: u.Partition(testPartitions), Stream: 1, Alive: []presence.User{u},
+		})
 	}
 }
 
@@ -118,16 +131,20 @@ func (r *rig) deliver(b *heartbeat.Beat) {
 	if !r.node.Deliver(b) {
 		r.t.Fatalf("beat for partition %d was not taken", b.Partition)
 	}
+
 	synctest.Wait()
 }
 
 func (r *rig) last(name string) heartbeat.Reply {
 	r.t.Helper()
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if len(r.replies[name]) == 0 {
 		r.t.Fatalf("%s got no reply", name)
 	}
+
 	return r.replies[name][len(r.replies[name])-1]
 }
 
@@ -140,10 +157,12 @@ func (r *rig) count(name string) int {
 
 func (r *rig) want(page string, users int64) {
 	r.t.Helper()
+
 	counts, err := r.store.Counts(r.t.Context(), []string{page})
 	if err != nil {
 		r.t.Fatal(err)
 	}
+
 	if counts[0].Users != users {
 		r.t.Fatalf("count of %q = %d, want %d", page, counts[0].Users, users)
 	}
@@ -173,14 +192,20 @@ func TestNewRefusesSettingsThatCannotWork(t *testing.T) {
 func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
+
 		a := r.last("a")
-		if a.Acked != 1 || len(a.Counts) != 2 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 ||
-			a.Counts[1].Page != presence.AllPages || a.Counts[1].Users != 1 {
+		counted := map[string]int64{}
+		for _, c := range a.Counts {
+			counted[c.Page] = c.Users
+		}
+		if a.Acked != 1 || !maps.Equal(counted, map[string]int64{"p": 1, presence.AllPages: 1}) {
 			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1, also of the site", a)
 		}
 		r.want("p", 1)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("a"), join(4, "q")) // the same partition
 		if a := r.last("a"); a.Acked != 2 {
 			t.Fatalf("reply %+v, want op 2 acknowledged", a)
@@ -194,25 +219,31 @@ func TestTotalsOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		r, stop := start(t, "n", store)
+
 		shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 		all := shop.Qualify(presence.AllPages)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(4, shop.Qualify("p"))) // the same partition
 		r.op(gw("a"), join(4, shop.Qualify("q")))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
 		r.op(gw("a"), join(10, blog.Qualify("p")))
+
 		r.want(presence.AllPages, 1)
 		r.want(all, 2)
 		r.want(blog.Qualify(presence.AllPages), 1)
 		r.want("p", 1)
 		r.want(shop.Qualify("p"), 1)
 		r.want(shop.Qualify("q"), 2)
+
 		r.op(gw("a"), leave(10, blog.Qualify("p"), 0))
 		r.want(blog.Qualify(presence.AllPages), 0)
+
 		stop()
 		r, _ = start(t, "m", store)
 		r.want(all, 2)
 		r.want(presence.AllPages, 1)
+
 		// The gateway has lost 4 meanwhile; it reports the others.
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
@@ -220,9 +251,11 @@ func TestTotalsOfSites(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 1, 7)
 		}
+
 		r.want(all, 1)
 		r.want(shop.Qualify("p"), 0)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("a"), leave(7, shop.Qualify("q"), 0))
 		r.want(all, 0)
 		r.want(presence.AllPages, 1)
@@ -232,27 +265,33 @@ func TestTotalsOfSites(t *testing.T) {
 func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		beat := func(stream, first uint64, ops ...heartbeat.Op) {
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: stream, First: first, Ops: ops})
 		}
+
 		beat(1, 2, join(1, "later"))
 		if a := r.last("a"); !a.Reset {
 			t.Fatalf("a stream that does not begin at 1: %+v, want Reset", a)
 		}
+
 		beat(2, 1, join(1, "p"))
 		beat(2, 3, leave(1, "p", 0)) // 2 is missing
 		r.want("p", 1)
+
 		beat(2, 1, join(1, "p"), join(1, "q"), leave(1, "p", 0))
 		r.want("p", 0)
 		r.want("q", 1)
 		if a := r.last("a"); a.Acked != 3 {
 			t.Fatalf("reply %+v, want 3 acknowledged", a)
 		}
+
 		beat(2, 1, join(1, "p"), join(1, "q")) // late copies
 		r.want("p", 0)
 		if a := r.last("a"); a.Acked != 3 || len(a.Counts) == 0 {
 			t.Fatalf("reply to a late copy %+v, want 3 acknowledged again, with counts", a)
 		}
+
 		beat(1, 1, join(1, "p")) // of an older stream
 		r.want("p", 0)
 	})
@@ -263,16 +302,20 @@ func TestSilentUsersEnd(t *testing.T) {
 		r, _ := start(t, "n", newStore())
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(2, "p"))
+
 		for range 5 {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 1)
 		}
+
 		r.want("p", 1)
 		time.Sleep(timeout - 10*time.Millisecond)
 		r.want("p", 1)
+
 		time.Sleep(wheelTick + 20*time.Millisecond)
 		r.want("p", 0)
 		r.want(presence.AllPages, 0)
+
 		r.alive(gw("a"), 1)
 		if a := r.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want user 1 unknown", a)
@@ -286,17 +329,23 @@ func TestAJoinThatIsRepeatedIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
 		r, _ := start(t, "n", s)
+
 		repeat := func(age time.Duration) {
 			joins := []heartbeat.Op{join(1, "p"), join(4, "p")}
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 1, Ops: joins, Age: age})
 		}
+
 		s.set(func() { s.away = true })
 		repeat(0)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 3, Ops: []heartbeat.Op{leave(4, "p", 0)}})
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: 1, Stream: 1, First: 3, Ops: []heartbeat.Op{leave(4, "p", 0)},
+		})
+
 		for range 20 {
 			time.Sleep(time.Second)
 			repeat(0)
 		}
+
 		s.set(func() { s.away = false })
 		time.Sleep(3 * time.Second)
 		r.want("p", 1)
@@ -339,17 +388,22 @@ func TestLeaves(t *testing.T) {
 func TestUserOnTwoGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("b"), join(1, "p"))
 		r.op(gw("b"), join(1, "q"))
+
 		r.want("p", 1)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("b"), leave(1, "p", 0))
 		r.want("p", 1)
+
 		for range 4 { // a has died
 			time.Sleep(2 * time.Second)
 			r.alive(gw("b"), 1)
 		}
+
 		r.want("p", 0)
 		r.want("q", 1)
 		r.want(presence.AllPages, 1)
@@ -359,10 +413,13 @@ func TestUserOnTwoGateways(t *testing.T) {
 func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), leave(1, "p", 2*time.Second))
+
 		r.op(gw("b"), join(1, "p"))
 		r.want("p", 1)
+
 		r.op(gw("b"), leave(1, "p", 0))
 		r.want("p", 0)
 	})
@@ -371,28 +428,35 @@ func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 func TestHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		hold := func(page string, on bool) {
 			t.Helper()
 			if err := r.node.Hold(t.Context(), asked(1, page, on)); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		hold("p", true)
 		hold("p", true)
 		r.want("p", 1)
+
 		time.Sleep(2 * timeout)
 		hold("p", true)
 		time.Sleep(3*timeout - 20*time.Millisecond)
 		r.want("p", 1)
+
 		time.Sleep(wheelTick + 40*time.Millisecond)
 		r.want("p", 0)
 
 		hold("p", true)
 		r.op(gw("a"), join(1, "p"))
+
 		hold("p", false)
 		r.want("p", 1)
+
 		r.op(gw("a"), leave(1, "p", 0))
 		r.want("p", 0)
+
 		hold("p", false)
 		hold("never held", false)
 
@@ -400,6 +464,7 @@ func TestHolds(t *testing.T) {
 			hold(fmt.Sprint("p", i), true)
 		}
 		hold("p0", true)
+
 		if err := r.node.Hold(t.Context(), asked(1, "one more", true)); !errors.Is(err, presence.ErrTooMany) {
 			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
 		}
@@ -412,14 +477,17 @@ func TestHolds(t *testing.T) {
 func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
+
 		for range 50 { // there is room in the mailbox all the time
 			if err := r.node.Hold(ctx, asked(1, "p", true)); !errors.Is(err, context.Canceled) {
 				t.Fatalf("Hold = %v, want Canceled", err)
 			}
 		}
 		r.want("p", 0)
+
 		done := make(chan error, 1)
 		r.node.actors[1].Load().post(&holdCall{asked(1, "p", true), ctx, done})
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -434,34 +502,42 @@ func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		old, _ := start(t, "old", store)
+
 		old.op(gw("a"), join(1, "p"))
 		old.op(gw("a"), join(2, "p"))
 		if err := old.node.Hold(t.Context(), asked(3, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		next, _ := start(t, "next", store)
 		next.want("p", 3)
+
 		// The zombie finds out at its first write.
 		old.op(gw("a"), join(7, "p"))
 		if old.node.Owns(1) {
 			t.Fatal("the fenced node still owns the partition")
 		}
 		next.want("p", 3)
+
 		old.node.Own(nil) // it has learned of next
+
 		// A user that the gateway confirms stays; every other user stays for one full
 		// timeout.
 		next.alive(gw("a"), 1)
 		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want the joins of user 1 asked for", a)
 		}
+
 		next.op(gw("a"), join(1, "p"))
 		for range 5 {
 			time.Sleep(2 * time.Second)
 			next.alive(gw("a"), 1)
 		}
 		next.want("p", 2) // 1, and the hold of 3
+
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
+
 		time.Sleep(3 * timeout)
 		next.want("p", 0)
 	})
@@ -472,17 +548,23 @@ func TestTakeover(t *testing.T) {
 func TestNewStreamIsDoubted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "left meanwhile"))
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("b"), join(1, "q"))
+
 		partition := presence.User(1).Partition(testPartitions)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 3, First: 1, Ops: []heartbeat.Op{join(1, "p")}})
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: partition, Stream: 3, First: 1, Ops: []heartbeat.Op{join(1, "p")},
+		})
 		r.want("left meanwhile", 1)
+
 		for range 5 {
 			time.Sleep(time.Second)
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Alive: []presence.User{1}})
 			r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: partition, Alive: []presence.User{1}})
 		}
+
 		r.want("left meanwhile", 0)
 		r.want("p", 1)
 		r.want("q", 1)
@@ -495,18 +577,22 @@ func TestNewStreamIsDoubted(t *testing.T) {
 func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		old, stop := start(t, "old", store)
 		old.op(gw("a"), join(1, "p"))
 		old.op(gw("b"), join(1, "p"))
 		stop()
+
 		next, _ := start(t, "next", store)
 		next.op(gw("a"), join(1, "p"))
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
+
 		time.Sleep(confirmTimeout * time.Millisecond / 2)
 		next.op(gw("b"), join(1, "p"))
 		time.Sleep(confirmTimeout * time.Millisecond)
 		next.want("p", 1)
+
 		next.op(gw("b"), leave(1, "p", 0))
 		next.want("p", 0)
 	})
@@ -517,13 +603,16 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 func TestEndOfAHoldAfterATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		r, stop := start(t, "old", store)
+
 		hold := func(u presence.User, on bool) {
 			t.Helper()
 			if err := r.node.Hold(t.Context(), asked(u, "p", on)); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		hold(1, true)
 		hold(2, true)
 		r.op(gw("a"), join(2, "p"))
@@ -533,27 +622,33 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 		r.op(gw("a"), join(4, "p"))
 		r.op(gw("a"), leave(4, "p", 0))
 		hold(5, true) // is not ended
+
 		stop()
 		time.Sleep(time.Second)
 		r, stop = start(t, "next", store)
 		r.want("p", 5)
+
 		for u := range presence.User(4) {
 			hold(u+1, false)
 		}
 		r.want("p", 3) // 2 and 3 may be connected still, and 5
+
 		stop()
 		r, _ = start(t, "last", store)
+
 		r.op(gw("a"), join(2, "p"))
 		for range 5 {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
 		}
 		r.want("p", 2) // no gateway has confirmed 3
+
 		for range 14 {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
 		}
 		r.want("p", 2)
+
 		time.Sleep(time.Second + wheelTick + 20*time.Millisecond)
 		r.want("p", 1)
 	})
@@ -563,11 +658,14 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		owner, _ := start(t, "owner", store)
+
 		if err := owner.node.Hold(t.Context(), asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		if err := zombie.node.Hold(t.Context(), asked(1, "p", false)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("the zombie's answer = %v, want presence.ErrNotOwner", err)
 		}
@@ -580,6 +678,7 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		zombie.op(gw("a"), join(1, "p"))
 		zombie.op(gw("b"), join(1, "p"))
@@ -601,13 +700,16 @@ func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		start(t, "owner", store)
+
 		zombie.node.Own([]int{1}) // it claims nothing anew: it has 1
 		synctest.Wait()
 		if !zombie.node.Owns(1) {
 			t.Fatal("the zombie knows already")
 		}
+
 		zombie.node.Check(0, 1)
 		synctest.Wait()
 		if zombie.node.Owns(1) {
