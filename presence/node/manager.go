@@ -108,6 +108,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 			Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
 	}
 
+	// A node that owns nothing leaves the store alone.
 	if len(m.want) == 0 {
 		return nil
 	}
@@ -117,6 +118,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 		return fmt.Errorf("node: store generation: %w", err)
 	}
 
+	// First what is served already: its changes wait for the claim.
 	err = m.reclaim(ctx, generation)
 
 	if len(n.want) > 0 || n.handingOver.Load() {
@@ -266,6 +268,7 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
 	}
 
+	// After the claims: what the last owner writes until then is in the snapshots, and later it is fenced.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions: %w", len(ids), err)

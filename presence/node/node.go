@@ -165,6 +165,7 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 		return false
 	}
 
+	// The reader of the socket calls this, so one busy partition must not hold up the others.
 	select {
 	case p.mail <- b:
 		return true
@@ -185,6 +186,7 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 		return presence.ErrNotOwner
 	}
 
+	// Both cases of the select below may be ready, and select chooses at random.
 	if err := expired(ctx); err != nil {
 		return err
 	}

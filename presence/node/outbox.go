@@ -61,6 +61,7 @@ func (o *outbox) needsClaim(generation uint64) bool {
 		return false
 	}
 
+	// From here on every earlier claim in the mailbox is too old.
 	o.next = presence.Claim{}
 	return true
 }
@@ -174,6 +175,7 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 		o.blocked = o.blocked || invalid
 	}
 
+	// No rewrite repeats arrivals and departures, so they come back in any case.
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}

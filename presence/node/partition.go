@@ -109,6 +109,7 @@ func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
 	defer func() { p.node.users.Add(-int64(len(p.users))) }()
 
+	// arm sets the timer before anything waits for it.
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 

@@ -61,6 +61,7 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 		return s
 	}
 
+	// A user has been here since the first session began, so a later one takes over its time.
 	head := p.users[u]
 	s := &session{user: u, from: from, next: head, slot: -1}
 
@@ -147,6 +148,7 @@ func (p *partition) leave(s *session, pg *page) {
 		p.noteCount(pg)
 	}
 
+	// As in join: a hold without any connection is stored differently.
 	if gone || s.from == p.holds || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
 	}
@@ -231,6 +233,7 @@ func (p *partition) expire(s *session) {
 		return
 	}
 
+	// leave changes the list, so the ended ones are gathered first.
 	var ended []*page // rarely more than one
 	silent := false
 
@@ -263,6 +266,7 @@ func (p *partition) expire(s *session) {
 		return
 	}
 
+	// The heartbeats are overdue: ask before the deadline ends the user.
 	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.askBefore() {
 		p.asking[s.from] = append(p.asking[s.from], s.user)
 		p.node.asked.Add(1)
@@ -297,6 +301,7 @@ func (p *partition) noteArrival(u presence.User, pg *page) {
 
 	p.out.arrivals[memberKey{u, pg.name}] = struct{}{}
 
+	// With the first page the user also arrives on the site.
 	if p.users[u] == nil {
 		p.out.arrivals[memberKey{u, presence.TotalOf(pg.name)}] = struct{}{}
 	}

@@ -53,6 +53,7 @@ type holdCall struct {
 func (p *partition) beat(b *heartbeat.Beat) {
 	now := p.now()
 
+	// A new incarnation of a gateway is a new source: its old sessions end by themselves.
 	src := p.sources[b.Source]
 
 	if src == nil {
@@ -69,6 +70,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 		p.ops(src, b, &reply)
 	}
 
+	// A user that this owner does not know is asked for: the gateway then repeats the join.
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
 			p.heard(s, b)
@@ -82,8 +84,8 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 }
 
-// continues reports whether the ops of b continue the source's stream, or repeat a part of it. If they do not, reply may
-// ask the gateway for a new stream.
+// continues reports whether the ops of b continue the source's stream, or repeat a part of it. If they do not, reply
+// may ask the gateway for a new stream.
 func (p *partition) continues(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) bool {
 	begins := b.Stream > src.stream && b.First == 1
 	followed := b.Stream == src.stream && !src.mustReset
@@ -120,6 +122,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		return
 	}
 
+	// Whole may come with a later beat: at first the gateway may not know its last initial op.
 	if b.Whole > src.snapshotEnd {
 		src.snapshotEnd = b.Whole
 		src.lastProgress = p.now()
@@ -296,6 +299,7 @@ func (p *partition) hold(c *holdCall) {
 		return
 	}
 
+	// Not before: a call that has no effect must not overtake one that has.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
 		c.done <- err

@@ -108,6 +108,7 @@ func (p *partition) putOnTrial(src *source) {
 		return
 	}
 
+	// All users are searched: a new stream is rare, and an index by source would cost every join.
 	deadline := p.now() + p.trialPeriod()
 	for u := range p.users {
 		s := p.lookup(u, src)
@@ -154,6 +155,7 @@ func (p *partition) checkReports() {
 		return
 	}
 
+	// A silent gateway does not hold up the partition.
 	all := true
 	for _, g := range known.live {
 		src := p.sources[g.Source]

@@ -31,6 +31,7 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 		places[id] = append(places[id], i)
 	}
 
+	// Each owner answers for its own users, and the answers are put together in the caller's order.
 	answers := map[int]chan usersAnswer{}
 	actors := map[int]*partition{}
 	for id, at := range places {

@@ -40,6 +40,7 @@ func (w *wheel) idle(ms int64) {
 func (w *wheel) put(s *session, ms int64) {
 	w.drop(s)
 
+	// Not in the slot of the present tick, which due may be visiting; not beyond the last slot, which would alias.
 	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
 	i := t % wheelSlots
 
@@ -106,6 +107,7 @@ func (w *wheel) due(ms int64, look func(*session)) {
 			return
 		}
 
+		// Before the visits, so that put files into later slots.
 		w.pos = t
 		for i := t % wheelSlots; w.slots[i] != nil; {
 			s := w.slots[i]

@@ -53,6 +53,7 @@ func (n *Node) write(ctx context.Context) {
 		outcomes := n.store.Write(ctx, changes)
 		again = append(again, n.outcomes(batch, changes, outcomes)...)
 
+		// A pause that is running already is not extended by further failures.
 		switch {
 		case len(again) == 0:
 			failed = 0
