@@ -394,7 +394,8 @@ func (d *Decoder) readReply(r *reader) error {
 		a.Counts = make([]presence.Count, n)
 	}
 	for i := range a.Counts {
-		if !readCount(r, &a.Counts[i]) {
+		wellFormed := readCount(r, &a.Counts[i])
+		if !wellFormed {
 			return ErrMalformed
 		}
 	}

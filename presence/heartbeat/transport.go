@@ -392,7 +392,8 @@ func (d *destination) run(ctx context.Context) {
 			d.flush(ctx)
 			idle.Reset(idleAfter)
 		case <-idle.C:
-			if d.retire() {
+			retired := d.retire()
+			if retired {
 				return
 			}
 			idle.Reset(idleAfter)
@@ -435,7 +436,8 @@ func (d *destination) flush(ctx context.Context) {
 	}
 
 	t := d.t
-	if !d.resolve(ctx) {
+	resolved := d.resolve(ctx)
+	if !resolved {
 		t.drops.WithLabelValues("out", "address").Add(float64(len(beats) + len(replies)))
 		return
 	}
