@@ -108,8 +108,11 @@ func (d *transaction) newIncarnation() uint64 {
 
 // change counts a change of the page, unless its key is known.
 func (d *transaction) change(page string, c unread.Change) {
-	if c.Key != "" && !d.remember(unread.KeyHash(page, c.Key)) {
-		return
+	if c.Key != "" {
+		fresh := d.remember(unread.KeyHash(page, c.Key))
+		if !fresh {
+			return
+		}
 	}
 
 	was := d.base.pages[page]
