@@ -55,17 +55,14 @@ func (p *partition) beat(b *heartbeat.Beat) {
 
 	// A new incarnation of a gateway is a new source: its old sessions end by themselves.
 	src := p.sources[b.Source]
-
 	if src == nil {
 		p.sweep(now)
 		src = &source{Source: b.Source}
 		p.sources[b.Source] = src
 	}
-
 	src.lastBeat = now // keeps sweep from deleting the source
 
 	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
-
 	if b.First > 0 {
 		p.ops(src, b, &reply)
 	}
@@ -84,18 +81,18 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 }
 
-// continues reports whether the ops of b continue the source's stream, or repeat a part of it. If they do not, reply
-// may ask the gateway for a new stream.
-func (p *partition) continues(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) bool {
+// follow begins the stream of b if it is a new one. It reports whether the ops of b continue the source's stream, or
+// repeat a part of it. If they do not, reply may ask the gateway for a new stream.
+func (p *partition) follow(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) bool {
 	begins := b.Stream > src.stream && b.First == 1
-	followed := b.Stream == src.stream && !src.mustReset
+	current := b.Stream == src.stream && !src.mustReset
 
 	switch {
 	case begins:
 		// A new stream reports all users of the gateway again.
 		p.putOnTrial(src)
 		src.begin(b.Stream, p.now())
-	case !followed:
+	case !current:
 		// Messages of an older stream are late and are ignored. A newer stream must begin
 		// again, because this owner missed its beginning.
 		reply.Reset = b.Stream >= src.stream
@@ -118,7 +115,8 @@ func (p *partition) continues(src *source, b *heartbeat.Beat, reply *heartbeat.R
 // ops applies ops of the source's stream in order. It acknowledges repeated ops again,
 // and ignores ops after a gap, which the gateway repeats.
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
-	if !p.continues(src, b, reply) {
+	followed := p.follow(src, b, reply)
+	if !followed {
 		return
 	}
 
