@@ -101,8 +101,12 @@ type gatewayQueue struct {
 // New returns a Dispatcher that does nothing until Run.
 func New(cfg Config) *Dispatcher {
 	return &Dispatcher{
-		cfg: cfg, want: make(chan []int, 1), again: make(chan chan struct{}), turn: make(chan struct{}, 1),
-		still: machine.NewStandstill(standstillLimit, cfg.Elapsed), metrics: newMetrics(cfg.Registerer),
+		cfg:     cfg,
+		want:    make(chan []int, 1),
+		again:   make(chan chan struct{}),
+		turn:    make(chan struct{}, 1),
+		still:   machine.NewStandstill(standstillLimit, cfg.Elapsed),
+		metrics: newMetrics(cfg.Registerer),
 	}
 }
 
@@ -125,20 +129,26 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		served, stop := context.WithCancel(ctx)
 		var service sync.WaitGroup
 		service.Go(func() { d.serve(served, buckets) })
+
 		var ended chan struct{}
+
 		select {
 		case <-ctx.Done():
 		case next = <-d.want:
 		case ended = <-d.again:
 		}
+
+		// The old service ends before the new one begins, because both would own the same maps.
 		stop()
 		service.Wait()
+
 		if ended != nil {
 			close(ended)
 			for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) { // until the watch knows that it is over
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -160,16 +170,21 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 	if d.cfg.Webhooks != nil {
 		d.cfg.Webhooks.Serve(buckets)
 	}
+
 	if len(buckets) == 0 {
 		<-ctx.Done()
 		return
 	}
+
 	d.lost = map[int]bool{}
-	d.endpoints, d.queues = map[int]map[presence.Topic]presence.Incarnations{}, map[string]*gatewayQueue{}
+	d.endpoints = map[int]map[presence.Topic]presence.Incarnations{}
+	d.queues = map[string]*gatewayQueue{}
+
 	var senders sync.WaitGroup // the senders, sweep and retry
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	senders.Go(func() { d.sweep(ctx, buckets) })
 	d.cfg.Store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
@@ -183,29 +198,37 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	if d.still.Ended() {
 		return // it has waited for as long, and all buckets are about to be read anew
 	}
+
 	d.turn <- struct{}{}
 	defer func() { <-d.turn }()
+
 	d.mu.Lock()
 	for _, e := range p.Endpoints {
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.mu.Unlock()
+
 	d.metrics.received.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
 	d.publish(p.Bucket, p.Updates)
+
 	if p.Lost && d.cfg.Webhooks != nil {
 		d.cfg.Webhooks.Lost()
 	}
+
 	if d.cfg.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
 		d.cfg.Regions.Changed(p.Bucket)
 	}
+
 	if !p.Lost || d.lost[p.Bucket] {
 		return
 	}
+
 	// While a bucket is lost, its server may not answer: no other bucket waits for it here.
 	if len(d.lost) == 0 && d.reread(ctx, senders, p.Bucket) == nil {
 		return
 	}
+
 	d.lost[p.Bucket] = true
 	senders.Go(func() { d.retry(ctx, senders, p.Bucket) })
 }
@@ -216,10 +239,12 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 // One goroutine per lost bucket runs it.
 func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket int) {
 	for failed := 1; outage.Sleep(ctx, outage.Pause(failed)); failed++ {
+		// A server that does not answer this call would hold up all buckets under turn.
 		_, err := d.cfg.Store.Attached(ctx, bucket)
 		if err == nil {
 			d.turn <- struct{}{}
-			if err = d.reread(ctx, senders, bucket); err == nil {
+			err = d.reread(ctx, senders, bucket)
+			if err == nil {
 				delete(d.lost, bucket)
 			}
 			<-d.turn
@@ -227,9 +252,11 @@ func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket 
 		if err == nil {
 			return
 		}
+
 		if failed == 1 {
 			level := outage.Level(errors.Is(err, presence.ErrUnavailable))
-			d.cfg.Log.WithLevel(level).Err(err).Int("bucket", bucket).Msg("a bucket cannot be read; the other buckets go on")
+			d.cfg.Log.WithLevel(level).Err(err).Int("bucket", bucket).
+				Msg("a bucket cannot be read; the other buckets go on")
 		}
 	}
 }
@@ -238,10 +265,12 @@ func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket 
 // The caller holds turn.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
 	d.metrics.reread.Inc()
+
 	endpoints, err := d.cfg.Store.Attached(ctx, bucket)
 	if err != nil {
 		return err
 	}
+
 	d.mu.Lock()
 	old := d.endpoints[bucket]
 	d.endpoints[bucket] = map[presence.Topic]presence.Incarnations{}
@@ -255,6 +284,8 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		delete(old, topic)
 	}
 	d.mu.Unlock()
+
+	// A page without a gateway is still in the list of top pages, whose count may have changed as well.
 	topics := d.top.unattached(bucket, d.endpoints[bucket])
 	for topic := range d.endpoints[bucket] {
 		topics = append(topics, topic)
@@ -262,18 +293,22 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	if len(topics) == 0 {
 		return nil
 	}
+
 	updates, err := d.cfg.Store.Updates(ctx, topics)
 	if err != nil {
 		return err
 	}
+
 	d.enqueue(bucket, updates)
 	d.publish(bucket, updates)
+
 	return nil
 }
 
 // publish passes updates to the parts of this process that need all of them.
 func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
 	d.top.update(bucket, updates)
+
 	if d.cfg.Webhooks != nil {
 		d.cfg.Webhooks.Received(updates)
 	}
@@ -286,18 +321,23 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 		topics = map[presence.Topic]presence.Incarnations{}
 		d.endpoints[bucket] = topics
 	}
+
 	gateways := topics[e.Topic]
 	if gateways.Has(e.Gateway) != e.Gone {
 		return
 	}
+
 	if e.Gone {
-		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Incarnations{}) {
+		topics[e.Topic] = gateways.Without(e.Gateway)
+		if topics[e.Topic] == (presence.Incarnations{}) {
 			delete(topics, e.Topic)
 		}
 		d.release(e.Gateway)
 		return
 	}
+
 	topics[e.Topic] = gateways.With(e.Gateway)
+
 	o := d.queues[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
@@ -305,6 +345,7 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 		d.queues[e.Gateway] = o
 		senders.Go(func() { d.send(sctx, e.Gateway, o) })
 	}
+
 	o.refs++
 }
 
@@ -312,7 +353,8 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 // caller holds mu.
 func (d *Dispatcher) release(gateway string) {
 	o := d.queues[gateway]
-	if o.refs--; o.refs == 0 {
+	o.refs--
+	if o.refs == 0 {
 		o.stop()
 		delete(d.queues, gateway)
 	}
@@ -333,6 +375,7 @@ func (o *gatewayQueue) add(u presence.Update) {
 	if old, ok := o.pending[u.Topic]; !ok || !old.Newer(u) {
 		o.pending[u.Topic] = u
 	}
+
 	o.mu.Unlock()
 	wake.Signal(o.wake)
 }
@@ -346,6 +389,7 @@ func (o *gatewayQueue) restore(updates []presence.Update) {
 			o.pending[u.Topic] = u
 		}
 	}
+
 	o.mu.Unlock()
 	wake.Signal(o.wake)
 }
@@ -354,6 +398,7 @@ func (o *gatewayQueue) restore(updates []presence.Update) {
 func (o *gatewayQueue) take() (updates []presence.Update) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	for topic, u := range o.pending {
 		if len(updates) == maxPush {
 			break
@@ -361,6 +406,7 @@ func (o *gatewayQueue) take() (updates []presence.Update) {
 		updates = append(updates, u)
 		delete(o.pending, topic)
 	}
+
 	return updates
 }
 
@@ -373,14 +419,17 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 			return
 		case <-o.wake:
 		}
+
 		for {
 			updates := o.take()
 			if len(updates) == 0 {
 				break
 			}
+
 			if d.still.Ended() {
 				return // as in publication
 			}
+
 			err := d.cfg.Gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {
 				d.metrics.pushed.Add(float64(len(updates)))
@@ -388,14 +437,17 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 				failed = 0
 				continue
 			}
+
 			if ctx.Err() != nil {
 				return
 			}
+
 			failed++
 			d.metrics.failed.Inc()
 			if failed == 1 {
 				d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}
+
 			o.restore(updates)
 			outage.Sleep(ctx, outage.Pause(failed))
 		}

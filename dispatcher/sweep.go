@@ -22,8 +22,10 @@ const (
 // the bucket finds the rest.
 func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
 	since := map[string]time.Time{} // by gateway: when it was first found to have ended
+
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -40,11 +42,13 @@ func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
 func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	for gateway := range since {
 		if d.queues[gateway] == nil {
 			delete(since, gateway)
 		}
 	}
+
 	for gateway := range d.queues {
 		first, known := since[gateway]
 		switch {
@@ -56,6 +60,7 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 			gateways = append(gateways, gateway)
 		}
 	}
+
 	return gateways
 }
 
@@ -64,26 +69,34 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	dropped := 0
 	var failed error
+
 	for _, b := range buckets {
 		for batch := range slices.Chunk(d.attached(b, gateway), dropBatch) {
 			if ctx.Err() != nil || !d.cfg.Gateways.Ended(gateway) {
 				return
 			}
+
 			dctx, cancel := context.WithTimeout(ctx, dropLimit)
 			err := d.cfg.Store.Detach(dctx, gateway, batch)
 			cancel()
+
 			if err != nil {
 				failed = err
 				break
 			}
+
 			dropped += len(batch)
 		}
 	}
+
 	if failed != nil && ctx.Err() == nil {
-		d.cfg.Log.Warn().Err(failed).Str("gateway", gateway).Msg("dropping the endpoints of a gateway that is gone failed; trying again")
+		d.cfg.Log.Warn().Err(failed).Str("gateway", gateway).
+			Msg("dropping the endpoints of a gateway that is gone failed; trying again")
 	}
+
 	if dropped > 0 { // otherwise the endpoints were detached meanwhile
-		d.cfg.Log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+		d.cfg.Log.Info().Str("gateway", gateway).Int("endpoints", dropped).
+			Msg("the endpoints of a gateway that is gone were dropped")
 	}
 }
 
@@ -91,10 +104,12 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 func (d *Dispatcher) attached(bucket int, gateway string) (topics []presence.Topic) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	for topic, gateways := range d.endpoints[bucket] {
 		if gateways.Has(gateway) {
 			topics = append(topics, topic)
 		}
 	}
+
 	return topics
 }

@@ -28,7 +28,9 @@ type stubborn struct {
 func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.largest = max(s.largest, len(topics))
+
 	if slices.Contains(topics, presence.CountTopic(s.broken)) {
 		return errors.New("foreign data")
 	}
@@ -53,6 +55,7 @@ func incarnations(t *testing.T, s *presencemem.Store) (incarnations []string) {
 			}
 		}
 	}
+
 	slices.Sort(incarnations)
 	return incarnations
 }
@@ -63,63 +66,80 @@ func incarnations(t *testing.T, s *presencemem.Store) (incarnations []string) {
 func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), refuses: 2}
+
 		var many []string
 		for i := range (dropBatch + dropBatch/2) * presence.DefaultBuckets {
 			many = append(many, fmt.Sprint("p", i))
 		}
+
 		attach(t, s.Store, "a:1/1", many...)
 		attach(t, s.Store, "a:1/2", "p1")
 		attach(t, s.Store, "b:1/1", "p1", "p2")
 		attach(t, s.Store, "without a life", "p1")
+
 		begun := time.Now()
 		gateways := endings(func(incarnation string) bool {
 			// In every 3 s one look at least, at whichever moment the looks begin, finds it alive.
-			blink := time.Since(begun) < 6*time.Second && incarnation == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
+			early := time.Since(begun) < 6*time.Second
+			off := time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
+			blink := early && off && incarnation == "b:1/1"
 			return blink || incarnation == "a:1/1" || incarnation == "without a life"
 		})
+
 		d := New(Config{Store: s, Gateways: gateways, Log: zerolog.Nop()})
 		d.Own(upTo(presence.DefaultBuckets))
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = d.Run(ctx) }()
 		defer func() { stop(); <-done }()
+
 		left := func() {
 			t.Helper()
+
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			if got := incarnations(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
 				t.Fatalf("endpoints of %q are left", got)
 			}
 		}
+
 		left()
 		if s.largest > dropBatch {
 			t.Fatalf("a batch of %d", s.largest)
 		}
+
 		attach(t, s.Store, "a:1/1", "late") // an old Attach that arrives only now
 		left()
 	})
 }
 
-// TestABrokenBucketKeepsNoEndpointsOfOthers: while the endpoints in one bucket cannot be dropped, those in all others are.
+// TestABrokenBucketKeepsNoEndpointsOfOthers: while the endpoints in one bucket cannot be dropped, those in all others
+// are.
 func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), broken: "p0"}
+
 		var pages []string
 		for i := range 10 * presence.DefaultBuckets {
 			pages = append(pages, fmt.Sprint("p", i))
 		}
 		attach(t, s.Store, "a:1/1", pages...)
+
 		d := New(Config{Store: s, Gateways: endings(func(string) bool { return true }), Log: zerolog.Nop()})
 		d.Own(upTo(presence.DefaultBuckets))
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = d.Run(ctx) }()
 		defer func() { stop(); <-done }()
+
 		time.Sleep(10 * time.Second)
 		for b := range presence.DefaultBuckets {
 			ends, err := s.Attached(t.Context(), b)
-			if is := b == presence.Bucket("p0", presence.DefaultBuckets); err != nil || (len(ends) > 0) != is {
-				t.Errorf("bucket %d has %d endpoints, %v; it is broken: %t", b, len(ends), err, is)
+			broken := b == presence.Bucket("p0", presence.DefaultBuckets)
+			if err != nil || (len(ends) > 0) != broken {
+				t.Errorf("bucket %d has %d endpoints, %v; it is broken: %t", b, len(ends), err, broken)
 			}
 		}
 	})

@@ -25,6 +25,7 @@ type top struct {
 func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	remaining := make(map[int]map[string]presence.Count, len(buckets))
 	t.size = 0
 	for _, b := range buckets {
@@ -33,6 +34,7 @@ func (t *top) serve(buckets []int) {
 			t.size += len(pages)
 		}
 	}
+
 	t.pages = remaining
 }
 
@@ -40,31 +42,46 @@ func (t *top) serve(buckets []int) {
 func (t *top) update(bucket int, updates []presence.Update) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	for _, u := range updates {
 		c, ok := presence.CountOf(u)
 		if !ok {
 			continue
 		}
+
 		pages := t.pages[bucket]
 		old, known := pages[c.Page]
-		switch {
-		case known && old.Newer(c) || c.Stale: // a stale count may lack users
-		case c.Users == 0:
+
+		overtaken := known && old.Newer(c)
+		if overtaken || c.Stale { // a stale count may lack users
+			continue
+		}
+
+		if c.Users == 0 {
 			if known {
 				delete(pages, c.Page)
 				t.size--
 			}
-		case !known && presence.KeyOf(c.Page) == presence.AllPages:
-		default:
-			if pages == nil {
-				pages = map[string]presence.Count{}
-				t.pages[bucket] = pages
-			}
-			if pages[c.Page] = c; !known {
-				t.size++
-			}
+			continue
 		}
+
+		if known {
+			pages[c.Page] = c
+			continue
+		}
+
+		// The total of a site is no page.
+		if presence.KeyOf(c.Page) == presence.AllPages {
+			continue
+		}
+		if pages == nil {
+			pages = map[string]presence.Count{}
+			t.pages[bucket] = pages
+		}
+		pages[c.Page] = c
+		t.size++
 	}
+
 	if t.size > maxTop {
 		t.halve()
 	}
@@ -74,12 +91,14 @@ func (t *top) update(bucket int, updates []presence.Update) {
 func (t *top) unattached(bucket int, attached map[presence.Topic]presence.Incarnations) (topics []presence.Topic) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	for page := range t.pages[bucket] {
 		topic := presence.CountTopic(page)
 		if _, both := attached[topic]; !both {
 			topics = append(topics, topic)
 		}
 	}
+
 	return topics
 }
 
@@ -104,7 +123,9 @@ func (t *top) sorted() []presence.PageUsers {
 			all = append(all, presence.PageUsers{Page: c.Page, Users: c.Users})
 		}
 	}
+
 	slices.SortFunc(all, presence.PageUsers.Compare)
+
 	return all
 }
 
@@ -114,7 +135,10 @@ func (t *top) sorted() []presence.PageUsers {
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()
-	of, public := map[presence.Site]int{}, map[presence.Site]int{}
+
+	of := map[presence.Site]int{} // pages of each site so far
+	public := map[presence.Site]int{}
+
 	return slices.DeleteFunc(d.top.sorted(), func(p presence.PageUsers) bool {
 		site, _ := presence.SplitName(p.Page)
 		of[site]++

@@ -19,6 +19,7 @@ func CountTopics(pages []string) []Topic {
 	for i, page := range pages {
 		topics[i] = CountTopic(page)
 	}
+
 	return topics
 }
 
@@ -31,6 +32,7 @@ func (c Count) Update() Update {
 	if c.Without != "" {
 		value = append(append(value, ' '), c.Without...)
 	}
+
 	return Update{Topic: CountTopic(c.Page), Version: c.Version, Stale: c.Stale, Value: string(value)}
 }
 
@@ -40,13 +42,18 @@ func CountOf(u Update) (c Count, ok bool) {
 	if u.Kind != KindCount || u.Value == "" {
 		return c, u.Kind == KindCount
 	}
+
 	users, rest, _ := strings.Cut(u.Value, " ")
 	updated, without, _ := strings.Cut(rest, " ")
 	n, err := strconv.ParseInt(users, 10, 64)
 	sec, err2 := strconv.ParseInt(updated, 10, 64)
+
 	if err != nil || err2 != nil || n < 0 || sec < 0 {
 		return c, false
 	}
-	c.Users, c.Updated, c.Without = n, TimeOf(sec), without
+
+	c.Users = n
+	c.Updated = TimeOf(sec)
+	c.Without = without
 	return c, true
 }

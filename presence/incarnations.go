@@ -20,6 +20,7 @@ func (l Incarnations) All() iter.Seq[string] {
 	if l == (Incarnations{}) {
 		return func(func(string) bool) {}
 	}
+
 	return strings.SplitSeq(l.names.Value(), "\n")
 }
 
@@ -28,12 +29,15 @@ func (l Incarnations) Has(name string) bool {
 	if l == (Incarnations{}) {
 		return false
 	}
-	for rest, more := l.names.Value(), true; more; {
+	rest := l.names.Value()
+	for more := true; more; {
 		var one string
-		if one, rest, more = strings.Cut(rest, "\n"); one == name {
+		one, rest, more = strings.Cut(rest, "\n")
+		if one == name {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -54,6 +58,7 @@ func incarnationsOf(names []string) Incarnations {
 	if len(names) == 0 {
 		return Incarnations{}
 	}
+
 	slices.Sort(names)
 	return Incarnations{unique.Make(strings.Join(names, "\n"))}
 }

@@ -8,32 +8,38 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A set of lives is what a map says, and sets of the same lives are equal, in whatever
-// order the lives came and went.
+// A set of incarnations behaves like a map, and sets of the same incarnations are equal, in whatever order the
+// incarnations came and went.
 func TestLives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l Incarnations
 		want := map[string]bool{}
+
 		for range rapid.IntRange(0, 20).Draw(t, "steps") {
-			life := IncarnationName(rapid.SampledFrom([]string{"a:1", "b:1", "c:2"}).Draw(t, "process"), 7)
+			name := IncarnationName(rapid.SampledFrom([]string{"a:1", "b:1", "c:2"}).Draw(t, "process"), 7)
 			if rapid.Bool().Draw(t, "comes") {
-				l, want[life] = l.With(life), true
+				l = l.With(name)
+				want[name] = true
 			} else {
-				l = l.Without(life)
-				delete(want, life)
+				l = l.Without(name)
+				delete(want, name)
 			}
-			if l.Has(life) != want[life] {
-				t.Fatalf("%s: %t", life, l.Has(life))
+
+			if l.Has(name) != want[name] {
+				t.Fatalf("%s: %t", name, l.Has(name))
 			}
 		}
+
 		names := slices.Sorted(maps.Keys(want))
 		if got := slices.Sorted(l.All()); !slices.Equal(got, names) {
 			t.Fatalf("%q, want %q", got, names)
 		}
+
 		var again Incarnations
-		for _, life := range slices.Backward(names) {
-			again = again.With(life)
+		for _, name := range slices.Backward(names) {
+			again = again.With(name)
 		}
+
 		if again != l {
 			t.Fatalf("%q and %q are not equal", slices.Collect(again.All()), slices.Collect(l.All()))
 		}

@@ -28,6 +28,8 @@ const (
 	zwj  = '\u200D'
 )
 
+func joins(r rune) bool { return r == zwnj || r == zwj }
+
 // CheckPage returns nil if page can be joined, or else the reason why not. A page id is 1 to 128
 // code points of valid UTF-8: letters, marks, numbers, punctuation, symbols and
 // the space U+0020; U+200C and U+200D may not come first or last. Page ids are
@@ -39,25 +41,32 @@ func CheckPage(page string) error {
 	case AllPages, "-", ".", "..":
 		return fmt.Errorf("%w: %q is reserved; choose another id", ErrPage, page)
 	}
+
 	// A code point has at most four bytes, so a longer page need not be counted.
 	if len(page) > 4*MaxPageLength || utf8.RuneCountInString(page) > MaxPageLength {
 		return fmt.Errorf("%w: it is longer than %d characters", ErrPage, MaxPageLength)
 	}
+
 	if !utf8.ValidString(page) {
 		return fmt.Errorf("%w: it is not valid UTF-8", ErrPage)
 	}
+
 	for i, r := range page {
 		switch {
 		case r == utf8.RuneError:
 			return fmt.Errorf("%w: it has the replacement character U+FFFD", ErrPage)
-		case r == zwnj || r == zwj:
-			if i == 0 || i+utf8.RuneLen(r) == len(page) {
+		case joins(r):
+			first := i == 0
+			last := i+utf8.RuneLen(r) == len(page)
+			if first || last {
 				return fmt.Errorf("%w: %U may not be the first or last character", ErrPage, r)
 			}
 		case !unicode.IsPrint(r):
-			return fmt.Errorf("%w: it has the character %U; only letters, marks, numbers, punctuation, symbols and the space U+0020 are allowed", ErrPage, r)
+			return fmt.Errorf("%w: it has the character %U; only letters, marks, numbers, punctuation, symbols "+
+				"and the space U+0020 are allowed", ErrPage, r)
 		}
 	}
+
 	return nil
 }
 
@@ -66,6 +75,7 @@ func CheckReadable(page string) error {
 	if page == AllPages {
 		return nil
 	}
+
 	return CheckPage(page)
 }
 
@@ -75,9 +85,11 @@ func Excerpt(page string) string {
 	if len(page) > 4*MaxPageLength {
 		page = page[:4*MaxPageLength]
 	}
+
 	page = strings.ToValidUTF8(page, "\uFFFD")
 	if utf8.RuneCountInString(page) > MaxPageLength {
 		page = string([]rune(page)[:MaxPageLength])
 	}
+
 	return page
 }

@@ -59,6 +59,7 @@ func (v Version) String() string { return string(v.append(nil)) }
 func (v Version) append(b []byte) []byte {
 	b = strconv.AppendUint(b, v.Incarnation, 10)
 	b = append(b, '-')
+
 	return strconv.AppendUint(b, v.Sequence, 10)
 }
 
@@ -68,15 +69,17 @@ func ParseVersion(s string) (Version, error) {
 	if !ok {
 		return Version{}, fmt.Errorf("version %q: want incarnation-sequence", s)
 	}
-	var v Version
-	var err error
-	if v.Incarnation, err = strconv.ParseUint(inc, 10, 64); err != nil {
+
+	incarnation, err := strconv.ParseUint(inc, 10, 64)
+	if err != nil {
 		return Version{}, fmt.Errorf("version %q: incarnation: %w", s, err)
 	}
-	if v.Sequence, err = strconv.ParseUint(seq, 10, 64); err != nil {
+	sequence, err := strconv.ParseUint(seq, 10, 64)
+	if err != nil {
 		return Version{}, fmt.Errorf("version %q: sequence: %w", s, err)
 	}
-	return v, nil
+
+	return Version{incarnation, sequence}, nil
 }
 
 // Count says how many distinct users are present on Page. It is an absolute
@@ -107,6 +110,7 @@ func (c Count) Newer(o Count) bool { return c.Version.Compare(o.Version) > 0 }
 func (c Count) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
 	b = c.AppendMembers(b)
+
 	return append(b, '}')
 }
 
@@ -122,9 +126,11 @@ func (c Count) AppendMembers(b []byte) []byte {
 	b = append(b, `,"version":"`...)
 	b = c.Version.append(b)
 	b = append(b, '"')
+
 	if c.Stale || c.Without != "" {
 		b = append(b, `,"stale":true`...)
 	}
+
 	if c.Without != "" {
 		b = append(b, `,"stale_regions":[`...)
 		for i, name := range strings.Split(c.Without, ",") {
@@ -135,6 +141,7 @@ func (c Count) AppendMembers(b []byte) []byte {
 		}
 		b = append(b, ']')
 	}
+
 	return b
 }
 
@@ -144,8 +151,10 @@ func AppendTime(b []byte, t time.Time) []byte {
 	if t.IsZero() {
 		return append(b, "null"...)
 	}
+
 	b = append(b, '"')
 	b = t.UTC().AppendFormat(b, time.RFC3339) // package time has a fast path for this layout
+
 	return append(b, '"')
 }
 
@@ -154,6 +163,7 @@ func Seconds(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
+
 	return t.Unix()
 }
 
@@ -162,6 +172,7 @@ func TimeOf(seconds int64) time.Time {
 	if seconds <= 0 {
 		return time.Time{}
 	}
+
 	return time.Unix(seconds, 0).UTC()
 }
 
@@ -184,5 +195,6 @@ func AppendString(b []byte, s string) []byte {
 		}
 		b = append(b, s[i])
 	}
+
 	return append(b, '"')
 }

@@ -26,11 +26,14 @@ const (
 // ParseSite returns the site with the given name.
 func ParseSite(name string) (Site, error) {
 	if name == "" || len(name) > MaxSiteName || !word(name) {
-		return Site{}, fmt.Errorf("%q is no name of a site; it has 1 to %d lower case letters, digits and hyphens", Excerpt(name), MaxSiteName)
+		return Site{}, fmt.Errorf("%q is no name of a site; it has 1 to %d lower case letters, digits and hyphens",
+			Excerpt(name), MaxSiteName)
 	}
+
 	if name == DefaultSiteName {
 		return DefaultSite, nil
 	}
+
 	return SiteOf(name), nil
 }
 
@@ -39,6 +42,7 @@ func (n Site) Name() string {
 	if n == DefaultSite {
 		return DefaultSiteName
 	}
+
 	return n.String()
 }
 
@@ -50,6 +54,7 @@ func (n Site) Qualify(key string) string {
 	if n == DefaultSite {
 		return key
 	}
+
 	return siteMark + n.String() + siteMark + key
 }
 
@@ -58,10 +63,12 @@ func SplitName(name string) (site Site, key string) {
 	if name == "" || name[0] != siteMark[0] {
 		return DefaultSite, name
 	}
+
 	word, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return DefaultSite, name
 	}
+
 	return SiteOf(word), key
 }
 
@@ -70,10 +77,12 @@ func KeyOf(name string) string {
 	if name == "" || name[0] != siteMark[0] {
 		return name
 	}
+
 	_, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return name
 	}
+
 	return key
 }
 
@@ -89,6 +98,7 @@ func CheckName(name string) error {
 	if len(site.String()) > MaxSiteName || !word(site.String()) {
 		return fmt.Errorf("%w: %q is no name of a site", ErrPage, Excerpt(site.String()))
 	}
+
 	return CheckPage(key)
 }
 

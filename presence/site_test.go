@@ -13,7 +13,9 @@ func TestNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		site := presence.SiteOf(rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(t, "site"))
 		key := rapid.StringN(1, 128, 512).Filter(func(s string) bool { return presence.CheckPage(s) == nil }).Draw(t, "key")
+
 		name := site.Qualify(key)
+
 		if got, k := presence.SplitName(name); got != site || k != key || presence.KeyOf(name) != key {
 			t.Fatalf("%q of %q is named %q, which is %q of %q", key, site, name, k, got)
 		}
@@ -26,17 +28,24 @@ func TestNames(t *testing.T) {
 		if presence.TotalOf(name) != site.Qualify("*") {
 			t.Fatalf("all of %q are counted as %q", name, presence.TotalOf(name))
 		}
+
 		// A topic goes between processes in one form, and is in the bucket of the name.
 		topic := presence.CountTopic(name)
-		if read, err := presence.ParseTopic(topic.String()); err != nil || read != topic || topic.Name() != name || topic.Bucket(64) != presence.Bucket(name, 64) {
+		read, err := presence.ParseTopic(topic.String())
+		sameBucket := topic.Bucket(64) == presence.Bucket(name, 64)
+		if err != nil || read != topic || topic.Name() != name || !sameBucket {
 			t.Fatalf("%q is the topic %+v, read as %+v, %v", name, topic, read, err)
 		}
+
 		// Prefixes are those of one site.
 		prefix := key[:rapid.IntRange(0, len(key)).Draw(t, "prefix")]
 		if !presence.HasPrefix(name, site.Qualify(prefix)) || name < presence.FirstWith(site.Qualify(prefix)) {
 			t.Fatalf("%q does not begin with %q", name, site.Qualify(prefix))
 		}
-		if other := presence.SiteOf("x" + site.String()[:min(31, len(site.String()))]); presence.HasPrefix(name, other.Qualify("")) || presence.HasPrefix(other.Qualify(key), site.Qualify(prefix)) {
+		other := presence.SiteOf("x" + site.String()[:min(31, len(site.String()))])
+		ofOther := presence.HasPrefix(name, other.Qualify(""))
+		ofThis := presence.HasPrefix(other.Qualify(key), site.Qualify(prefix))
+		if ofOther || ofThis {
 			t.Fatalf("%q and %q have a prefix in common", name, other.Qualify(key))
 		}
 	})
@@ -47,7 +56,11 @@ func TestNoKeyIsAName(t *testing.T) {
 	if name := presence.SiteOf("shop").Qualify("p"); presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
 		t.Errorf("%q passes as a page", name)
 	}
-	for _, name := range []string{"", "*", "\x1f", "\x1fshop", "\x1fshop\x1f", "\x1fshop\x1f*", "\x1fSHOP\x1fp", "\x1f" + strings.Repeat("s", 33) + "\x1fp", "\x1fa\x1fb\x1fp"} {
+
+	for _, name := range []string{
+		"", "*", "\x1f", "\x1fshop", "\x1fshop\x1f", "\x1fshop\x1f*", "\x1fSHOP\x1fp",
+		"\x1f" + strings.Repeat("s", 33) + "\x1fp", "\x1fa\x1fb\x1fp",
+	} {
 		if presence.CheckName(name) == nil {
 			t.Errorf("%q passes as the name of a page", name)
 		}
@@ -60,7 +73,8 @@ func TestParseSite(t *testing.T) {
 			t.Errorf("%q: %q, %v", name, site.Name(), err)
 		}
 	}
-	if site, err := presence.ParseSite("default"); err != nil || site != presence.DefaultSite || site.Name() != "default" || site.Qualify("p") != "p" {
+	site, err := presence.ParseSite("default")
+	if err != nil || site != presence.DefaultSite || site.Name() != "default" || site.Qualify("p") != "p" {
 		t.Errorf("default: %q, %v", site, err)
 	}
 	for _, name := range []string{"", "A", "a.b", "a b", "é", "*", strings.Repeat("a", 33), "\x1f"} {

@@ -51,6 +51,7 @@ func (s shared) String() string {
 	if s == (shared{}) {
 		return ""
 	}
+
 	return s.handle.Value()
 }
 
@@ -94,24 +95,28 @@ func (t Topic) String() string { return t.Kind.String() + "/" + t.Site.String() 
 func ParseTopic(s string) (Topic, error) {
 	kind, rest, ok := strings.Cut(s, "/")
 	site, key, more := strings.Cut(rest, "/")
+
 	t := Topic{Site: SiteOf(site), Kind: KindOf(kind), Key: key}
 	if !ok || !more {
 		return t, fmt.Errorf("%w: %q is not kind/site/key", ErrTopic, Excerpt(s))
 	}
+
 	return t, t.Check()
 }
 
 // Check returns nil if the topic is valid, or else the reason why not. It does not check
 // whether the key fits the kind.
 func (t Topic) Check() error {
-	switch {
-	case t.Kind == (Kind{}) || !word(t.Kind.String()):
+	if t.Kind == (Kind{}) || !word(t.Kind.String()) {
 		return fmt.Errorf("%w: %q: %q is not a valid kind", ErrTopic, Excerpt(t.Key), Excerpt(t.Kind.String()))
-	case !word(t.Site.String()):
+	}
+	if !word(t.Site.String()) {
 		return fmt.Errorf("%w: %q: %q is not a valid site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site.String()))
-	case t.Key == "" || !printable(t.Key, maxKey):
+	}
+	if t.Key == "" || !printable(t.Key, maxKey) {
 		return fmt.Errorf("%w: %q is not a valid key", ErrTopic, Excerpt(t.Key))
 	}
+
 	return nil
 }
 
@@ -123,6 +128,7 @@ func (u Update) Check() error {
 	if !printable(u.Value, maxValue) {
 		return fmt.Errorf("%w: %q: %q is not a valid value", ErrTopic, Excerpt(u.Key), Excerpt(u.Value))
 	}
+
 	return nil
 }
 
@@ -130,11 +136,13 @@ func word(s string) bool {
 	if len(s) > maxWord {
 		return false
 	}
+
 	for i := range len(s) {
 		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -144,11 +152,13 @@ func printable(s string, maxLen int) bool {
 	if len(s) > maxLen || !utf8.ValidString(s) {
 		return false
 	}
+
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] == 0x7F {
 			return false
 		}
 	}
+
 	return true
 }
 

@@ -19,17 +19,20 @@ func CheckUnicode(json []byte) error {
 	if !utf8.Valid(json) {
 		return errUTF8
 	}
+
 	for {
 		at := bytes.IndexByte(json, '\\')
 		if at < 0 {
 			return nil
 		}
+
 		json = json[at:]
 		first := escaped(json)
 		if !utf16.IsSurrogate(first) {
 			json = json[min(2, len(json)):] // the second byte may be a backslash, too
 			continue
 		}
+
 		if utf16.DecodeRune(first, escaped(json[6:])) == utf8.RuneError {
 			return errSurrogate
 		}
@@ -42,9 +45,11 @@ func escaped(text []byte) rune {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return 0
 	}
+
 	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
 	if err != nil {
 		return 0
 	}
+
 	return rune(unit)
 }

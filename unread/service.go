@@ -19,7 +19,8 @@ import (
 const attempts = 20
 
 // ErrTooMany means that the user already follows MaxFollows pages.
-var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first", presence.ErrTooMany, MaxFollows)
+var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first",
+	presence.ErrTooMany, MaxFollows)
 
 // FollowService reads and changes the follows of users. Any goroutine may use it.
 type FollowService struct {
@@ -34,15 +35,18 @@ const turns = 256
 // NewFollowService returns a FollowService over the store.
 func NewFollowService(store Store) *FollowService {
 	fs := &FollowService{store: store}
+
 	for i := range fs.turns {
 		fs.turns[i] = make(chan struct{}, 1)
 	}
+
 	return fs
 }
 
 // turn waits until the caller may change the user's follows. The caller must call end.
 func (fs *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
 	t := fs.turns[int(user[0])%turns]
+
 	select {
 	case t <- struct{}{}:
 		return func() { <-t }, nil
@@ -62,14 +66,20 @@ type State struct {
 // sum last changed; zero: never.
 func (s State) Unread() (n int64, updated time.Time) {
 	updated = s.Updated
+
 	for i, f := range s.Follows {
-		if u := f.Unread(s.Levels[i], s.Owns[i]); u > 0 {
-			n += u
-			if _, at := others(s.Levels[i], s.Owns[i]); at.After(updated) {
-				updated = at
-			}
+		u := f.Unread(s.Levels[i], s.Owns[i])
+		if u == 0 {
+			continue
+		}
+
+		n += u
+		_, at := others(s.Levels[i], s.Owns[i])
+		if at.After(updated) {
+			updated = at
 		}
 	}
+
 	return n, updated
 }
 
@@ -79,12 +89,15 @@ func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, erro
 	if err != nil {
 		return nil, err
 	}
+
 	states := make([]State, len(users))
 	for i, r := range records {
-		if states[i], err = fs.State(ctx, users[i], r); err != nil {
+		states[i], err = fs.State(ctx, users[i], r)
+		if err != nil {
 			return nil, err
 		}
 	}
+
 	return states, nil
 }
 
@@ -103,6 +116,7 @@ func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, update
 	if err != nil {
 		return 0, time.Time{}, err
 	}
+
 	n, updated = states[0].Unread()
 	return n, updated, nil
 }
@@ -118,6 +132,7 @@ func (fs *FollowService) Follow(ctx context.Context, user User, page string) err
 		case len(r.Follows) >= MaxFollows:
 			return ErrTooMany
 		}
+
 		n, _ := others(l, o)
 		r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, Incarnation: l.Incarnation, Seen: n})
 
@@ -131,9 +146,11 @@ func (fs *FollowService) Unfollow(ctx context.Context, user User, page string) e
 		if !found {
 			return nil
 		}
+
 		if r.Follows[i].Unread(l, o) > 0 {
 			r.touch()
 		}
+
 		r.Follows = slices.Delete(r.Follows, i, i+1)
 
 		return nil
@@ -165,39 +182,54 @@ type Notification struct {
 
 // Notifications returns at most limit pages that have unread changes for the user, the
 // newest first, and how many changes are unread on all pages.
-func (fs *FollowService) Notifications(ctx context.Context, user User, limit int) (list []Notification, unread int64, err error) {
+func (fs *FollowService) Notifications(
+	ctx context.Context, user User, limit int,
+) (list []Notification, unread int64, err error) {
 	states, err := fs.Read(ctx, user)
 	if err != nil {
 		return nil, 0, err
 	}
+
 	s := states[0]
+
 	places := map[string]int{} // indexes into s.Follows
 	for i, f := range s.Follows {
-		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
-			_, at := others(s.Levels[i], s.Owns[i])
-			list = append(list, Notification{Page: f.Page, Count: n, At: at})
-			places[f.Page] = i
-			unread += n
+		n := f.Unread(s.Levels[i], s.Owns[i])
+		if n == 0 {
+			continue
 		}
+
+		_, at := others(s.Levels[i], s.Owns[i])
+		list = append(list, Notification{Page: f.Page, Count: n, At: at})
+		places[f.Page] = i
+		unread += n
 	}
-	slices.SortFunc(list, func(x, y Notification) int { return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page)) })
+
+	slices.SortFunc(list, func(x, y Notification) int {
+		return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page))
+	})
 	list = list[:min(len(list), limit)]
+
 	pages := make([]string, len(list))
 	for i := range list {
 		pages[i] = list[i].Page
 	}
+
 	notes, err := fs.store.Notes(ctx, pages)
 	if err != nil {
 		return nil, 0, err
 	}
+
 	for i, note := range notes {
 		one := &list[i]
 		place := places[one.Page]
+
 		// Leave out the note of a change that the user has seen or made.
 		if note.All > s.Levels[place].All-one.Count && note.All != s.Owns[place].Last {
 			one.Title, one.URL = note.Title, note.URL
 		}
 	}
+
 	return list, unread, nil
 }
 
@@ -210,24 +242,32 @@ func (fs *FollowService) Reset(ctx context.Context, user User, pages ...string) 
 		if err != nil {
 			return err
 		}
+
 		s = states[0]
 		old := s.Record
-		s.Record = s.Clone()
+		s.Record = s.Clone() // old is what Save compares with, and must not change
+
 		moved := false
 		for i, f := range s.Follows {
-			if (len(pages) == 0 || slices.Contains(pages, f.Page)) && f.Unread(s.Levels[i], s.Owns[i]) > 0 {
-				moved = true
-				all, _ := others(s.Levels[i], s.Owns[i])
-				s.Follows[i] = Follow{Page: f.Page, Incarnation: s.Levels[i].Incarnation, Seen: all}
+			wanted := len(pages) == 0 || slices.Contains(pages, f.Page)
+			if !wanted || f.Unread(s.Levels[i], s.Owns[i]) == 0 {
+				continue
 			}
+
+			moved = true
+			all, _ := others(s.Levels[i], s.Owns[i])
+			s.Follows[i] = Follow{Page: f.Page, Incarnation: s.Levels[i].Incarnation, Seen: all}
 		}
+
 		if !moved {
 			return nil
 		}
+
 		s.touch()
 		s.Version, err = fs.store.Save(ctx, user, old, s.Record)
 		return err
 	})
+
 	return s, err
 }
 
@@ -246,10 +286,12 @@ func (fs *FollowService) edit(
 		if err != nil {
 			return err
 		}
+
 		levels, owns, err := fs.store.Levels(ctx, user, []string{page})
 		if err != nil {
 			return err
 		}
+
 		r := records[0].Clone()
 		i, found := r.Find(page)
 		if err := fn(&r, i, found, levels[0], owns[0]); err != nil {
@@ -269,14 +311,19 @@ func (fs *FollowService) change(ctx context.Context, user User, step func() erro
 		return err
 	}
 	defer end()
+
 	for n := range attempts {
-		if err := step(); !errors.Is(err, ErrConflict) {
+		err := step()
+		if !errors.Is(err, ErrConflict) {
 			return err
 		}
-		if !outage.Sleep(ctx, rand.N(time.Millisecond<<min(n, 6))) { // lets other processes save first
+
+		pause := rand.N(time.Millisecond << min(n, 6)) // lets other processes save first
+		if !outage.Sleep(ctx, pause) {
 			return fmt.Errorf("%w: %w", presence.ErrUnavailable, ctx.Err())
 		}
 	}
+
 	return errCrowded
 }
 

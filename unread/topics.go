@@ -32,6 +32,7 @@ func (l Level) Update(page string) presence.Update {
 	value := strconv.AppendInt(make([]byte, 0, 40), l.By, 10)
 	value = append(value, ' ')
 	value = strconv.AppendInt(value, presence.Seconds(l.At), 10)
+
 	return presence.Update{
 		Topic: LevelTopic(page), Value: string(value),
 		Version: presence.Version{Incarnation: l.Incarnation, Sequence: uint64(l.All)},
@@ -45,16 +46,24 @@ func LevelOf(u presence.Update) (l Level, ok bool) {
 	if u.Kind != KindLevel || u.Value == "" {
 		return l, u.Kind == KindLevel
 	}
+
 	by, at, _ := strings.Cut(u.Value, " ")
 	n, err := strconv.ParseInt(by, 10, 64)
 	sec, err2 := strconv.ParseInt(at, 10, 64)
-	l.By, l.At = n, presence.TimeOf(sec)
+
+	l.By = n
+	l.At = presence.TimeOf(sec)
+
 	return l, err == nil && err2 == nil
 }
 
 // Update returns the record of the user as it is published.
 func (r Record) Update(user User) presence.Update {
-	return presence.Update{Topic: RecordTopic(user), Version: r.Version, Value: strconv.FormatInt(presence.Seconds(r.Updated), 10)}
+	return presence.Update{
+		Topic:   RecordTopic(user),
+		Version: r.Version,
+		Value:   strconv.FormatInt(presence.Seconds(r.Updated), 10),
+	}
 }
 
 // UserOf returns the user whose record was published as u, or false when u is not a record.
@@ -62,6 +71,7 @@ func UserOf(u presence.Update) (User, bool) {
 	if u.Kind != KindRecord {
 		return User{}, false
 	}
+
 	user, err := ParseUser(u.Key)
 	return user, err == nil
 }

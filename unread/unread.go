@@ -40,6 +40,7 @@ func ParseUser(s string) (u User, err error) {
 	if err != nil || len(b) != len(u) {
 		return u, fmt.Errorf("unread: %q is not a valid user", s)
 	}
+
 	return User(b), nil
 }
 
@@ -64,6 +65,7 @@ func (c Change) Value() string {
 	if c.Title == "" && c.URL == "" {
 		return ""
 	}
+
 	return c.Title + "\n" + c.URL
 }
 
@@ -71,7 +73,9 @@ func (c Change) Value() string {
 func NoteOf(text string) (n Note) {
 	all, value, _ := strings.Cut(text, " ")
 	n.All, _ = strconv.ParseInt(all, 10, 64)
+
 	n.Title, n.URL, _ = strings.Cut(value, "\n")
+
 	return n
 }
 
@@ -107,9 +111,12 @@ type Own struct {
 // Next returns o after another change by the user. old is the page's level before it.
 func (o Own) Next(old Level) Own {
 	n := Own{Changes: o.Changes + 1, Last: old.All + 1, Before: old.At}
+
+	// Several changes of the user in a row have the same other change before them.
 	if o.Changes > 0 && o.Last == old.All {
 		n.Before = o.Before
 	}
+
 	return n
 }
 
@@ -119,6 +126,7 @@ func others(l Level, o Own) (n int64, at time.Time) {
 	if o.Changes > 0 && o.Last == l.All {
 		at = o.Before
 	}
+
 	return max(l.All-o.Changes, 0), at
 }
 
@@ -156,11 +164,14 @@ func (f Follow) AppendValue(b []byte) []byte {
 // ParseFollow parses what AppendValue wrote, in this or an earlier release.
 func ParseFollow(page, value string) (Follow, error) {
 	f := Follow{Page: page}
+
 	incarnation, rest, _ := strings.Cut(value, " ")
 	seen, _, _ := strings.Cut(rest, " ")
+
 	var errs [2]error
 	f.Incarnation, errs[0] = strconv.ParseUint(incarnation, 10, 64)
 	f.Seen, errs[1] = strconv.ParseInt(seen, 10, 64)
+
 	if errs != [2]error{} || f.Seen < 0 {
 		return f, fmt.Errorf("unread: the follow of %q is malformed: %q", page, value)
 	}
@@ -182,7 +193,9 @@ func (r Record) Clone() Record {
 
 // Find returns the index of the page in r.Follows, or the index where it would be.
 func (r Record) Find(page string) (int, bool) {
-	return slices.BinarySearchFunc(r.Follows, page, func(f Follow, page string) int { return strings.Compare(f.Page, page) })
+	return slices.BinarySearchFunc(r.Follows, page, func(f Follow, page string) int {
+		return strings.Compare(f.Page, page)
+	})
 }
 
 // Pages returns the pages of the record, in its order.
@@ -191,6 +204,7 @@ func (r Record) Pages() []string {
 	for i, f := range r.Follows {
 		pages[i] = f.Page
 	}
+
 	return pages
 }
 
@@ -202,11 +216,13 @@ func (r Record) Differences(old Record) (set []Follow, gone []string) {
 			set = append(set, f)
 		}
 	}
+
 	for _, f := range old.Follows {
 		if _, ok := r.Find(f.Page); !ok {
 			gone = append(gone, f.Page)
 		}
 	}
+
 	return set, gone
 }
 

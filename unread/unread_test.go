@@ -10,11 +10,13 @@ func FuzzParseFollow(f *testing.F) {
 	f.Add("1 2 0 3")
 	f.Add("1700000000000 2 1 3 127.0.0.1:7946/1700000000000 b/2")
 	f.Add("1 2  3")
+
 	f.Fuzz(func(t *testing.T, value string) {
 		follow, err := ParseFollow("p", value)
 		if err != nil {
 			return
 		}
+
 		again, err := ParseFollow("p", string(follow.AppendValue(nil)))
 		if err != nil || again != follow {
 			t.Errorf("%q is %+v, then %+v, %v", value, follow, again, err)
@@ -29,6 +31,7 @@ func TestUsersAsText(t *testing.T) {
 			t.Errorf("%x is %q, then %x, %v", u, u, got, err)
 		}
 	})
+
 	for _, bad := range []string{"", "A", "AAAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAA*"} {
 		if _, err := ParseUser(bad); err == nil {
 			t.Errorf("%q is a user", bad)
@@ -62,7 +65,8 @@ func TestAFollowOfAnEarlierIncarnation(t *testing.T) {
 		{"three were lost that were seen, three came", 4, 4, 1, 3},
 		{"all were lost, two came", 4, 2, 0, 2},
 	} {
-		f, l := Follow{Incarnation: 1, Seen: tc.seen}, Level{Incarnation: 2, All: tc.all, Before: tc.before}
+		f := Follow{Incarnation: 1, Seen: tc.seen}
+		l := Level{Incarnation: 2, All: tc.all, Before: tc.before}
 		if n := f.Unread(l, Own{}); n != tc.want {
 			t.Errorf("%s: %d unread, want %d", tc.name, n, tc.want)
 		}

@@ -49,16 +49,21 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.Partitions == 0 {
 		cfg.Partitions = presence.DefaultPartitions
 	}
-	switch {
-	case cfg.Name == "" || len(cfg.Name) > MaxName:
-		return nil, fmt.Errorf("heartbeat: %w: a name of %d bytes; it has 1 to %d", seal.ErrConfig, len(cfg.Name), MaxName)
-	case cfg.Partitions < 1 || cfg.Partitions > math.MaxInt32:
+
+	if size := len(cfg.Name); size < 1 || size > MaxName {
+		return nil, fmt.Errorf("heartbeat: %w: a name of %d bytes; it has 1 to %d", seal.ErrConfig, size, MaxName)
+	}
+	if cfg.Partitions < 1 || cfg.Partitions > math.MaxInt32 {
 		return nil, fmt.Errorf("heartbeat: %w: %d partitions", seal.ErrConfig, cfg.Partitions)
 	}
+
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+
+	// A user takes 8 bytes, so a datagram has no more.
 	const maxUsers = MaxDatagram / 8
+
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
@@ -78,63 +83,77 @@ func (d *Decoder) Decode(datagram []byte) error {
 	if err != nil {
 		return err
 	}
+
 	if table := le.Uint64(datagram[offTable:]); table != 0 && d.cfg.OnTable != nil {
 		d.cfg.OnTable.Disagree(source.Gateway, table)
 	}
-	switch {
-	case what == ofGateway && d.cfg.OnBeat != nil:
-	case what == ofNode && d.cfg.OnReply != nil:
-	case (what == ofProbe || what == ofAnswer) && d.cfg.OnProbe != nil:
-	default:
+	if !d.wants(what) {
 		return nil
 	}
+
+	// No beat or reply is delivered unless the whole datagram is well-formed.
 	err = d.records(body, what, source)
 	if err == nil {
 		for _, b := range d.beats {
 			d.cfg.OnBeat.ReceiveBeat(b)
 		}
+
 		d.split(source)
 		for _, r := range d.replies {
 			d.cfg.OnReply.ReceiveReply(r)
 		}
 	}
+
 	clear(d.beats)
 	clear(d.replies)
-	d.beats, d.replies, d.alive = d.beats[:0], d.replies[:0], d.alive[:0]
+	d.beats = d.beats[:0]
+	d.replies = d.replies[:0]
+	d.alive = d.alive[:0]
+
 	return err
+}
+
+// wants reports whether somebody listens to datagrams of the kind. A kind of a later release is ignored.
+func (d *Decoder) wants(what byte) bool {
+	switch what {
+	case ofGateway:
+		return d.cfg.OnBeat != nil
+	case ofNode:
+		return d.cfg.OnReply != nil
+	case ofProbe, ofAnswer:
+		return d.cfg.OnProbe != nil
+	default:
+		return false
+	}
 }
 
 // open checks the header and the signature of a datagram, and returns its records.
 func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err error) {
-	switch {
-	case len(p) > MaxDatagram:
-		return nil, 0, source, ErrOversized
-	case len(p) < 3:
-		return nil, 0, source, ErrTruncated
-	case p[0] != magic0 || p[1] != magic1:
-		return nil, 0, source, ErrMagic
-	case p[2] != version:
-		return nil, 0, source, ErrVersion
-	case len(p) < offName+1+seal.Size || len(p) < int(le.Uint16(p[offLength:])):
-		return nil, 0, source, ErrTruncated
-	case len(p) > int(le.Uint16(p[offLength:])):
-		return nil, 0, source, ErrMalformed
+	if err := checkFormat(p); err != nil {
+		return nil, 0, source, err
 	}
+
 	signed := p[:len(p)-seal.Size]
 	if err := d.sealer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
 		return nil, 0, source, err
 	}
-	header, name := int(p[offHeader]), int(p[offName])
-	switch {
-	case name > MaxName || header < offName+1+name || header > len(signed):
+
+	header := int(p[offHeader])
+	name := int(p[offName])
+	if name > MaxName || header < offName+1+name || header > len(signed) {
 		return nil, 0, source, ErrMalformed
-	case le.Uint64(p[offReceiver:]) != d.self:
+	}
+	if le.Uint64(p[offReceiver:]) != d.self {
 		return nil, 0, source, ErrMisdirected
 	}
-	now, at := d.cfg.Now(), int64(le.Uint64(p[offTime:]))
+
+	now := d.cfg.Now()
+	at := int64(le.Uint64(p[offTime:]))
 	source.Incarnation = le.Uint64(p[offIncarnation:])
 	source.Gateway, err = d.guard.Admit(now, p[offName+1:offName+1+name],
 		source.Incarnation, at, le.Uint64(p[offSequence:]))
+
+	// A sender that does not know the time of the cluster says nothing about the age.
 	d.age = 0
 	if flags := p[offName+1+name : header]; len(flags) > 0 && flags[0]&flagClock != 0 {
 		d.age = max(now.Sub(time.UnixMilli(at)), 0)
@@ -143,6 +162,39 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	return signed[header:], p[3], source, err
 }
 
+// checkFormat reports what shows, before the signature is verified, that p is no datagram of this version.
+func checkFormat(p []byte) error {
+	if len(p) > MaxDatagram {
+		return ErrOversized
+	}
+	if len(p) < 3 {
+		return ErrTruncated
+	}
+	if p[0] != magic0 || p[1] != magic1 {
+		return ErrMagic
+	}
+	if p[2] != version {
+		return ErrVersion
+	}
+
+	if len(p) < offName+1+seal.Size {
+		return ErrTruncated
+	}
+	length := int(le.Uint16(p[offLength:]))
+	if len(p) < length {
+		return ErrTruncated
+	}
+	if len(p) > length {
+		return ErrMalformed
+	}
+
+	return nil
+}
+
+// recordOf names the kind of a record and the kind of the datagram it is in. A reader skips every combination that it
+// does not know, which a later release may send.
+type recordOf struct{ datagram, record byte }
+
 // records parses all records. It skips those that do not belong in a datagram of that
 // type.
 func (d *Decoder) records(p []byte, what byte, source Source) error {
@@ -150,31 +202,34 @@ func (d *Decoder) records(p []byte, what byte, source Source) error {
 		if len(p) < recordHead {
 			return ErrMalformed
 		}
-		kind, n := p[0], int(le.Uint16(p[1:]))
-		if p = p[recordHead:]; n > len(p) {
+
+		kind := p[0]
+		n := int(le.Uint16(p[1:]))
+		p = p[recordHead:]
+		if n > len(p) {
 			return ErrMalformed
 		}
+
 		r := reader{p: p[:n]}
 		p = p[n:]
+
 		var err error
-		switch {
-		case kind == recordAlive && what == ofGateway:
+		switch (recordOf{what, kind}) {
+		case recordOf{ofGateway, recordAlive}:
 			err = d.readAlive(r.p)
-		case kind == recordOps && what == ofGateway:
+		case recordOf{ofGateway, recordOps}:
 			err = d.readOps(&r, source)
-		case kind == recordReply && what == ofNode:
+		case recordOf{ofNode, recordReply}:
 			err = d.readReply(&r)
-		case kind == recordProbe && what > ofNode:
-			if number := r.uint64(); r.bad {
-				err = ErrMalformed
-			} else {
-				d.cfg.OnProbe.ReceiveProbe(source.Gateway, what == ofAnswer, number)
-			}
+		case recordOf{ofProbe, recordProbe}, recordOf{ofAnswer, recordProbe}:
+			err = d.readProbe(&r, what, source)
 		}
+
 		if err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -182,9 +237,21 @@ func (d *Decoder) readAlive(p []byte) error {
 	if len(p)%8 != 0 {
 		return ErrMalformed
 	}
+
 	for ; len(p) > 0; p = p[8:] {
 		d.alive = append(d.alive, presence.User(le.Uint64(p)))
 	}
+
+	return nil
+}
+
+func (d *Decoder) readProbe(r *reader, what byte, source Source) error {
+	number := r.uint64()
+	if r.bad {
+		return ErrMalformed
+	}
+
+	d.cfg.OnProbe.ReceiveProbe(source.Gateway, what == ofAnswer, number)
 	return nil
 }
 
@@ -193,14 +260,19 @@ func (d *Decoder) split(source Source) {
 	if len(d.alive) == 0 {
 		return
 	}
-	d.parts, d.seen = d.parts[:0], d.seen[:0]
+
+	d.parts = d.parts[:0]
+	d.seen = d.seen[:0]
 	for _, u := range d.alive {
 		part := int32(u.Partition(d.cfg.Partitions))
 		d.parts = append(d.parts, part)
-		if d.number[part]++; d.number[part] == 1 {
+		d.number[part]++
+		if d.number[part] == 1 {
 			d.seen = append(d.seen, part)
 		}
 	}
+
+	// The beats share one array: a datagram with users of many partitions costs two allocations.
 	users := make([]presence.User, len(d.alive))
 	beats := make([]Beat, len(d.seen))
 	at := int32(0)
@@ -210,11 +282,13 @@ func (d *Decoder) split(source Source) {
 		d.number[part] = at // from here on the index of the partition's next user
 		at += n
 	}
+
 	for i, u := range d.alive {
 		part := d.parts[i]
 		users[d.number[part]] = u
 		d.number[part]++
 	}
+
 	for i := range beats {
 		d.number[d.seen[i]] = 0
 		d.cfg.OnBeat.ReceiveBeat(&beats[i])
@@ -225,15 +299,29 @@ func (d *Decoder) split(source Source) {
 const minOpSize = 1 + 1 + 8 + 1 + 1
 
 func (d *Decoder) readOps(r *reader, source Source) error {
-	partition, stream, first, n := r.uvarint(), r.uvarint(), r.uvarint(), int(r.uint16())
-	switch {
-	case r.bad || n > len(r.p)/minOpSize:
+	partition := r.uvarint()
+	stream := r.uvarint()
+	first := r.uvarint()
+	n := int(r.uint16())
+	if r.bad || n > len(r.p)/minOpSize {
 		return ErrMalformed
-	case partition >= uint64(d.cfg.Partitions):
+	}
+	if partition >= uint64(d.cfg.Partitions) {
 		return ErrPartitions
 	}
-	b := &Beat{Source: source, Partition: int(partition), Stream: stream, First: first, Ops: make([]Op, 0, n), Age: d.age}
-	page, paged := "", false
+
+	b := &Beat{
+		Source:    source,
+		Partition: int(partition),
+		Stream:    stream,
+		First:     first,
+		Ops:       make([]Op, 0, n),
+		Age:       d.age,
+	}
+
+	page := "" // an op without a page is about the page of the op before
+	paged := false
+
 	for range n {
 		o := r.sized()
 		op := Op{Kind: Kind(o.byte()), User: presence.User(o.uint64())}
@@ -241,31 +329,39 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 			if size > uint64(MaxPage)+1 {
 				return ErrMalformed
 			}
-			page, paged = string(o.bytes(size-1)), true
+			page = string(o.bytes(size - 1))
+			paged = true
 		}
+
 		op.Page = page
 		grace := o.uvarint()
-		switch {
-		case o.bad || !paged || grace > uint64(math.MaxInt64/time.Millisecond):
+		if o.bad || !paged || grace > uint64(math.MaxInt64/time.Millisecond) {
 			return ErrMalformed
-		case op.User.Partition(d.cfg.Partitions) != b.Partition:
+		}
+		if op.User.Partition(d.cfg.Partitions) != b.Partition {
 			return ErrPartitions
-		case op.Kind != Join && op.Kind != Leave:
+		}
+
+		if op.Kind != Join && op.Kind != Leave {
 			// Later ops must wait until this process knows the kind.
 			if len(b.Ops) > 0 {
 				d.beats = append(d.beats, b)
 			}
 			return nil
 		}
+
 		op.Grace = time.Duration(grace) * time.Millisecond
 		b.Ops = append(b.Ops, op)
 	}
+
 	if len(r.p) > 0 { // older senders do not send Whole
 		b.Whole = r.uvarint()
 	}
+
 	if r.bad {
 		return ErrMalformed
 	}
+
 	d.beats = append(d.beats, b)
 	return nil
 }
@@ -274,37 +370,56 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 const minCountSize = 1 + 1 + 5
 
 func (d *Decoder) readReply(r *reader) error {
-	partition, stream, acked, flags, n := r.uvarint(), r.uvarint(), r.uvarint(), r.byte(), int(r.uint16())
-	switch {
-	case r.bad || n > len(r.p)/minCountSize:
+	partition := r.uvarint()
+	stream := r.uvarint()
+	acked := r.uvarint()
+	flags := r.byte()
+	n := int(r.uint16())
+	if r.bad || n > len(r.p)/minCountSize {
 		return ErrMalformed
-	case partition >= uint64(d.cfg.Partitions):
+	}
+	if partition >= uint64(d.cfg.Partitions) {
 		return ErrPartitions
 	}
-	a := &Reply{Partition: int(partition), Stream: stream, Acked: acked, Reset: flags&flagReset != 0, Ask: flags&flagAsk != 0}
+
+	a := &Reply{
+		Partition: int(partition),
+		Stream:    stream,
+		Acked:     acked,
+		Reset:     flags&flagReset != 0,
+		Ask:       flags&flagAsk != 0,
+	}
+
 	if n > 0 {
 		a.Counts = make([]presence.Count, n)
 	}
 	for i := range a.Counts {
-		if !readCount(r, &a.Counts[i]) {
+		wellFormed := readCount(r, &a.Counts[i])
+		if !wellFormed {
 			return ErrMalformed
 		}
 	}
-	if n = int(r.uint16()); r.bad || n > len(r.p)/8 {
+
+	n = int(r.uint16())
+	if r.bad || n > len(r.p)/8 {
 		return ErrMalformed
 	}
+
 	if n > 0 {
 		a.Unknown = make([]presence.User, n)
 	}
 	for i := range a.Unknown {
 		a.Unknown[i] = presence.User(r.uint64())
 	}
+
 	if len(r.p) > 0 { // older senders do not send Counted
 		a.Counted = r.uvarint()
 	}
+
 	if r.bad {
 		return ErrMalformed
 	}
+
 	d.replies = append(d.replies, a)
 	return nil
 }
@@ -316,17 +431,23 @@ func readCount(r *reader, c *presence.Count) bool {
 	if size > uint64(MaxPage) {
 		return false
 	}
+
 	c.Page = string(o.bytes(size))
-	users, at := o.uvarint(), o.varint()
+	users := o.uvarint()
+	at := o.varint()
+
 	c.Version = presence.Version{Incarnation: o.uvarint(), Sequence: o.uvarint()}
 	c.Stale = flags&flagStale != 0
+
 	if flags&flagWithout != 0 {
 		c.Without = string(o.bytes(o.uvarint()))
 	}
 	if flags&flagTime != 0 {
 		c.Updated = time.Unix(at, 0).UTC()
 	}
+
 	c.Users = int64(users)
+
 	return !o.bad && c.Users >= 0
 }
 
@@ -338,7 +459,8 @@ type reader struct {
 }
 
 func (r *reader) fail() {
-	r.p, r.bad = nil, true
+	r.p = nil
+	r.bad = true
 }
 
 func (r *reader) bytes(n uint64) []byte {
@@ -346,6 +468,7 @@ func (r *reader) bytes(n uint64) []byte {
 		r.fail()
 		return nil
 	}
+
 	b := r.p[:n]
 	r.p = r.p[n:]
 	return b
@@ -361,6 +484,7 @@ func (r *reader) byte() byte {
 	if b := r.bytes(1); b != nil {
 		return b[0]
 	}
+
 	return 0
 }
 
@@ -368,6 +492,7 @@ func (r *reader) uint16() uint16 {
 	if b := r.bytes(2); b != nil {
 		return le.Uint16(b)
 	}
+
 	return 0
 }
 
@@ -375,6 +500,7 @@ func (r *reader) uint64() uint64 {
 	if b := r.bytes(8); b != nil {
 		return le.Uint64(b)
 	}
+
 	return 0
 }
 
@@ -384,6 +510,7 @@ func (r *reader) uvarint() uint64 {
 		r.fail()
 		return 0
 	}
+
 	r.p = r.p[n:]
 	return v
 }
@@ -394,6 +521,7 @@ func (r *reader) varint() int64 {
 		r.fail()
 		return 0
 	}
+
 	r.p = r.p[n:]
 	return v
 }

@@ -32,17 +32,22 @@ type Encoder struct {
 // Sequence of the first one.
 func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encoder {
 	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, now: time.Now, buf: make([]byte, 0, MaxDatagram)}
+
 	h := make([]byte, offName, offName+1+len(from.Gateway))
-	h[0], h[1], h[2] = magic0, magic1, version
+	h[0] = magic0
+	h[1] = magic1
+	h[2] = version
 	id := e.sealer.ID()
 	copy(h[offKey:], id[:])
 	le.PutUint64(h[offIncarnation:], from.Incarnation)
 	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
+
 	h = append(h, byte(len(from.Gateway)))
 	h = append(h, from.Gateway...)
 	h = append(h, flagClock)
 	h[offHeader] = byte(len(h))
 	e.header = h
+
 	return e
 }
 
@@ -54,9 +59,12 @@ func (e *Encoder) Sequence() uint64 { return e.sequence }
 // ops and users in as many beats as needed; its beats with users have no stream.
 func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) {
 	e.begin(ofGateway, table, emit)
+
 	for _, b := range beats {
 		e.ops(b)
 	}
+
+	// Alive users of all beats share records: a record has nothing but users.
 	for _, b := range beats {
 		for _, u := range b.Alive {
 			if e.kind != recordAlive || e.room() < 8 {
@@ -66,6 +74,7 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 			e.buf = le.AppendUint64(e.buf, uint64(u))
 		}
 	}
+
 	e.flush()
 }
 
@@ -74,6 +83,7 @@ func (e *Encoder) ops(b *Beat) {
 	var scratch [2 * MaxPage]byte
 	count := 0 // offset of the number of ops in the open record; 0: no record is open
 	page := ""
+
 	begin := func(first uint64, size int) {
 		e.makeRoom(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
 		e.open(recordOps)
@@ -83,21 +93,26 @@ func (e *Encoder) ops(b *Beat) {
 		count = len(e.buf)
 		e.buf = append(e.buf, 0, 0)
 	}
+
 	end := func() {
 		e.buf = binary.AppendUvarint(e.buf, b.Whole)
 		e.close()
 	}
+
 	if len(b.Ops) == 0 && b.First > 0 {
 		begin(b.First, 0)
 	}
+
 	for i := range b.Ops {
 		op := &b.Ops[i]
+
 		var body []byte
 		fits := false
 		if count > 0 {
 			body = appendOp(scratch[:0], op, page)
 			fits = varintSize(len(body))+len(body)+binary.MaxVarintLen64 <= e.room()
 		}
+
 		if !fits {
 			body = appendOp(scratch[:0], op, "")
 			if count > 0 {
@@ -105,11 +120,13 @@ func (e *Encoder) ops(b *Beat) {
 			}
 			begin(b.First+uint64(i), binary.MaxVarintLen64+len(body))
 		}
+
 		e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
 		e.buf = append(e.buf, body...)
 		le.PutUint16(e.buf[count:], le.Uint16(e.buf[count:])+1)
 		page = op.Page
 	}
+
 	if count > 0 {
 		end()
 	}
@@ -120,19 +137,21 @@ func (e *Encoder) ops(b *Beat) {
 func appendOp(b []byte, op *Op, before string) []byte {
 	b = append(b, byte(op.Kind))
 	b = le.AppendUint64(b, uint64(op.User))
+
 	if before != "" && op.Page == before {
 		b = append(b, 0)
 	} else {
 		b = binary.AppendUvarint(b, uint64(len(op.Page))+1)
 		b = append(b, op.Page...)
 	}
+
+	// Rounded up, so that a short grace does not become none.
 	grace := max(op.Grace, 0)
 	ms := uint64(grace / time.Millisecond)
 	if grace%time.Millisecond > 0 {
 		ms++
 	}
-	b = binary.AppendUvarint(b, ms)
-	return b
+	return binary.AppendUvarint(b, ms)
 }
 
 // Replies packs replies as Beats packs beats. If a reply takes several datagrams, the last
@@ -142,6 +161,7 @@ func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []b
 	for _, r := range replies {
 		e.reply(r)
 	}
+
 	e.flush()
 }
 
@@ -154,9 +174,11 @@ func (e *Encoder) reply(r *Reply) {
 	for i := range counts {
 		size += countSize(&counts[i])
 	}
+
 	if size <= e.capacity() {
 		e.makeRoom(size) // do not split a reply that fits into one datagram
 	}
+
 	for {
 		minSize := replyHead
 		if len(counts) > 0 {
@@ -164,9 +186,12 @@ func (e *Encoder) reply(r *Reply) {
 		} else if len(unknown) > 0 {
 			minSize += 8
 		}
+
 		e.makeRoom(minSize)
+
 		room := e.room() - replyHead
-		n, m := 0, 0
+		n := 0 // counts in this record
+		m := 0 // unknown users in it
 		for n < len(counts) && countSize(&counts[n]) <= room {
 			room -= countSize(&counts[n])
 			n++
@@ -174,18 +199,22 @@ func (e *Encoder) reply(r *Reply) {
 		if n == len(counts) {
 			m = min(len(unknown), room/8)
 		}
+
 		last := n == len(counts) && m == len(unknown)
 		e.replyRecord(r, last, counts[:n], unknown[:m])
 		if last {
 			return
 		}
-		counts, unknown = counts[n:], unknown[m:]
+
+		counts = counts[n:]
+		unknown = unknown[m:]
 	}
 }
 
 // replyRecord appends a record with a part of a reply. Only the last acknowledges and asks.
 func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unknown []presence.User) {
-	acked, flags := uint64(0), byte(0)
+	acked := uint64(0)
+	flags := byte(0)
 	if last {
 		acked = r.Acked
 		if r.Reset {
@@ -195,11 +224,13 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 			flags |= flagAsk
 		}
 	}
+
 	e.open(recordReply)
 	e.buf = binary.AppendUvarint(e.buf, uint64(r.Partition))
 	e.buf = binary.AppendUvarint(e.buf, r.Stream)
 	e.buf = binary.AppendUvarint(e.buf, acked)
 	e.buf = append(e.buf, flags)
+
 	e.buf = le.AppendUint16(e.buf, uint16(len(counts)))
 	for i := range counts {
 		var scratch [2 * MaxPage]byte
@@ -207,10 +238,12 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 		e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
 		e.buf = append(e.buf, body...)
 	}
+
 	e.buf = le.AppendUint16(e.buf, uint16(len(unknown)))
 	for _, u := range unknown {
 		e.buf = le.AppendUint64(e.buf, uint64(u))
 	}
+
 	e.buf = binary.AppendUvarint(e.buf, r.Counted)
 	e.close()
 }
@@ -219,11 +252,13 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 func countSize(c *presence.Count) int {
 	var scratch [2 * MaxPage]byte
 	n := len(appendCount(scratch[:0], c))
+
 	return varintSize(n) + n
 }
 
 func appendCount(b []byte, c *presence.Count) []byte {
-	flags, at := byte(0), int64(0)
+	flags := byte(0)
+	at := int64(0)
 	if c.Stale {
 		flags |= flagStale
 	}
@@ -231,13 +266,16 @@ func appendCount(b []byte, c *presence.Count) []byte {
 		flags |= flagTime
 		at = c.Updated.Unix()
 	}
+
 	without := c.Without
 	if len(without) > maxWithout {
 		without = "" // too many silent regions for a datagram
 	}
+
 	if without != "" {
 		flags |= flagWithout
 	}
+
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, uint64(len(c.Page)))
 	b = append(b, c.Page...)
@@ -245,10 +283,12 @@ func appendCount(b []byte, c *presence.Count) []byte {
 	b = binary.AppendVarint(b, at)
 	b = binary.AppendUvarint(b, c.Version.Incarnation)
 	b = binary.AppendUvarint(b, c.Version.Sequence)
+
 	if without != "" {
 		b = binary.AppendUvarint(b, uint64(len(without)))
 		b = append(b, without...)
 	}
+
 	return b
 }
 
@@ -257,7 +297,9 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.emit = emit
 	e.header[3] = what
 	le.PutUint64(e.header[offTable:], table)
-	e.buf, e.record, e.kind = append(e.buf[:0], e.header...), 0, 0
+	e.buf = append(e.buf[:0], e.header...)
+	e.record = 0
+	e.kind = 0
 }
 
 // room returns how many bytes still fit into the current datagram.
@@ -276,7 +318,9 @@ func (e *Encoder) makeRoom(n int) {
 // open ends the open record and begins another.
 func (e *Encoder) open(kind byte) {
 	e.close()
-	e.record, e.kind = len(e.buf), kind
+	e.record = len(e.buf)
+	e.kind = kind
+
 	e.buf = append(e.buf, kind, 0, 0)
 }
 
@@ -284,7 +328,9 @@ func (e *Encoder) close() {
 	if e.kind != 0 {
 		le.PutUint16(e.buf[e.record+1:], uint16(len(e.buf)-e.record-recordHead))
 	}
-	e.record, e.kind = 0, 0
+
+	e.record = 0
+	e.kind = 0
 }
 
 // flush signs and emits the datagram unless it is empty, and begins another.
@@ -293,12 +339,15 @@ func (e *Encoder) flush() {
 	if len(e.buf) == len(e.header) {
 		return
 	}
+
 	e.sequence++
 	le.PutUint16(e.buf[offLength:], uint16(len(e.buf)+seal.Size))
 	le.PutUint64(e.buf[offTime:], uint64(e.now().UnixMilli()))
 	le.PutUint64(e.buf[offSequence:], e.sequence)
+
 	e.buf = e.sealer.Sign(e.buf, e.buf)
 	e.emit(e.buf)
+
 	e.buf = append(e.buf[:0], e.header...)
 }
 
@@ -307,5 +356,6 @@ func varintSize(n int) int {
 	for ; n >= 0x80; n >>= 7 {
 		size++
 	}
+
 	return size
 }

@@ -51,7 +51,9 @@ type Beat struct {
 	Source    Source
 	Partition int
 	Stream    uint64 // grows with every new stream of this source and partition
-	First     uint64 // number of Ops[0] in the stream, or of the next op when Ops is empty; 0: the beat does not belong to the stream
+	// First is the number of Ops[0] in the stream, or of the next op when Ops is empty; 0: the beat does not belong to
+	// the stream.
+	First uint64
 	// Whole is 1 + the number of the last op that reports the users whom the gateway had
 	// when the stream began; 0: that op is not known yet.
 	Whole uint64

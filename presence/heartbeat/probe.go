@@ -21,8 +21,10 @@ func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
 	if answer || !t.from.IsValid() {
 		return
 	}
+
 	e := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
 	e.now = t.cfg.Now
+
 	e.probe(ofAnswer, number, func(datagram []byte) { t.write(datagram, net.UDPAddrFromAddrPort(t.from)) })
 }
 
@@ -56,38 +58,48 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 	if err != nil {
 		return err
 	}
+
 	addr, err := dns{}.Resolve(ctx, to)
 	if err != nil {
 		return err
 	}
+
 	udp := addr.(*net.UDPAddr)
 	if !keys.Signed() && !udp.IP.IsLoopback() {
 		return fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
 	}
+
 	conn, err := net.DialUDP("udp", nil, udp)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+
 	self := Source{"probe from " + conn.LocalAddr().String(), uint64(time.Now().UnixMilli())}
 	encoder := NewEncoder(self, to, keys, 0)
+
 	got := &answered{number: rand.Uint64()}
 	decoder, err := NewDecoder(DecoderConfig{Name: self.Gateway, Keys: keys, OnProbe: got})
 	if err != nil {
 		return err
 	}
+
 	buf := make([]byte, MaxDatagram+1)
 	var next time.Time // when another probe is sent
+
 	for ctx.Err() == nil {
-		if now := time.Now(); !now.Before(next) {
+		now := time.Now()
+		if !now.Before(next) {
 			encoder.probe(ofProbe, got.number, func(datagram []byte) { _, err = conn.Write(datagram) })
 			next = now.Add(probeAgain)
 		}
+
 		n := 0
 		if err == nil {
 			_ = conn.SetReadDeadline(next)
 			n, err = conn.Read(buf)
 		}
+
 		switch {
 		case err == nil:
 			_ = decoder.Decode(buf[:n]) // anything but the answer is ignored
@@ -100,9 +112,11 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 			case <-time.After(time.Until(next)):
 			}
 		}
+
 		if got.ok {
 			return nil
 		}
 	}
+
 	return errors.New("no answer")
 }

@@ -127,15 +127,18 @@ func New(cfg Config) (*Transport, error) {
 		return nil, fmt.Errorf("heartbeat: %w: no connection", seal.ErrConfig)
 	}
 	if udp, ok := cfg.Conn.LocalAddr().(*net.UDPAddr); ok && len(cfg.Keys) == 0 && !udp.IP.IsLoopback() {
-		return nil, fmt.Errorf("heartbeat: %w: without a cluster secret %s must be a loopback address", seal.ErrConfig, udp)
+		return nil, fmt.Errorf("heartbeat: %w: without a cluster secret %s must be a loopback address",
+			seal.ErrConfig, udp)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+
 	keys, err := seal.NewKeys(cfg.Keys, "heartbeat")
 	if err != nil {
 		return nil, err
 	}
+
 	t := &Transport{
 		cfg:  cfg,
 		keys: keys,
@@ -147,15 +150,21 @@ func New(cfg Config) (*Transport, error) {
 			Name: "headcount_datagram_bytes_total", Help: "Bytes of datagrams between processes, by direction.",
 		}, []string{"direction"}),
 		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_datagrams_dropped_total", Help: "Datagrams not received (in), and messages or datagrams not sent (out), by direction and reason.",
+			Name: "headcount_datagrams_dropped_total",
+			Help: "Datagrams not received (in), and messages or datagrams not sent (out), by direction and reason.",
 		}, []string{"direction", "reason"}),
 	}
-	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
-	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
+
+	t.in = t.datagrams.WithLabelValues("in")
+	t.inBytes = t.bytes.WithLabelValues("in")
+	t.out = t.datagrams.WithLabelValues("out")
+	t.outBytes = t.bytes.WithLabelValues("out")
+
 	for _, reason := range []string{"queue", "address", "error"} { // shown from 0 on
 		t.drops.WithLabelValues("out", reason)
 	}
 	t.drops.WithLabelValues("in", "error")
+
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Now:  cfg.Now,
 		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys,
@@ -164,9 +173,11 @@ func New(cfg Config) (*Transport, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(t.datagrams, t.bytes, t.drops)
 	}
+
 	return t, nil
 }
 
@@ -176,11 +187,12 @@ type comparison struct{ *Transport }
 // SetTable sets the hash of this process's ring; 0: it has no ring.
 func (t *Transport) SetTable(hash uint64) { t.table.Store(hash) }
 
-// Began has the address of another process looked up before something is sent there: a process that has begun anew may be
-// at another one.
+// Began has the address of another process looked up before something is sent there: a process that has begun anew may
+// be at another one.
 func (t *Transport) Began(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if d := t.to[name]; d != nil {
 		d.back.Store(true)
 	}
@@ -199,6 +211,7 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 	for i := range b.Ops {
 		size += 48 + len(b.Ops[i].Page)
 	}
+
 	t.send(to, size, b, nil)
 }
 
@@ -208,29 +221,35 @@ func (t *Transport) SendReply(to string, r *Reply) {
 	for i := range r.Counts {
 		size += 80 + len(r.Counts[i].Page)
 	}
+
 	t.send(to, size, nil, r)
 }
 
 func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	d, reason := t.destination(to)
 	if d == nil {
 		t.dropped("out", reason)
 		return
 	}
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	if d.queued > 0 && d.queued+size > maxQueued {
 		t.dropped("out", "queue")
 		return
 	}
+
 	d.queued += size
 	if b != nil {
 		d.beats = append(d.beats, b)
 	} else {
 		d.replies = append(d.replies, r)
 	}
+
 	wake.Signal(d.wake)
 }
 
@@ -246,12 +265,16 @@ func (t *Transport) destination(name string) (d *destination, reason string) {
 	case len(t.to) >= maxDestinations:
 		return nil, "destinations"
 	}
+
+	// A sequence number never returns, not even after the destination was forgotten: receivers take it for a replay.
 	encoder := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, name, t.keys, t.sequence)
 	encoder.now = t.cfg.Now
+
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
 	ctx := t.running
 	t.senders.Go(func() { d.run(ctx) })
+
 	return d, ""
 }
 
@@ -270,11 +293,15 @@ func (t *Transport) Run(ctx context.Context) error {
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
 	}
+
+	// The senders outlive ctx, so that they can send what is queued when it ends.
 	open, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+
 	t.mu.Lock()
 	t.running = open
 	t.mu.Unlock()
+
 	var reader sync.WaitGroup
 	broken := make(chan error, 1)
 	reader.Go(func() { broken <- t.read(open) })
@@ -284,24 +311,30 @@ func (t *Transport) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case err = <-broken:
 	}
+
 	t.mu.Lock()
 	t.running = nil // from here on nothing is queued and no sender starts
 	t.mu.Unlock()
+
 	stop()
 	t.cfg.Conn.SetWriteDeadline(time.Now().Add(drainTimeout))
 	t.senders.Wait()
+
 	t.cfg.Conn.Close() // ends the reader
 	reader.Wait()
+
 	return err
 }
 
 // read receives datagrams until ctx ends or the connection breaks.
 func (t *Transport) read(ctx context.Context) error {
 	buf := make([]byte, MaxDatagram+1) // one more byte shows that a datagram is too long
+
 	receive := func() (int, error) {
 		n, _, err := t.cfg.Conn.ReadFrom(buf)
 		return n, err
 	}
+
 	if udp, ok := t.cfg.Conn.(*net.UDPConn); ok { // this method does not allocate the address
 		receive = func() (int, error) {
 			n, from, err := udp.ReadFromUDPAddrPort(buf)
@@ -309,8 +342,10 @@ func (t *Transport) read(ctx context.Context) error {
 			return n, err
 		}
 	}
+
 	for warned := false; ; {
 		n, err := receive()
+
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
@@ -325,15 +360,18 @@ func (t *Transport) read(ctx context.Context) error {
 			}
 			continue
 		}
+
 		if err := t.decoder.Decode(buf[:n]); err != nil {
 			t.dropped("in", seal.ReasonOf(err))
 			if errors.Is(err, ErrVersion) && !warned {
 				warned = true // log once: such datagrams continue until one of the processes is replaced
 				t.cfg.Log.Error().Uint8("format", buf[2]).Uint8("ours", version).
-					Msg("a process of another version sends heartbeats in an unknown format; run the same version everywhere")
+					Msg("a process of another version sends heartbeats in an unknown format; " +
+						"run the same version everywhere")
 			}
 			continue
 		}
+
 		t.in.Inc()
 		t.inBytes.Add(float64(n))
 	}
@@ -344,6 +382,7 @@ func (t *Transport) read(ctx context.Context) error {
 func (d *destination) run(ctx context.Context) {
 	idle := time.NewTimer(idleAfter)
 	defer idle.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -353,7 +392,8 @@ func (d *destination) run(ctx context.Context) {
 			d.flush(ctx)
 			idle.Reset(idleAfter)
 		case <-idle.C:
-			if d.retire() {
+			retired := d.retire()
+			if retired {
 				return
 			}
 			idle.Reset(idleAfter)
@@ -364,15 +404,20 @@ func (d *destination) run(ctx context.Context) {
 // retire forgets the destination, unless messages are queued, and reports whether it did.
 func (d *destination) retire() bool {
 	t := d.t
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	if d.queued > 0 {
 		return false
 	}
+
 	t.sequence = max(t.sequence, d.encoder.Sequence())
 	delete(t.to, d.name)
+
 	return true
 }
 
@@ -381,16 +426,22 @@ func (d *destination) retire() bool {
 func (d *destination) flush(ctx context.Context) {
 	d.mu.Lock()
 	beats, replies := d.beats, d.replies
-	d.beats, d.replies, d.queued = nil, nil, 0
+	d.beats = nil
+	d.replies = nil
+	d.queued = 0
 	d.mu.Unlock()
+
 	if len(beats)+len(replies) == 0 {
 		return
 	}
+
 	t := d.t
-	if !d.resolve(ctx) {
+	resolved := d.resolve(ctx)
+	if !resolved {
 		t.drops.WithLabelValues("out", "address").Add(float64(len(beats) + len(replies)))
 		return
 	}
+
 	write := func(datagram []byte) { t.write(datagram, d.addr) }
 	table := t.table.Load()
 	d.encoder.Beats(beats, table, write)
@@ -402,6 +453,7 @@ func (t *Transport) write(datagram []byte, to net.Addr) {
 		t.dropped("out", "error")
 		return
 	}
+
 	t.out.Inc()
 	t.outBytes.Add(float64(len(datagram)))
 }
@@ -410,22 +462,28 @@ func (t *Transport) write(datagram []byte, to net.Addr) {
 // the lookup fails, the old address stays.
 func (d *destination) resolve(ctx context.Context) bool {
 	now := time.Now()
-	if !d.back.Swap(false) && now.Before(d.resolved) {
+	restarted := d.back.Swap(false)
+	if !restarted && now.Before(d.resolved) {
 		return d.addr != nil
 	}
+
 	addr, err := d.t.cfg.Resolver.Resolve(ctx, d.name)
 	if err == nil && !d.t.keys.Signed() {
 		if udp, ok := addr.(*net.UDPAddr); ok && !udp.IP.IsLoopback() {
-			addr, d.addr = nil, nil
+			d.addr = nil
 			err = fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
 		}
 	}
+
 	if err != nil {
-		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).Msg("the address of a process could not be looked up; trying again")
+		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).
+			Msg("the address of a process could not be looked up; trying again")
 		d.resolved = time.Now().Add(resolvePause)
 		return d.addr != nil
 	}
-	d.addr, d.resolved = addr, now.Add(resolveEvery)
+
+	d.addr = addr
+	d.resolved = now.Add(resolveEvery)
 	return true
 }
 
@@ -436,20 +494,25 @@ func (dns) Resolve(ctx context.Context, name string) (net.Addr, error) {
 	if ap, err := netip.ParseAddrPort(name); err == nil {
 		return net.UDPAddrFromAddrPort(ap), nil
 	}
+
 	host, service, err := net.SplitHostPort(name)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
+
 	port, err := net.DefaultResolver.LookupPort(ctx, "udp", service)
 	if err != nil {
 		return nil, err
 	}
+
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		return nil, err
 	}
+
 	ip := ips[0]
 	for _, other := range ips { // most container networks have only IPv4
 		if other.Unmap().Is4() {
@@ -457,5 +520,6 @@ func (dns) Resolve(ctx context.Context, name string) (net.Addr, error) {
 			break
 		}
 	}
+
 	return net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip.Unmap(), uint16(port))), nil
 }

@@ -46,6 +46,7 @@ func (g *greetings) hear(from string, now time.Time) {
 func (g *greetings) expect(names []string, began func(name string) bool, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	heard := make(map[string]time.Time, len(names))
 	for _, name := range names {
 		last, expected := g.heard[name]
@@ -54,6 +55,7 @@ func (g *greetings) expect(names []string, began func(name string) bool, now tim
 		}
 		heard[name] = last
 	}
+
 	g.heard = heard
 }
 
@@ -61,6 +63,7 @@ func (g *greetings) expect(names []string, began func(name string) bool, now tim
 func (g *greetings) silent(now time.Time) (names []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	for name, last := range g.heard {
 		if now.Sub(last) > g.timeout-g.every() {
 			names = append(names, name)
@@ -82,6 +85,7 @@ func (m *Member) greet(ctx context.Context) error {
 				all.Go(func() { _ = m.parts.Calls.PushUpdates(limited, p.Name, nil) }) // the gateway notices what fails
 			}
 		}
+
 		all.Wait()
 		cancel()
 	}
@@ -93,6 +97,7 @@ func (m *Member) greet(ctx context.Context) error {
 func (m *Member) watchDispatchers(ctx context.Context) error {
 	var silent []string
 	var buckets []int
+
 	for outage.Sleep(ctx, m.greetings.every()/4) {
 		now := m.greetings.silent(time.Now())
 		for _, name := range now {
@@ -101,6 +106,7 @@ func (m *Member) watchDispatchers(ctx context.Context) error {
 					Msg("a dispatcher does not reach this gateway; counts that come from it are stale")
 			}
 		}
+
 		for _, name := range silent {
 			if !slices.Contains(now, name) {
 				m.log.Info().Str("dispatcher", name).Msg("no count waits for that dispatcher any more")
@@ -124,6 +130,7 @@ func (m *Member) bucketsOf(dispatchers []string) (buckets []int) {
 	if t == nil {
 		return nil
 	}
+
 	for _, name := range dispatchers {
 		buckets = append(buckets, t.BucketsOf(name)...)
 	}

@@ -17,29 +17,41 @@ const handOverTime = 2*renewEvery + 500*time.Millisecond
 // end before Leave returns.
 func (m *Member) Leave(ctx context.Context) {
 	m.leaving.Store(true)
-	if t := m.table.Load(); !m.alone && (t == nil || !m.last(t)) {
+
+	t := m.table.Load()
+	last := m.alone || t != nil && m.last(t)
+	if !last {
 		if m.parts.Node != nil {
 			m.parts.Node.HandOver()
 		}
+
+		// The others see a lease without roles and take over, while this process still serves what it owns.
 		wake.Signal(m.renewNow)
 		outage.Sleep(ctx, handOverTime)
 	}
+
 	m.end(ctx)
 }
 
 // last reports whether no other process could take over.
 func (m *Member) last(t *ring.Table) bool {
-	return len(t.PartitionsOf(m.self.Name)) == m.partitions && len(t.BucketsOf(m.self.Name)) == m.buckets ||
-		m.parts.Node == nil && m.parts.Dispatcher == nil
+	ownsNothing := m.parts.Node == nil && m.parts.Dispatcher == nil
+	ownsAll := len(t.PartitionsOf(m.self.Name)) == m.partitions && len(t.BucketsOf(m.self.Name)) == m.buckets
+
+	return ownsAll || ownsNothing
 }
 
 // end ends the lease for good.
 func (m *Member) end(ctx context.Context) {
+	// A renewal that is under way would bring the lease back after it has ended.
 	m.renewing <- struct{}{}
 	defer func() { <-m.renewing }()
+
 	m.ended = true
+
 	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
 	defer cancel()
+
 	if err := m.parts.Store.Leave(lctx, m.self); err != nil {
 		m.log.Warn().Err(err).Msg("the lease could not be ended; the lease expires by itself")
 	}

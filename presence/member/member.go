@@ -144,8 +144,9 @@ type Member struct {
 	greetings  greetings
 	lease      lease // only membership's goroutine uses it
 
-	renewing chan struct{} // holds one while the lease is renewed or ended, each of which takes renewLimit at most; a lock of ended
-	ended    bool          // the lease has ended
+	// renewing holds one while the lease is renewed or ended, each of which takes renewLimit at most: a lock of ended.
+	renewing chan struct{}
+	ended    bool // the lease has ended
 }
 
 // New returns a member without its parts, which Join adds: the parts reach each other
@@ -166,11 +167,17 @@ func New(cfg Config) *Member {
 	if cfg.PresenceTimeout == 0 {
 		cfg.PresenceTimeout = 7 * time.Second
 	}
+
 	m := &Member{
-		standstill: machine.NewStandstill(presence.HoldTimeout, cfg.Elapsed),
-		greetings:  greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
-		self:       cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback,
-		clock: cfg.Clock, wall: cfg.Wall, log: cfg.Log,
+		standstill:   machine.NewStandstill(presence.HoldTimeout, cfg.Elapsed),
+		greetings:    greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		self:         cfg.Self,
+		partitions:   cfg.Partitions,
+		buckets:      cfg.Buckets,
+		loopback:     cfg.Loopback,
+		clock:        cfg.Clock,
+		wall:         cfg.Wall,
+		log:          cfg.Log,
 		storeChanged: make(chan struct{}, 1),
 		renewNow:     make(chan struct{}, 1),
 		renewSoon:    make(chan struct{}, 1),
@@ -180,12 +187,15 @@ func New(cfg Config) *Member {
 			Name: "headcount_ring_changes_total", Help: "Changes of the table of owners of partitions and buckets.",
 		}),
 		disagreements: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_ring_disagreements_total", Help: "Datagrams from processes that had another table of owners at that moment.",
+			Name: "headcount_ring_disagreements_total",
+			Help: "Datagrams from processes that had another table of owners at that moment.",
 		}),
 	}
+
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(m.tableChanges, m.disagreements)
 	}
+
 	return m
 }
 
@@ -206,6 +216,8 @@ func (m *Member) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
+
+	// The first part that fails ends all others.
 	start := func(run func(context.Context) error) {
 		wg.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
@@ -213,21 +225,26 @@ func (m *Member) Run(ctx context.Context) error {
 			}
 		})
 	}
+
 	if m.parts.Datagrams != nil {
 		start(m.parts.Datagrams.Run)
 	}
 	start(m.membership)
 	wg.Go(func() { m.standstill.Run(ctx, nil) })
+
 	if m.parts.Node != nil {
 		start(m.parts.Node.Run)
 	}
+
 	if m.parts.Dispatcher != nil {
 		start(m.parts.Dispatcher.Run)
 		start(m.greet)
 	}
+
 	if m.parts.Regions != nil {
 		start(m.parts.Regions.Run)
 	}
+
 	if m.parts.Gateway != nil {
 		start(m.parts.Gateway.Run)
 		start(m.followStore)
@@ -235,7 +252,9 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.awaitCounts)
 		start(m.watchDispatchers)
 	}
+
 	wg.Wait()
+
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}

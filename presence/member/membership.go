@@ -79,37 +79,50 @@ type sighting struct {
 // ends.
 func (m *Member) membership(ctx context.Context) error {
 	mine := time.Now() // the begin of this run, or the last renewal that succeeded
+
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
+
 	soon := time.NewTimer(time.Hour) // renewals before the next tick, while the process starts
 	soon.Stop()
 	defer soon.Stop()
+
 	hurry := m.renewSoon // nil after one early renewal, until the next tick: disagreeing datagrams may be many
-	failed := 0          // 1 once the first of a series of failures was logged
+	logged := false      // the first of a series of failures was logged
+
 	for {
 		err := m.renew(ctx)
 		if err == nil {
-			failed, mine = 0, time.Now()
+			logged = false
+			mine = time.Now()
 		}
+
 		first := m.lease.renewed.IsZero()
+		lostName := errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait
+		misfit := errors.Is(err, presence.ErrFacts) && first // a running process stays, whatever the facts
+
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait:
+		case lostName:
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case m.lease.waiting:
 			soon.Reset(factsPoll)
-		case err == nil && !m.lease.settled:
-			soon.Reset(time.Until(m.lease.settles()))
-		case errors.Is(err, presence.ErrFacts) && first:
-			return err // only a starting process must fit the facts; a running one stays
-		case err != nil && failed == 0 && first:
+		case err == nil:
+			if !m.lease.settled {
+				soon.Reset(time.Until(m.lease.settles()))
+			}
+		case misfit:
+			return err
+		case logged: // and nothing new to say
+		case first:
 			m.log.Info().Err(err).Msg("waiting for the cluster")
-			failed++
-		case err != nil && failed == 0:
+			logged = true
+		default:
 			m.log.Warn().Err(err).Msg("the lease could not be renewed; trying again")
-			failed++
+			logged = true
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -128,14 +141,21 @@ func (m *Member) membership(ctx context.Context) error {
 func (m *Member) renew(ctx context.Context) error {
 	m.renewing <- struct{}{}
 	defer func() { <-m.renewing }()
+
 	if m.ended {
 		return nil
 	}
+
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	self, l := m.self, &m.lease
+
+	self := m.self
+	l := &m.lease
 	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
-	if m.leaving.Load() && !m.alone || !l.settled && !l.newborn {
+
+	leaving := m.leaving.Load() && !m.alone
+	starting := !l.settled && !l.newborn
+	if leaving || starting {
 		// A starting or leaving process has a lease without roles, so it owns nothing. The
 		// exception is newborn: in a new cluster all processes announce their roles at
 		// once, so that their first tables are the same; and a process that restarted
@@ -146,48 +166,73 @@ func (m *Member) renew(ctx context.Context) error {
 	if slices.Contains(self.Roles, presence.RoleDispatcher) {
 		self.Roles = append(slices.Clone(self.Roles), greets)
 	}
+
 	asked := time.Now()
 	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
+
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
-	if l.restarted = l.restarted || taken; taken || errors.Is(err, presence.ErrNoFacts) {
-		if !l.waiting {
-			l.waiting, l.newborn, l.since = true, true, now
-			if taken {
-				m.log.Info().Err(err).Msg("waiting for the cluster")
-			}
-		}
+	l.restarted = l.restarted || taken
+	if taken || errors.Is(err, presence.ErrNoFacts) {
+		m.await(err, now, taken)
 		return err
 	}
+
 	l.waiting = false
 	if err != nil {
-		l.missed, l.newborn = true, false
+		l.missed = true
+		l.newborn = false
 		return err
 	}
+
 	m.observeClock(storeTime, asked)
 	m.reattach(now)
+
+	// After a gap nobody knows which processes were missing meanwhile, so the time of watching begins again.
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
 	if late && !(l.newborn && l.leased.IsZero()) { // a newborn process has watched since it began to wait
 		l.since = now
 	}
+
+	// The former run of this process ended without leaving: its lease had to end by itself.
 	if l.leased.IsZero() {
 		l.leased = now
 		if l.restarted {
 			m.died(&sighting{Process: presence.Process{Name: self.Name}, at: now})
 		}
 	}
+
 	m.sight(processes, now, late)
 	m.publishMembers()
 	l.renewed = now
+
+	// Until then the process owns nothing, and may not have seen all others.
 	if l.settled {
 		m.checkClaims(now, late)
 		m.adopt(now)
 	}
+
 	if m.parts.Owners != nil {
 		m.parts.Owners.SetProcesses(m.present())
 	}
+
 	return nil
+}
+
+// await records that the process has to wait until the cluster has facts, or until the lease of its former run ends.
+func (m *Member) await(err error, now time.Time, taken bool) {
+	l := &m.lease
+	if l.waiting {
+		return
+	}
+
+	l.waiting = true
+	l.newborn = true
+	l.since = now
+	if taken {
+		m.log.Info().Err(err).Msg("waiting for the cluster")
+	}
 }
 
 // observeClock takes the store's time from a renewal, and logs once when the clock of this machine differs from it.
@@ -209,11 +254,15 @@ func (m *Member) observeClock(store, asked time.Time) {
 func (m *Member) reattach(now time.Time) {
 	l := &m.lease
 	lapsed := now.Sub(l.renewed) > leaseTTL
+	due := lapsed && !l.renewed.IsZero() // not before the first lease: nothing is attached yet
 	again := !l.attach.IsZero() && now.After(l.attach)
-	if m.parts.Gateway == nil || !again && (!lapsed || l.renewed.IsZero()) {
+
+	if m.parts.Gateway == nil || !due && !again {
 		return
 	}
+
 	m.parts.Gateway.StoreBack()
+
 	l.attach = time.Time{}
 	if lapsed {
 		l.attach = now.Add(renewLimit)
@@ -226,6 +275,7 @@ func (l *lease) settles() time.Time {
 	if company := l.leased.Add(factsSettling); company.After(at) {
 		return company
 	}
+
 	return at
 }
 
@@ -235,9 +285,12 @@ func (m *Member) checkClaims(now time.Time, late bool) {
 	if m.parts.Node == nil {
 		return
 	}
+
 	l := &m.lease
 	l.round++
-	switch due := !l.check.IsZero() && now.After(l.check); {
+	due := !l.check.IsZero() && now.After(l.check)
+
+	switch {
 	case late:
 		m.parts.Node.Check(0, 1)
 		l.check = now.Add(checkAfter)
@@ -259,23 +312,32 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 		}
 	}
 	for _, other := range processes {
-		if !m.loopback || setting.IsLoopback(other.Name) {
-			greeter := slices.Contains(other.Roles, greets)
-			other.Roles = slices.DeleteFunc(slices.Clone(other.Roles), func(role string) bool { return role == greets })
-			old := seen[other.Name]
-			began := old == nil || old.Incarnation != other.Incarnation
-			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
-				m.died(old)
-			}
-			if began && m.parts.Datagrams != nil {
-				m.parts.Datagrams.Began(other.Name)
-			}
-			joined := old != nil && old.joined && old.Incarnation == other.Incarnation || len(other.Roles) > 0
-			if joined && (old == nil || !old.joined) && other.Name != m.self.Name {
-				m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
-			}
-			seen[other.Name] = &sighting{other, now, joined, greeter, began}
+		// Nothing reaches a process on another machine while messages are not signed.
+		if m.loopback && !setting.IsLoopback(other.Name) {
+			continue
 		}
+
+		greeter := slices.Contains(other.Roles, greets)
+		other.Roles = slices.DeleteFunc(slices.Clone(other.Roles), func(role string) bool { return role == greets })
+
+		old := seen[other.Name]
+		replaced := old != nil && old.Incarnation != other.Incarnation
+		if replaced && len(old.Roles) > 0 {
+			m.died(old)
+		}
+
+		began := old == nil || replaced
+		if began && m.parts.Datagrams != nil {
+			m.parts.Datagrams.Began(other.Name)
+		}
+
+		hadRoles := old != nil && old.joined
+		joined := len(other.Roles) > 0 || hadRoles && !replaced
+		if joined && !hadRoles && other.Name != m.self.Name {
+			m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
+		}
+
+		seen[other.Name] = &sighting{other, now, joined, greeter, began}
 	}
 }
 
@@ -309,21 +371,28 @@ func (m *Member) adopt(now time.Time) {
 			dispatchers = append(dispatchers, name)
 		}
 	}
+
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
+
 	m.expectGreetings(now)
 	m.view.Store(&view{incarnations, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
+
+	// The same members always make the same table.
 	old := m.table.Load()
 	if old != nil && slices.Equal(nodes, l.nodes) && slices.Equal(dispatchers, l.dispatchers) {
 		return
 	}
+
 	t := ring.New(nodes, dispatchers, m.partitions, m.buckets)
-	l.nodes, l.dispatchers = nodes, dispatchers
+	l.nodes = nodes
+	l.dispatchers = dispatchers
 	l.check = now.Add(checkAfter)
 	m.applyTable(old, t)
+
 	if !m.alone {
 		m.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
@@ -339,6 +408,7 @@ func (m *Member) expectGreetings(now time.Time) {
 			names = append(names, name)
 		}
 	}
+
 	m.greetings.expect(names, func(name string) bool { return m.lease.members[name].began }, now)
 }
 
@@ -369,22 +439,29 @@ func (m *Member) followGeneration(ctx context.Context) error {
 	look := func() {
 		rctx, cancel := context.WithTimeout(ctx, renewLimit)
 		defer cancel()
+
 		generation, err := m.parts.Store.Generation(rctx)
 		if err != nil {
 			return // the store logs its errors itself
 		}
+
+		// A store of another generation has lost the endpoints, so the gateway attaches its topics again.
 		if known != 0 && generation != known {
 			m.parts.Gateway.StoreAway()
 			m.parts.Gateway.StoreBack()
 		}
+
 		known = generation
 	}
+
 	for ctx.Err() == nil {
 		if m.up.Load() {
 			look()
 		}
+
 		outage.Sleep(ctx, generationEvery)
 	}
+
 	return nil
 }
 
@@ -396,6 +473,7 @@ func (m *Member) publishMembers() {
 			members = append(members, s.Process)
 		}
 	}
+
 	slices.SortFunc(members, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 	m.members.Store(&members)
 }
@@ -418,6 +496,7 @@ func (m *Member) Members() []presence.Process {
 	if members := m.members.Load(); members != nil {
 		return *members
 	}
+
 	return nil
 }
 

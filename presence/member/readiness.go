@@ -31,17 +31,21 @@ func (m *Member) Ready() error {
 	case t == nil:
 		return errors.New("the process has not joined its cluster yet")
 	}
+
 	if m.parts.Node != nil {
-		ids, owned := t.PartitionsOf(m.self.Name), 0
+		ids := t.PartitionsOf(m.self.Name)
+		owned := 0
 		for _, id := range ids {
 			if m.parts.Node.Owns(id) {
 				owned++
 			}
 		}
+
 		if owned < len(ids) {
 			return fmt.Errorf("the presence node is taking over its partitions: it has %d of %d", owned, len(ids))
 		}
 	}
+
 	if m.parts.Gateway != nil {
 		if _, ok := t.Node(0); !ok {
 			return errors.New("no presence node is known")
@@ -50,6 +54,7 @@ func (m *Member) Ready() error {
 			return errors.New("the counts are not complete yet")
 		}
 	}
+
 	return nil
 }
 
@@ -70,6 +75,7 @@ func (m *Member) followStore(ctx context.Context) error {
 			return nil
 		case <-m.storeChanged:
 		}
+
 		if m.up.Load() {
 			m.parts.Gateway.StoreBack()
 		} else {
@@ -88,6 +94,7 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 			m.read.Store(true)
 			return nil
 		}
+
 		outage.Sleep(ctx, pause)
 	}
 	return nil
@@ -97,6 +104,7 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 func (m *Member) complete(ctx context.Context, pages []string) bool {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
+
 	counts, err := m.parts.Store.Counts(rctx, pages)
 	return err == nil && !slices.ContainsFunc(counts, func(c presence.Count) bool { return c.Stale })
 }
@@ -106,10 +114,12 @@ func pagePerBucket(buckets int) []string {
 	pages := make([]string, buckets)
 	for left, n := buckets, 0; left > 0; n++ {
 		name := strconv.Itoa(n)
-		if b := presence.Bucket(name, buckets); pages[b] == "" {
+		b := presence.Bucket(name, buckets)
+		if pages[b] == "" {
 			pages[b] = name
 			left--
 		}
 	}
+
 	return pages
 }

@@ -25,9 +25,11 @@ const (
 func (m *Member) applyTable(old, t *ring.Table) {
 	m.table.Store(t)
 	m.tableChanges.Inc()
+
 	if m.parts.Datagrams != nil {
 		m.parts.Datagrams.SetTable(t.Hash())
 	}
+
 	if !m.leaving.Load() { // a leaving process keeps what it owns until the others have taken over
 		if m.parts.Node != nil {
 			m.parts.Node.Own(t.PartitionsOf(m.self.Name))
@@ -39,6 +41,7 @@ func (m *Member) applyTable(old, t *ring.Table) {
 			m.parts.Regions.Own(t.BucketsOf(m.self.Name))
 		}
 	}
+
 	if m.parts.Gateway != nil {
 		m.parts.Gateway.OwnersChanged(m.moved(old, t))
 	}
@@ -55,6 +58,7 @@ func (m *Member) moved(old, t *ring.Table) (partitions []int) {
 			partitions = append(partitions, id)
 		}
 	}
+
 	return partitions
 }
 
@@ -65,7 +69,9 @@ func (m *Member) SendBeat(b *heartbeat.Beat) {
 	if t == nil {
 		return
 	}
-	switch owner, ok := t.Node(b.Partition); {
+
+	owner, ok := t.Node(b.Partition)
+	switch {
 	case !ok:
 	case owner == m.self.Name:
 		m.parts.Node.Deliver(b)
@@ -107,8 +113,11 @@ func (m *Member) Disagree(string, uint64) {
 // PushUpdates sends updates to an incarnation of a gateway. If that incarnation has ended,
 // the next one of the same process may receive the updates, which does no harm.
 func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []presence.Update) error {
-	switch to := presence.ProcessOf(incarnation); {
-	case to == m.self.Name && m.parts.Gateway != nil:
+	to := presence.ProcessOf(incarnation)
+	here := to == m.self.Name && m.parts.Gateway != nil
+
+	switch {
+	case here:
 		m.parts.Gateway.Push(updates)
 		return nil
 	case m.parts.Calls == nil:
@@ -140,17 +149,22 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 	if m.standstill.EndedWithin(resumePeriod) {
 		return errResumed
 	}
+
 	call := presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
 	for {
 		err := m.holdOnce(ctx, call)
+		recent := time.Since(call.Asked) < clockError
+		overtaken := errors.Is(err, presence.ErrOvertaken) && recent
+
 		switch {
 		case errors.Is(err, presence.ErrNotOwner):
-		case errors.Is(err, presence.ErrOvertaken) && time.Since(call.Asked) < clockError:
+		case overtaken:
 			// The other call may have been answered before this one came, at a gateway whose clock is ahead.
 			call.Asked = time.Now()
 		default:
 			return err
 		}
+
 		if !outage.Sleep(ctx, holdRetry) {
 			return fmt.Errorf("hold: %w: %w", presence.ErrUnavailable, err)
 		}
@@ -162,7 +176,9 @@ func (m *Member) holdOnce(ctx context.Context, call presence.HoldCall) error {
 	if t == nil {
 		return presence.ErrNotOwner
 	}
-	switch owner, ok := t.Node(call.User.Partition(m.partitions)); {
+
+	owner, ok := t.Node(call.User.Partition(m.partitions))
+	switch {
 	case !ok:
 		return presence.ErrNotOwner
 	case owner == m.self.Name:
@@ -181,7 +197,10 @@ func (m *Member) ReceiveHold(ctx context.Context, call presence.HoldCall) error 
 	case m.standstill.EndedWithin(resumePeriod):
 		return errResumed
 	}
+
+	// The call may have waited on its way, and its caller counts from the beginning.
 	ctx, cancel := context.WithDeadline(ctx, call.Asked.Add(presence.HoldTimeout))
 	defer cancel()
+
 	return m.parts.Node.Hold(ctx, call)
 }

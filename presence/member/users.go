@@ -11,14 +11,15 @@ import (
 	"headcount/presence"
 )
 
-// Users returns the states of up to presence.MaxAsked users of this region, in their order: one call for each owner of their partitions. It asks
-// again until ctx ends while a partition changes its owner.
+// Users returns the states of up to presence.MaxAsked users of this region, in their order: one call for each
+// owner of their partitions. While a partition changes its owner, it asks again until ctx ends.
 func (m *Member) Users(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
 	for {
 		states, err := m.usersOnce(ctx, users)
 		if !errors.Is(err, presence.ErrNotOwner) {
 			return states, err
 		}
+
 		if !outage.Sleep(ctx, holdRetry) {
 			return nil, fmt.Errorf("users: %w: %w", presence.ErrUnavailable, err)
 		}
@@ -30,6 +31,7 @@ func (m *Member) usersOnce(ctx context.Context, users []presence.User) ([]presen
 	if t == nil {
 		return nil, presence.ErrNotOwner
 	}
+
 	places := map[string][]int{} // of users, by owner
 	for i, u := range users {
 		owner, ok := t.Node(u.Partition(m.partitions))
@@ -38,6 +40,7 @@ func (m *Member) usersOnce(ctx context.Context, users []presence.User) ([]presen
 		}
 		places[owner] = append(places[owner], i)
 	}
+
 	states := make([]presence.UserState, len(users))
 	calls, ctx := errgroup.WithContext(ctx)
 	for owner, at := range places {
@@ -46,16 +49,19 @@ func (m *Member) usersOnce(ctx context.Context, users []presence.User) ([]presen
 			for i, place := range at {
 				some[i] = users[place]
 			}
+
 			found, err := m.usersOf(ctx, owner, some)
 			if err != nil {
 				return err
 			}
+
 			for i, place := range at {
 				states[place] = found[i]
 			}
 			return nil
 		})
 	}
+
 	if err := calls.Wait(); err != nil {
 		return nil, err
 	}

@@ -35,9 +35,11 @@ type clockReading struct {
 
 func (c *clock) now() time.Duration {
 	l := c.last.Load()
+
 	if l.stopped {
 		return l.at
 	}
+	// run may be late, so a reader bounds the step as run does.
 	return l.at + min(time.Since(l.real), clockStep)
 }
 
@@ -55,23 +57,29 @@ func (c *clock) behind() time.Duration { return time.Since(c.last.Load().real) }
 func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+
 		if ticked != nil {
 			ticked()
 		}
+
 		l := c.last.Load()
 		now := time.Now()
 		step := now.Sub(l.real)
+
 		at := l.at
 		if !l.stopped {
 			at += min(step, clockStep)
 		}
+
 		c.last.Store(&clockReading{now, at, c.ending.Load()})
+
 		if step > 2*clockStep {
 			suspended(step - clockStep)
 		}

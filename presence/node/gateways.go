@@ -51,17 +51,24 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	next := &gatewayView{at: n.clock.now()}
 	old := w.known.Load()
+
 	for _, src := range live {
 		g := &gateway{Source: src, since: next.at}
+
+		// A gateway keeps its record, and the time since when it could reach this node, unless the node itself was
+		// cut off from the leases in between.
 		if old != nil && next.at-old.at <= leaseGap {
 			if i := slices.IndexFunc(old.live, func(o *gateway) bool { return o.Source == src }); i >= 0 {
 				g = old.live[i]
 			}
 		}
+
 		next.live = append(next.live, g)
 	}
+
 	if old != nil {
 		for _, g := range old.gone {
 			if next.at < g.until {
@@ -69,6 +76,7 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 			}
 		}
 	}
+
 	w.known.Store(next)
 }
 
@@ -79,20 +87,26 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 func (n *Node) Died(p presence.Process, seen time.Time) {
 	now := n.clock.now()
 	n.death.Store(max(int64(now), 1))
+
 	if !slices.Contains(p.Roles, presence.RoleGateway) {
 		return
 	}
+
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
+	// Readers hold the old view, so the new one gets lists of its own.
 	next := &gatewayView{}
 	if old := w.known.Load(); old != nil {
 		*next = *old
 	}
+
 	next.gone = append(slices.Clone(next.gone), &gateway{
 		Source: heartbeat.Source{Gateway: p.Name, Incarnation: p.Incarnation},
 		until:  now - time.Since(seen) + n.cfg.PresenceTimeout - lastRenewal,
 	})
+
 	w.known.Store(next)
 }
 
@@ -100,6 +114,7 @@ func (n *Node) Died(p presence.Process, seen time.Time) {
 func (n *Node) logSilent(g *gateway) {
 	if g.logged.CompareAndSwap(false, true) {
 		n.cfg.Log.Warn().Str("gateway", g.Gateway).
-			Msg("a gateway has a lease but has not reported its users to this node; continuing without them. Do UDP datagrams pass both ways?")
+			Msg("a gateway has a lease but has not reported its users to this node; continuing without them. " +
+				"Do UDP datagrams pass both ways?")
 	}
 }

@@ -34,6 +34,7 @@ func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
 		if asked.Before(known.Value.(heldCall).asked) {
 			return presence.ErrOvertaken
 		}
+
 		known.Value = heldCall{hold, asked}
 		o.calls.MoveToBack(known)
 		return nil
@@ -42,6 +43,7 @@ func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
 	if o.calls.Len() >= maxHoldOrder {
 		return fmt.Errorf("%w: too many holds were changed a moment ago", presence.ErrUnavailable)
 	}
+
 	o.newest[hold] = o.calls.PushBack(heldCall{hold, asked})
 
 	return nil

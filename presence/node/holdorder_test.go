@@ -17,19 +17,24 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 	for _, late := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			r, _ := start(t, "n", newStore())
+
 			if err := r.node.Hold(t.Context(), asked(1, "p", late)); err != nil {
 				t.Fatal(err)
 			}
+
 			time.Sleep(time.Second)
 			older := asked(1, "p", late)
 			time.Sleep(time.Millisecond)
+
 			if err := r.node.Hold(t.Context(), asked(1, "p", !late)); err != nil {
 				t.Fatal(err)
 			}
+
 			want := int64(1)
 			if late {
 				want = 0
 			}
+
 			for range 4 {
 				if err := r.node.Hold(t.Context(), older); !errors.Is(err, presence.ErrOvertaken) {
 					t.Errorf("%t: %v, want ErrOvertaken", late, err)
@@ -37,6 +42,7 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 				r.want("p", want)
 				time.Sleep(presence.HoldTimeout / 4)
 			}
+
 			if err := r.node.Hold(t.Context(), asked(1, "p", late)); err != nil {
 				t.Errorf("%t, made last: %v", late, err)
 			}
@@ -50,6 +56,7 @@ func TestAnOlderCallUndoesNothing(t *testing.T) {
 func TestHoldOrderIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := holdOrder{newest: map[memberKey]*list.Element{}}
+
 		for u := range presence.User(maxHoldOrder) {
 			if err := o.admit(memberKey{u, "p"}, time.Now(), time.Now()); err != nil {
 				t.Fatal(err)
@@ -58,19 +65,25 @@ func TestHoldOrderIsBounded(t *testing.T) {
 		if err := o.admit(memberKey{1, "q"}, time.Now(), time.Now()); !errors.Is(err, presence.ErrUnavailable) {
 			t.Errorf("one more: %v", err)
 		}
+
 		if err := o.admit(memberKey{1, "p"}, time.Now(), time.Now()); err != nil {
 			t.Errorf("one that is known: %v", err)
 		}
+
 		time.Sleep(presence.HoldTimeout)
 		again := time.Now()
+
 		if err := o.admit(memberKey{2, "p"}, again, again); err != nil {
 			t.Errorf("one that is renewed: %v", err)
 		}
+
 		time.Sleep(time.Millisecond)
+
 		err := o.admit(memberKey{1, "q"}, time.Now(), time.Now())
 		if err != nil || o.calls.Len() != 2 || len(o.newest) != 2 {
 			t.Errorf("later: %v, %d and %d are remembered", err, o.calls.Len(), len(o.newest))
 		}
+
 		err = o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now())
 		if !errors.Is(err, presence.ErrOvertaken) {
 			t.Errorf("a call from before the renewal: %v", err)
@@ -97,16 +110,21 @@ func BenchmarkHoldOrderAtItsBound(b *testing.B) {
 func TestALateHeartbeatKeepsNobodyLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
+
 		for age := time.Second; age < timeout; age += time.Second {
 			time.Sleep(time.Second)
+
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, Alive: []presence.User{1}, Age: age})
 			r.want("p", 1)
 		}
 		r.deliver(&heartbeat.Beat{
-			Source: gw("a"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(4, "p")}, Age: timeout - time.Second,
+			Source: gw("a"), Partition: 1, Stream: 1, First: 2,
+			Ops: []heartbeat.Op{join(4, "p")}, Age: timeout - time.Second,
 		})
 		r.want("p", 2)
+
 		time.Sleep(time.Second + wheelTick)
 		r.want("p", 0)
 	})

@@ -33,6 +33,7 @@ func newSeenStore(most int) *seenStore {
 func (s *seenStore) LastSeen(ctx context.Context, users []presence.User) ([]time.Time, error) {
 	if s.unreadable {
 		<-ctx.Done() // as a store that does not answer
+
 		return nil, presence.ErrUnavailable
 	}
 	return s.Store.(*presencemem.Store).LastSeen(ctx, users)
@@ -49,6 +50,7 @@ func startSeen(t *testing.T, name string, s *seenStore) (*rig, func()) {
 func (r *rig) wantSeen(u presence.User, want time.Time) {
 	r.t.Helper()
 	synctest.Wait()
+
 	states, err := r.node.Users(r.t.Context(), []presence.User{u})
 	if err != nil || states[0].Pages != 0 || !states[0].LastSeen.Truncate(time.Second).Equal(want) {
 		r.t.Fatalf("Users(%d) = %+v, %v; want one who is absent since %s", u, states, err, want)
@@ -58,6 +60,7 @@ func (r *rig) wantSeen(u presence.User, want time.Time) {
 func (r *rig) wantPresent(u presence.User) {
 	r.t.Helper()
 	synctest.Wait()
+
 	states, err := r.node.Users(r.t.Context(), []presence.User{u})
 	if err != nil || states[0].Since.IsZero() || !states[0].LastSeen.IsZero() {
 		r.t.Fatalf("Users(%d) = %+v, %v; want one who is present", u, states, err)
@@ -69,20 +72,26 @@ func TestLastSeen(t *testing.T) {
 		r, _ := startSeen(t, "n", newSeenStore(0))
 		a := gw("a")
 		r.wantSeen(1, time.Time{})
+
 		r.op(a, join(1, "p"))
 		r.op(a, join(1, "q"))
 		r.op(a, leave(1, "q", 0))
 		r.wantPresent(1)
+
 		r.op(a, leave(1, "p", 2*time.Second))
+
 		time.Sleep(time.Second)
 		r.op(a, join(1, "p")) // a reload
 		r.wantPresent(1)
+
 		r.op(a, leave(1, "p", 2*time.Second))
 		left := time.Now().Add(2 * time.Second)
 		time.Sleep(3 * time.Second)
 		r.wantSeen(1, left)
+
 		time.Sleep(time.Minute)
 		r.wantSeen(1, left)
+
 		r.op(a, join(1, "p"))
 		r.wantPresent(1)
 
@@ -94,34 +103,42 @@ func TestLastSeen(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.wantPresent(4)
+
 		if err := r.node.Hold(t.Context(), asked(4, "p", false)); err != nil {
 			t.Fatal(err)
 		}
 		r.wantSeen(4, time.Now())
+
 		time.Sleep(2 * time.Hour)
 		r.wantSeen(1, time.Time{})
 	})
 }
 
-// The next owner of a partition knows when users departed from the one before, and users who do not return to it depart.
+// The next owner of a partition knows when users departed from the one before, and users who do not return to it
+// depart.
 func TestLastSeenMovesWithThePartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSeenStore(0)
 		r, stop := startSeen(t, "n", store)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(4, "p"))
+
 		store.slow = time.Second
 		r.op(gw("a"), leave(1, "p", 0))
 		left := time.Now()
 		r.wantSeen(1, left) // while it is being written
 		time.Sleep(time.Second)
+
 		stop()
 		time.Sleep(time.Second)
 		next, _ := startSeen(t, "m", store)
 		next.wantSeen(1, left)
 		next.wantPresent(4)
+
 		time.Sleep(2 * timeout)
 		next.wantSeen(1, left)
+
 		states, err := next.node.Users(t.Context(), []presence.User{4})
 		if at := states[0].LastSeen; err != nil || at.Before(left) || at.After(left.Add(time.Second+timeout)) {
 			t.Errorf("%+v, %v; who did not return was last here in the trial", states, err)
@@ -137,31 +154,39 @@ func TestLastSeenWhileTheStoreIsAway(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newSeenStore(0)
 				r, stop := startSeen(t, "n", store)
+
 				for _, u := range []presence.User{1, 4, 7} {
 					r.op(gw("a"), join(u, "p"))
 				}
 				r.op(gw("a"), leave(1, "p", 0))
 				first := time.Now()
+
 				store.set(func() { store.away = true })
 				store.unreadable = true
 				time.Sleep(2 * time.Second)
+
 				r.alive(gw("a"), 4, 7)
 				r.op(gw("a"), leave(4, "p", 0))
 				left := time.Now()
 				r.wantSeen(4, left)
+
 				r.wantPresent(7)
 				r.wantSeen(1, time.Time{})
+
 				time.Sleep(2 * time.Second)
 				r.wantSeen(4, left)
 				r.alive(gw("a"), 7)
+
 				store.set(func() { store.away = false })
 				store.unreadable = false
 				if lost {
 					store.set(func() { store.generation++ })
 				}
+
 				r.wantSeen(4, left)
 				time.Sleep(4 * time.Second)
 				stop()
+
 				next, _ := startSeen(t, "m", store)
 				next.wantSeen(1, first)
 				next.wantSeen(4, left)
@@ -173,6 +198,7 @@ func TestLastSeenWhileTheStoreIsAway(t *testing.T) {
 func TestLastSeenIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startSeen(t, "n", newSeenStore(2))
+
 		left := map[presence.User]time.Time{}
 		for _, u := range []presence.User{1, 2, 3, 1} {
 			r.op(gw("a"), join(u, "p"))
@@ -180,6 +206,7 @@ func TestLastSeenIsBounded(t *testing.T) {
 			left[u] = time.Now()
 			time.Sleep(time.Second)
 		}
+
 		r.wantSeen(1, left[1])
 		r.wantSeen(2, time.Time{})
 		r.wantSeen(3, left[3])
@@ -191,8 +218,10 @@ func TestLastSeenIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSeenStore(0)
 		r, _ := start(t, "n", store)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), leave(1, "p", 0))
+
 		r.wantSeen(1, time.Time{})
 		if times, _ := store.LastSeen(t.Context(), []presence.User{1}); !times[0].IsZero() {
 			t.Errorf("%v was written", times)
@@ -215,12 +244,15 @@ func (d *departures) Departed(u presence.User) {
 func (d *departures) want(t *testing.T, users ...presence.User) {
 	t.Helper()
 	synctest.Wait()
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	slices.Sort(d.users)
 	if !slices.Equal(d.users, users) {
 		t.Fatalf("%v departed, want %v", d.users, users)
 	}
+
 	d.users = nil
 }
 
@@ -228,35 +260,48 @@ func (d *departures) want(t *testing.T, users ...presence.User) {
 // departs because an owner ends.
 func TestDepartures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, d := newSeenStore(0), &departures{}
+		store := newSeenStore(0)
+		d := &departures{}
+
 		open := func(name string) (*rig, func()) {
 			return startBeside(t, name, store, nil, func(n *Node) { n.cfg.Departures = d })
 		}
+
 		r, stop := open("n")
 		a, b := gw("a"), gw("b")
+
 		r.op(a, join(1, "p"))
 		r.op(a, join(1, "q"))
 		r.op(b, join(1, "p"))
 		r.op(a, join(4, "p"))
+
 		r.op(a, leave(1, "p", 0))
 		r.op(a, leave(1, "q", 0))
 		d.want(t)
+
 		r.op(b, leave(1, "p", 2*time.Second))
 		time.Sleep(time.Second)
 		r.op(b, join(1, "p")) // a reload
 		time.Sleep(2 * time.Second)
+
 		d.want(t)
+
 		r.op(b, leave(1, "p", 0))
 		d.want(t, 1)
+
 		if err := r.node.Hold(t.Context(), asked(7, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		stop()
 		d.want(t)
+
 		next, _ := open("m")
 		next.op(b, join(1, "p"))
+
 		time.Sleep(2 * timeout)
 		d.want(t, 1, 4) // their gateways are silent
+
 		time.Sleep(4 * timeout)
 		d.want(t, 7)
 	})

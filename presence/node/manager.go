@@ -41,10 +41,12 @@ type fence struct{ at, until time.Time }
 // usually the other node claimed the partition late, before it knew of this node.
 func (m *manager) fence(id int) {
 	now := time.Now()
+
 	pause := fencedPause / 5
 	if now.Sub(m.fenced[id].at) < 5*fencedPause {
 		pause = fencedPause
 	}
+
 	m.fenced[id] = fence{at: now, until: now.Add(pause)}
 }
 
@@ -66,47 +68,63 @@ func (m *manager) release(id int) {
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	m.retryIn = 0
+
 	if n.clock.behind() > takeoverPossible {
 		return nil // the clock is about to notice the suspension, and then alerts the manager
 	}
-	if n.wasSuspended.Swap(false) {
+
+	suspended := n.wasSuspended.Swap(false)
+	if suspended {
 		// Another node may have owned the partitions meanwhile; actors that claimed again with
 		// their old users would overwrite the newer node's changes.
 		for id := range m.owned {
 			m.release(id)
 		}
 	}
+
 	wanted := make(map[int]bool, len(m.want))
 	for _, id := range m.want {
 		wanted[id] = true
 	}
+
 	taken := 0 // wanted partitions that another node has claimed
 	for id, o := range m.owned {
 		fenced := n.actors[id].Load() != o.p
 		if fenced {
 			m.fence(id)
 		}
+
 		if fenced && wanted[id] {
 			taken++
 		}
+
 		if fenced || !wanted[id] {
 			m.release(id)
 		}
 	}
+
 	if taken > 0 {
-		n.cfg.Log.Warn().Int("partitions", taken).Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
+		n.cfg.Log.Warn().Int("partitions", taken).
+			Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
 	}
+
+	// A node that owns nothing leaves the store alone.
 	if len(m.want) == 0 {
 		return nil
 	}
+
 	generation, err := n.store.Generation(ctx)
 	if err != nil {
 		return fmt.Errorf("node: store generation: %w", err)
 	}
+
+	// First what is served already: its changes wait for the claim.
 	err = m.reclaim(ctx, generation)
+
 	if len(n.want) > 0 || n.handingOver.Load() {
 		return err // the set is outdated: it must take nothing from other nodes
 	}
+
 	missing := m.startMissing(ctx) // a partition that cannot be claimed again holds up no other
 	return cmp.Or(err, missing)
 }
@@ -123,23 +141,30 @@ func (m *manager) inGroups(ctx context.Context, ids []int, do func(group []int) 
 	for failures := 0; len(groups) > 0 && failures <= claimGroup; {
 		group := groups[0]
 		groups = groups[1:]
+
 		goOn, err := do(group)
 		if !goOn {
 			return nil
 		}
+
 		if err == nil {
 			failures = 0
 			continue
 		}
+
 		failures++ // in a row
 		first = cmp.Or(first, err)
-		if _, err := m.n.store.Generation(ctx); err != nil {
-			return first
+
+		_, err = m.n.store.Generation(ctx)
+		if err != nil {
+			return first // the store itself is away
 		}
+
 		if len(group) > 1 {
 			groups = slices.Concat(slices.Collect(slices.Chunk(group, 1)), groups)
 		}
 	}
+
 	return first
 }
 
@@ -152,10 +177,14 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 			ids = append(ids, id)
 		}
 	}
+
 	if len(ids) == 0 {
 		return nil
 	}
-	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all presence data again")
+
+	m.n.cfg.Log.Info().Int("partitions", len(ids)).
+		Msg("the store was restarted, replaced or emptied; writing all presence data again")
+
 	return m.inGroups(ctx, ids, func(group []int) (bool, error) { return true, m.reclaimGroup(ctx, group) })
 }
 
@@ -164,11 +193,13 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
 	}
+
 	claims = slices.DeleteFunc(claims, func(c presence.Claim) bool {
 		if c.Epoch == 0 { // another node claimed the partition while this one was cut off
 			m.n.actors[c.Partition].Store(nil)
 			wake.Signal(m.n.trouble)
 		}
+
 		return c.Epoch == 0
 	})
 	// Usually the store is empty. A store restored from an old copy has pages that the
@@ -177,16 +208,20 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
 	}
+
 	for i, c := range claims {
 		p := m.owned[c.Partition].p
+
 		m.unverified[c.Partition] = true
 		p.out.expect(c)
+
 		select {
 		case p.mail <- &reclaimed{c, snaps[i]}:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+
 	return nil
 }
 
@@ -200,23 +235,29 @@ func (m *manager) startMissing(ctx context.Context) error {
 		if m.owned[id] != nil {
 			continue
 		}
+
 		if left := time.Until(m.fenced[id].until); left > 0 {
 			m.retryIn = max(m.retryIn, left)
 		} else {
 			ids = append(ids, id)
 		}
 	}
-	start, had := time.Now(), len(m.owned)
+
+	start := time.Now()
+	had := len(m.owned)
 	return m.inGroups(ctx, ids, func(group []int) (goOn bool, err error) {
 		if len(m.n.want) > 0 || m.n.handingOver.Load() {
 			return false, nil
 		}
+
+		// Run must not miss a loss of data for long, so the rest waits for its next call.
 		if len(m.owned) > had && time.Since(start) > generationPoll {
 			m.n.cfg.Log.Info().Int("partitions", len(m.owned)).Int("of", len(m.want)).Int64("users", m.n.users.Load()).
 				Msg("partitions are being taken over")
 			m.retryIn = time.Millisecond
 			return false, nil
 		}
+
 		return true, m.startGroup(ctx, group)
 	})
 }
@@ -226,19 +267,26 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
 	}
+
+	// After the claims: what the last owner writes until then is in the snapshots, and later it is fenced.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions: %w", len(ids), err)
 	}
+
 	for i, c := range claims {
 		p := newPartition(m.n, c)
 		p.adopt(snaps[i])
+
 		actx, stop := context.WithCancel(ctx)
-		m.owned[c.Partition], m.unverified[c.Partition] = &ownership{p, stop}, true
+		m.owned[c.Partition] = &ownership{p, stop}
+		m.unverified[c.Partition] = true
+
 		m.n.actors[c.Partition].Store(p)
 		m.n.claimed.Add(1)
 		m.wg.Go(func() { p.run(actx) })
 	}
+
 	return nil
 }
 
@@ -250,20 +298,25 @@ func (m *manager) checkComplete(ctx context.Context) error {
 		if len(ids) == 0 {
 			return nil, nil
 		}
+
 		list, err := m.n.store.Incomplete(ctx, ids, everywhere)
 		if err != nil {
 			return nil, fmt.Errorf("node: look for partitions that are not complete: %w", err)
 		}
+
 		missing = make(map[int]bool, len(list))
 		for _, id := range list {
 			missing[id] = true
+
 			select {
 			case m.owned[id].p.mail <- &incomplete{}:
 			default: // the mailbox is full: the next check finds the partition again
 			}
 		}
+
 		return missing, nil
 	}
+
 	var fresh, known []int
 	for id := range m.owned {
 		if m.unverified[id] {
@@ -272,15 +325,18 @@ func (m *manager) checkComplete(ctx context.Context) error {
 			known = append(known, id)
 		}
 	}
+
 	missing, err := ask(fresh, true)
 	if err != nil {
 		return err
 	}
+
 	for id := range m.unverified {
 		if m.owned[id] == nil || !missing[id] {
 			delete(m.unverified, id)
 		}
 	}
+
 	_, err = ask(known, false)
 	return err
 }

@@ -93,6 +93,7 @@ type Node struct {
 // rather than count wrongly later.
 func New(store presence.Partitions, cfg Config) (*Node, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
+
 	switch {
 	case cfg.Name == "":
 		return nil, fmt.Errorf("node: %w: no name", ErrConfig)
@@ -103,6 +104,7 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 	case cfg.Reply == nil:
 		return nil, fmt.Errorf("node: %w: no Reply", ErrConfig)
 	}
+
 	n := &Node{
 		cfg:     cfg,
 		store:   store,
@@ -112,10 +114,12 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 		trouble: make(chan struct{}, 1),
 		batches: newBatches(),
 	}
+
 	n.clock.last.Store(&clockReading{real: time.Now()})
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(n.collectors()...)
 	}
+
 	return n, nil
 }
 
@@ -155,10 +159,13 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 	if b.Partition < 0 || b.Partition >= len(n.actors) {
 		return false
 	}
+
 	p := n.actors[b.Partition].Load()
 	if p == nil {
 		return false
 	}
+
+	// The reader of the socket calls this, so one busy partition must not hold up the others.
 	select {
 	case p.mail <- b:
 		return true
@@ -178,10 +185,14 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 	if p == nil {
 		return presence.ErrNotOwner
 	}
+
+	// Both cases of the select below may be ready, and select chooses at random.
 	if err := expired(ctx); err != nil {
 		return err
 	}
+
 	done := make(chan error, 1)
+
 	select {
 	case p.mail <- &holdCall{call, ctx, done}:
 	case <-p.ended:
@@ -189,6 +200,7 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+
 	select {
 	case err := <-done:
 		return err
@@ -204,18 +216,25 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+
 	wg.Go(func() { n.write(ctx) })
-	n.clock.last.Store(&clockReading{real: time.Now(), at: n.clock.now()}) // the time since New was startup, not a suspension
+
+	// The time since New was startup, not a suspension.
+	n.clock.last.Store(&clockReading{real: time.Now(), at: n.clock.now()})
 	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
+
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
+
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	defer retry.Stop()
+
 	for failed := 0; ; {
 		due := false
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -225,14 +244,19 @@ func (n *Node) Run(ctx context.Context) error {
 			due = true
 		case <-retry.C:
 		}
+
 		err := m.reconcile(ctx)
 		if err == nil && due {
 			err = m.checkComplete(ctx)
 		}
+
 		if err != nil && ctx.Err() == nil {
 			failed++
 			pause := outage.Pause(failed)
-			n.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or checked")
+			level := outage.Level(errors.Is(err, presence.ErrUnavailable))
+			n.cfg.Log.WithLevel(level).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).
+				Msg("partitions could not be claimed or checked")
+
 			retry.Reset(pause)
 		} else {
 			failed = 0
@@ -253,7 +277,10 @@ func (n *Node) suspended(d time.Duration) {
 		n.wasSuspended.Store(true)
 		wake.Signal(n.trouble)
 	}
-	if n.suspensions.Add(1) == 1 {
-		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended; session deadlines move by that time")
+
+	first := n.suspensions.Add(1) == 1
+	if first {
+		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).
+			Msg("the process was suspended; session deadlines move by that time")
 	}
 }

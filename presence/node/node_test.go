@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -56,9 +57,12 @@ func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
 }
 
 // startBeside is start beside gateways that live; before is done first.
-func startBeside(t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node)) (*rig, func()) {
+func startBeside(
+	t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node),
+) (*rig, func()) {
 	t.Helper()
 	r := &rig{t: t, store: store, replies: map[string][]heartbeat.Reply{}, streams: map[streamKey]uint64{}}
+
 	n, err := New(store, Config{
 		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
 		Reply: replies(func(gw string, a *heartbeat.Reply) {
@@ -70,12 +74,15 @@ func startBeside(t testing.TB, name string, store presence.Store, gateways []hea
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	r.node = n
 	n.Gateways(gateways)
 	for _, do := range before {
 		do(n)
 	}
+
 	n.Own([]int{0, 1, 2})
+
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -84,6 +91,7 @@ func startBeside(t testing.TB, name string, store presence.Store, gateways []hea
 	}()
 	stop := sync.OnceFunc(func() { cancel(); <-done })
 	t.Cleanup(stop)
+
 	synctest.Wait()
 	return r, stop
 }
@@ -103,13 +111,18 @@ func (r *rig) op(src heartbeat.Source, op heartbeat.Op) {
 	r.t.Helper()
 	key := streamKey{src, op.User.Partition(testPartitions)}
 	r.streams[key]++
-	r.deliver(&heartbeat.Beat{Source: src, Partition: key.partition, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{op}})
+
+	r.deliver(&heartbeat.Beat{
+		Source: src, Partition: key.partition, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{op},
+	})
 }
 
 func (r *rig) alive(src heartbeat.Source, users ...presence.User) {
 	r.t.Helper()
 	for _, u := range users {
-		r.deliver(&heartbeat.Beat{Source: src, Partition: u.Partition(testPartitions), Stream: 1, Alive: []presence.User{u}})
+		r.deliver(&heartbeat.Beat{
+			Source: src, Partition: u.Partition(testPartitions), Stream: 1, Alive: []presence.User{u},
+		})
 	}
 }
 
@@ -118,16 +131,20 @@ func (r *rig) deliver(b *heartbeat.Beat) {
 	if !r.node.Deliver(b) {
 		r.t.Fatalf("beat for partition %d was not taken", b.Partition)
 	}
+
 	synctest.Wait()
 }
 
 func (r *rig) last(name string) heartbeat.Reply {
 	r.t.Helper()
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if len(r.replies[name]) == 0 {
 		r.t.Fatalf("%s got no reply", name)
 	}
+
 	return r.replies[name][len(r.replies[name])-1]
 }
 
@@ -140,10 +157,12 @@ func (r *rig) count(name string) int {
 
 func (r *rig) want(page string, users int64) {
 	r.t.Helper()
+
 	counts, err := r.store.Counts(r.t.Context(), []string{page})
 	if err != nil {
 		r.t.Fatal(err)
 	}
+
 	if counts[0].Users != users {
 		r.t.Fatalf("count of %q = %d, want %d", page, counts[0].Users, users)
 	}
@@ -173,14 +192,20 @@ func TestNewRefusesSettingsThatCannotWork(t *testing.T) {
 func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
+
 		a := r.last("a")
-		if a.Acked != 1 || len(a.Counts) != 2 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 ||
-			a.Counts[1].Page != presence.AllPages || a.Counts[1].Users != 1 {
+		counted := map[string]int64{}
+		for _, c := range a.Counts {
+			counted[c.Page] = c.Users
+		}
+		if a.Acked != 1 || !maps.Equal(counted, map[string]int64{"p": 1, presence.AllPages: 1}) {
 			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1, also of the site", a)
 		}
 		r.want("p", 1)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("a"), join(4, "q")) // the same partition
 		if a := r.last("a"); a.Acked != 2 {
 			t.Fatalf("reply %+v, want op 2 acknowledged", a)
@@ -194,25 +219,31 @@ func TestTotalsOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		r, stop := start(t, "n", store)
+
 		shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 		all := shop.Qualify(presence.AllPages)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(4, shop.Qualify("p"))) // the same partition
 		r.op(gw("a"), join(4, shop.Qualify("q")))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
 		r.op(gw("a"), join(10, blog.Qualify("p")))
+
 		r.want(presence.AllPages, 1)
 		r.want(all, 2)
 		r.want(blog.Qualify(presence.AllPages), 1)
 		r.want("p", 1)
 		r.want(shop.Qualify("p"), 1)
 		r.want(shop.Qualify("q"), 2)
+
 		r.op(gw("a"), leave(10, blog.Qualify("p"), 0))
 		r.want(blog.Qualify(presence.AllPages), 0)
+
 		stop()
 		r, _ = start(t, "m", store)
 		r.want(all, 2)
 		r.want(presence.AllPages, 1)
+
 		// The gateway has lost 4 meanwhile; it reports the others.
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(7, shop.Qualify("q")))
@@ -220,9 +251,11 @@ func TestTotalsOfSites(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 1, 7)
 		}
+
 		r.want(all, 1)
 		r.want(shop.Qualify("p"), 0)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("a"), leave(7, shop.Qualify("q"), 0))
 		r.want(all, 0)
 		r.want(presence.AllPages, 1)
@@ -232,27 +265,33 @@ func TestTotalsOfSites(t *testing.T) {
 func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		beat := func(stream, first uint64, ops ...heartbeat.Op) {
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: stream, First: first, Ops: ops})
 		}
+
 		beat(1, 2, join(1, "later"))
 		if a := r.last("a"); !a.Reset {
 			t.Fatalf("a stream that does not begin at 1: %+v, want Reset", a)
 		}
+
 		beat(2, 1, join(1, "p"))
 		beat(2, 3, leave(1, "p", 0)) // 2 is missing
 		r.want("p", 1)
+
 		beat(2, 1, join(1, "p"), join(1, "q"), leave(1, "p", 0))
 		r.want("p", 0)
 		r.want("q", 1)
 		if a := r.last("a"); a.Acked != 3 {
 			t.Fatalf("reply %+v, want 3 acknowledged", a)
 		}
+
 		beat(2, 1, join(1, "p"), join(1, "q")) // late copies
 		r.want("p", 0)
 		if a := r.last("a"); a.Acked != 3 || len(a.Counts) == 0 {
 			t.Fatalf("reply to a late copy %+v, want 3 acknowledged again, with counts", a)
 		}
+
 		beat(1, 1, join(1, "p")) // of an older stream
 		r.want("p", 0)
 	})
@@ -263,16 +302,20 @@ func TestSilentUsersEnd(t *testing.T) {
 		r, _ := start(t, "n", newStore())
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(2, "p"))
+
 		for range 5 {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 1)
 		}
+
 		r.want("p", 1)
 		time.Sleep(timeout - 10*time.Millisecond)
 		r.want("p", 1)
+
 		time.Sleep(wheelTick + 20*time.Millisecond)
 		r.want("p", 0)
 		r.want(presence.AllPages, 0)
+
 		r.alive(gw("a"), 1)
 		if a := r.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want user 1 unknown", a)
@@ -280,23 +323,29 @@ func TestSilentUsersEnd(t *testing.T) {
 	})
 }
 
-// TestAJoinThatIsRepeatedIsASignOfLife: the store is away, so a gateway repeats a join, and all heartbeats are lost. The
-// user stays as long as the repetitions come, but no longer, and a late copy does not outlast a leave.
+// TestAJoinThatIsRepeatedIsASignOfLife: the store is away, so a gateway repeats a join, and all heartbeats are lost.
+// The user stays as long as the repetitions come, but no longer, and a late copy does not outlast a leave.
 func TestAJoinThatIsRepeatedIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
 		r, _ := start(t, "n", s)
+
 		repeat := func(age time.Duration) {
 			joins := []heartbeat.Op{join(1, "p"), join(4, "p")}
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 1, Ops: joins, Age: age})
 		}
+
 		s.set(func() { s.away = true })
 		repeat(0)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 3, Ops: []heartbeat.Op{leave(4, "p", 0)}})
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: 1, Stream: 1, First: 3, Ops: []heartbeat.Op{leave(4, "p", 0)},
+		})
+
 		for range 20 {
 			time.Sleep(time.Second)
 			repeat(0)
 		}
+
 		s.set(func() { s.away = false })
 		time.Sleep(3 * time.Second)
 		r.want("p", 1)
@@ -339,17 +388,22 @@ func TestLeaves(t *testing.T) {
 func TestUserOnTwoGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("b"), join(1, "p"))
 		r.op(gw("b"), join(1, "q"))
+
 		r.want("p", 1)
 		r.want(presence.AllPages, 1)
+
 		r.op(gw("b"), leave(1, "p", 0))
 		r.want("p", 1)
+
 		for range 4 { // a has died
 			time.Sleep(2 * time.Second)
 			r.alive(gw("b"), 1)
 		}
+
 		r.want("p", 0)
 		r.want("q", 1)
 		r.want(presence.AllPages, 1)
@@ -359,10 +413,13 @@ func TestUserOnTwoGateways(t *testing.T) {
 func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), leave(1, "p", 2*time.Second))
+
 		r.op(gw("b"), join(1, "p"))
 		r.want("p", 1)
+
 		r.op(gw("b"), leave(1, "p", 0))
 		r.want("p", 0)
 	})
@@ -371,28 +428,35 @@ func TestReturnElsewhereEndsTheGrace(t *testing.T) {
 func TestHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		hold := func(page string, on bool) {
 			t.Helper()
 			if err := r.node.Hold(t.Context(), asked(1, page, on)); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		hold("p", true)
 		hold("p", true)
 		r.want("p", 1)
+
 		time.Sleep(2 * timeout)
 		hold("p", true)
 		time.Sleep(3*timeout - 20*time.Millisecond)
 		r.want("p", 1)
+
 		time.Sleep(wheelTick + 40*time.Millisecond)
 		r.want("p", 0)
 
 		hold("p", true)
 		r.op(gw("a"), join(1, "p"))
+
 		hold("p", false)
 		r.want("p", 1)
+
 		r.op(gw("a"), leave(1, "p", 0))
 		r.want("p", 0)
+
 		hold("p", false)
 		hold("never held", false)
 
@@ -400,6 +464,7 @@ func TestHolds(t *testing.T) {
 			hold(fmt.Sprint("p", i), true)
 		}
 		hold("p0", true)
+
 		if err := r.node.Hold(t.Context(), asked(1, "one more", true)); !errors.Is(err, presence.ErrTooMany) {
 			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
 		}
@@ -412,14 +477,17 @@ func TestHolds(t *testing.T) {
 func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
+
 		for range 50 { // there is room in the mailbox all the time
 			if err := r.node.Hold(ctx, asked(1, "p", true)); !errors.Is(err, context.Canceled) {
 				t.Fatalf("Hold = %v, want Canceled", err)
 			}
 		}
 		r.want("p", 0)
+
 		done := make(chan error, 1)
 		r.node.actors[1].Load().post(&holdCall{asked(1, "p", true), ctx, done})
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -434,34 +502,42 @@ func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		old, _ := start(t, "old", store)
+
 		old.op(gw("a"), join(1, "p"))
 		old.op(gw("a"), join(2, "p"))
 		if err := old.node.Hold(t.Context(), asked(3, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		next, _ := start(t, "next", store)
 		next.want("p", 3)
+
 		// The zombie finds out at its first write.
 		old.op(gw("a"), join(7, "p"))
 		if old.node.Owns(1) {
 			t.Fatal("the fenced node still owns the partition")
 		}
 		next.want("p", 3)
+
 		old.node.Own(nil) // it has learned of next
+
 		// A user that the gateway confirms stays; every other user stays for one full
 		// timeout.
 		next.alive(gw("a"), 1)
 		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want the joins of user 1 asked for", a)
 		}
+
 		next.op(gw("a"), join(1, "p"))
 		for range 5 {
 			time.Sleep(2 * time.Second)
 			next.alive(gw("a"), 1)
 		}
 		next.want("p", 2) // 1, and the hold of 3
+
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
+
 		time.Sleep(3 * timeout)
 		next.want("p", 0)
 	})
@@ -472,17 +548,23 @@ func TestTakeover(t *testing.T) {
 func TestNewStreamIsDoubted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
+
 		r.op(gw("a"), join(1, "left meanwhile"))
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("b"), join(1, "q"))
+
 		partition := presence.User(1).Partition(testPartitions)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 3, First: 1, Ops: []heartbeat.Op{join(1, "p")}})
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: partition, Stream: 3, First: 1, Ops: []heartbeat.Op{join(1, "p")},
+		})
 		r.want("left meanwhile", 1)
+
 		for range 5 {
 			time.Sleep(time.Second)
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Alive: []presence.User{1}})
 			r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: partition, Alive: []presence.User{1}})
 		}
+
 		r.want("left meanwhile", 0)
 		r.want("p", 1)
 		r.want("q", 1)
@@ -495,18 +577,22 @@ func TestNewStreamIsDoubted(t *testing.T) {
 func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		old, stop := start(t, "old", store)
 		old.op(gw("a"), join(1, "p"))
 		old.op(gw("b"), join(1, "p"))
 		stop()
+
 		next, _ := start(t, "next", store)
 		next.op(gw("a"), join(1, "p"))
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
+
 		time.Sleep(confirmTimeout * time.Millisecond / 2)
 		next.op(gw("b"), join(1, "p"))
 		time.Sleep(confirmTimeout * time.Millisecond)
 		next.want("p", 1)
+
 		next.op(gw("b"), leave(1, "p", 0))
 		next.want("p", 0)
 	})
@@ -517,13 +603,16 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 func TestEndOfAHoldAfterATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		r, stop := start(t, "old", store)
+
 		hold := func(u presence.User, on bool) {
 			t.Helper()
 			if err := r.node.Hold(t.Context(), asked(u, "p", on)); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		hold(1, true)
 		hold(2, true)
 		r.op(gw("a"), join(2, "p"))
@@ -533,27 +622,33 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 		r.op(gw("a"), join(4, "p"))
 		r.op(gw("a"), leave(4, "p", 0))
 		hold(5, true) // is not ended
+
 		stop()
 		time.Sleep(time.Second)
 		r, stop = start(t, "next", store)
 		r.want("p", 5)
+
 		for u := range presence.User(4) {
 			hold(u+1, false)
 		}
 		r.want("p", 3) // 2 and 3 may be connected still, and 5
+
 		stop()
 		r, _ = start(t, "last", store)
+
 		r.op(gw("a"), join(2, "p"))
 		for range 5 {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
 		}
 		r.want("p", 2) // no gateway has confirmed 3
+
 		for range 14 {
 			time.Sleep(time.Second)
 			r.alive(gw("a"), 2)
 		}
 		r.want("p", 2)
+
 		time.Sleep(time.Second + wheelTick + 20*time.Millisecond)
 		r.want("p", 1)
 	})
@@ -563,11 +658,14 @@ func TestEndOfAHoldAfterATakeover(t *testing.T) {
 func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		owner, _ := start(t, "owner", store)
+
 		if err := owner.node.Hold(t.Context(), asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		if err := zombie.node.Hold(t.Context(), asked(1, "p", false)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("the zombie's answer = %v, want presence.ErrNotOwner", err)
 		}
@@ -580,6 +678,7 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		zombie.op(gw("a"), join(1, "p"))
 		zombie.op(gw("b"), join(1, "p"))
@@ -601,13 +700,16 @@ func TestAJoinThatChangesNothingNeedsTheOwner(t *testing.T) {
 func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
+
 		zombie, _ := start(t, "zombie", store)
 		start(t, "owner", store)
+
 		zombie.node.Own([]int{1}) // it claims nothing anew: it has 1
 		synctest.Wait()
 		if !zombie.node.Owns(1) {
 			t.Fatal("the zombie knows already")
 		}
+
 		zombie.node.Check(0, 1)
 		synctest.Wait()
 		if zombie.node.Owns(1) {
@@ -624,15 +726,23 @@ func TestANodeThatWasCutOffTakesNothingBack(t *testing.T) {
 		store := newStore()
 		s := &shaky{Store: store}
 		first, _ := start(t, "first", s)
+
 		if err := first.node.Hold(t.Context(), asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		s.set(func() { s.away = true })
+
 		next, _ := start(t, "next", &shaky{Store: store, generation: 1})
 		if err := next.node.Hold(t.Context(), asked(1, "p", false)); err != nil {
 			t.Fatal(err)
 		}
-		s.set(func() { s.away, s.generation = false, 1 })
+
+		s.set(func() {
+			s.away = false
+			s.generation = 1
+		})
+
 		for range 10 {
 			next.want("p", 0)
 			time.Sleep(generationPoll / 2)
@@ -645,27 +755,39 @@ func TestANodeThatWasCutOffTakesNothingBack(t *testing.T) {
 func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
+
 		first, _ := start(t, "first", s)
+
 		first.op(gw("a"), join(1, "p"))
 		s.set(func() { s.away = true }) // first does not see what happens
+
 		emptied := &shaky{Store: newStore(), generation: 1}
 		_, stop := start(t, "before", emptied) // epochs keep growing in a store that was emptied
 		stop()
+
 		between, stop := start(t, "between", emptied)
 		between.op(gw("b"), join(4, "p")) // of the same partition
 		between.want("p", 1)
 		stop()
-		s.set(func() { s.Store, s.away, s.generation = emptied.Store, false, 1 })
+
+		s.set(func() {
+			s.Store = emptied.Store
+			s.away = false
+			s.generation = 1
+		})
 		time.Sleep(generationPoll + 2100*time.Millisecond)
 		first.want("p", 1)
+
 		clear(first.streams) // it knows none
 		first.op(gw("a"), join(1, "p"))
 		first.op(gw("b"), join(4, "p"))
+
 		for range 5 {
 			time.Sleep(2 * time.Second)
 			first.alive(gw("a"), 1)
 			first.alive(gw("b"), 4)
 		}
+
 		first.want("p", 2)
 	})
 }
@@ -684,32 +806,47 @@ func (r *rig) wantStale(want bool) {
 func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a"), gw("b")})
+
 		told := func(src heartbeat.Source, partition int, ops ...heartbeat.Op) {
-			r.deliver(&heartbeat.Beat{Source: src, Partition: partition, Stream: 1, First: 1, Ops: ops, Whole: uint64(len(ops)) + 1})
+			r.deliver(&heartbeat.Beat{
+				Source: src, Partition: partition, Stream: 1, First: 1, Ops: ops, Whole: uint64(len(ops)) + 1,
+			})
 		}
+
 		if a := r.last("a"); !a.Ask {
 			t.Fatalf("gateway a got %+v; want it asked", a)
 		}
+
 		told(gw("a"), 1, join(1, "p"), join(4, "p"))
 		told(gw("a"), 0)
 		told(gw("a"), 2)
 		told(gw("b"), 0)
 		told(gw("b"), 2)
+
 		r.want("p", 2)
 		r.wantStale(true)
+
 		before := r.count("b")
 		time.Sleep(askInterval * 3 * time.Millisecond)
 		if got := r.count("b"); got < before+2 {
 			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
 		}
-		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(7, "p")}, Whole: 3})
+
+		r.deliver(&heartbeat.Beat{
+			Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(7, "p")}, Whole: 3,
+		})
 		r.wantStale(true) // only a part of the gateway's users
-		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(10, "p")}, Whole: 3})
+		r.deliver(&heartbeat.Beat{
+			Source: gw("b"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(10, "p")}, Whole: 3,
+		})
+
 		r.wantStale(false)
 		r.want("p", 4)
-		if before = r.count("b"); before == 0 {
+		before = r.count("b")
+		if before == 0 {
 			t.Fatal("nobody was answered")
 		}
+
 		time.Sleep(3 * askInterval * time.Millisecond)
 		if got := r.count("b"); got != before {
 			t.Fatalf("gateway b got %d more replies though it has told everything", got-before)
@@ -722,22 +859,31 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 func TestGracesOfAnEmptiedPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
+
 		for partition := range testPartitions {
 			b := &heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 1, First: 1, Whole: 1}
 			if partition == 1 {
-				b.Ops = []heartbeat.Op{join(1, "q"), leave(1, "p", 2*time.Second), leave(4, "p", 2*time.Second), leave(7, "p", 0)}
+				b.Ops = []heartbeat.Op{
+					join(1, "q"), leave(1, "p", 2*time.Second), leave(4, "p", 2*time.Second), leave(7, "p", 0),
+				}
 				b.Whole = 5
 			}
 			r.deliver(b)
 		}
+
 		r.wantStale(false)
 		r.want("p", 2)
+
 		time.Sleep(time.Second)
 		r.op(gw("b"), join(4, "p"))
+
 		time.Sleep(2 * time.Second)
 		r.want("p", 1)
 		r.want("q", 1)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 5, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)}})
+
+		r.deliver(&heartbeat.Beat{
+			Source: gw("a"), Partition: 1, Stream: 1, First: 5, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)},
+		})
 		r.want("p", 1) // the owner knows everybody now
 	})
 }
@@ -746,8 +892,10 @@ func TestGracesOfAnEmptiedPartition(t *testing.T) {
 func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
+
 		time.Sleep(time.Minute)
 		r.wantStale(true)
+
 		r.node.Gateways(nil)
 		time.Sleep(askInterval*time.Millisecond + wheelTick)
 		r.wantStale(false)
@@ -759,19 +907,24 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		died := func(n *Node) {
-			n.Died(presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}, time.Now().Add(-time.Second))
+			gateway := presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}
+			n.Died(gateway, time.Now().Add(-time.Second))
 			n.Died(presence.Process{Name: "no gateway", Roles: []string{presence.RolePresence}}, time.Now())
 		}
+
 		r, _ := startBeside(t, "n", newStore(), nil, died)
 		time.Sleep(timeout - 2*time.Second - lastRenewal)
 		r.wantStale(true)
+
 		time.Sleep(time.Second + askInterval*time.Millisecond + wheelTick)
 		r.wantStale(false)
 	})
+
 	synctest.Test(t, func(t *testing.T) { // it was not dead
 		r, _ := startBeside(t, "n", newStore(), nil, func(n *Node) {
 			n.Died(presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}, time.Now())
 		})
+
 		r.node.Gateways([]heartbeat.Source{gw("a")})
 		for id := range testPartitions {
 			r.wantStale(true)
@@ -786,11 +939,13 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 // the owners does not count.
 func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	live := []heartbeat.Source{gw("a"), gw("b")}
+
 	renew := func(r *rig, d time.Duration) {
 		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(900 * time.Millisecond) {
 			r.node.Gateways(live)
 		}
 	}
+
 	begin := func(t *testing.T, log *strings.Builder) *rig {
 		r, _ := startBeside(t, "n", newStore(), live, func(n *Node) { n.cfg.Log = zerolog.New(log) })
 		for id := range testPartitions {
@@ -798,23 +953,30 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 		}
 		return r
 	}
+
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
 		r := begin(t, &log)
+
 		renew(r, timeout-time.Second)
 		r.wantStale(true)
+
 		renew(r, 3*time.Second)
 		r.wantStale(false)
+
 		if n := strings.Count(log.String(), `"gateway":"a"`); n != 1 || strings.Contains(log.String(), `"b"`) {
 			t.Errorf("the log names the gateway %d times: %s", n, log.String())
 		}
 	})
+
 	synctest.Test(t, func(t *testing.T) { // the gateway reports 30 users, one a second
 		var log strings.Builder
 		r := begin(t, &log)
+
 		for _, id := range []int{0, 2} {
 			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: id, Stream: 1, First: 1, Whole: 1})
 		}
+
 		var users []presence.User
 		for n := uint64(1); n <= 30; n++ {
 			users = append(users, presence.User(1+3*n))
@@ -825,18 +987,24 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 			r.wantStale(n < 30)
 			renew(r, time.Second)
 		}
+
 		if log.String() != "" {
 			t.Error(log.String())
 		}
 	})
+
 	synctest.Test(t, func(t *testing.T) { // the leases are not read for a long time
 		var log strings.Builder
 		r := begin(t, &log)
+
 		renew(r, timeout-time.Second)
+
 		time.Sleep(3 * timeout)
 		r.wantStale(true)
+
 		renew(r, timeout-time.Second)
 		r.wantStale(true)
+
 		if log.String() != "" {
 			t.Error(log.String())
 		}
@@ -850,23 +1018,32 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	for name, tc := range map[string]struct {
 		died bool
 		stay time.Duration
-	}{"after a handover": {false, timeout * 2 / 3}, "after a death": {true, timeout - deathDetection*time.Millisecond}} {
+	}{
+		"after a handover": {false, timeout * 2 / 3},
+		"after a death":    {true, timeout - deathDetection*time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newStore()
+
 				old, stop := start(t, "old", store)
 				old.op(gw("a"), join(1, "p"))
 				old.op(gw("b"), join(4, "p"))
 				stop()
+
 				r, _ := startBeside(t, "next", store, []heartbeat.Source{gw("b")}, func(n *Node) {
 					if tc.died {
 						n.Died(presence.Process{Name: "dead"}, time.Now())
 					}
 				})
 				r.wantStale(false) // the store has all of it
+
 				time.Sleep(time.Minute)
 				r.want("p", 2)
-				r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(4, "p")}, Whole: 2})
+
+				r.deliver(&heartbeat.Beat{
+					Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(4, "p")}, Whole: 2,
+				})
 				time.Sleep(askInterval*time.Millisecond + wheelTick)
 				r.want("p", 1)
 
@@ -875,9 +1052,12 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 						n.Died(presence.Process{Name: "dead"}, time.Now())
 					}
 				})
+
 				stopped.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 2, First: 1, Whole: 1})
+
 				time.Sleep(tc.stay - 50*time.Millisecond)
 				stopped.want("p", 1)
+
 				time.Sleep(50*time.Millisecond + 2*wheelTick)
 				stopped.want("p", 0)
 				stop2()
@@ -896,6 +1076,7 @@ type forgetful struct {
 func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	changes = slices.Clone(changes)
 	for i := range changes {
 		if changes[i].Complete && s.forgets > 0 {
@@ -903,6 +1084,7 @@ func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []pres
 			changes[i].Complete = false
 		}
 	}
+
 	return s.Store.Write(ctx, changes)
 }
 
@@ -911,7 +1093,9 @@ func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []pres
 func TestPartitionsThatAreNotCompleteAreDeclaredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", &forgetful{Store: newStore(), forgets: testPartitions + 1})
+
 		r.wantStale(true)
+
 		time.Sleep(2*generationPoll + 100*time.Millisecond)
 		r.wantStale(false)
 	})
@@ -950,10 +1134,12 @@ func (s *shaky) Claim(ctx context.Context, owner string, partitions []int, again
 	if away {
 		return nil, presence.ErrUnavailable
 	}
+
 	claims, err := store.Claim(ctx, owner, partitions, again)
 	for i := range claims {
 		claims[i].Generation = g
 	}
+
 	return claims, err
 }
 
@@ -970,8 +1156,10 @@ func (s *shaky) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 func (s *shaky) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	store, away, g := s.now()
 	outcomes := make([]presence.Outcome, len(changes))
+
 	var good []presence.Change
 	var at []int
+
 	for i, c := range changes {
 		switch {
 		case away:
@@ -979,12 +1167,15 @@ func (s *shaky) Write(ctx context.Context, changes []presence.Change) []presence
 		case c.Generation != g:
 			outcomes[i].Err = presence.ErrLost
 		default:
-			good, at = append(good, c), append(at, i)
+			good = append(good, c)
+			at = append(at, i)
 		}
 	}
+
 	for i, o := range store.Write(ctx, good) {
 		outcomes[at[i]] = o
 	}
+
 	return outcomes
 }
 
@@ -992,24 +1183,30 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
 		r, _ := start(t, "n", s)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(2, "p"))
+
 		s.set(func() { s.away = true })
 		before := r.count("a")
+
 		r.op(gw("a"), join(3, "p"))
 		r.op(gw("a"), leave(1, "p", 0))
 		for range 15 {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 2, 3)
 		}
+
 		if got := r.count("a"); got != before {
 			t.Fatalf("%d acknowledgements while the store was away: %+v", got-before, r.last("a"))
 		}
 		r.want("p", 2)
+
 		s.set(func() { s.away = false })
 		time.Sleep(3 * time.Second)
 		r.want("p", 2)
 		r.want(presence.AllPages, 2)
+
 		if got := r.count("a"); got == before {
 			t.Fatal("what was written late was never acknowledged")
 		}
@@ -1020,21 +1217,29 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		past := &shaky{Store: newStore(), generation: 1}
+
 		old, stop := start(t, "n", past)
 		old.op(gw("a"), join(1, "left since"))
 		shop := presence.SiteOf("shop")
 		old.op(gw("a"), join(2, shop.Qualify("left since")))
 		stop()
+
 		s := &shaky{Store: newStore()}
 		for range 3 { // later owners have higher epochs
 			_, stop := start(t, "n", s)
 			stop()
 		}
+
 		r, _ := start(t, "n", s)
 		r.op(gw("a"), join(1, "p"))
-		s.set(func() { s.Store, s.generation = past.Store, 1 })
+
+		s.set(func() {
+			s.Store = past.Store
+			s.generation = 1
+		})
 		r.want("left since", 1)
 		r.want(shop.Qualify(presence.AllPages), 1)
+
 		time.Sleep(generationPoll + 100*time.Millisecond)
 		r.want("left since", 0)
 		r.want("p", 1)
@@ -1049,16 +1254,23 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &shaky{Store: newStore()}
+
 				r, _ := start(t, "n", s)
 				r.op(gw("a"), join(1, "p"))
 				r.op(gw("a"), join(2, "p"))
 				r.op(gw("a"), join(2, "q"))
-				s.set(func() { s.Store, s.generation = newStore(), s.generation+1 })
+
+				s.set(func() {
+					s.Store = newStore()
+					s.generation++
+				})
 				r.want("p", 0)
+
 				if write {
 					r.op(gw("a"), join(3, "p"))
 					r.op(gw("a"), leave(2, "q", 0))
 				}
+
 				time.Sleep(generationPoll + 100*time.Millisecond)
 				if write {
 					r.want("p", 3)
@@ -1067,10 +1279,12 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 					r.want("p", 2)
 					r.want("q", 1)
 				}
+
 				counts, err := s.Counts(t.Context(), []string{"p"})
 				if err != nil || counts[0].Stale {
 					t.Fatalf("Counts = %+v, %v; want every partition complete again", counts, err)
 				}
+
 				next, _ := start(t, "next", s) // finds all members
 				if write {
 					next.want("p", 3)
@@ -1086,30 +1300,37 @@ func TestTimeStandsStillWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clock{}
 		c.last.Store(&clockReading{real: time.Now()})
+
 		time.Sleep(20 * time.Second) // nothing ticks, as when the process is stopped
 		if got := c.now(); got != clockStep {
 			t.Fatalf("after a suspension the clock shows %s, want %s", got, clockStep)
 		}
+
 		ctx, cancel := context.WithCancel(t.Context())
 		told := make(chan time.Duration, 10)
 		go c.run(ctx, nil, func(d time.Duration) { told <- d })
+
 		time.Sleep(10*clockTick + clockTick/2)
 		synctest.Wait()
 		if got := c.now(); got != clockStep+9*clockTick+clockTick/2 {
 			t.Fatalf("it then shows %s", got)
 		}
+
 		if d := <-told; d != 20*time.Second+clockTick-clockStep || len(told) != 0 {
 			t.Fatalf("told of %s", d)
 		}
+
 		c.stop()
 		time.Sleep(clockTick)
 		synctest.Wait()
+
 		stopped := c.now()
 		time.Sleep(20 * clockTick)
 		synctest.Wait()
 		if got := c.now(); got != stopped || c.behind() > clockTick || len(told) != 0 {
 			t.Fatalf("stopped, it goes on by %s, and is behind by %s", got-stopped, c.behind())
 		}
+
 		cancel()
 	})
 }
@@ -1118,6 +1339,7 @@ func TestTimeStandsStillWithTheProcess(t *testing.T) {
 func TestALongStartIsNoSuspension(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), nil, func(*Node) { time.Sleep(20 * time.Second) })
+
 		time.Sleep(time.Second)
 		if n := r.node.suspensions.Load(); n != 0 {
 			t.Errorf("%d suspensions", n)
@@ -1131,18 +1353,23 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		r, stop := start(t, "n", store)
+
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(4, "p"))
 		r.op(gw("a"), leave(1, "p", 2*time.Second))
+
 		time.Sleep(time.Second)
 		r.node.HandOver()
 		time.Sleep(timeout)
 		r.want("p", 2)
+
 		r.op(gw("a"), leave(4, "p", 0)) // this does not depend on time
 		r.want("p", 1)
+
 		stop()
 		next, _ := start(t, "next", store)
 		next.want("p", 1)
+
 		time.Sleep(timeout)
 		next.want("p", 0)
 	})
@@ -1160,16 +1387,21 @@ func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
 		t.Run(held.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newStore()
+
 				r, stop := start(t, "first", store)
 				r.op(gw("a"), join(1, "p"))
 				stop()
-				time.Sleep(time.Minute)                                                // the process ended, and its end was not reported as a death
-				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")}) // without Died, no user ends early
+
+				time.Sleep(time.Minute) // the process ended, and its end was not reported as a death
+				// Without Died, no user ends early.
+				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")})
 				time.Sleep(held)
 				stop()
+
 				r, _ = start(t, "third", store)
 				time.Sleep(left - 50*time.Millisecond)
 				r.want("p", 1)
+
 				time.Sleep(50*time.Millisecond + 2*wheelTick)
 				r.want("p", 0)
 			})
@@ -1183,9 +1415,11 @@ func TestANodeThatHandsOverTakesNothingBack(t *testing.T) {
 		store := newStore()
 		r, _ := start(t, "n", store)
 		r.op(gw("a"), join(1, "p"))
+
 		r.node.HandOver()
 		next, _ := start(t, "next", store)
 		r.op(gw("a"), join(4, "p")) // finds the claim
+
 		time.Sleep(time.Minute)
 		if r.node.Owns(1) || !next.node.Owns(1) {
 			t.Fatal("the partition was taken back")
@@ -1207,6 +1441,7 @@ func (s *leavesWhileTaking) Generation(ctx context.Context) (uint64, error) {
 		s.node.HandOver()
 	}
 	s.mu.Unlock()
+
 	return s.shaky.Generation(ctx)
 }
 
@@ -1217,19 +1452,23 @@ func (s *leavesWhileTaking) Load(ctx context.Context, claims []presence.Claim) (
 
 func TestANodeThatHandsOverWhileItTakesOverAsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &leavesWhileTaking{shaky: &shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}}
-		n, err := New(store, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
+		store := &leavesWhileTaking{shaky: shaky40()}
+		n, err := New(store, configOf40())
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		store.node = n
 		n.Own(firstPartitions(40))
+
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); _ = n.Run(ctx) }()
+
 		time.Sleep(10 * generationPoll)
 		stop()
 		<-ended
+
 		if store.asked > 12 {
 			t.Errorf("the store was asked %d times for its generation in %s", store.asked, 10*generationPoll)
 		}
@@ -1241,21 +1480,26 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		store := newStore()
 		r, _ := start(t, "n", store)
 		r.op(gw("a"), join(1, "p"))
+
 		r.node.Own([]int{0, 2})
 		synctest.Wait()
 		if r.node.Owns(1) || !r.node.Owns(0) {
 			t.Fatal("want partition 1 given up, 0 kept")
 		}
+
 		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
 			t.Fatal("a beat was taken for a partition that is not owned")
 		}
+
 		if err := r.node.Hold(t.Context(), asked(1, "p", true)); !errors.Is(err, presence.ErrNotOwner) {
 			t.Fatalf("Hold = %v, want presence.ErrNotOwner", err)
 		}
 		r.want("p", 1) // it is the next owner's to say
+
 		r.node.Own([]int{0, 1, 2})
 		synctest.Wait()
 		r.want("p", 1)
+
 		time.Sleep(timeout + time.Second)
 		r.want("p", 0)
 	})
@@ -1272,20 +1516,24 @@ func TestAnyHistory(t *testing.T) {
 func history(t *testing.T, rt *rapid.T) {
 	r, stop := start(t, "n", newStore())
 	defer stop()
+
 	const grace = 2 * time.Second
 	type key struct {
 		source heartbeat.Source
 		user   presence.User
 		page   string
 	}
+
 	there := map[key]bool{}
 	sources := []heartbeat.Source{gw("a"), gw("b"), gw("c")}
+
 	for range rapid.IntRange(1, 60).Draw(rt, "steps") {
 		k := key{
 			rapid.SampledFrom(sources).Draw(rt, "source"),
 			presence.User(rapid.Uint64Range(0, 5).Draw(rt, "user")),
 			rapid.SampledFrom([]string{"p", "q"}).Draw(rt, "page"),
 		}
+
 		switch rapid.IntRange(0, 3).Draw(rt, "what") {
 		case 0, 1:
 			r.op(k.source, join(k.user, k.page))
@@ -1296,26 +1544,32 @@ func history(t *testing.T, rt *rapid.T) {
 		case 3:
 			time.Sleep(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
 		}
+
 		for k := range there { // live users send heartbeats often enough
 			r.alive(k.source, k.user)
 		}
 	}
+
 	time.Sleep(grace + wheelTick)
 	for k := range there {
 		r.alive(k.source, k.user)
 	}
+
 	users := map[presence.User]bool{}
 	pages := map[string]map[presence.User]bool{"p": {}, "q": {}}
 	for k := range there {
 		users[k.user] = true
 		pages[k.page][k.user] = true
 	}
+
 	for page, want := range pages {
 		r.want(page, int64(len(want)))
 	}
 	r.want(presence.AllPages, int64(len(users)))
+
 	time.Sleep(timeout + wheelTick)
 	r.want(presence.AllPages, 0)
+
 	stop() // the actors' state is the test's from here on
 	for i := range r.node.actors {
 		if p := r.node.actors[i].Load(); len(p.users) != 0 || len(p.pages) != 1 {
@@ -1345,19 +1599,22 @@ func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presenc
 // others. It claims none before its turn: until then that partition is still its last
 // owner's.
 func TestTheFirstPartitionsServeEarly(t *testing.T) {
-	store := &slowLoad{&shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
-	n, err := New(store, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
+	store := &slowLoad{shaky40(), make(chan int), make(chan struct{})}
+	n, err := New(store, configOf40())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = n.Run(ctx) }()
+
 	all := make([]int, 40)
 	for i := range all {
 		all[i] = i
 	}
 	n.Own(all)
+
 	owned := func() (k int) {
 		for i := range all {
 			if n.Owns(i) {
@@ -1366,15 +1623,19 @@ func TestTheFirstPartitionsServeEarly(t *testing.T) {
 		}
 		return k
 	}
+
 	for i, want := range []int{claimGroup, claimGroup, 40 - 2*claimGroup} {
 		if got := <-store.asked; got != want {
 			t.Errorf("group %d has %d partitions, want %d", i, got, want)
 		}
+
 		if got := owned(); got != i*claimGroup {
 			t.Errorf("while group %d is loaded the node owns %d partitions, want %d", i, got, i*claimGroup)
 		}
+
 		store.let <- struct{}{}
 	}
+
 	stop()
 	<-ended
 }
@@ -1411,6 +1672,7 @@ func (s *faulty) Write(ctx context.Context, changes []presence.Change) []presenc
 			outcomes[i] = s.shaky.Write(ctx, changes[i:i+1])[0]
 		}
 	}
+
 	return outcomes
 }
 
@@ -1420,17 +1682,35 @@ func startFaulty(t *testing.T, owned int, broken ...int) (*faulty, *Node) {
 	for _, id := range broken {
 		s.broken[id] = true
 	}
-	n, err := New(s, Config{Name: "n", Partitions: 40, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {})})
+
+	n, err := New(s, configOf40())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	n.Gateways(nil)
 	n.Own(firstPartitions(owned))
+
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = n.Run(ctx) }()
 	t.Cleanup(func() { stop(); <-ended })
+
 	return s, n
+}
+
+// shaky40 returns a store of 40 partitions, as configOf40 is of a node.
+func shaky40() *shaky {
+	return &shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}
+}
+
+func configOf40() Config {
+	return Config{
+		Name:            "n",
+		Partitions:      40,
+		PresenceTimeout: timeout,
+		Reply:           replies(func(string, *heartbeat.Reply) {}),
+	}
 }
 
 func firstPartitions(k int) []int {
@@ -1438,6 +1718,7 @@ func firstPartitions(k int) []int {
 	for i := range ids {
 		ids[i] = i
 	}
+
 	return ids
 }
 
@@ -1455,10 +1736,12 @@ func TestABrokenPartitionLeavesNoOtherWithoutAnOwner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, n := startFaulty(t, 40, broken...)
+
 				time.Sleep(2 * time.Second)
 				if got := without(n.Owns); !slices.Equal(got, broken) {
 					t.Errorf("the node does not own %v, want %v", got, broken)
 				}
+
 				s.set(func() { clear(s.broken) })
 				time.Sleep(outage.MaxPause)
 				if got := without(n.Owns); len(got) > 0 {
@@ -1473,23 +1756,30 @@ func TestABrokenPartitionKeepsNoOtherFromBeingWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, n := startFaulty(t, 30)
 		synctest.Wait()
+
 		s.set(func() {
-			s.Store, s.generation, s.broken[5] = presencemem.New(presencemem.Config{Partitions: 40}), 1, true
+			s.Store = presencemem.New(presencemem.Config{Partitions: 40})
+			s.generation = 1
+			s.broken[5] = true
 		})
 		n.Own(firstPartitions(40))
+
 		reclaimed := func(id int) bool {
 			p := n.actors[id].Load()
 			if p == nil {
 				return false
 			}
+
 			p.out.mu.Lock()
 			defer p.out.mu.Unlock()
 			return p.out.claim.Generation == 1
 		}
+
 		time.Sleep(2 * time.Second)
 		if got := without(reclaimed); !slices.Equal(got, []int{5}) {
 			t.Errorf("no claim on the new store for %v, want 5 alone", got)
 		}
+
 		s.set(func() { clear(s.broken) })
 		time.Sleep(outage.MaxPause)
 		if got := without(reclaimed); len(got) > 0 {
@@ -1502,13 +1792,19 @@ func TestABrokenPartitionKeepsNoOtherFromBeingWrittenAgain(t *testing.T) {
 func TestAStoreThatLoadsNothingIsAskedSeldom(t *testing.T) {
 	s := &shaky{Store: newStore()}
 	m := manager{n: &Node{store: s}}
+
 	for _, tc := range []struct {
 		away bool
 		want int
 	}{{false, 1 + claimGroup}, {true, 1}} {
 		s.set(func() { s.away = tc.away })
+
 		calls := 0
-		err := m.inGroups(t.Context(), firstPartitions(40), func([]int) (bool, error) { calls++; return true, errForeign })
+		err := m.inGroups(t.Context(), firstPartitions(40), func([]int) (bool, error) {
+			calls++
+			return true, errForeign
+		})
+
 		if calls != tc.want || !errors.Is(err, errForeign) {
 			t.Errorf("away %v: %d calls and %v, want %d", tc.away, calls, err, tc.want)
 		}
@@ -1519,11 +1815,14 @@ func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &faulty{shaky: &shaky{Store: newStore()}, broken: map[int]bool{}}
 		r, _ := start(t, "n", s)
+
 		s.set(func() { s.broken[1] = true })
 		r.op(gw("broken"), join(1, "p"))
+
 		for range 5 { // the pauses become longer
 			time.Sleep(outage.MaxPause)
 			r.alive(gw("broken"), 1)
+
 			before := r.count("a")
 			r.op(gw("a"), join(2, "p"))
 			r.op(gw("a"), leave(2, "p", 0))
@@ -1531,14 +1830,17 @@ func TestABrokenPartitionDelaysNoWriteOfAnother(t *testing.T) {
 				t.Fatalf("%d acknowledgements at once, want 2", got)
 			}
 		}
+
 		if r.count("broken") > 0 {
 			t.Fatalf("a join that was not written was acknowledged: %+v", r.last("broken"))
 		}
+
 		s.set(func() { clear(s.broken) })
 		time.Sleep(outage.MaxPause)
 		if got := r.last("broken"); got.Acked != 1 {
 			t.Fatalf("after the repair: %+v", got)
 		}
+
 		r.want("p", 1)
 	})
 }
@@ -1563,15 +1865,18 @@ func (s *arriving) Write(ctx context.Context, changes []presence.Change) []prese
 		}
 	}
 	s.mu.Unlock()
+
 	return s.Store.Write(ctx, changes)
 }
 
 func (s *arriving) take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	slices.Sort(s.all)
 	told := strings.Join(s.all, " ")
 	s.all = nil
+
 	return told
 }
 
@@ -1582,6 +1887,7 @@ func TestArrivals(t *testing.T) {
 		store := &arriving{Store: newStore()}
 		arrivals := func(n *Node) { n.cfg.Arrivals = true }
 		r, stop := startBeside(t, "n", store, nil, arrivals)
+
 		want := func(when, told string) {
 			t.Helper()
 			synctest.Wait()
@@ -1589,21 +1895,27 @@ func TestArrivals(t *testing.T) {
 				t.Errorf("%s: %q, want %q", when, is, told)
 			}
 		}
+
 		a, b := gw("a"), gw("b")
 		time.Sleep(time.Second)
+
 		r.op(a, join(3, "p"))
 		want("a first page", "3* 3p")
+
 		r.op(a, join(3, "q"))
 		r.op(b, join(3, "p"))
 		want("a second page, and a second gateway", "3q")
+
 		r.op(a, leave(3, "q", time.Second))
 		time.Sleep(time.Second / 2)
 		r.op(a, join(3, "q"))
 		want("back within the grace", "")
+
 		r.op(a, leave(3, "q", time.Second))
 		time.Sleep(2 * time.Second)
 		r.op(a, join(3, "q"))
 		want("back after the grace", "3q")
+
 		if err := r.node.Hold(t.Context(), asked(6, "p", true)); err != nil {
 			t.Fatal(err)
 		}
@@ -1611,9 +1923,11 @@ func TestArrivals(t *testing.T) {
 			t.Fatal(err)
 		}
 		want("a hold that is taken and renewed", "6* 6p")
+
 		stop()
 		next, _ := startBeside(t, "m", store, nil, arrivals)
 		time.Sleep(100 * time.Millisecond)
+
 		next.op(a, join(3, "p"))
 		next.op(a, join(3, "q"))
 		want("reported to the next owner", "")

@@ -53,10 +53,15 @@ const (
 func (o *outbox) needsClaim(generation uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	o.blocked = o.blocked || o.claim.Generation != generation
-	if !o.blocked || o.next.Epoch != 0 && o.next.Generation == generation {
+
+	claimed := o.next.Epoch != 0 && o.next.Generation == generation
+	if !o.blocked || claimed {
 		return false
 	}
+
+	// From here on every earlier claim in the mailbox is too old.
 	o.next = presence.Claim{}
 	return true
 }
@@ -65,6 +70,7 @@ func (o *outbox) needsClaim(generation uint64) bool {
 func (o *outbox) expect(c presence.Claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	o.next = c
 }
 
@@ -73,10 +79,12 @@ func (o *outbox) expect(c presence.Claim) {
 func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	o.state = idle
 	if o.blocked {
 		return presence.Change{}, false
 	}
+
 	c := presence.Change{
 		Claim:    o.claim,
 		Reset:    o.reset,
@@ -85,27 +93,38 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 		Members:  make([]presence.MemberChange, 0, len(o.members)),
 		Counts:   make([]presence.PageUsers, 0, len(o.counts)),
 	}
+
 	for _, m := range o.members {
 		c.Members = append(c.Members, m)
 	}
+
 	for page, users := range o.counts {
 		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
 	}
+
 	for a := range o.arrivals {
 		c.Arrivals = append(c.Arrivals, presence.Arrival{User: a.user, Page: a.page})
 	}
+
+	// Users asks about them until the store has them, so they stay readable while in flight.
 	if len(o.departures) > 0 {
 		for u, at := range o.departures {
 			c.Departures = append(c.Departures, presence.Departure{User: u, At: at})
 		}
-		o.departing, o.departures = o.departures, map[presence.User]time.Time{}
+		o.departing = o.departures
+		o.departures = map[presence.User]time.Time{}
 	}
+
 	clear(o.members)
 	clear(o.counts)
 	clear(o.arrivals)
-	o.reset, o.complete, o.check = false, false, false
+	o.reset = false
+	o.complete = false
+	o.check = false
+
 	o.batch++
 	o.state = inFlight
+
 	return c, true
 }
 
@@ -113,7 +132,10 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.state, o.departing = idle, nil
+
+	o.state = idle
+	o.departing = nil
+
 	return o.batch - 1
 }
 
@@ -122,6 +144,7 @@ func (o *outbox) written() uint64 {
 func (o *outbox) superseded(c presence.Change) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	return o.blocked || o.claim != c.Claim
 }
 
@@ -133,32 +156,40 @@ func (o *outbox) superseded(c presence.Change) bool {
 func (o *outbox) restore(c presence.Change, invalid bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	if o.claim == c.Claim {
 		for _, m := range c.Members {
 			if _, newer := o.members[memberKey{m.User, m.Page}]; !newer {
 				o.members[memberKey{m.User, m.Page}] = m
 			}
 		}
+
 		for _, pu := range c.Counts {
 			if _, newer := o.counts[pu.Page]; !newer {
 				o.counts[pu.Page] = pu.Users
 			}
 		}
-		o.reset, o.complete = o.reset || c.Reset, o.complete || c.Complete
+
+		o.reset = o.reset || c.Reset
+		o.complete = o.complete || c.Complete
 		o.blocked = o.blocked || invalid
 	}
+
+	// No rewrite repeats arrivals and departures, so they come back in any case.
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
+
 	for _, d := range c.Departures {
 		if _, newer := o.departures[d.User]; !newer {
 			o.departures[d.User] = d.At
 		}
 	}
+
 	o.departing = nil
 	o.state = queued
 	if invalid {
-		o.state = idle
+		o.state = idle // the actor queues it again when it has a new claim
 	}
 }
 
@@ -166,6 +197,7 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 func (o *outbox) departed(u presence.User) time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	if at, newer := o.departures[u]; newer {
 		return at
 	}

@@ -27,6 +27,7 @@ func (s *oneStore) Generation(context.Context) (uint64, error) { return s.genera
 
 func (s *oneStore) Claim(context.Context, string, []int, bool) ([]presence.Claim, error) {
 	s.epoch++
+
 	return []presence.Claim{{Epoch: s.epoch, Generation: s.generation}}, nil
 }
 
@@ -34,6 +35,7 @@ func (s *oneStore) Incomplete(_ context.Context, partitions []int, _ bool) ([]in
 	if s.complete {
 		return nil, nil
 	}
+
 	return partitions, nil
 }
 
@@ -59,17 +61,21 @@ func (s *oneStore) Write(_ context.Context, changes []presence.Change) []presenc
 					Page: pu.Page, Users: pu.Users, Version: presence.Version{Incarnation: 1, Sequence: s.version},
 				})
 			}
+
 			if c.Reset {
 				clear(s.members)
 			}
 			for _, m := range c.Members {
-				if s.members[m.User] = true; m.Gone {
+				s.members[m.User] = true
+				if m.Gone {
 					delete(s.members, m.User)
 				}
 			}
+
 			s.complete = s.complete || c.Complete
 		}
 	}
+
 	return outcomes
 }
 
@@ -94,19 +100,36 @@ type interleaving struct {
 
 func newInterleaving(t *testing.T) *interleaving {
 	h := &interleaving{t: t, store: &oneStore{users: map[string]int64{}, members: map[presence.User]bool{}}}
+
 	var err error
-	h.node, err = New(h.store, Config{Name: "n", Partitions: 1, PresenceTimeout: timeout, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	h.node, err = New(h.store, Config{
+		Name:            "n",
+		Partitions:      1,
+		PresenceTimeout: timeout,
+		Reply:           replies(func(string, *heartbeat.Reply) {}),
+		Log:             zerolog.Nop(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	claims, _ := h.store.Claim(t.Context(), "n", []int{0}, false)
 	h.node.Gateways(nil)
+
 	h.actor = newPartition(h.node, claims[0])
 	h.actor.adopt(presence.Snapshot{})
 	h.actor.checkReports()
 	h.actor.flush()
+
 	h.node.actors[0].Store(h.actor)
-	h.manager = manager{n: h.node, want: []int{0}, owned: map[int]*ownership{0: {h.actor, func() {}}}, fenced: map[int]fence{}, unverified: map[int]bool{}}
+	h.manager = manager{
+		n:          h.node,
+		want:       []int{0},
+		owned:      map[int]*ownership{0: {h.actor, func() {}}},
+		fenced:     map[int]fence{},
+		unverified: map[int]bool{},
+	}
+
 	return h
 }
 
@@ -161,7 +184,9 @@ func (h *interleaving) step(name byte) bool {
 			return false
 		}
 		h.store.generation++
-		h.store.complete, h.store.users, h.store.members = false, map[string]int64{}, map[presence.User]bool{}
+		h.store.complete = false
+		h.store.users = map[string]int64{}
+		h.store.members = map[presence.User]bool{}
 	case 'm': // the manager looks
 		select {
 		case <-h.node.trouble:
@@ -174,6 +199,7 @@ func (h *interleaving) step(name byte) bool {
 			h.t.Fatal(err)
 		}
 	}
+
 	return true
 }
 
@@ -181,18 +207,22 @@ func (h *interleaving) step(name byte) bool {
 // whether they came to rest.
 func (h *interleaving) settle() bool {
 	h.step('m') // it looks every two seconds anyway
+
 	for range 50 {
 		progress := false
 		for _, s := range []byte("orwa") {
 			progress = h.step(s) || progress
 		}
+
 		if len(h.node.trouble) > 0 {
 			progress = h.step('m')
 		}
+
 		if !progress {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -205,6 +235,7 @@ func TestOutboxIsAlwaysWritten(t *testing.T) {
 	if testing.Short() {
 		depth = 6
 	}
+
 	histories := 0
 	var walk func(prefix []byte)
 	walk = func(prefix []byte) {
@@ -218,27 +249,35 @@ func TestOutboxIsAlwaysWritten(t *testing.T) {
 			if !taken {
 				continue // the same history as without that step
 			}
+
 			histories++
 			settled := h.settle()
-			if !settled || !h.store.complete || h.store.users["p"] != int64(h.joined-h.left) || len(h.store.members) != int(h.joined-h.left) {
-				t.Fatalf("after the steps %q: settled %v, complete %v, %d users and %d members in the store, want %d, outbox %+v",
-					next, settled, h.store.complete, h.store.users["p"], len(h.store.members), h.joined-h.left, &h.actor.out)
+			present := int(h.joined - h.left)
+			users := int(h.store.users["p"])
+			members := len(h.store.members)
+			if !settled || !h.store.complete || users != present || members != present {
+				t.Fatalf("after the steps %q: settled %v, complete %v, %d users and %d members in the store, want %d, "+
+					"outbox %+v", next, settled, h.store.complete, users, members, present, &h.actor.out)
 			}
+
 			if len(next) < depth {
 				walk(next)
 			}
 		}
 	}
+
 	begun := time.Now()
 	walk(nil)
 	t.Logf("%d histories in %s", histories, time.Since(begun).Round(time.Millisecond))
+
 	if histories < 1000 {
 		t.Fatalf("only %d histories", histories)
 	}
 }
 
-// A join that changes nothing, since the user is there by another gateway, is acknowledged with a count that includes the
-// user: not while the write that brings the user is under way, and not while the actor has yet to learn of its end.
+// A join that changes nothing, since the user is there by another gateway, is acknowledged with a count that includes
+// the user: not while the write that brings the user is under way, and not while the actor has yet to learn of its
+// end.
 func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 	for _, way := range []string{"", "w", "wo", "woa"} { // what happens to the write before the second join
 		h := newInterleaving(t)

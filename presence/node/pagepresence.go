@@ -8,6 +8,14 @@ type pagePresence struct {
 	until int64 // the end of a grace or a hold; 0: open-ended, as long as the session
 }
 
+// outlasts reports whether pp ends after o. An open-ended presence outlasts every other one.
+func (pp pagePresence) outlasts(o *pagePresence) bool {
+	if pp.until == 0 {
+		return true
+	}
+	return o.until != 0 && o.until < pp.until
+}
+
 // maxUnindexed is the longest list that is searched one by one; a longer one has an index.
 const maxUnindexed = 16
 
@@ -33,11 +41,13 @@ func (s *pagePresences) indexOf(pg *page) int {
 		}
 		return -1
 	}
+
 	for i := range s.list {
 		if s.list[i].page == pg {
 			return i
 		}
 	}
+
 	return -1
 }
 
@@ -46,6 +56,7 @@ func (s *pagePresences) find(pg *page) *pagePresence {
 	if i := s.indexOf(pg); i >= 0 {
 		return &s.list[i]
 	}
+
 	return nil
 }
 
@@ -54,7 +65,9 @@ func (s *pagePresences) add(pg *page, until int64) {
 	if s.list == nil {
 		s.list = make([]pagePresence, 0, 1) // most users are on one page
 	}
+
 	s.list = append(s.list, pagePresence{pg, until})
+
 	switch n := len(s.list); {
 	case s.index != nil:
 		s.index[pg] = n - 1
@@ -64,6 +77,7 @@ func (s *pagePresences) add(pg *page, until int64) {
 			s.index[s.list[i].page] = i
 		}
 	}
+
 	s.noteEnd(until)
 	if until == 0 {
 		s.openEnded++
@@ -75,9 +89,11 @@ func (s *pagePresences) set(pp *pagePresence, until int64) {
 	if pp.until == 0 {
 		s.openEnded--
 	}
-	if pp.until = until; until == 0 {
+	pp.until = until
+	if until == 0 {
 		s.openEnded++
 	}
+
 	s.noteEnd(until)
 }
 
@@ -92,16 +108,23 @@ func (s *pagePresences) remove(pp *pagePresence) {
 	if pp.until == 0 {
 		s.openEnded--
 	}
+
 	i, last := s.indexOf(pp.page), len(s.list)-1
 	delete(s.index, pp.page)
+
+	// The last element takes the place of the removed one, so nothing else moves.
 	if i < last {
 		s.list[i] = s.list[last]
 		if s.index != nil {
 			s.index[s.list[i].page] = i
 		}
 	}
+
 	s.list[last] = pagePresence{}
-	if s.list = s.list[:last]; s.index != nil && last <= maxUnindexed/2 {
-		s.list, s.index = slices.Clone(s.list), nil // the old array may have had room for thousands
+
+	s.list = s.list[:last]
+	if s.index != nil && last <= maxUnindexed/2 {
+		s.list = slices.Clone(s.list) // the old array may have had room for thousands
+		s.index = nil
 	}
 }

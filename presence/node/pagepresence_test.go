@@ -18,16 +18,20 @@ func TestPagePresencesAreAMap(t *testing.T) {
 	for i := range pages {
 		pages[i] = &page{}
 	}
+
 	rapid.Check(t, func(rt *rapid.T) {
 		var s pagePresences
 		model := map[*page]int64{}
+
 		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
 			pg := rapid.SampledFrom(pages).Draw(rt, "page")
 			until := int64(rapid.IntRange(0, 5).Draw(rt, "until"))
+
 			st := s.find(pg)
 			if have, ok := model[pg]; ok != (st != nil) || ok && st.until != have {
 				rt.Fatalf("found %v, want %d, %t", st, have, ok)
 			}
+
 			switch {
 			case st == nil:
 				s.add(pg, until)
@@ -39,7 +43,9 @@ func TestPagePresencesAreAMap(t *testing.T) {
 				s.set(st, until)
 				model[pg] = until
 			}
-			lasting, soonest := 0, int64(0)
+
+			lasting := 0
+			soonest := int64(0)
 			for _, until := range model {
 				if until == 0 {
 					lasting++
@@ -47,8 +53,11 @@ func TestPagePresencesAreAMap(t *testing.T) {
 					soonest = until
 				}
 			}
-			if s.live() != (lasting > 0) || len(s.list) != len(model) || soonest != 0 && (s.earliestEnd == 0 || s.earliestEnd > soonest) {
-				rt.Fatalf("live %t, %d stays, soonest %d; want %d lasting of %d, and %d or earlier", s.live(), len(s.list), s.earliestEnd, lasting, len(model), soonest)
+
+			tooLate := soonest != 0 && (s.earliestEnd == 0 || s.earliestEnd > soonest)
+			if s.live() != (lasting > 0) || len(s.list) != len(model) || tooLate {
+				rt.Fatalf("live %t, %d presences, the first ends at %d; want %d open-ended of %d, and %d or earlier",
+					s.live(), len(s.list), s.earliestEnd, lasting, len(model), soonest)
 			}
 		}
 	})
@@ -60,11 +69,13 @@ func TestFewPagePresencesTakeLittle(t *testing.T) {
 	for range 1000 {
 		s.add(&page{}, 0)
 	}
+
 	for len(s.list) > 1 {
 		s.remove(&s.list[0])
 	}
+
 	if cap(s.list) > 2*maxUnindexed || s.index != nil {
-		t.Errorf("room for %d stays, index %v", cap(s.list), s.index)
+		t.Errorf("room for %d presences, index %v", cap(s.list), s.index)
 	}
 }
 
@@ -74,15 +85,22 @@ func BenchmarkArriveDepart(b *testing.B) {
 		for _, others := range []int{1, 10, 1000, 10_000} {
 			b.Run(fmt.Sprintf("%d,grace=%s", others, grace), func(b *testing.B) {
 				n, err := New(newStore(), Config{
-					Name: "n", Partitions: 1, PresenceTimeout: timeout, Log: zerolog.Nop(), Reply: replies(func(string, *heartbeat.Reply) {}),
+					Name:            "n",
+					Partitions:      1,
+					PresenceTimeout: timeout,
+					Reply:           replies(func(string, *heartbeat.Reply) {}),
+					Log:             zerolog.Nop(),
 				})
 				if err != nil {
 					b.Fatal(err)
 				}
-				p, src := newPartition(n, presence.Claim{}), &source{Source: gw("a")}
+
+				p := newPartition(n, presence.Claim{})
+				src := &source{Source: gw("a")}
 				for i := range others {
 					p.arrive(src, &heartbeat.Beat{}, 1, p.page(fmt.Sprint(i)))
 				}
+
 				for b.Loop() {
 					p.arrive(src, &heartbeat.Beat{}, 1, p.page("p"))
 					p.depart(src, 1, "p", grace)

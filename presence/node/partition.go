@@ -84,12 +84,16 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 
 		holdOrder: holdOrder{newest: map[memberKey]*list.Element{}},
 	}
+
 	p.out.claim = claim
 	p.out.batch = 1 // batch 0 is done
 	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.departures = map[presence.User]time.Time{}
-	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
+	p.out.members = map[memberKey]presence.MemberChange{}
+	p.out.counts = map[string]int64{}
+
 	p.site = p.page(presence.AllPages)
+
 	return p
 }
 
@@ -104,13 +108,17 @@ func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Millisec
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
 	defer func() { p.node.users.Add(-int64(len(p.users))) }()
+
+	// arm sets the timer before anything waits for it.
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+
 	for {
 		p.checkReports()
 		p.flush()
 		p.sendDue()
 		p.arm(timer)
+
 		select {
 		case <-ctx.Done():
 			return
@@ -162,28 +170,38 @@ func (p *partition) arm(timer *time.Timer) {
 	if !ok {
 		at = 0
 	}
-	if t := &p.takeover; !(t.complete && t.reported) && p.needsReports() && (at == 0 || t.nextAsk < at) {
-		at = t.nextAsk
+
+	waits := p.needsReports() && !(p.takeover.complete && p.takeover.reported)
+	if waits && (at == 0 || p.takeover.nextAsk < at) {
+		at = p.takeover.nextAsk
 	}
+
 	if at == p.alarm {
 		return
 	}
+
 	p.alarm = at
+
 	if at == 0 || p.node.clock.stopped() { // the timer would end again and again, before its time
 		timer.Stop()
 		return
 	}
+
 	timer.Reset(time.Duration(max(at-p.now(), 0)) * time.Millisecond)
 }
 
 // flush queues the outbox for the writer, unless the writer has it already.
 func (p *partition) flush() {
 	p.out.mu.Lock()
+
 	ready := p.out.state == idle && !p.out.blocked && !p.out.empty()
+
 	if ready {
 		p.out.state = queued
 	}
+
 	p.out.mu.Unlock()
+
 	if ready {
 		p.node.ready <- p // never blocks: the channel has room for every partition, and each is in it once
 	}
@@ -236,11 +254,13 @@ func (p *partition) sendDue() {
 			r.done <- nil
 		case r.from.stream == r.stream: // otherwise the gateway has begun a new stream meanwhile
 			r.from.acked = max(r.from.acked, r.acked)
+
 			reply := &heartbeat.Reply{Partition: p.id, Stream: r.stream}
 			r.from.acknowledge(reply, r.pages)
 			p.node.cfg.Reply.SendReply(r.from.Gateway, reply)
 		}
 	}
+
 	clear(p.pending[len(rest):])
 	p.pending = rest
 }
@@ -253,17 +273,23 @@ func (p *partition) stored(st *stored) {
 			pg.latest = c
 		}
 	}
+
 	p.done = st.batch
 	p.sendDue()
 
 	// The store has the 0 of these empty pages, unless the outbox has a newer count.
 	for _, c := range st.counts {
-		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {
-			p.out.mu.Lock()
-			if _, dirty := p.out.counts[pg.name]; !dirty {
-				delete(p.pages, pg.name)
-			}
-			p.out.mu.Unlock()
+		pg := p.pages[c.Page]
+		if pg == nil || pg == p.site || pg.users > 0 {
+			continue
+		}
+
+		p.out.mu.Lock()
+		_, dirty := p.out.counts[pg.name]
+		p.out.mu.Unlock()
+
+		if !dirty {
+			delete(p.pages, pg.name)
 		}
 	}
 }
@@ -276,5 +302,6 @@ func latest(pages []*page) []presence.Count {
 			counts = append(counts, pg.latest)
 		}
 	}
+
 	return counts
 }

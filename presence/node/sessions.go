@@ -39,6 +39,7 @@ func (p *partition) page(name string) *page {
 		pg = &page{name: name}
 		p.pages[name] = pg
 	}
+
 	return pg
 }
 
@@ -49,6 +50,7 @@ func (p *partition) total(pg *page) *page {
 	if name == p.site.name {
 		return p.site
 	}
+
 	return p.page(name)
 }
 
@@ -58,10 +60,14 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 	if s := p.lookup(u, from); s != nil {
 		return s
 	}
+
+	// A user has been here since the first session began, so a later one takes over its time.
 	head := p.users[u]
 	s := &session{user: u, from: from, next: head, slot: -1}
+
 	p.users[u] = s
 	from.sessions++
+
 	if head != nil {
 		s.since = head.since
 	} else {
@@ -71,6 +77,7 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 		p.node.users.Add(1)
 		p.noteCount(all)
 	}
+
 	return s
 }
 
@@ -81,6 +88,7 @@ func (p *partition) lookup(u presence.User, from *source) *session {
 			return s
 		}
 	}
+
 	return nil
 }
 
@@ -91,6 +99,7 @@ func (p *partition) present(u presence.User, pg *page) bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -106,13 +115,17 @@ func (p *partition) join(s *session, pg *page, until int64) {
 		s.set(pp, until)
 		return
 	}
+
 	// A user counts once, however many sessions are on the page.
 	first := !p.present(s.user, pg)
+
 	s.add(pg, until)
+
 	if first {
 		pg.users++
 		p.noteCount(pg)
 	}
+
 	// The store also keeps whether a held user has a connection (Member.Alone).
 	if first || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
@@ -125,15 +138,21 @@ func (p *partition) leave(s *session, pg *page) {
 	if pp == nil {
 		return
 	}
+
 	s.remove(pp)
+
 	gone := !p.present(s.user, pg)
+
 	if gone {
 		pg.users--
 		p.noteCount(pg)
 	}
+
+	// As in join: a hold without any connection is stored differently.
 	if gone || s.from == p.holds || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
 	}
+
 	if len(s.list) == 0 {
 		p.removeSession(s, pg)
 	}
@@ -144,22 +163,37 @@ func (p *partition) leave(s *session, pg *page) {
 func (p *partition) removeSession(s *session, pg *page) {
 	p.wheel.drop(s)
 	s.from.sessions--
-	head := p.users[s.user]
-	switch {
-	case head == s && s.next == nil:
-		delete(p.users, s.user)
-		all := p.total(pg)
-		all.users--
-		p.node.users.Add(-1)
-		p.noteCount(all)
-		p.noteDeparture(s.user)
-	case head == s:
-		p.users[s.user] = s.next
-	default:
-		for ; head.next != s; head = head.next {
-		}
-		head.next = s.next
+
+	last := p.unlink(s)
+	if !last {
+		return
 	}
+
+	all := p.total(pg)
+	all.users--
+	p.node.users.Add(-1)
+	p.noteCount(all)
+	p.noteDeparture(s.user)
+}
+
+// unlink takes s out of the chain of its user's sessions. It reports whether s was the last of them.
+func (p *partition) unlink(s *session) (last bool) {
+	prev := p.users[s.user]
+	if prev != s {
+		for prev.next != s {
+			prev = prev.next
+		}
+		prev.next = s.next
+		return false
+	}
+
+	if s.next == nil {
+		delete(p.users, s.user)
+		return true
+	}
+
+	p.users[s.user] = s.next
+	return false
 }
 
 // schedule puts s into the wheel at the earliest time at which one of its page presences
@@ -175,10 +209,12 @@ func (p *partition) schedule(s *session) {
 		} else if s.from.Gateway != "" {
 			end = min(end, p.now()+askInterval)
 		}
+
 		if at == 0 || end < at {
 			at = end
 		}
 	}
+
 	if at != 0 {
 		p.wheel.idle(p.now())
 		p.wheel.put(s, at)
@@ -188,38 +224,54 @@ func (p *partition) schedule(s *session) {
 // expire ends the page presences of s whose time has come.
 func (p *partition) expire(s *session) {
 	now := p.now()
+
 	// The user's gateway may not have reported to this new owner yet, or may already
 	// report to the next one.
-	if s.from == p.loaded && !p.takeover.reported || p.node.handingOver.Load() {
+	unconfirmed := s.from == p.loaded && !p.takeover.reported
+	if unconfirmed || p.node.handingOver.Load() {
 		p.wheel.put(s, now+askInterval)
 		return
 	}
+
+	// leave changes the list, so the ended ones are gathered first.
 	var ended []*page // rarely more than one
 	silent := false
+
 	s.earliestEnd = 0
 	for _, pp := range s.list {
-		if end := pp.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
-			ended = append(ended, pp.page)
-			// The heartbeats may be lost and the gateway may still have the user.
-			s.from.mustReset = s.from.mustReset || end == 0
-			silent = silent || end == 0
-		} else {
-			s.noteEnd(end)
+		openEnded := pp.until == 0
+		end := pp.until
+		if openEnded {
+			end = s.deadline
 		}
+
+		if end > now {
+			s.noteEnd(pp.until)
+			continue
+		}
+		ended = append(ended, pp.page)
+		silent = silent || openEnded
 	}
+
 	if silent {
+		s.from.mustReset = true // the heartbeats may be lost and the gateway may still have the user
 		p.node.endedSilent.Add(1)
 	}
+
 	for _, pg := range ended {
 		p.leave(s, pg)
 	}
+
 	if len(s.list) == 0 {
 		return
 	}
+
+	// The heartbeats are overdue: ask before the deadline ends the user.
 	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.askBefore() {
 		p.asking[s.from] = append(p.asking[s.from], s.user)
 		p.node.asked.Add(1)
 	}
+
 	p.schedule(s)
 }
 
@@ -232,6 +284,7 @@ func (p *partition) askGateways() {
 	for src, users := range p.asking {
 		p.node.cfg.Reply.SendReply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
 	}
+
 	clear(p.asking)
 }
 
@@ -242,9 +295,13 @@ func (p *partition) noteArrival(u presence.User, pg *page) {
 	if !p.node.cfg.Arrivals || !p.takeover.complete || p.present(u, pg) {
 		return
 	}
+
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
+
 	p.out.arrivals[memberKey{u, pg.name}] = struct{}{}
+
+	// With the first page the user also arrives on the site.
 	if p.users[u] == nil {
 		p.out.arrivals[memberKey{u, presence.TotalOf(pg.name)}] = struct{}{}
 	}
@@ -255,9 +312,11 @@ func (p *partition) noteDeparture(u presence.User) {
 	if to := p.node.cfg.Departures; to != nil {
 		to.Departed(u)
 	}
+
 	if p.node.cfg.LastSeen == nil {
 		return
 	}
+
 	p.out.mu.Lock()
 	p.out.departures[u] = time.Now()
 	p.out.mu.Unlock()
@@ -273,6 +332,7 @@ func (p *partition) noteCount(pg *page) {
 // noteMember puts the user's presence on the page into the outbox.
 func (p *partition) noteMember(u presence.User, pg *page) {
 	m := p.memberChange(u, pg)
+
 	p.out.mu.Lock()
 	p.out.members[memberKey{u, pg.name}] = m
 	p.out.mu.Unlock()
@@ -281,9 +341,11 @@ func (p *partition) noteMember(u presence.User, pg *page) {
 // memberChange returns the user's presence on the page in the form that the store keeps.
 func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChange {
 	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}}
+
 	connected := false
 	for s := p.users[u]; s != nil; s = s.next {
-		switch pp := s.find(pg); {
+		pp := s.find(pg)
+		switch {
 		case pp == nil:
 		case s.from == p.holds:
 			m.Hold = time.Now().Add(time.Duration(pp.until-p.now()) * time.Millisecond)
@@ -291,7 +353,9 @@ func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChang
 			connected = true
 		}
 	}
+
 	m.Alone = !m.Hold.IsZero() && !connected
 	m.Gone = m.Hold.IsZero() && !connected
+
 	return m
 }

@@ -52,17 +52,22 @@ type holdCall struct {
 // beat applies one message of a gateway.
 func (p *partition) beat(b *heartbeat.Beat) {
 	now := p.now()
+
+	// A new incarnation of a gateway is a new source: its old sessions end by themselves.
 	src := p.sources[b.Source]
 	if src == nil {
 		p.sweep(now)
 		src = &source{Source: b.Source}
 		p.sources[b.Source] = src
 	}
-	src.lastBeat = now
+	src.lastBeat = now // keeps sweep from deleting the source
+
 	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
 	if b.First > 0 {
 		p.ops(src, b, &reply)
 	}
+
+	// A user that this owner does not know is asked for: the gateway then repeats the join.
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
 			p.heard(s, b)
@@ -70,25 +75,28 @@ func (p *partition) beat(b *heartbeat.Beat) {
 			reply.Unknown = append(reply.Unknown, u)
 		}
 	}
+
 	if reply.Reset || reply.Acked > 0 || len(reply.Unknown) > 0 {
 		p.node.cfg.Reply.SendReply(b.Source.Gateway, &reply)
 	}
 }
 
-// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
-// and ignores ops after a gap, which the gateway repeats.
-func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
+// follow begins the stream of b if it is a new one. It reports whether the ops of b continue the source's stream, or
+// repeat a part of it. If they do not, reply may ask the gateway for a new stream.
+func (p *partition) follow(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) bool {
+	begins := b.Stream > src.stream && b.First == 1
+	current := b.Stream == src.stream && !src.mustReset
+
 	switch {
-	case b.Stream > src.stream && b.First == 1:
+	case begins:
 		// A new stream reports all users of the gateway again.
 		p.putOnTrial(src)
-		src.lastProgress = p.now()
-		src.stream, src.applied, src.acked, src.gapSince, src.mustReset, src.snapshotEnd = b.Stream, 0, 0, 0, false, 0
-	case b.Stream != src.stream || src.mustReset:
+		src.begin(b.Stream, p.now())
+	case !current:
 		// Messages of an older stream are late and are ignored. A newer stream must begin
 		// again, because this owner missed its beginning.
 		reply.Reset = b.Stream >= src.stream
-		return
+		return false
 	case b.First > src.applied+1:
 		// Usually the missing ops are on their way. If they never arrive, an earlier
 		// owner has acknowledged them, and this owner learned of the stream from a late
@@ -97,21 +105,36 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 			src.gapSince = p.now()
 		}
 		reply.Reset = p.now()-src.gapSince > gapTimeout
+		return false
+	}
+
+	src.gapSince = 0
+	return true
+}
+
+// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
+// and ignores ops after a gap, which the gateway repeats.
+func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
+	followed := p.follow(src, b, reply)
+	if !followed {
 		return
 	}
-	src.gapSince = 0
+
+	// Whole may come with a later beat: at first the gateway may not know its last initial op.
 	if b.Whole > src.snapshotEnd {
-		src.snapshotEnd, src.lastProgress = b.Whole, p.now()
+		src.snapshotEnd = b.Whole
+		src.lastProgress = p.now()
 	}
+
 	var joined []*page
 	fresh := false
 	for i, op := range b.Ops {
 		n := b.First + uint64(i)
-		if n > src.applied+1 {
-			break
-		}
 		if n == src.applied+1 {
-			src.applied, src.lastProgress, fresh = n, p.now(), true
+			src.applied = n
+			src.lastProgress = p.now()
+			fresh = true
+
 			if op.Kind == heartbeat.Join {
 				p.arrive(src, b, op.User, p.page(op.Page))
 			} else {
@@ -120,6 +143,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		} else if op.Kind == heartbeat.Join {
 			p.repeated(src, b, op.User)
 		}
+
 		// The acknowledgement of joins carries the counts that include them, so that the
 		// first count that a visitor gets includes the visitor.
 		if pg := p.pages[op.Page]; op.Kind == heartbeat.Join && pg != nil && !slices.Contains(joined, pg) {
@@ -129,32 +153,46 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 			}
 		}
 	}
+
 	if fresh {
 		p.queueReply(pendingReply{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
-	// The gateway repeats ops that are in the store: their acknowledgement was lost, or came without the counts of their
-	// pages. It need not wait for the ops after them.
+
+	// The gateway repeats ops that are in the store: their acknowledgement was lost, or came without the counts of
+	// their pages. It need not wait for the ops after them.
 	if len(b.Ops) > 0 && b.First <= src.acked {
 		src.acknowledge(reply, joined)
 	}
 }
 
+// begin starts a stream, of which nothing has been applied yet.
+func (s *source) begin(stream uint64, now int64) {
+	s.stream = stream
+	s.applied = 0
+	s.acked = 0
+	s.gapSince = 0
+	s.mustReset = false
+	s.snapshotEnd = 0
+	s.lastProgress = now
+}
+
 // acknowledge makes reply the acknowledgement of all ops that are in the store, with the counts of pages.
 func (s *source) acknowledge(reply *heartbeat.Reply, pages []*page) {
 	reply.Acked = s.acked
-	reply.Counts, reply.Counted = latest(pages), s.acked
+	reply.Counts = latest(pages)
+	reply.Counted = s.acked
 }
 
-// heard moves the deadline of a session, because b says that its user was live when it was sent. A beat that a slow link
-// delivers after its gateway died keeps nobody longer than that gateway would have. expire files s under the new deadline
-// when the old one passes.
+// heard moves the deadline of a session, because b says that its user was live when it was sent. A beat that a slow
+// link delivers after its gateway died keeps nobody longer than that gateway would have. expire files s under the new
+// deadline when the old one passes.
 func (p *partition) heard(s *session, b *heartbeat.Beat) {
 	s.deadline = max(s.deadline, p.now()+p.timeout()-b.Age.Milliseconds())
 }
 
-// repeated takes a join that was applied before as a sign of life. While the store is away, the gateway repeats joins, and
-// that is also its answer to the actor's questions about their users.
+// repeated takes a join that was applied before as a sign of life. While the store is away, the gateway repeats joins,
+// and that is also its answer to the actor's questions about their users.
 func (p *partition) repeated(src *source, b *heartbeat.Beat, u presence.User) {
 	s := p.lookup(u, src)
 	if s != nil && s.live() {
@@ -167,41 +205,63 @@ func (p *partition) repeated(src *source, b *heartbeat.Beat, u presence.User) {
 // the user's other gateways have had time to report the user too.
 func (p *partition) arrive(src *source, b *heartbeat.Beat, u presence.User, pg *page) {
 	p.noteArrival(u, pg)
+
 	s := p.session(u, src, pg)
 	p.join(s, pg, 0)
 	p.heard(s, b)
 	p.schedule(s)
+
 	for o := p.users[u]; o != nil; {
 		next := o.next
-		switch pp := o.find(pg); {
-		case pp == nil || o == s || o.from == p.holds:
-		case o.from == p.loaded:
-			if end := p.now() + confirmTimeout; pp.until == 0 && end < o.deadline || end < pp.until {
-				o.set(pp, end)
-				p.schedule(o)
-			}
-		case pp.until != 0:
-			p.leave(o, pg)
-		}
+		p.settle(o, s, pg) // may remove o
 		o = next
+	}
+}
+
+// settle adapts o, another session of the user who has just arrived on pg with s. A hold stays as it is.
+func (p *partition) settle(o, s *session, pg *page) {
+	pp := o.find(pg)
+	if pp == nil || o == s || o.from == p.holds {
+		return
+	}
+
+	if o.from == p.loaded {
+		ends := pp.until
+		if ends == 0 {
+			ends = o.deadline
+		}
+		if end := p.now() + confirmTimeout; end < ends {
+			o.set(pp, end)
+			p.schedule(o)
+		}
+		return
+	}
+
+	if pp.until != 0 { // a grace
+		p.leave(o, pg)
 	}
 }
 
 // depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
-	s, pg := p.lookup(u, src), p.pages[name]
+	s := p.lookup(u, src)
+	pg := p.pages[name]
+
 	var pp *pagePresence
 	if s != nil && pg != nil {
 		pp = s.find(pg)
 	}
+
 	if pp == nil { // an earlier owner applied the join
 		p.departUnknown(src, u, name, grace)
 		return
 	}
+
 	if grace <= 0 {
 		p.leave(s, pg)
 		return
 	}
+
 	s.set(pp, p.now()+grace.Milliseconds())
 	p.schedule(s)
 }
@@ -218,10 +278,12 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 		p.schedule(s)
 		return
 	}
+
 	s := p.lookup(u, p.loaded)
 	if s == nil || pg == nil {
 		return
 	}
+
 	if pp := s.find(pg); pp != nil {
 		s.set(pp, max(pp.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
 		p.schedule(s)
@@ -235,28 +297,35 @@ func (p *partition) hold(c *holdCall) {
 		return
 	}
 
+	// Not before: a call that has no effect must not overtake one that has.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
 		c.done <- err
 		return
 	}
 
-	s, pg := p.lookup(c.User, p.holds), p.pages[c.Page]
+	s := p.lookup(c.User, p.holds)
+	pg := p.pages[c.Page]
+	held := s != nil && pg != nil && s.find(pg) != nil
+
 	switch {
 	case c.On:
-		if s != nil && len(s.list) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
+		if s != nil && len(s.list) >= presence.MaxPages && !held {
 			c.done <- ErrTooManyHolds
 			return
 		}
+
 		pg = p.page(c.Page)
 		p.noteArrival(c.User, pg)
+
 		s = p.session(c.User, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
 		p.noteMember(c.User, pg) // join does not note a member if only the end of the hold moved
 		p.schedule(s)
-	case s != nil && pg != nil && s.find(pg) != nil:
+	case held:
 		p.leave(s, pg)
 	}
+
 	p.queueReply(pendingReply{done: c.done})
 }
 
@@ -266,6 +335,7 @@ func expired(ctx context.Context) error {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		return context.DeadlineExceeded
 	}
+
 	return ctx.Err()
 }
 

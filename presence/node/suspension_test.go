@@ -21,9 +21,11 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &shaky{Store: newStore()}
+
 				still := make(chan struct{})
 				thaw := sync.OnceFunc(func() { close(still) })
 				var frozen atomic.Bool
+
 				n, err := New(s, Config{
 					Name: "still", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
 					Reply: replies(func(string, *heartbeat.Reply) {}),
@@ -36,37 +38,47 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				n.Gateways(nil)
 				n.Own([]int{0, 1, 2})
+
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan struct{})
 				go func() { defer close(done); _ = n.Run(ctx) }()
 				defer func() { thaw(); cancel(); <-done }()
+
 				synctest.Wait()
 				for u := range presence.User(6) {
 					if err := n.Hold(ctx, asked(u, "p", true)); err != nil {
 						t.Fatal(err)
 					}
 				}
+
 				frozen.Store(true)
 				time.Sleep(4 * time.Second)
+
 				next, _ := start(t, "next", s)
 				for u := range presence.User(6) {
 					if err := next.node.Hold(ctx, asked(u, "p", false)); err != nil {
 						t.Fatal(err)
 					}
 				}
+
 				time.Sleep(timeout) // the trial of those who held
 				next.want("p", 0)
+
 				s.set(func() {
-					if s.generation++; emptied {
+					s.generation++
+					if emptied {
 						s.Store = newStore()
 					}
 				})
+
 				for range 10 {
 					time.Sleep(generationPoll / 2)
 					next.want("p", 0)
 				}
+
 				frozen.Store(false)
 				thaw()
 				for range 10 {

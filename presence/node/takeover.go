@@ -40,13 +40,18 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
+
 	p.load(snap.Members)
 	clear(p.out.members) // they come from the store; only the counts are new
+
 	p.out.counts[presence.AllPages] = p.site.users
+
 	if p.out.claim.Whole {
-		p.takeover.complete, p.out.complete = true, true
+		p.takeover.complete = true
+		p.out.complete = true
 		p.takeover.nextAsk = p.now() + askInterval // the gateways learn of the new owner by themselves
 	}
+
 	p.flush()
 }
 
@@ -58,10 +63,12 @@ func (p *partition) adopt(snap presence.Snapshot) {
 // double it. At least a third of the timeout is left, for users whose gateway had
 // reported them to that owner and who are now reconnecting through another gateway.
 func (p *partition) load(members []presence.Member) {
-	now, trial := p.now(), p.trialPeriod()
+	now := p.now()
+	trial := p.trialPeriod()
 	if held := p.out.claim.Held.Milliseconds(); held < trial {
 		trial = max(trial-held, min(trial, p.timeout()/3))
 	}
+
 	for _, m := range members {
 		pg := p.page(m.Page)
 		if !m.Alone {
@@ -70,6 +77,7 @@ func (p *partition) load(members []presence.Member) {
 			s.deadline = now + trial
 			p.schedule(s)
 		}
+
 		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
 		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
@@ -88,6 +96,7 @@ func (p *partition) trialPeriod() int64 {
 	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < recentDeath {
 		return max(p.timeout()-deathDetection, p.timeout()/6)
 	}
+
 	return p.timeout() * 2 / 3
 }
 
@@ -98,22 +107,28 @@ func (p *partition) putOnTrial(src *source) {
 	if src.sessions == 0 {
 		return
 	}
+
+	// All users are searched: a new stream is rare, and an index by source would cost every join.
 	deadline := p.now() + p.trialPeriod()
 	for u := range p.users {
 		s := p.lookup(u, src)
 		if s == nil {
 			continue
 		}
+
 		pg := s.list[0].page
 		l := p.session(u, p.loaded, pg)
+
 		for _, pp := range s.list {
-			switch have := l.find(pp.page); {
+			have := l.find(pp.page)
+			switch {
 			case have == nil:
 				l.add(pp.page, pp.until)
-			case pp.until == 0 || have.until != 0 && have.until < pp.until:
+			case pp.outlasts(have):
 				l.set(have, pp.until)
 			}
 		}
+
 		p.removeSession(s, pg)
 		l.deadline = deadline
 		p.schedule(l)
@@ -127,26 +142,32 @@ func (p *partition) checkReports() {
 	if !p.needsReports() {
 		return
 	}
+
 	now := p.now()
 	ask := now >= p.takeover.nextAsk
 	if ask {
 		p.takeover.nextAsk = now + askInterval
 	}
+
 	known := p.node.gateways.known.Load()
 	if known == nil {
 		p.takeover.reported = false
 		return
 	}
+
+	// A silent gateway does not hold up the partition.
 	all := true
 	for _, g := range known.live {
 		src := p.sources[g.Source]
 		if src.reported() {
 			continue
 		}
+
 		if p.silent(g, src, known.at) {
 			p.node.logSilent(g)
 			continue
 		}
+
 		all = false
 		if ask {
 			r := &heartbeat.Reply{Partition: p.id, Ask: true}
@@ -156,16 +177,25 @@ func (p *partition) checkReports() {
 			p.node.cfg.Reply.SendReply(g.Gateway, r)
 		}
 	}
+
 	p.takeover.reported = all
-	if p.takeover.complete || !all || slices.ContainsFunc(known.gone, func(g *gateway) bool {
-		return p.node.clock.now() < g.until && !p.sources[g.Source].reported()
-	}) {
+	if p.takeover.complete || !all || p.mayComeBack(known.gone) {
 		return
 	}
+
 	p.takeover.complete = true
+
 	p.out.mu.Lock()
 	p.out.complete = true
 	p.out.mu.Unlock()
+}
+
+// mayComeBack reports whether one of the dead gateways may come back with users that it has not reported.
+func (p *partition) mayComeBack(dead []*gateway) bool {
+	now := p.node.clock.now()
+	return slices.ContainsFunc(dead, func(g *gateway) bool {
+		return now < g.until && !p.sources[g.Source].reported()
+	})
 }
 
 // silent reports whether a live gateway had sent nothing new for a presence timeout at
@@ -179,6 +209,7 @@ func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 		}
 		last = max(last, src.lastProgress)
 	}
+
 	since := max(g.since, p.start+time.Duration(last)*time.Millisecond)
 	return at-since > p.node.cfg.PresenceTimeout
 }
@@ -188,6 +219,7 @@ func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 func (p *partition) repeatComplete() {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
+
 	if p.takeover.complete && p.out.state != inFlight {
 		p.out.complete = true
 	}
@@ -198,13 +230,17 @@ func (p *partition) repeatComplete() {
 // store may have lost every trace of that ownership. Unless the store still has the whole
 // partition, the actor therefore asks all gateways to report again.
 func (p *partition) rewrite(r *reclaimed) {
-	p.takeover.complete, p.takeover.reported = true, false
+	p.takeover.complete = true
+	p.takeover.reported = false
+
+	// The gateways' earlier reports count for nothing: users may have come to the other owner since.
 	if !r.claim.Whole {
 		p.takeover = takeover{since: p.now(), nextAsk: p.now()}
 		for _, src := range p.sources {
 			src.snapshotEnd = 0
 		}
 	}
+
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {
@@ -213,20 +249,31 @@ func (p *partition) rewrite(r *reclaimed) {
 			}
 		}
 	}
+
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
-	p.out.claim, p.out.members = r.claim, members
-	p.out.reset, p.out.complete = true, p.takeover.complete
-	if p.out.blocked = p.out.next != r.claim; !p.out.blocked {
+
+	p.out.claim = r.claim
+	p.out.members = members
+	p.out.reset = true
+	p.out.complete = p.takeover.complete
+
+	// The manager may have begun a newer claim since, which makes this one invalid.
+	p.out.blocked = p.out.next != r.claim
+	if !p.out.blocked {
 		p.out.next = presence.Claim{}
 	}
+
+	// What the store still has and this node does not is gone, so every page of it starts at 0.
 	for _, name := range r.found.Pages {
 		p.out.counts[name] = 0
 	}
 	for _, m := range r.found.Members {
-		p.out.counts[m.Page], p.out.counts[presence.TotalOf(m.Page)] = 0, 0
+		p.out.counts[m.Page] = 0
+		p.out.counts[presence.TotalOf(m.Page)] = 0
 	}
-	for name, pg := range p.pages { // after the zeros: a page of found may have users
+
+	for name, pg := range p.pages { // after the zeros, because a page of found may have users
 		p.out.counts[name] = pg.users
 	}
 }

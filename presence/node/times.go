@@ -12,10 +12,13 @@ import (
 func CheckTimes(timeout, heartbeat, grace time.Duration) error {
 	switch {
 	case timeout/3 < heartbeat: // the product might overflow
-		return setting.Errorf("presence-timeout", "%s is shorter than 3 heartbeats of %s; raise it, or lower --heartbeat-interval", timeout, heartbeat)
+		return setting.Errorf("presence-timeout",
+			"%s is shorter than 3 heartbeats of %s; raise it, or lower --heartbeat-interval", timeout, heartbeat)
 	case grace >= timeout:
-		return setting.Errorf("leave-grace", "%s is not shorter than the --presence-timeout of %s; lower it, or raise the timeout", grace, timeout)
+		return setting.Errorf("leave-grace",
+			"%s is not shorter than the --presence-timeout of %s; lower it, or raise the timeout", grace, timeout)
 	}
+
 	return nil
 }
 

@@ -22,14 +22,16 @@ type usersAnswer struct {
 	err    error
 }
 
-// Users returns the states of users, in their order. Its error is presence.ErrNotOwner if the node does not own one of their
-// partitions, or does not know all users of it yet, or ctx's error.
+// Users returns the states of users, in their order. Its error is presence.ErrNotOwner if the node does not own one of
+// their partitions, or does not know all users of it yet, or ctx's error.
 func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
 	places := map[int][]int{} // of users, by partition
 	for i, u := range users {
 		id := u.Partition(len(n.actors))
 		places[id] = append(places[id], i)
 	}
+
+	// Each owner answers for its own users, and the answers are put together in the caller's order.
 	answers := map[int]chan usersAnswer{}
 	actors := map[int]*partition{}
 	for id, at := range places {
@@ -37,11 +39,14 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 		if p == nil {
 			return nil, presence.ErrNotOwner
 		}
+
 		some := make([]presence.User, len(at))
 		for i, place := range at {
 			some[i] = users[place]
 		}
+
 		answer := make(chan usersAnswer, 1)
+
 		select {
 		case p.mail <- &usersCall{some, answer}:
 		case <-p.ended:
@@ -49,8 +54,12 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		answers[id], actors[id] = answer, p
+
+		answers[id] = answer
+		actors[id] = p
 	}
+
+	// All actors have their questions by now, so the slowest one determines the wait, not their sum.
 	states := make([]presence.UserState, len(users))
 	for id, at := range places {
 		select {
@@ -67,6 +76,7 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 			return nil, ctx.Err()
 		}
 	}
+
 	n.lastSeen(ctx, users, states)
 	return states, nil
 }
@@ -76,34 +86,42 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 	if n.cfg.LastSeen == nil {
 		return
 	}
+
 	var places []int
 	var absent []presence.User
 	for i, s := range states {
 		if s.Since.IsZero() && s.LastSeen.IsZero() {
-			places, absent = append(places, i), append(absent, users[i])
+			places = append(places, i)
+			absent = append(absent, users[i])
 		}
 	}
+
 	if len(absent) == 0 {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, lastSeenTimeout)
 	defer cancel()
+
 	times, err := n.cfg.LastSeen.LastSeen(ctx, absent)
 	if err != nil {
 		n.cfg.Log.Debug().Err(err).Msg("the store could not be asked when users were last here")
 		return
 	}
+
 	for i, place := range places {
 		states[place].LastSeen = times[i]
 	}
 }
 
-// answer answers a call about users. While gateways have yet to report who is there, the actor does not know who is not.
+// answer answers a call about users. While gateways have yet to report who is there, the actor does not know who is
+// not.
 func (p *partition) answer(c *usersCall) {
 	if !p.takeover.complete {
 		c.answer <- usersAnswer{err: presence.ErrNotOwner}
 		return
 	}
+
 	states := make([]presence.UserState, len(c.users))
 	for i, u := range c.users {
 		first := p.users[u]
@@ -111,13 +129,16 @@ func (p *partition) answer(c *usersCall) {
 			states[i].LastSeen = p.out.departed(u)
 			continue
 		}
+
 		pages := map[*page]struct{}{}
 		for s := first; s != nil; s = s.next {
 			for _, pp := range s.list {
 				pages[pp.page] = struct{}{}
 			}
 		}
+
 		states[i] = presence.UserState{Since: time.Unix(int64(first.since), 0), Pages: len(pages)}
 	}
+
 	c.answer <- usersAnswer{states: states}
 }

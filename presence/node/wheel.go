@@ -39,13 +39,18 @@ func (w *wheel) idle(ms int64) {
 // former slot.
 func (w *wheel) put(s *session, ms int64) {
 	w.drop(s)
+
+	// Not in the slot of the present tick, which due may be visiting; not beyond the last slot, which would alias.
 	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
 	i := t % wheelSlots
+
 	s.slot = int16(i)
-	s.slotNext, s.slotPrev = w.slots[i], nil
+	s.slotNext = w.slots[i]
+	s.slotPrev = nil
 	if s.slotNext != nil {
 		s.slotNext.slotPrev = s
 	}
+
 	w.slots[i] = s
 	w.occupied[i/64] |= 1 << (i % 64)
 }
@@ -55,6 +60,7 @@ func (w *wheel) drop(s *session) {
 	if s.slot < 0 {
 		return
 	}
+
 	if s.slotPrev != nil {
 		s.slotPrev.slotNext = s.slotNext
 	} else {
@@ -63,10 +69,14 @@ func (w *wheel) drop(s *session) {
 			w.occupied[s.slot/64] &^= 1 << (s.slot % 64)
 		}
 	}
+
 	if s.slotNext != nil {
 		s.slotNext.slotPrev = s.slotPrev
 	}
-	s.slotNext, s.slotPrev, s.slot = nil, nil, -1
+
+	s.slotNext = nil
+	s.slotPrev = nil
+	s.slot = -1
 }
 
 // next returns the time, in milliseconds, of the first tick that has a session.
@@ -74,12 +84,14 @@ func (w *wheel) next() (ms int64, ok bool) {
 	start := (w.pos + 1) % wheelSlots
 	for n := int64(0); n < wheelSlots; {
 		i := (start + n) % wheelSlots
-		if word := w.occupied[i/64] >> (i % 64); word != 0 {
+		word := w.occupied[i/64] >> (i % 64)
+		if word != 0 {
 			n += int64(bits.TrailingZeros64(word))
 			return (w.pos + 1 + n) * int64(wheelTick/time.Millisecond), true
 		}
 		n += 64 - i%64
 	}
+
 	return 0, false
 }
 
@@ -94,6 +106,8 @@ func (w *wheel) due(ms int64, look func(*session)) {
 			w.pos = now
 			return
 		}
+
+		// Before the visits, so that put files into later slots.
 		w.pos = t
 		for i := t % wheelSlots; w.slots[i] != nil; {
 			s := w.slots[i]

@@ -22,11 +22,14 @@ func (n *Node) write(ctx context.Context) {
 	seq := uint64(0)
 	failed := 0
 	var again []*partition // their changes must be repeated after the pause
+
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	defer retry.Stop()
+
 	for {
 		var p *partition
+
 		select {
 		case <-ctx.Done():
 			return
@@ -38,13 +41,19 @@ func (n *Node) write(ctx context.Context) {
 			continue
 		case p = <-n.ready:
 		}
+
 		batch, changes := n.collect(p, &seq)
 		if len(changes) == 0 {
 			continue
 		}
+
 		n.batches.Observe(float64(len(changes)))
+
 		waiting := len(again)
-		again = append(again, n.outcomes(batch, changes, n.store.Write(ctx, changes))...)
+		outcomes := n.store.Write(ctx, changes)
+		again = append(again, n.outcomes(batch, changes, outcomes)...)
+
+		// A pause that is running already is not extended by further failures.
 		switch {
 		case len(again) == 0:
 			failed = 0
@@ -61,44 +70,56 @@ func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes [
 	for size := 0; p != nil; {
 		*seq++
 		if c, ok := p.out.take(*seq); ok {
-			batch, changes = append(batch, p), append(changes, c)
-			if size += len(c.Members) + len(c.Counts); size >= writeBatch {
+			batch = append(batch, p)
+			changes = append(changes, c)
+			size += len(c.Members) + len(c.Counts)
+			if size >= writeBatch {
 				break
 			}
 		}
+
 		select {
 		case p = <-n.ready:
 		default:
 			p = nil
 		}
 	}
+
 	return batch, changes
 }
 
 // outcomes reports the outcomes of changes to the actors, and returns the partitions whose
 // changes must be repeated.
-func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
+func (n *Node) outcomes(
+	batch []*partition, changes []presence.Change, outcomes []presence.Outcome,
+) (again []*partition) {
 	for i, o := range outcomes {
 		p := batch[i]
+		c := changes[i]
+		fenced := errors.Is(o.Err, presence.ErrFenced)
+		ownerChanged := fenced && !p.out.superseded(c)
+		claimInvalid := fenced || errors.Is(o.Err, presence.ErrLost)
+
 		switch {
 		case o.Err == nil:
 			n.written.Add(1)
-			n.counts.Add(int64(len(changes[i].Counts)))
+			n.counts.Add(int64(len(c.Counts)))
 			p.post(&stored{batch: p.out.written(), counts: o.Counts})
-		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
+		case ownerChanged:
 			n.fenced.Add(1)
-			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
+			n.actors[c.Partition].CompareAndSwap(p, nil)
 			wake.Signal(n.trouble)
-		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):
+		case claimInvalid:
 			n.failures.Add(1)
-			p.out.restore(changes[i], true)
+			p.out.restore(c, true)
 			wake.Signal(n.trouble)
 			p.post(&refused{})
 		default:
 			n.failures.Add(1)
-			p.out.restore(changes[i], false)
+			p.out.restore(c, false)
 			again = append(again, p)
 		}
 	}
+
 	return again
 }

@@ -49,7 +49,9 @@ var (
 	minutesBucket = []byte("minutes")
 	seenBucket    = []byte("seen")
 
-	buckets = [][]byte{pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket, seenBucket}
+	buckets = [][]byte{
+		pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket, seenBucket,
+	}
 
 	secretKey = []byte("id-secret")
 	probeKey  = []byte("probe")
@@ -89,12 +91,16 @@ type put struct {
 
 // openDisk opens the file in dir, or creates it, and fills n, b and l from it. secret is
 // the secret of anonymous ids. No operation is written before run.
-func openDisk(dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerolog.Logger) (d *disk, secret string, err error) {
+func openDisk(
+	dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerolog.Logger,
+) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
+
 	path := filepath.Join(dir, dataFile)
 	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
+
 	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
 		d.db = db
 		secret, err = d.load(n, b, l)
@@ -103,34 +109,43 @@ func openDisk(dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerol
 	if err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
+
 	return d, secret, nil
 }
 
 // load reads the whole file into n, b and seen, and drops entries that cannot be read. When
 // they cannot be deleted, the file counts as not writable.
 func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret string, err error) {
-	if secret, err = d.secret(); err != nil {
+	secret, err = d.secret()
+	if err != nil {
 		return "", err
 	}
+
 	seen.unsaved = map[presence.User]struct{}{}
 	l := loader{unread: n, history: b, seen: seen, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
+
 	if l.dropped > 0 {
-		d.log.Warn().Int("entries", l.dropped).AnErr("first", l.first).Msg("the data directory had entries that cannot be read; they have been dropped")
+		d.log.Warn().Int("entries", l.dropped).AnErr("first", l.first).
+			Msg("the data directory had entries that cannot be read; they have been dropped")
 	}
+
 	if len(l.puts) > 0 {
 		if err := d.update(l.puts, nil); err != nil {
 			d.undo = l.puts
 			d.fail(err)
 		}
 	}
+
 	if seen.retention == 0 {
 		if err := d.dropSeen(); err != nil {
-			d.log.Warn().Err(err).Msg("the data directory still has when users were last here; it is deleted at the next start")
+			d.log.Warn().Err(err).
+				Msg("the data directory still has when users were last here; it is deleted at the next start")
 		}
 	}
+
 	return secret, nil
 }
 
@@ -140,9 +155,11 @@ func (d *disk) secret() (secret string, err error) {
 		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))
 		return nil
 	}
-	if err = d.db.View(read); err != nil || secret != "" { // reading works on a full disk too
+	err = d.db.View(read) // reading works on a full disk too
+	if err != nil || secret != "" {
 		return secret, err
 	}
+
 	secret = rand.Text()
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
@@ -178,14 +195,17 @@ func (l *loader) load(tx *bbolt.Tx) error {
 	l.each(tx, recordsBucket, l.record)
 	l.each(tx, followsBucket, l.follow)
 	l.each(tx, keysBucket, l.key)
+
 	if l.history.retention > 0 {
 		l.loadMinutes(tx)
 	}
 	if l.seen.retention > 0 {
 		l.loadSeen(tx)
 	}
+
 	l.noteEmpty()
 	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })
+
 	return nil
 }
 
@@ -194,11 +214,13 @@ func (l *loader) page(k, v []byte) error {
 	if err != nil {
 		return fmt.Errorf("the changes of %q: %w", k, err)
 	}
+
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.pages[string(k)] = &changedPage{
 		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: presence.TimeOf(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
+
 	return nil
 }
 
@@ -207,6 +229,7 @@ func (l *loader) note(k, v []byte) error {
 	if p == nil {
 		return fmt.Errorf("a note of %q without its page", k)
 	}
+
 	p.note = unread.NoteOf(string(v))
 	return nil
 }
@@ -218,6 +241,7 @@ func (l *loader) own(k, v []byte) error {
 	if err != nil || len(user) != len(unread.User{}) || p == nil {
 		return fmt.Errorf("own changes of %q, without their page or with other text: %q", page, v)
 	}
+
 	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: presence.TimeOf(f[2])}
 	return nil
 }
@@ -227,10 +251,13 @@ func (l *loader) record(k, v []byte) error {
 	if err != nil || len(k) != len(unread.User{}) {
 		return fmt.Errorf("a record: %q", v)
 	}
+
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.records[unread.User(k)] = &unread.Record{
-		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: presence.TimeOf(f[2]),
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])},
+		Updated: presence.TimeOf(f[2]),
 	}
+
 	return nil
 }
 
@@ -245,10 +272,12 @@ func (l *loader) follow(k, v []byte) error {
 	if err != nil {
 		return err
 	}
+
 	r := l.unread.records[user]
 	if r == nil {
 		return fmt.Errorf("a follow of %q without its record", f.Page)
 	}
+
 	r.Follows = append(r.Follows, f)
 	return nil
 }
@@ -266,11 +295,13 @@ func (l *loader) key(k, v []byte) error {
 	if len(k) != 16 || len(v) != 8 {
 		return fmt.Errorf("an idempotency key: %q", k)
 	}
+
 	key := idempotencyKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
 	if key.until <= l.now.Unix() {
 		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
 		return nil
 	}
+
 	l.unread.keys[key.hash] = struct{}{}
 	l.unread.oldest = append(l.unread.oldest, key)
 	return nil
@@ -285,12 +316,16 @@ func (d *disk) hashKey() (key []byte, err error) {
 	if err != nil || key != nil {
 		return key, err
 	}
+
+	// With a new key no user would be found again, so a file that has users gets none.
 	return key, d.db.Update(func(tx *bbolt.Tx) error {
 		for _, users := range [][]byte{recordsBucket, ownsBucket} {
-			if first, _ := tx.Bucket(users).Cursor().First(); first != nil {
+			first, _ := tx.Bucket(users).Cursor().First()
+			if first != nil {
 				return errors.New("it has users and no key: start the release before this one on it once")
 			}
 		}
+
 		key = hashkey.New()
 		return tx.Bucket(boltfile.Meta).Put(hashKey, key)
 	})
@@ -302,6 +337,7 @@ func numbers(text string, n int) ([]int64, error) {
 	if len(fields) != n {
 		return nil, fmt.Errorf("%q has not %d numbers", text, n)
 	}
+
 	out := make([]int64, n)
 	for i, f := range fields {
 		u, err := strconv.ParseUint(f, 10, 63)
@@ -310,6 +346,7 @@ func numbers(text string, n int) ([]int64, error) {
 		}
 		out[i] = int64(u)
 	}
+
 	return out, nil
 }
 
@@ -318,6 +355,7 @@ func numbers(text string, n int) ([]int64, error) {
 func (d *transaction) puts() []put {
 	var all []put
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
+
 	for page, p := range d.pages {
 		l := p.level
 		add(pagesBucket, page, fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, presence.Seconds(l.At)))
@@ -325,19 +363,23 @@ func (d *transaction) puts() []put {
 			add(notesBucket, page, fmt.Appendf(nil, "%d %s\n%s", p.note.All, p.note.Title, p.note.URL))
 		}
 		for user, o := range p.owns {
-			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, presence.Seconds(o.Before)))
+			value := fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, presence.Seconds(o.Before))
+			add(ownsBucket, page+"\x00"+string(user[:]), value)
 		}
 	}
+
 	for user, r := range d.records {
 		value := fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, presence.Seconds(r.Updated))
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
 			value = nil // an empty record: only its version is lost, and the next process assigns greater ones
 		}
+
 		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
 		if is := d.base.records[user]; is != nil {
 			old = *is
 		}
+
 		set, gone := r.Differences(old)
 		for _, f := range set {
 			add(followsBucket, string(user[:])+f.Page, f.AppendValue(nil))
@@ -346,18 +388,22 @@ func (d *transaction) puts() []put {
 			add(followsBucket, string(user[:])+page, nil)
 		}
 	}
+
 	for _, k := range d.newest {
 		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
 	}
 	for _, k := range d.base.oldest[:d.forgotten] {
 		add(keysBucket, string(k.hash[:]), nil)
 	}
+
+	// In the order of the file, so that neighbours are written together.
 	slices.SortFunc(all, func(a, b put) int {
 		if c := bytes.Compare(a.bucket, b.bucket); c != 0 {
 			return c
 		}
 		return bytes.Compare(a.key, b.key)
 	})
+
 	return all
 }
 
@@ -368,14 +414,17 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 		return errClosed
 	default:
 	}
+
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
+
 	select {
 	case d.waiting <- o:
 	default:
 		return refused(fmt.Errorf("%d operations wait for the disk already", maxWaiting))
 	}
+
 	select {
 	case <-o.done:
 		return o.err
@@ -401,20 +450,24 @@ func (d *disk) writable() error {
 	if d == nil {
 		return nil
 	}
+
 	if err := d.failure.Load(); err != nil {
 		return *err
 	}
+
 	return nil
 }
 
 // run is the writer. It ends with close, after it has carried out the waiting operations.
 func (d *disk) run(commit func([]*op)) {
 	defer close(d.ended)
+
 	for {
 		var probe <-chan time.Time
 		if d.writable() != nil {
 			probe = time.After(probeEvery)
 		}
+
 		select {
 		case o := <-d.waiting:
 			commit(d.batch(o))
@@ -436,6 +489,7 @@ func (d *disk) batch(ops ...*op) []*op {
 		case o := <-d.waiting:
 			ops = append(ops, o)
 		default:
+
 			return ops
 		}
 	}
@@ -448,19 +502,23 @@ func (d *disk) write(tx *transaction) error {
 	if d == nil {
 		return nil
 	}
+
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
+
 	puts := tx.puts()
 	if len(puts) == 0 {
 		return nil
 	}
+
 	var before []put
 	if err := d.update(puts, &before); err != nil {
 		d.undo = before
 		d.fail(err)
 		return refused(err)
 	}
+
 	return nil
 }
 
@@ -469,6 +527,7 @@ func refused(err error) error { return fmt.Errorf("presencemem: %w: %w", presenc
 // fail records that the file cannot be written.
 func (d *disk) fail(err error) {
 	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
+
 	err = fmt.Errorf("the data directory cannot be written: %w", err)
 	d.failure.Store(&err)
 }
@@ -481,12 +540,16 @@ func (d *disk) probe() {
 	if d.update(append([]put{filler}, d.undo...), nil) != nil {
 		return
 	}
+
+	// The filler showed that there is room for a transaction, and must not take that room.
 	filler.value = nil
 	if d.update([]put{filler}, nil) != nil {
 		return
 	}
+
 	d.undo = nil
 	d.failure.Store(nil)
+
 	d.log.Info().Msg("the data directory can be written again")
 }
 
@@ -499,6 +562,7 @@ func (d *disk) update(puts []put, before *[]put) error {
 			if before != nil {
 				*before = append(*before, put{p.bucket, p.key, bytes.Clone(b.Get(p.key))})
 			}
+
 			var err error
 			if p.value == nil {
 				err = b.Delete(p.key)
@@ -509,6 +573,7 @@ func (d *disk) update(puts []put, before *[]put) error {
 				return err
 			}
 		}
+
 		return nil
 	})
 }
@@ -518,6 +583,7 @@ func (d *disk) close() error {
 	if d == nil {
 		return nil
 	}
+
 	close(d.closing)
 	<-d.ended
 	return d.db.Close()

@@ -20,7 +20,9 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	for _, b := range buckets {
 		w.buckets[b] = true
 	}
+
 	w.wake <- struct{}{}
+
 	s.mu.Lock()
 	s.watchers[w] = struct{}{}
 	s.mu.Unlock()
@@ -29,12 +31,14 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		delete(s.watchers, w)
 		s.mu.Unlock()
 	}()
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
 		}
+
 		s.mu.Lock()
 		var lost []int
 		for b, dropped := range w.buckets {
@@ -43,9 +47,11 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 				w.buckets[b] = false
 			}
 		}
+
 		todo := w.backlog
 		w.backlog = nil
 		s.mu.Unlock()
+
 		for _, p := range todo { // before the Losts: these are older than what was dropped
 			fn(p)
 		}
@@ -60,12 +66,14 @@ func (s *Store) publish(touched map[*page]struct{}) {
 	if len(touched) == 0 || len(s.watchers) == 0 {
 		return
 	}
+
 	buckets := map[int][]presence.Update{}
 	for pg := range touched {
 		u := s.count(pg.count.Page).Update()
 		b := u.Topic.Bucket(s.cfg.Buckets)
 		buckets[b] = append(buckets[b], u)
 	}
+
 	for b, updates := range buckets {
 		s.notify(presence.Publication{Bucket: b, Updates: updates})
 	}
@@ -76,14 +84,16 @@ func (s *Store) publish(touched map[*page]struct{}) {
 func (s *Store) notify(p presence.Publication) {
 	for w := range s.watchers {
 		dropped, watched := w.buckets[p.Bucket]
-		switch {
-		case !watched || dropped:
-			continue // the watcher will read the bucket again anyway
-		case len(w.backlog) >= s.cfg.Backlog:
-			w.buckets[p.Bucket] = true
-		default:
-			w.backlog = append(w.backlog, p)
+		if !watched || dropped {
+			continue // a watcher that has lost publications reads the whole bucket anyway
 		}
+
+		if len(w.backlog) < s.cfg.Backlog {
+			w.backlog = append(w.backlog, p)
+		} else {
+			w.buckets[p.Bucket] = true
+		}
+
 		wake.Signal(w.wake)
 	}
 }

@@ -25,21 +25,25 @@ func (s *Store) Updates(_ context.Context, topics []presence.Topic) ([]presence.
 			updates[i] = read(s, t.Name())
 		}
 	}
+
 	return updates, nil
 }
 
 func (s *Store) countUpdate(page string) presence.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return s.count(page).Update()
 }
 
 func (s *Store) levelUpdate(page string) presence.Update {
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
+
 	if p := s.unread.pages[page]; p != nil {
 		return p.level.Update(page)
 	}
+
 	return presence.Update{Topic: unread.LevelTopic(page)}
 }
 
@@ -49,10 +53,13 @@ func (s *Store) recordUpdate(key string) presence.Update {
 	if !ok {
 		return topic
 	}
+
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
+
 	if r := s.unread.records[user]; r != nil {
 		return r.Update(user)
 	}
+
 	return topic
 }

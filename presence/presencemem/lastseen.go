@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	seenBatch  = 1024            // entries in one transaction of the data directory
-	seenFlush  = 2 * time.Second // for what a process that ends has not written; the rest is lost
-	seenExpire = 1000            // users that are forgotten at a time, so that joins do not wait; the others go with later writes
+	seenBatch = 1024            // entries in one transaction of the data directory
+	seenFlush = 2 * time.Second // for what a process that ends has not written; the rest is lost
+	// seenExpire is how many users are forgotten at a time, so that joins do not wait; the others go with later writes.
+	seenExpire = 1000
 )
 
 // lastSeen has when users departed, in unix seconds. Store.mu guards it, except writing. After the
@@ -36,7 +37,9 @@ type lastSeen struct {
 
 func newLastSeen(cfg Config) *lastSeen {
 	l := &lastSeen{retention: cfg.LastSeen}
-	l.users, _ = simplelru.NewLRU(cfg.MaxLastSeen, func(u presence.User, _ int64) { l.mark(u) }) // fails only without room
+	// NewLRU fails only without room.
+	l.users, _ = simplelru.NewLRU(cfg.MaxLastSeen, func(u presence.User, _ int64) { l.mark(u) })
+
 	return l
 }
 
@@ -47,7 +50,9 @@ func (l *lastSeen) mark(u presence.User) {
 }
 
 func (l *lastSeen) departed(u presence.User, at time.Time) {
-	if last, ok := l.users.Peek(u); l.retention > 0 && (!ok || last < at.Unix()) {
+	last, known := l.users.Peek(u)
+	newer := !known || last < at.Unix()
+	if l.retention > 0 && newer {
 		l.users.Add(u, at.Unix())
 		l.mark(u)
 	}
@@ -65,6 +70,7 @@ func (l *lastSeen) replay(d presence.Departure) {
 // expire forgets some of those who departed before the retention.
 func (l *lastSeen) expire(now time.Time) {
 	oldest := now.Add(-l.retention).Unix()
+
 	for range seenExpire {
 		if _, at, ok := l.users.GetOldest(); !ok || at >= oldest {
 			return
@@ -78,14 +84,17 @@ var _ presence.LastSeen = (*Store)(nil)
 // LastSeen implements presence.LastSeen.
 func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time, error) {
 	times := make([]time.Time, len(users))
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	oldest := time.Now().Add(-s.seen.retention).Unix()
 	for i, u := range users {
 		if at, ok := s.seen.users.Peek(u); ok && at >= oldest {
 			times[i] = presence.TimeOf(at)
 		}
 	}
+
 	return times, nil
 }
 
@@ -97,14 +106,19 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 	s.mu.Unlock()
 	s.logChanges([]presence.Change{{Departures: []presence.Departure{{User: u, At: time.Unix(0, 0)}}}})
 	s.log.mu.Unlock()
+
 	if s.dir == "" || s.seen.retention == 0 { // nothing is kept
 		return nil
 	}
+
 	s.seen.writing.Lock() // what was taken before is written before
 	defer s.seen.writing.Unlock()
-	if err := s.unread.disk.update([]put{{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}}, nil); err != nil {
+
+	entry := put{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}
+	if err := s.unread.disk.update([]put{entry}, nil); err != nil {
 		return refused(err)
 	}
+
 	return nil
 }
 
@@ -118,32 +132,40 @@ func (s *Store) keepSeen() {
 		if closing {
 			until = began.Add(seenFlush)
 		}
+
 		s.mu.Lock()
 		s.seen.expire(began)
 		s.mu.Unlock()
+
 		return s.writeSeen(until)
-	}, "when users were last here cannot be written to the data directory; trying again", "when users were last here can be written to the data directory again")
+	}, "when users were last here cannot be written to the data directory; trying again",
+		"when users were last here can be written to the data directory again")
 }
 
-// writeSeen writes what the data directory lacks, unless it takes longer than until; zero: however long it takes. After a
-// failure the next call writes it.
+// writeSeen writes what the data directory lacks, unless it takes longer than until; zero: however long it takes.
+// After a failure the next call writes it.
 func (s *Store) writeSeen(until time.Time) error {
 	for until.IsZero() || time.Now().Before(until) {
 		if done, err := s.writeSomeSeen(); done || err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
 func (s *Store) writeSomeSeen() (done bool, err error) {
 	s.seen.writing.Lock()
 	defer s.seen.writing.Unlock()
+
 	puts := s.unsavedSeen()
 	if len(puts) == 0 {
 		return true, nil
 	}
-	slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) }) // neighbours share pages of the file
+
+	// Neighbours share pages of the file.
+	slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) })
+
 	if err := s.unread.disk.update(puts, nil); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -152,6 +174,7 @@ func (s *Store) writeSomeSeen() (done bool, err error) {
 		}
 		return false, err
 	}
+
 	return false, nil
 }
 
@@ -159,16 +182,20 @@ func (s *Store) writeSomeSeen() (done bool, err error) {
 func (s *Store) unsavedSeen() (puts []put) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for u := range s.seen.unsaved {
 		p := put{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}
 		if at, ok := s.seen.users.Peek(u); ok {
 			p.value = binary.BigEndian.AppendUint64(nil, uint64(at))
 		}
+
 		delete(s.seen.unsaved, u)
-		if puts = append(puts, p); len(puts) == seenBatch {
+		puts = append(puts, p)
+		if len(puts) == seenBatch {
 			break
 		}
 	}
+
 	return puts
 }
 
@@ -178,6 +205,7 @@ func (l *loader) loadSeen(tx *bbolt.Tx) {
 		user presence.User
 		at   int64
 	}
+
 	var all []entry
 	l.each(tx, seenBucket, func(k, v []byte) error {
 		if len(k) != 8 || len(v) != 8 {
@@ -186,6 +214,8 @@ func (l *loader) loadSeen(tx *bbolt.Tx) {
 		all = append(all, entry{presence.User(binary.BigEndian.Uint64(k)), int64(binary.BigEndian.Uint64(v))})
 		return nil
 	})
+
+	// The list of users is in the order of their departures, the file is not.
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.at, b.at) })
 	for _, e := range all {
 		l.seen.users.Add(e.user, e.at)
@@ -203,6 +233,7 @@ func (d *disk) dropSeen() error {
 	if err != nil || empty {
 		return err
 	}
+
 	return d.db.Update(func(tx *bbolt.Tx) error {
 		if err := tx.DeleteBucket(seenBucket); err != nil {
 			return err

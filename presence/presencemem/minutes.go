@@ -54,8 +54,11 @@ type pageMinutes struct {
 
 func newPageHistory(cfg Config) pageHistory {
 	return pageHistory{
-		retention: int64(cfg.PageStats / time.Minute), maxBytes: cfg.PageStatsBytes,
-		pages: map[string]*pageMinutes{}, order: list.New(), dirty: map[*pageMinutes]struct{}{},
+		retention: int64(cfg.PageStats / time.Minute),
+		maxBytes:  cfg.PageStatsBytes,
+		pages:     map[string]*pageMinutes{},
+		order:     list.New(),
+		dirty:     map[*pageMinutes]struct{}{},
 	}
 }
 
@@ -64,14 +67,19 @@ func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.A
 	if b.retention == 0 {
 		return
 	}
+
 	at := minutes.Of(now)
+
 	for pg := range touched {
 		m := b.minute(pg.count.Page, at).last()
-		m.Max, m.Last = max(m.Max, pg.count.Users), pg.count.Users
+		m.Max = max(m.Max, pg.count.Users)
+		m.Last = pg.count.Users
 	}
+
 	for _, a := range arrivals {
 		b.minute(a.Page, at).running.Add(a.User)
 	}
+
 	b.bound(at)
 }
 
@@ -83,8 +91,10 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	if r == nil {
 		r = b.add(page)
 	}
+
 	b.order.MoveToBack(r.element)
 	b.markDirty(r)
+
 	users := int64(0)
 	if len(r.minutes) > 0 {
 		if r.last().At >= at { // later if the clock was set back
@@ -93,8 +103,10 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 		b.addBytes(r, r.close())
 		users = r.last().Last
 	}
+
 	b.append(r, minutes.Minute{At: at, Counted: true, Max: users, Last: users})
 	b.trim(r, at-b.retention)
+
 	return r
 }
 
@@ -102,6 +114,7 @@ func (b *pageHistory) add(page string) *pageMinutes {
 	r := &pageMinutes{page: page}
 	r.element = b.order.PushBack(r)
 	b.pages[page] = r
+
 	b.addBytes(r, pageBytes+len(page))
 	return r
 }
@@ -128,8 +141,11 @@ func (b *pageHistory) addBytes(r *pageMinutes, bytes int) {
 func (r *pageMinutes) close() int {
 	last := r.last()
 	before := len(last.Visitors.Bytes())
-	last.Joins, last.Visitors = last.Joins+r.running.Joins, r.visitors()
+
+	last.Joins += r.running.Joins
+	last.Visitors = r.visitors()
 	r.running = minutes.Visits{}
+
 	return len(last.Visitors.Bytes()) - before
 }
 
@@ -149,6 +165,7 @@ func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 		b.erase(r, n)
 		n++
 	}
+
 	r.minutes = slices.Delete(r.minutes, 0, n)
 }
 
@@ -166,12 +183,15 @@ func (b *pageHistory) erase(r *pageMinutes, i int) {
 func (b *pageHistory) bound(at int64) {
 	for front := b.order.Front(); front != nil; front = b.order.Front() {
 		r := front.Value.(*pageMinutes)
-		if b.bytes <= b.maxBytes && (r.last().Last > 0 || r.last().At > at-b.retention) {
+		needed := r.last().Last > 0 || r.last().At > at-b.retention
+		if b.bytes <= b.maxBytes && needed {
 			return
 		}
+
 		for i := range r.minutes {
 			b.erase(r, i)
 		}
+
 		b.bytes -= r.bytes
 		b.order.Remove(front)
 		delete(b.dirty, r)
@@ -185,17 +205,23 @@ var _ minutes.Store = (*Store)(nil)
 func (s *Store) Minutes(_ context.Context, page string, from int64) ([]minutes.Minute, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	r := s.history.pages[page]
 	if r == nil {
 		return nil, nil
 	}
-	first, found := slices.BinarySearchFunc(r.minutes, from, func(m minutes.Minute, at int64) int { return int(m.At - at) })
+
+	byTime := func(m minutes.Minute, at int64) int { return int(m.At - at) }
+	first, found := slices.BinarySearchFunc(r.minutes, from, byTime)
 	if !found {
 		first = max(0, first-1)
 	}
+
 	list := slices.Clone(r.minutes[first:])
 	last := &list[len(list)-1]
-	last.Joins, last.Visitors = last.Joins+r.running.Joins, r.visitors()
+	last.Joins += r.running.Joins
+	last.Visitors = r.visitors()
+
 	return list, nil
 }
 
@@ -220,14 +246,17 @@ func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
 	if n < 1 || k[n] != 0 {
 		return "", m, errors.New("it is of no page")
 	}
+
 	m = minutes.Minute{At: int64(binary.BigEndian.Uint32(k[n+1:])), Counted: true}
 	for _, to := range []*int64{&m.Max, &m.Last} {
 		u, size := binary.Uvarint(v)
 		if size <= 0 {
 			return "", m, errors.New("it is cut off")
 		}
-		*to, v = int64(u), v[size:]
+		*to = int64(u)
+		v = v[size:]
 	}
+
 	m.Joins, m.Visitors, err = minutes.ParseVisits(bytes.Clone(v))
 	return string(k[:n]), m, err
 }
@@ -237,15 +266,18 @@ func (l *loader) minute(k, v []byte) error {
 	if bytes.Equal(k, untilKey) {
 		return nil
 	}
+
 	page, m, err := parseMinute(k, v)
 	if err != nil {
 		return fmt.Errorf("a minute of a page: %w", err)
 	}
+
 	b := l.history
 	r := b.pages[page]
 	if r == nil {
 		r = b.add(page)
 	}
+
 	b.append(r, m)
 	r.written = m.At
 	return nil
@@ -255,6 +287,7 @@ func (l *loader) minute(k, v []byte) error {
 // last minute that it wrote.
 func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	b.disk = true
+
 	at := minutes.Of(now)
 	all := make([]*pageMinutes, 0, len(b.pages))
 	for _, r := range b.pages {
@@ -262,17 +295,21 @@ func (b *pageHistory) endOfRun(until int64, now time.Time) {
 			if end := min(max(until, last.At), at); end > last.At {
 				b.append(r, minutes.Minute{At: end, Counted: true, Max: last.Last})
 			} else {
-				last.Last, r.written = 0, min(r.written, last.At-1)
+				last.Last = 0
+				r.written = min(r.written, last.At-1)
 			}
 			b.markDirty(r)
 		}
+
 		b.trim(r, at-b.retention)
 		all = append(all, r)
 	}
+
 	slices.SortFunc(all, func(a, b *pageMinutes) int { return int(a.last().At - b.last().At) })
 	for _, r := range all {
 		b.order.MoveToBack(r.element)
 	}
+
 	b.bound(at)
 }
 
@@ -283,10 +320,12 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	if end {
 		before++
 	}
+
 	for _, key := range b.erased {
 		puts = append(puts, put{minutesBucket, key, nil})
 	}
 	erased := len(b.erased)
+
 	written := map[*pageMinutes]int64{}
 	for r := range b.dirty {
 		for i := len(r.minutes) - 1; i >= 0 && r.minutes[i].At > r.written; i-- {
@@ -294,19 +333,25 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 			if m.At >= before {
 				continue
 			}
+
 			if i == len(r.minutes)-1 {
-				m.Joins, m.Visitors = m.Joins+r.running.Joins, r.visitors()
+				m.Joins += r.running.Joins
+				m.Visitors = r.visitors()
 			}
+
 			puts = append(puts, put{minutesBucket, minuteKey(r.page, m.At), minuteValue(m)})
 			written[r] = max(written[r], m.At)
 		}
 	}
+
 	slices.SortStableFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) })
 	puts = append(puts, put{minutesBucket, untilKey, binary.BigEndian.AppendUint32(nil, uint32(at))})
+
 	return puts, func() {
 		b.erased = b.erased[erased:]
 		for r, at := range written {
-			if r.written = at; r.written >= r.last().At {
+			r.written = at
+			if r.written >= r.last().At {
 				delete(b.dirty, r)
 			}
 		}
@@ -318,6 +363,7 @@ func (s *Store) keepMinutes() {
 	for {
 		now := time.Now()
 		next := time.NewTimer(now.Truncate(time.Minute).Add(time.Minute + time.Second).Sub(now))
+
 		select {
 		case <-next.C:
 			s.writeMinutes(false)
@@ -335,12 +381,15 @@ func (s *Store) writeMinutes(end bool) {
 	s.mu.Lock()
 	puts, done := s.history.unwritten(minutes.Of(time.Now()), end)
 	s.mu.Unlock()
+
 	for part := range slices.Chunk(puts, minuteBatch) {
 		if err := s.unread.disk.update(part, nil); err != nil {
-			s.cfg.Log.Warn().Err(err).Msg("minutes of pages could not be written to the data directory; trying again with the next minute")
+			s.cfg.Log.Warn().Err(err).
+				Msg("minutes of pages could not be written to the data directory; trying again with the next minute")
 			return
 		}
 	}
+
 	s.mu.Lock()
 	done()
 	s.mu.Unlock()
@@ -349,9 +398,11 @@ func (s *Store) writeMinutes(end bool) {
 // loadMinutes fills the history from the file.
 func (l *loader) loadMinutes(tx *bbolt.Tx) {
 	l.each(tx, minutesBucket, l.minute)
+
 	until := int64(0)
 	if v := tx.Bucket(minutesBucket).Get(untilKey); len(v) == 4 {
 		until = int64(binary.BigEndian.Uint32(v))
 	}
+
 	l.history.endOfRun(until, l.now)
 }

@@ -112,6 +112,7 @@ func New(cfg Config) *Store {
 	cfg.PageStatsBytes = cmp.Or(cfg.PageStatsBytes, 64<<20)
 	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 4096)
+
 	s := &Store{
 		cfg:        cfg,
 		partitions: make([]partition, cfg.Partitions),
@@ -126,12 +127,14 @@ func New(cfg Config) *Store {
 		seen:       newLastSeen(cfg),
 		closing:    make(chan struct{}),
 	}
+
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
 		s.endpoints[i] = map[presence.Topic]presence.Incarnations{}
 	}
+
 	return s
 }
 
@@ -141,11 +144,14 @@ func New(cfg Config) *Store {
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	if s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, s.seen, cfg.Log); err != nil {
+	s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, s.seen, cfg.Log)
+	if err != nil {
 		return nil, err
 	}
+
 	s.dir = dir
 	go s.unread.disk.run(s.commit) // ends with Close
+
 	if s.history.retention > 0 {
 		s.writers.Go(s.keepMinutes)
 	}
@@ -154,9 +160,11 @@ func Open(dir string, cfg Config) (*Store, error) {
 		s.firstPresent()
 		s.writers.Go(s.keepPresent)
 	}
+
 	if s.cfg.LastSeen > 0 { // after loadPresent, which notes departures
 		s.writers.Go(s.keepSeen)
 	}
+
 	return s, nil
 }
 
@@ -174,10 +182,12 @@ func (s *Store) HashKey() ([]byte, error) {
 	if s.unread.disk == nil {
 		return hashkey.New(), nil
 	}
+
 	key, err := s.unread.disk.hashKey()
 	if err != nil {
 		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
 	}
+
 	return key, nil
 }
 
@@ -186,9 +196,11 @@ func (s *Store) HashKey() ([]byte, error) {
 func (s *Store) Close() error {
 	close(s.closing)
 	s.writers.Wait()
+
 	s.log.mu.Lock()
 	s.log.close()
 	s.log.mu.Unlock()
+
 	return s.unread.disk.close()
 }
 
@@ -199,6 +211,7 @@ func (s *Store) Generation(context.Context) (uint64, error) { return 0, nil }
 func (s *Store) Claim(_ context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.epoch++
 	claims := make([]presence.Claim, len(partitions))
 	now := time.Now()
@@ -208,12 +221,18 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []int, again b
 			claims[i] = presence.Claim{Partition: id}
 			continue
 		}
+
 		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Whole: p.complete}
 		if !p.claimed.IsZero() {
 			claims[i].Held = now.Sub(p.claimed)
 		}
-		p.owner, p.epoch, p.claimed, p.sequence = owner, s.epoch, now, 0
+
+		p.owner = owner
+		p.epoch = s.epoch
+		p.claimed = now
+		p.sequence = 0
 	}
+
 	return claims, nil
 }
 
@@ -222,20 +241,24 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []int, again b
 func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	snaps := make([]presence.Snapshot, len(claims))
 	for i, c := range claims {
 		p := &s.partitions[c.Partition]
 		if p.epoch != c.Epoch {
 			return nil, presence.ErrFenced
 		}
+
 		for m, hold := range p.members {
 			member := presence.Member{User: m.user, Page: m.page}
 			if hold != 0 {
-				member.Hold, member.Alone = time.UnixMilli(max(hold, -hold)), hold < 0
+				member.Hold = time.UnixMilli(max(hold, -hold))
+				member.Alone = hold < 0
 			}
 			snaps[i].Members = append(snaps[i].Members, member)
 		}
 	}
+
 	return snaps, nil
 }
 
@@ -244,8 +267,10 @@ func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Sna
 func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.Outcome {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
+
 	outcomes, made := s.write(changes)
 	s.logChanges(made)
+
 	return outcomes
 }
 
@@ -253,9 +278,11 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, made []presence.Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	now := time.Now()
 	touched := map[*page]struct{}{}
 	var arrivals []presence.Arrival
+
 	outcomes = make([]presence.Outcome, len(changes))
 	for i, c := range changes {
 		p := &s.partitions[c.Partition]
@@ -263,16 +290,20 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 			outcomes[i].Err = presence.ErrFenced
 			continue
 		}
+
 		if c.Sequence <= p.sequence {
 			continue // a repetition: this change or a newer one has been applied
 		}
+
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
 		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
 		changeMembers(p.members, c)
+
 		if s.seen.retention == 0 {
 			c.Departures = nil // so they are in no log either
 		}
+
 		made = append(made, c)
 		for _, d := range c.Departures {
 			s.seen.departed(d.User, d.At)
@@ -283,13 +314,17 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 			}
 		}
 	}
+
+	// All counts were stale until now, and no publication has said otherwise.
 	if s.complete(changes, outcomes) {
 		for b := range s.cfg.Buckets {
 			s.notify(presence.Publication{Bucket: b, Lost: true})
 		}
 	}
+
 	s.publish(touched)
 	s.history.remember(touched, arrivals, now)
+
 	for i, c := range changes {
 		if outcomes[i].Err == nil {
 			outcomes[i].Counts = make([]presence.Count, len(c.Counts))
@@ -298,8 +333,10 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 			}
 		}
 	}
+
 	s.forget(now)
 	s.seen.expire(now)
+
 	return outcomes, made
 }
 
@@ -308,6 +345,7 @@ func changeMembers(members map[member]int64, c presence.Change) {
 	if c.Reset {
 		clear(members)
 	}
+
 	for _, m := range c.Members {
 		key := member{m.User, m.Page}
 		if m.Gone {
@@ -334,11 +372,13 @@ func holdOf(m presence.MemberChange) int64 {
 func (s *Store) Incomplete(_ context.Context, partitions []int, _ bool) (missing []int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, id := range partitions {
 		if !s.partitions[id].complete {
 			missing = append(missing, id)
 		}
 	}
+
 	return missing, nil
 }
 
@@ -347,11 +387,13 @@ func (s *Store) Incomplete(_ context.Context, partitions []int, _ bool) (missing
 func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome) bool {
 	before := s.incomplete
 	for i, c := range changes {
-		if p := &s.partitions[c.Partition]; c.Complete && outcomes[i].Err == nil && !p.complete {
+		p := &s.partitions[c.Partition]
+		if c.Complete && outcomes[i].Err == nil && !p.complete {
 			p.complete = true
 			s.incomplete--
 		}
 	}
+
 	return before > 0 && s.incomplete == 0
 }
 
@@ -363,6 +405,7 @@ func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 		if pu.Users == 0 {
 			return nil
 		}
+
 		s.incarnation = max(s.incarnation+1, uint64(now.UnixMilli()))
 		pg = &page{
 			count: presence.Count{Page: pu.Page, Version: presence.Version{Incarnation: s.incarnation}},
@@ -370,25 +413,31 @@ func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 		}
 		s.pages[pu.Page] = pg
 	}
+
 	delta := pu.Users - pg.users[partition]
 	if delta == 0 {
 		return nil
 	}
+
 	if pu.Users == 0 {
 		delete(pg.users, partition)
 	} else {
 		pg.users[partition] = pu.Users
 	}
+
 	pg.count.Users += delta
 	pg.count.Updated = now.UTC().Truncate(time.Second)
 	pg.count.Version.Sequence++
+
 	switch {
 	case pg.count.Users == 0:
-		pg.left, pg.empty = now, s.empty.PushBack(pg)
+		pg.left = now
+		pg.empty = s.empty.PushBack(pg)
 	case pg.empty != nil:
 		s.empty.Remove(pg.empty)
 		pg.empty = nil
 	}
+
 	return pg
 }
 
@@ -399,6 +448,7 @@ func (s *Store) forget(now time.Time) {
 		if s.empty.Len() <= s.cfg.Remember && now.Sub(pg.left) < s.cfg.RememberFor {
 			return
 		}
+
 		s.empty.Remove(front)
 		delete(s.pages, pg.count.Page)
 	}
@@ -409,24 +459,30 @@ func (s *Store) count(name string) presence.Count {
 	if pg := s.pages[name]; pg != nil {
 		c = pg.count
 	}
+
 	c.Stale = s.incomplete > 0
+
 	return c
 }
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
 	counts := make([]presence.Count, len(pages))
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for i, name := range pages {
 		counts[i] = s.count(name)
 	}
+
 	return counts, nil
 }
 
 // Pages implements presence.Lister.
 func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
 	var names []string
+
 	s.mu.Lock()
 	for name, pg := range s.pages {
 		if pg.count.Users > 0 {
@@ -434,6 +490,7 @@ func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
 		}
 	}
 	s.mu.Unlock()
+
 	fn(names)
 	return nil
 }
@@ -445,6 +502,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway})
 	}
 	s.mu.Unlock()
+
 	return s.Updates(ctx, topics) // after the endpoints, so that watchers know them before any later change
 }
 
@@ -452,9 +510,11 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 func (s *Store) Detach(_ context.Context, gateway string, topics []presence.Topic) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, t := range topics {
 		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway, Gone: true})
 	}
+
 	return nil
 }
 
@@ -462,12 +522,14 @@ func (s *Store) Detach(_ context.Context, gateway string, topics []presence.Topi
 func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	var missing []presence.Topic
 	for _, t := range topics {
 		if !s.endpoints[t.Bucket(s.cfg.Buckets)][t].Has(gateway) {
 			missing = append(missing, t)
 		}
 	}
+
 	return missing, nil
 }
 
@@ -478,13 +540,17 @@ func (s *Store) endpoint(e presence.Endpoint) {
 	if gateways.Has(e.Gateway) != e.Gone {
 		return
 	}
-	if !e.Gone {
-		s.endpoints[b][e.Topic] = gateways.With(e.Gateway)
-	} else if rest := gateways.Without(e.Gateway); rest != (presence.Incarnations{}) {
-		s.endpoints[b][e.Topic] = rest
+
+	if e.Gone {
+		gateways = gateways.Without(e.Gateway)
 	} else {
+		gateways = gateways.With(e.Gateway)
+	}
+	s.endpoints[b][e.Topic] = gateways
+	if gateways == (presence.Incarnations{}) {
 		delete(s.endpoints[b], e.Topic)
 	}
+
 	s.notify(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
 
@@ -492,11 +558,13 @@ func (s *Store) endpoint(e presence.Endpoint) {
 func (s *Store) Attached(_ context.Context, bucket int) ([]presence.Endpoint, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	var all []presence.Endpoint
 	for topic, gateways := range s.endpoints[bucket] {
 		for gw := range gateways.All() {
 			all = append(all, presence.Endpoint{Topic: topic, Gateway: gw})
 		}
 	}
+
 	return all, nil
 }

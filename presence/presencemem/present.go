@@ -36,6 +36,7 @@ const (
 func (s *Store) keep(write func(began time.Time, closing bool) error, broken, mended string) {
 	wait := time.NewTimer(presentEvery)
 	defer wait.Stop()
+
 	failing := false
 	for {
 		closing := false
@@ -44,17 +45,22 @@ func (s *Store) keep(write func(began time.Time, closing bool) error, broken, me
 		case <-s.closing:
 			closing = true
 		}
+
 		began := time.Now()
 		err := write(began, closing)
-		switch {
-		case err != nil && !failing:
+
+		if err != nil && !failing {
 			s.cfg.Log.Warn().Err(err).Msg(broken)
-		case err == nil && failing:
+		}
+		if err == nil && failing {
 			s.cfg.Log.Info().Msg(mended)
 		}
-		if failing = err != nil; closing {
+
+		failing = err != nil
+		if closing {
 			return
 		}
+
 		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
 	}
 }
@@ -80,6 +86,7 @@ func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
 	moved := s.membersChanged
 	s.mu.Unlock()
+
 	if !moved && os.Chtimes(filepath.Join(s.dir, presentFile), now, now) == nil {
 		return nil
 	}
@@ -90,18 +97,23 @@ func (s *Store) writePresent(now time.Time) error {
 // whether or not the file has them.
 func (s *Store) present(now time.Time) []byte {
 	s.log.begin()
+
 	b := append([]byte(presentMagic), 0, 0, 0, 0)
 	b = binary.AppendVarint(b, now.UnixMilli())
 	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
+
 	s.mu.Lock()
 	s.membersChanged = false // a later change of a member makes the file be written again
 	s.mu.Unlock()
+
 	for id := range s.partitions {
 		s.mu.Lock() // for one partition at a time, so that joins do not wait for the whole file
 		b = appendPresent(b, id, s.partitions[id].members)
 		s.mu.Unlock()
 	}
+
 	binary.BigEndian.PutUint32(b[len(presentMagic):], crc32.ChecksumIEEE(b[len(presentMagic)+4:]))
+
 	return b
 }
 
@@ -127,12 +139,14 @@ func (s *Store) replacePresent(b []byte) error {
 func appendPresent(b []byte, id int, members map[member]int64) []byte {
 	b = binary.AppendUvarint(b, uint64(id))
 	b = binary.AppendUvarint(b, uint64(len(members)))
+
 	for m, hold := range members {
 		b = binary.BigEndian.AppendUint64(b, uint64(m.user))
 		b = binary.AppendVarint(b, hold)
 		b = binary.AppendUvarint(b, uint64(len(m.page)))
 		b = append(b, m.page...)
 	}
+
 	return b
 }
 
@@ -149,38 +163,47 @@ func (s *Store) loadPresent(now time.Time) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
+
 	var partitions []map[member]int64
 	var written time.Time
 	if err == nil {
 		written, partitions, err = parsePresent(b)
 	}
+
 	logPath := filepath.Join(s.dir, presentLogFile)
 	for _, name := range []string{path, logPath} {
 		if is, err := os.Stat(name); err == nil && is.ModTime().After(written) {
 			written = is.ModTime()
 		}
 	}
+
 	if err == nil && len(partitions) != len(s.partitions) {
 		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))
 	}
 	if err == nil {
 		err = s.replayPresent(logPath, partitions)
 	}
+
 	if err != nil {
 		s.cfg.Log.Warn().Err(err).Msg("present users cannot be read from the data directory; counts begin at zero")
 		return
 	}
+
 	// After the clock was set back, the file seems to come from the future, and holds seem
 	// to last longer than any hold can.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
+
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
 	if written.After(now) {
 		written = now
 	}
+
 	for id, members := range partitions {
 		for m, hold := range members {
-			if end := max(hold, -hold); recent || end > now.UnixMilli() && end <= latest {
+			end := max(hold, -hold)
+			lasts := end > now.UnixMilli() && end <= latest
+			if recent || lasts {
 				s.partitions[id].members[m] = max(-latest, min(hold, latest))
 			} else {
 				s.seen.departed(m.user, written)
@@ -219,22 +242,26 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 	if !ok || len(b) < 4 || binary.BigEndian.Uint32(b) != crc32.ChecksumIEEE(b[4:]) {
 		return written, nil, errTorn
 	}
+
 	r := bytes.NewReader(b[4:])
 	millis, err := binary.ReadVarint(r)
 	if err != nil {
 		return written, nil, errTorn
 	}
+
 	count, err := binary.ReadUvarint(r)
 	if err != nil || count > uint64(r.Len()) { // a partition takes at least two bytes
 		return written, nil, errTorn
 	}
+
 	partitions = make([]map[member]int64, count)
 	for range partitions {
 		id, err := binary.ReadUvarint(r)
 		if err != nil || id >= count || partitions[id] != nil {
 			return written, nil, errTorn
 		}
-		if partitions[id], err = readPresent(r); err != nil {
+		partitions[id], err = readPresent(r)
+		if err != nil {
 			return written, nil, err
 		}
 	}
@@ -253,26 +280,32 @@ func readPresent(r *bytes.Reader) (map[member]int64, error) {
 	if err != nil || n > uint64(r.Len())/minMember {
 		return nil, errTorn
 	}
+
 	members := make(map[member]int64, n)
 	for range n {
 		var user [8]byte
 		if k, _ := r.Read(user[:]); k != len(user) {
 			return nil, errTorn
 		}
+
 		hold, err := binary.ReadVarint(r)
 		if err != nil {
 			return nil, errTorn
 		}
+
 		size, err := binary.ReadUvarint(r)
 		if err != nil || size > uint64(r.Len()) {
 			return nil, errTorn
 		}
+
 		page := make([]byte, size)
 		_, _ = r.Read(page) // cannot fail: size was checked
 		if presence.CheckName(string(page)) != nil {
 			return nil, errTorn
 		}
+
 		members[member{presence.User(binary.BigEndian.Uint64(user[:])), string(page)}] = hold
 	}
+
 	return members, nil
 }

@@ -45,11 +45,14 @@ func (s *Store) logChanges(changes []presence.Change) {
 	if record == nil {
 		return
 	}
+
 	if s.log.writing {
 		s.log.next = append(s.log.next, record...)
 	}
+
 	if _, err := s.log.file.Write(record); err != nil {
-		s.cfg.Log.Debug().Err(err).Msg("a change of present users cannot be logged; their file is removed until it can be written again")
+		s.cfg.Log.Debug().Err(err).
+			Msg("a change of present users cannot be logged; their file is removed until it can be written again")
 		s.log.close()
 		removePresent(s.dir)
 
@@ -77,7 +80,9 @@ func (l *presentLog) close() {
 func (l *presentLog) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.next, l.writing = nil, true
+
+	l.next = nil
+	l.writing = true
 }
 
 // end replaces the log by one that continues the file of present users that was just written, unless that failed.
@@ -85,11 +90,15 @@ func (l *presentLog) begin() {
 func (l *presentLog) end(dir string, failure error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	next := l.next
-	l.next, l.writing = nil, false
+
+	l.next = nil
+	l.writing = false
 	if failure == nil {
 		failure = l.replace(dir, next)
 	}
+
 	if failure != nil && l.file == nil {
 		removePresent(dir) // no log continues what was written
 	}
@@ -100,16 +109,19 @@ func (l *presentLog) end(dir string, failure error) error {
 func (l *presentLog) replace(dir string, records []byte) error {
 	path := filepath.Join(dir, presentLogFile)
 	file, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+
 	if err != nil {
 		return err
 	}
-	if _, err = file.Write(records); err == nil {
+	_, err = file.Write(records)
+	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
 		_ = file.Close()
 		return err
 	}
+
 	l.close()
 	l.file = file
 	return nil
@@ -119,12 +131,14 @@ func (l *presentLog) replace(dir string, records []byte) error {
 func appendRecord(b []byte, changes []presence.Change) []byte {
 	start := len(b)
 	for _, c := range changes {
-		if !c.Reset && len(c.Members) == 0 && len(c.Departures) == 0 {
+		changed := c.Reset || len(c.Members) > 0 || len(c.Departures) > 0
+		if !changed {
 			continue
 		}
 		if len(b) == start {
 			b = append(b, make([]byte, recordSize)...)
 		}
+
 		b = appendChange(b, c)
 	}
 	if len(b) == start {
@@ -194,11 +208,13 @@ func readChange(r *bytes.Reader) (c presence.Change, err error) {
 	f := fields{r: r}
 	c.Partition = int(f.number(1 << 31))
 	c.Reset = f.byte() != 0
+
 	for n := f.number(r.Len() / minMember); n > 0; n-- {
 		m := presence.MemberChange{Member: presence.Member{User: f.user()}}
 		m.Gone = f.byte() != 0
 		if hold := f.varint(); hold != 0 {
-			m.Hold, m.Alone = time.UnixMilli(max(hold, -hold)), hold < 0
+			m.Hold = time.UnixMilli(max(hold, -hold))
+			m.Alone = hold < 0
 		}
 		m.Page = f.text()
 		if presence.CheckName(m.Page) != nil {
@@ -206,10 +222,12 @@ func readChange(r *bytes.Reader) (c presence.Change, err error) {
 		}
 		c.Members = append(c.Members, m)
 	}
+
 	for n := f.number(r.Len() / minDeparture); n > 0; n-- {
 		user := f.user()
 		c.Departures = append(c.Departures, presence.Departure{User: user, At: time.Unix(f.varint(), 0)})
 	}
+
 	if f.torn {
 		return c, errTorn
 	}
@@ -234,6 +252,7 @@ func (f *fields) number(most int) uint64 {
 	if n > uint64(most) {
 		f.torn = true
 	}
+
 	if f.torn {
 		return 0
 	}

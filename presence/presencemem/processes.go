@@ -22,22 +22,27 @@ type lease struct {
 func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, time.Time, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	now := time.Now()
 	for name, l := range s.leases { // bounds leases to those renewed in the last ttl
 		if !now.Before(l.until) {
 			delete(s.leases, name)
 		}
 	}
+
 	if old, held := s.leases[p.Name]; held && old.Incarnation != p.Incarnation {
 		return nil, now, fmt.Errorf("presencemem: renew the lease of %s: %w", p.Name, presence.ErrNameTaken)
 	}
+
 	p.Roles = slices.Clone(p.Roles)
 	s.leases[p.Name] = lease{p, now.Add(ttl)}
+
 	all := make([]presence.Process, 0, len(s.leases))
 	for _, l := range s.leases {
 		all = append(all, l.Process)
 	}
 	slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+
 	return all, now, nil
 }
 
@@ -45,9 +50,11 @@ func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) 
 func (s *Store) Leave(_ context.Context, p presence.Process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.leases[p.Name].Incarnation == p.Incarnation {
 		delete(s.leases, p.Name)
 	}
+
 	return nil
 }
 
@@ -56,6 +63,7 @@ func (s *Store) Leave(_ context.Context, p presence.Process) error {
 func (s *Store) Parts(_ context.Context, page string) (presence.Count, []presence.Part, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	c := s.count(page)
 	return c, []presence.Part{{Region: s.cfg.Region, Users: c.Users}}, nil
 }

@@ -92,10 +92,12 @@ type transactionPage struct {
 
 func newTransaction(was *unreadState, now time.Time) *transaction {
 	return &transaction{
-		base: was, now: now, incarnation: was.incarnation,
-		pages:   map[string]*transactionPage{},
-		records: map[unread.User]*unread.Record{},
-		keys:    map[[16]byte]struct{}{},
+		base:        was,
+		now:         now,
+		incarnation: was.incarnation,
+		pages:       map[string]*transactionPage{},
+		records:     map[unread.User]*unread.Record{},
+		keys:        map[[16]byte]struct{}{},
 	}
 }
 
@@ -106,38 +108,48 @@ func (d *transaction) newIncarnation() uint64 {
 
 // change counts a change of the page, unless its key is known.
 func (d *transaction) change(page string, c unread.Change) {
-	if c.Key != "" && !d.remember(unread.KeyHash(page, c.Key)) {
-		return
+	if c.Key != "" {
+		fresh := d.remember(unread.KeyHash(page, c.Key))
+		if !fresh {
+			return
+		}
 	}
-	was, p := d.base.pages[page], d.pages[page]
+
+	was := d.base.pages[page]
+	p := d.pages[page]
 	if p == nil {
 		p = &transactionPage{owns: map[unread.User]unread.Own{}}
 		if was != nil {
-			p.level, p.authors = was.level, len(was.owns)
+			p.level = was.level
+			p.authors = len(was.owns)
 		} else {
 			p.level.Incarnation = d.newIncarnation()
 		}
 		d.pages[page] = p
 	}
+
 	old := p.level
 	p.level.All++
 	p.level.At = d.now.UTC().Truncate(time.Second)
 	if c.Value() != "" {
 		p.note = unread.Note{All: p.level.All, Title: c.Title, URL: c.URL}
 	}
+
 	if c.By == nil {
 		return
 	}
+
 	own, known := p.owns[*c.By]
 	if !known && was != nil {
 		own, known = was.owns[*c.By]
 	}
-	switch {
-	case !known && p.authors >= unread.MaxAuthors:
+	if !known && p.authors >= unread.MaxAuthors {
 		return
-	case !known:
+	}
+	if !known {
 		p.authors++
 	}
+
 	p.level.By++
 	p.owns[*c.By] = own.Next(old)
 }
@@ -151,14 +163,18 @@ func (d *transaction) remember(key [16]byte) bool {
 	if _, known := d.keys[key]; known {
 		return false
 	}
+
 	d.keys[key] = struct{}{}
 	d.newest = append(d.newest, idempotencyKey{key, d.now.Add(unread.KeyFor).Unix()})
+
 	for oldest := d.base.oldest[d.forgotten:]; len(oldest) > 0; oldest = oldest[1:] {
-		if len(oldest)+len(d.newest) <= maxKeys && oldest[0].until > d.now.Unix() {
+		fits := len(oldest)+len(d.newest) <= maxKeys
+		if fits && oldest[0].until > d.now.Unix() {
 			break
 		}
 		d.forgotten++
 	}
+
 	return true
 }
 
@@ -168,6 +184,7 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	if is == nil {
 		is = d.base.records[user]
 	}
+
 	version := presence.Version{}
 	if is != nil {
 		version = is.Version
@@ -175,13 +192,16 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	if version != old.Version {
 		return presence.Version{}, unread.ErrConflict
 	}
+
 	if version == (presence.Version{}) {
 		version.Incarnation = d.newIncarnation()
 	}
 	version.Sequence++
+
 	r = r.Clone()
 	r.Version = version
 	d.records[user] = &r
+
 	return version, nil
 }
 
@@ -213,12 +233,14 @@ func (d *transaction) forgetEmpty() {
 func (n *unreadState) install(d *transaction) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	for page, p := range d.pages {
 		is := n.pages[page]
 		if is == nil {
 			is = &changedPage{owns: p.owns}
 			n.pages[page] = is
 		}
+
 		is.level = p.level
 		if p.note != (unread.Note{}) {
 			is.note = p.note
@@ -227,6 +249,7 @@ func (n *unreadState) install(d *transaction) {
 			is.owns[user] = own
 		}
 	}
+
 	for user, r := range d.records {
 		if r.Version == (presence.Version{}) {
 			delete(n.records, user)
@@ -234,14 +257,17 @@ func (n *unreadState) install(d *transaction) {
 			n.records[user] = r
 		}
 	}
+
 	n.empty = append(n.empty[d.passed:], d.emptied...)
 	for _, k := range n.oldest[:d.forgotten] {
 		delete(n.keys, k.hash)
 	}
+
 	n.oldest = append(n.oldest[d.forgotten:], d.newest...)
 	for key := range d.keys {
 		n.keys[key] = struct{}{}
 	}
+
 	n.incarnation = d.incarnation
 }
 
@@ -252,6 +278,7 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 		b := u.Topic.Bucket(buckets)
 		all[b] = append(all[b], u)
 	}
+
 	for page, p := range d.pages {
 		add(p.level.Update(page))
 	}
@@ -260,6 +287,7 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 			add(r.Update(user))
 		}
 	}
+
 	return all
 }
 
@@ -282,8 +310,10 @@ func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
 	if n.disk != nil {
 		return n.disk.submit(ctx, o)
 	}
+
 	n.turn.Lock()
 	defer n.turn.Unlock()
+
 	s.commit([]*op{o})
 	return o.err
 }
@@ -292,6 +322,7 @@ func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
 func (s *Store) commit(ops []*op) {
 	n := &s.unread
 	d := newTransaction(n, time.Now())
+
 	taken := ops[:0]
 	for _, o := range ops {
 		if o.claim() {
@@ -300,6 +331,7 @@ func (s *Store) commit(ops []*op) {
 		}
 	}
 	d.forgetEmpty()
+
 	err := n.disk.write(d)
 	if err == nil {
 		n.install(d)
@@ -309,6 +341,7 @@ func (s *Store) commit(ops []*op) {
 		}
 		s.mu.Unlock()
 	}
+
 	for _, o := range taken {
 		if err != nil {
 			o.err = err
@@ -337,6 +370,7 @@ func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record
 	if err != nil {
 		return presence.Version{}, err
 	}
+
 	return <-saved, nil
 }
 
@@ -344,12 +378,16 @@ func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record
 func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
-	levels, owns := make([]unread.Level, len(pages)), make([]unread.Own, len(pages))
+
+	levels := make([]unread.Level, len(pages))
+	owns := make([]unread.Own, len(pages))
 	for i, page := range pages {
 		if p := s.unread.pages[page]; p != nil {
-			levels[i], owns[i] = p.level, p.owns[user]
+			levels[i] = p.level
+			owns[i] = p.owns[user]
 		}
 	}
+
 	return levels, owns, nil
 }
 
@@ -357,23 +395,29 @@ func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]u
 func (s *Store) Notes(_ context.Context, pages []string) ([]unread.Note, error) {
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
+
 	notes := make([]unread.Note, len(pages))
 	for i, page := range pages {
 		if p := s.unread.pages[page]; p != nil {
 			notes[i] = p.note
 		}
 	}
+
 	return notes, nil
 }
 
 // Authors implements unread.Store.
-func (s *Store) Authors(_ context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+func (s *Store) Authors(
+	_ context.Context, page string, since int64, users []unread.User,
+) (unread.Level, map[unread.User]unread.Own, error) {
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
+
 	p := s.unread.pages[page]
 	if p == nil {
 		return unread.Level{}, nil, nil
 	}
+
 	owns := map[unread.User]unread.Own{}
 	if p.level.By > since {
 		for _, u := range users {
@@ -382,6 +426,7 @@ func (s *Store) Authors(_ context.Context, page string, since int64, users []unr
 			}
 		}
 	}
+
 	return p.level, owns, nil
 }
 
@@ -389,11 +434,13 @@ func (s *Store) Authors(_ context.Context, page string, since int64, users []unr
 func (s *Store) Records(_ context.Context, users []unread.User) ([]unread.Record, error) {
 	s.unread.mu.RLock()
 	defer s.unread.mu.RUnlock()
+
 	records := make([]unread.Record, len(users))
 	for i, u := range users {
 		if r := s.unread.records[u]; r != nil {
 			records[i] = *r
 		}
 	}
+
 	return records, nil
 }

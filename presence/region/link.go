@@ -28,6 +28,7 @@ type link struct {
 func newLink(r *Replicator, p Peer) *link {
 	l := &link{Peer: p, r: r, log: r.cfg.Log.With().Str("peer", p.Name).Logger(), broken: map[int]bool{}}
 	l.Link = replication.New(l, replication.Config{Every: r.cfg.Every, CompareEvery: compareEvery, MaxItems: maxPages})
+
 	return l
 }
 
@@ -36,6 +37,7 @@ func (l *link) Owned() []int {
 	if l.r.identity.Load() == nil {
 		return nil
 	}
+
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	return l.r.buckets
@@ -44,21 +46,29 @@ func (l *link) Owned() []int {
 // Greet greets the peer, and reports in the log and the metrics whether the peer is refused.
 func (l *link) Greet(ctx context.Context) error {
 	err := l.Remote.Hello(ctx, *l.r.identity.Load())
-	reason, value := "", 0.0
-	switch {
-	case errors.Is(err, pncounter.ErrRefused):
-		reason, value = err.Error(), 1
-	case err != nil:
+	refused := errors.Is(err, pncounter.ErrRefused)
+	if err != nil && !refused {
 		return err // a refused peer that does not answer stays refused
 	}
-	switch {
-	case reason != "" && l.refused != reason:
+
+	reason := ""
+	value := 0.0
+	if refused {
+		reason = err.Error()
+		value = 1
+	}
+
+	changed := reason != l.refused
+	if changed && refused {
 		l.log.Warn().Err(err).Msg("counts are not shared with this region")
-	case reason == "" && l.refused != "":
+	}
+	if changed && !refused {
 		l.log.Info().Msg("counts are shared with this region again")
 	}
+
 	l.refused = reason
 	l.r.metrics.refused.WithLabelValues(l.Name).Set(value)
+
 	if err != nil {
 		return replication.ErrRefused
 	}
@@ -66,20 +76,27 @@ func (l *link) Greet(ctx context.Context) error {
 }
 
 // Positions reads the peer's positions, and counts the buckets of which the peer has lost data.
-func (l *link) Positions(ctx context.Context, believed []replication.At[pncounter.Position]) ([]pncounter.Position, error) {
+func (l *link) Positions(
+	ctx context.Context, believed []replication.At[pncounter.Position],
+) ([]pncounter.Position, error) {
 	buckets := make([]int, len(believed))
 	for i, at := range believed {
 		buckets[i] = at.Bucket
 	}
+
 	found, err := l.Remote.Positions(ctx, buckets)
 	if err != nil {
 		return nil, err
 	}
+
 	for i, at := range believed {
-		if old := at.Position; old.Done && (found[i].Log != old.Log || found[i].Cursor < old.Cursor) {
+		old := at.Position
+		lost := found[i].Log != old.Log || found[i].Cursor < old.Cursor
+		if old.Done && lost {
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 		}
 	}
+
 	return found, nil
 }
 
@@ -91,7 +108,9 @@ func (l *link) Failed(err error) {
 
 // Send sends the changes after the positions in the logs. It begins a new log for a bucket whose log the peer could
 // not merge.
-func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Position], limit int) ([]replication.Result[pncounter.Position], error) {
+func (l *link) Send(
+	ctx context.Context, from []replication.At[pncounter.Position], limit int,
+) ([]replication.Result[pncounter.Position], error) {
 	positions := make([]pncounter.Position, len(from))
 	results := make([]replication.Result[pncounter.Position], len(from))
 	for i, at := range from {
@@ -99,15 +118,19 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 		positions[i].Bucket = at.Bucket
 		results[i].Position = positions[i]
 	}
+
 	all, err := l.r.cfg.Local.Outgoing(ctx, positions, min(bucketPages, limit))
 	if err != nil {
 		return nil, err
 	}
+
 	var batches []pncounter.Batch
 	var of, begin []int // of: the index in results of each batch
 	pages := 0
 	for i, b := range all {
 		at := positions[i]
+		unchanged := b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete)
+
 		switch {
 		case b.Partial: // Changed marks the bucket again when it is complete
 		case b.Log == 0: // the bucket has no log yet
@@ -116,32 +139,40 @@ func (l *link) Send(ctx context.Context, from []replication.At[pncounter.Positio
 		case b.Forgotten: // the peer may have missed that a page became empty
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 			results[i].Outcome = l.raise(ctx, b.Bucket, b.Log, nil)
-		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete): // nothing has changed
+		case unchanged:
 		case pages >= limit: // in the next round
 			results[i].Outcome = replication.More
 		default:
 			pages += len(b.Pages)
-			batches, of = append(batches, b), append(of, i)
+			batches = append(batches, b)
+			of = append(of, i)
 		}
 	}
+
 	if len(begin) > 0 {
 		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
 			l.Failed(err) // the buckets that have logs go on
 		}
 	}
+
 	if len(batches) > 0 {
 		err = l.merge(ctx, batches, func(i int) *replication.Result[pncounter.Position] { return &results[of[i]] })
 	}
+
 	return results, err
 }
 
 // merge has the peer merge batches, and makes the result of each from its acknowledgement.
-func (l *link) merge(ctx context.Context, batches []pncounter.Batch, result func(i int) *replication.Result[pncounter.Position]) error {
+func (l *link) merge(
+	ctx context.Context, batches []pncounter.Batch, result func(i int) *replication.Result[pncounter.Position],
+) error {
 	acks, err := l.Remote.Merge(ctx, batches)
 	if err != nil {
 		return err
 	}
-	behind, refused := 0, 0
+
+	behind := 0  // buckets
+	refused := 0 // pages
 	for i, ack := range acks {
 		l.acked(ctx, batches[i], ack, result(i))
 		refused += len(ack.Refused)
@@ -149,20 +180,29 @@ func (l *link) merge(ctx context.Context, batches []pncounter.Batch, result func
 			behind++
 		}
 	}
+
 	if behind+refused > 0 {
-		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
+		l.log.Warn().Int("buckets", behind).Int("pages", refused).
+			Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
 	}
+
 	return nil
 }
 
 // acked makes the result of a batch from its acknowledgement.
-func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, result *replication.Result[pncounter.Position]) {
+func (l *link) acked(
+	ctx context.Context, b pncounter.Batch, ack pncounter.Ack, result *replication.Result[pncounter.Position],
+) {
 	m := l.r.metrics
 	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))
+
 	if ack.Malformed > 0 {
 		m.malformed.WithLabelValues(l.Name).Add(float64(ack.Malformed))
-		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis holds counts that cannot be read; this region's counts among them are written again")
+		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).
+			Msg("the peer's Redis holds counts that cannot be read; this region's counts among them are written again")
 	}
+
+	// Unless a case below says otherwise, the bucket has more to send.
 	result.Outcome = replication.More
 	switch ack.Status {
 	case pncounter.Merged:
@@ -187,7 +227,8 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		l.Failed(ack.Err)
 		if !l.broken[b.Bucket] {
 			l.broken[b.Bucket] = true
-			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot take changes; the other buckets go on")
+			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).
+				Msg("a bucket of the peer cannot take changes; the other buckets go on")
 		}
 		result.Outcome = replication.Later
 	case pncounter.Unready: // the bucket has no owner at the peer yet
@@ -195,10 +236,12 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	}
 }
 
-// raise gives pages of this region, or without pages a log, numbers above high, and returns when the bucket is sent again.
+// raise gives pages of this region, or without pages a log, numbers above high, and returns when the bucket is sent
+// again.
 func (l *link) raise(ctx context.Context, bucket int, high uint64, pages []string) replication.Outcome {
 	if err := l.r.cfg.Local.Raise(ctx, bucket, high, pages); err != nil {
 		l.Failed(err)
+
 		return replication.Later
 	}
 	return replication.More

@@ -14,10 +14,17 @@ func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Lock()
 	out := r.out
 	r.mu.Unlock()
+
 	stats := make([]presence.PeerStats, len(r.links))
 	for i, l := range r.links {
-		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.Lag().Seconds(), Heard: r.silentFor(l.Name).Seconds(), LeftOut: slices.Contains(out, l.Name)}
+		stats[i] = presence.PeerStats{
+			Name:    l.Name,
+			Lag:     l.Lag().Seconds(),
+			Heard:   r.silentFor(l.Name).Seconds(),
+			LeftOut: slices.Contains(out, l.Name),
+		}
 	}
+
 	return stats
 }
 
@@ -34,18 +41,23 @@ func newMetrics(r *Replicator) *metrics {
 	gauge := func(name, help string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"peer"})
 	}
+
 	m := &metrics{
 		r:         r,
 		merged:    counter("headcount_region_merges_total", "Pages whose change was news to the peer."),
 		malformed: counter("headcount_region_malformed_total", "Pages of the peer whose data could not be read."),
-		repairs:   counter("headcount_region_repairs_total", "Buckets told again because the peer was not where it was thought to be."),
-		failures:  counter("headcount_region_failures_total", "Rounds that failed because the peer, or this region's store, did not answer."),
-		refused:   gauge("headcount_region_refused", "1: counts are not shared with the peer, because it is not what the settings say; see the log."),
-		out:       gauge("headcount_region_left_out", "1: the peer is silent and left out of totals."),
+		repairs:   counter("headcount_region_repairs_total", "Buckets resent from the peer's actual position."),
+		failures: counter("headcount_region_failures_total",
+			"Rounds that failed because the peer, or this region's store, did not answer."),
+		refused: gauge("headcount_region_refused",
+			"1: counts are not shared with the peer, because it is not what the settings say; see the log."),
+		out: gauge("headcount_region_left_out", "1: the peer is silent and left out of totals."),
 	}
+
 	if reg := r.cfg.Registerer; reg != nil {
 		reg.MustRegister(m.merged, m.malformed, m.repairs, m.failures, m.refused, m.out)
 	}
+
 	return m
 }
 
@@ -56,13 +68,17 @@ func (m *metrics) peer(l *link) {
 	}
 	m.refused.WithLabelValues(l.Name)
 	m.out.WithLabelValues(l.Name)
+
 	if m.r.cfg.Registerer == nil {
 		return
 	}
+
 	labels := prometheus.Labels{"peer": l.Name}
 	m.r.cfg.Registerer.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.", ConstLabels: labels,
+			Name:        "headcount_region_lag_seconds",
+			Help:        "Age of the oldest change that the peer does not have; 0: it has all changes.",
+			ConstLabels: labels,
 		}, func() float64 { return l.Lag().Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_region_heard_seconds", Help: "Time since the peer's last greeting.", ConstLabels: labels,

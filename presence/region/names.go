@@ -24,18 +24,25 @@ func CheckNames(own string, peers []string) error {
 	if !validName.MatchString(own) {
 		return setting.Errorf("region", "%q is not a valid name of a region; use %s", own, nameRule)
 	}
+
 	seen := map[string]bool{}
+
 	for _, peer := range peers {
 		name, _ := SplitPeer(peer)
+		named := strings.Contains(peer, "=") && validName.MatchString(name)
+
 		switch {
-		case !strings.Contains(peer, "=") || !validName.MatchString(name): // it may be a URL with a password
-			return setting.Errorf("peer", "a peer does not begin with the name of a region; write name=redis-url, with a name of %s", nameRule)
+		case !named: // the text leaves it out, because it may be a URL with a password
+			return setting.Errorf("peer",
+				"a peer does not begin with the name of a region; write name=redis-url, with a name of %s", nameRule)
 		case name == own:
-			return setting.Errorf("peer", "%q is the name of this region; name another region, or change --region", name)
+			return setting.Errorf("peer",
+				"%q is the name of this region; name another region, or change --region", name)
 		case seen[name]:
 			return setting.Errorf("peer", "%q is given twice; give each region once", name)
 		}
 		seen[name] = true
 	}
+
 	return nil
 }

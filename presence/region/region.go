@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	compareEvery    = 2 * time.Second        // between two comparisons of the peer's positions; greetings are twice as frequent
+	compareEvery    = 2 * time.Second        // between two reads of a peer's positions; greetings are twice as frequent
 	readEvery       = 500 * time.Millisecond // between two reads of the peers' words
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
@@ -78,12 +78,14 @@ type Replicator struct {
 // New returns a Replicator that does nothing until Run.
 func New(cfg Config) *Replicator {
 	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
+
 	r := &Replicator{cfg: cfg, greetedAt: map[string]time.Time{}}
 	r.metrics = newMetrics(r)
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, newLink(r, p))
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
+
 	return r
 }
 
@@ -113,7 +115,9 @@ func (r *Replicator) Run(ctx context.Context) error {
 	for _, l := range r.links {
 		wg.Go(func() { l.Run(ctx) })
 	}
+
 	wg.Go(func() { r.watch(ctx) })
 	wg.Wait()
+
 	return nil
 }

@@ -13,18 +13,23 @@ import (
 // watch follows the peers' greetings until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
 	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, greetedHere: map[string]bool{}}
+
+	// Every peer counts as greeted now, so that none is silent before it had time to greet.
 	r.mu.Lock()
 	for _, p := range r.cfg.Peers {
 		r.greetedAt[p.Name] = w.last
 	}
 	r.mu.Unlock()
+
 	tick := time.NewTicker(readEvery)
 	defer tick.Stop()
+
 	for failed := false; ; {
 		err := w.look(ctx, time.Now())
 		if err != nil && !failed && ctx.Err() == nil {
 			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
 		}
+
 		failed = err != nil
 		select {
 		case <-ctx.Done():
@@ -59,30 +64,38 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 		r.mu.Unlock()
 		return w.apply(ctx, now, buckets, nil, nil, applyAloneEvery)
 	}
+
 	regions, err := r.cfg.Local.Regions(ctx)
 	if err != nil {
 		return err
 	}
+
 	if err := r.identify(ctx, regions.Identity); err != nil {
 		return err
 	}
+
 	r.mu.Lock()
 	buckets := r.buckets
 	r.mu.Unlock()
 	leads := slices.Contains(buckets, 0)
+
 	in, out := w.judge(now, regions, len(buckets) > 0, leads)
+
 	if leads && !slices.Equal(out, regions.Out) {
 		if err := w.decide(ctx, regions.Out, out); err != nil {
 			return err
 		}
 	}
+
 	r.mu.Lock()
 	r.out = slices.Clone(out)
 	r.mu.Unlock()
 	r.metrics.setLeftOut(out)
+
 	if err := w.apply(ctx, now, buckets, in, out, applyEvery); err != nil {
 		return err
 	}
+
 	return w.sweep(ctx, buckets)
 }
 
@@ -90,33 +103,44 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 // and the peers that they leave out. A process that does not lead repeats the decision in regions.
 func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bool) (in, out []string) {
 	r := w.r
+
 	gap := now.Sub(w.last)
 	w.last = now
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	for _, p := range r.cfg.Peers {
 		word := regions.Words[p.Name]
 		was, known := w.words[p.Name]
 		w.words[p.Name] = word
+
+		greeted := known && word != was && word != ""
+		idle := !w.greetedHere[p.Name] && !owns
 		switch {
-		case known && word != was && word != "":
+		case greeted:
 			r.greetedAt[p.Name] = now
 			w.greetedHere[p.Name] = true
-		case !w.greetedHere[p.Name] && !owns: // this process takes no part yet
+		case idle: // this process takes no part yet
 			r.greetedAt[p.Name] = now
 		case gap > awayAfter: // the peer may have been unable to write its word
 			r.greetedAt[p.Name] = r.greetedAt[p.Name].Add(gap)
 		}
+
 		silent := slices.Contains(regions.Out, p.Name)
 		if leads {
-			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.greetedAt[p.Name]) >= r.cfg.StaleAfter || silent && !w.greetedHere[p.Name])
+			overdue := now.Sub(r.greetedAt[p.Name]) >= r.cfg.StaleAfter
+			stays := silent && !w.greetedHere[p.Name] // as a former leader decided
+			silent = r.cfg.StaleAfter > 0 && (overdue || stays)
 		}
+
 		if silent {
 			out = append(out, p.Name)
 		} else {
 			in = append(in, p.Name)
 		}
 	}
+
 	slices.Sort(in)
 	slices.Sort(out)
 	return in, out
@@ -127,40 +151,54 @@ func (w *watcher) decide(ctx context.Context, old, out []string) error {
 	if err := w.r.cfg.Local.DecideOut(ctx, out); err != nil {
 		return err
 	}
+
 	for _, name := range out {
 		if !slices.Contains(old, name) {
-			w.r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", w.r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
+			w.r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", w.r.cfg.StaleAfter).
+				Msg("a region is silent; totals leave the region out until it is heard again")
 		}
 	}
+
 	for _, name := range old {
 		if !slices.Contains(out, name) {
-			w.r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
+			w.r.cfg.Log.Info().Str("peer", name).
+				Msg("a region is heard again; totals include the region")
 		}
 	}
+
 	return nil
 }
 
 // sweep removes some forgotten pages from the logs, bucket by bucket.
 func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
+	// The sweep of the last bucket has come to its end.
 	if w.rank == 0 {
 		w.bucket++
 	}
+
 	if len(buckets) > 0 {
 		w.rank, err = w.r.cfg.Local.Sweep(ctx, buckets[w.bucket%len(buckets)], w.rank)
 	}
+
 	return err
 }
 
 // apply writes the decision to the buckets: totals leave out the regions in out.
-func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration) error {
+func (w *watcher) apply(
+	ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration,
+) error {
 	what := fmt.Sprint(buckets, in, out)
-	if len(buckets) == 0 || what == w.applied && now.Sub(w.appliedAt) < every {
+	recent := what == w.applied && now.Sub(w.appliedAt) < every
+	if len(buckets) == 0 || recent {
 		return nil
 	}
+
 	if err := w.r.cfg.Local.ApplyPeers(ctx, buckets, in, out); err != nil {
 		return err
 	}
-	w.applied, w.appliedAt = what, now
+
+	w.applied = what
+	w.appliedAt = now
 	return nil
 }
 
@@ -172,16 +210,21 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 		if old := r.identity.Load(); old != nil {
 			mine = *old
 		}
+
 		var err error
-		if found, err = r.cfg.Local.Identify(ctx, mine); err != nil {
+		found, err = r.cfg.Local.Identify(ctx, mine)
+		if err != nil {
 			return err
 		}
 	}
-	if old := r.identity.Swap(&found); old == nil {
+
+	old := r.identity.Swap(&found)
+	if old == nil { // the links have waited for an identity to greet with
 		for _, l := range r.links {
 			l.Look()
 		}
 	}
+
 	return nil
 }
 
@@ -189,9 +232,11 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 func (r *Replicator) silentFor(peer string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	at, ok := r.greetedAt[peer]
 	if !ok {
 		return 0
 	}
+
 	return time.Since(at)
 }

@@ -34,6 +34,7 @@ type owners struct {
 // bucket. There must be at least one partition and one bucket.
 func New(nodes, dispatchers []string, partitions, buckets int) *Table {
 	t := &Table{}
+
 	h := xxhash.New()
 	for _, kind := range []struct {
 		name    string
@@ -48,9 +49,11 @@ func New(nodes, dispatchers []string, partitions, buckets int) *Table {
 		slices.Sort(members)
 		members = slices.Compact(members)
 		*kind.to = distribute(members, kind.parts)
+
 		// The hash includes the owners: two builds could distribute differently.
 		fmt.Fprintf(h, "%s %d %q %q\n", kind.name, kind.parts, members, kind.to.of)
 	}
+
 	t.hash = max(h.Sum64(), 1)
 	return t
 }
@@ -85,19 +88,23 @@ func distribute(members []string, parts int) owners {
 	if len(members) == 0 {
 		return owners{}
 	}
+
 	list := make([]consistent.Member, len(members))
 	for i, m := range members {
 		list[i] = member(m)
 	}
+
 	c := consistent.New(list, consistent.Config{
 		Hasher: hasher{}, PartitionCount: parts, ReplicationFactor: replicas, Load: load,
 	})
+
 	o := owners{of: make([]string, parts), parts: make(map[string][]int, len(members))}
 	for part := range parts {
 		name := c.GetPartitionOwner(part).String()
 		o.of[part] = name
 		o.parts[name] = append(o.parts[name], part)
 	}
+
 	return o
 }
 

@@ -59,14 +59,19 @@ func TestOutOfRangeHasNoOwner(t *testing.T) {
 func TestSameMembersSameTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gen := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z]{1,12}:[0-9]{2,5}`), 1, 20, rapid.ID[string])
-		nodes, dispatchers := gen.Draw(t, "nodes"), gen.Draw(t, "dispatchers")
-		p, b := rapid.IntRange(1, 500).Draw(t, "partitions"), rapid.IntRange(1, 100).Draw(t, "buckets")
+		nodes := gen.Draw(t, "nodes")
+		dispatchers := gen.Draw(t, "dispatchers")
+		p := rapid.IntRange(1, 500).Draw(t, "partitions")
+		b := rapid.IntRange(1, 100).Draw(t, "buckets")
+
 		one := ring.New(nodes, dispatchers, p, b)
 		again := append(rapid.Permutation(nodes).Draw(t, "order"), rapid.SampledFrom(nodes).Draw(t, "twice"))
 		two := ring.New(again, rapid.Permutation(dispatchers).Draw(t, "other order"), p, b)
+
 		if one.Hash() != two.Hash() {
 			t.Fatal("the same members have another hash")
 		}
+
 		owned := 0
 		for _, n := range nodes {
 			owned += len(one.PartitionsOf(n))
@@ -82,6 +87,7 @@ func TestSameMembersSameTable(t *testing.T) {
 		if owned != p {
 			t.Fatalf("%d of %d partitions are owned", owned, p)
 		}
+
 		owned = 0
 		for _, d := range dispatchers {
 			owned += len(one.BucketsOf(d))
@@ -109,17 +115,22 @@ func TestAnotherMemberAnotherHash(t *testing.T) {
 // move; bounded loads make some others move too, about as many as one more
 // node's at most.
 func TestLosingOneMovesLittle(t *testing.T) {
-	var moved, least, most float64 = 0, 2, 0
+	moved := 0.0
+	least := 2.0 // of the shares, in multiples of the mean
+	most := 0.0
 	const rings, members = 20, 10
 	for r := range rings {
 		nodes := names((r + 1) * members)[r*members:]
 		before := table(nodes, nil)
 		for _, n := range nodes {
 			share := float64(len(before.PartitionsOf(n))) * members / partitions
-			least, most = min(least, share), max(most, share)
+			least = min(least, share)
+			most = max(most, share)
 		}
+
 		gone := nodes[r%members]
 		after := table(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == gone }), nil)
+
 		changed := 0
 		for i := range partitions {
 			was, _ := before.Node(i)
@@ -136,6 +147,7 @@ func TestLosingOneMovesLittle(t *testing.T) {
 		}
 		moved += float64(changed) / partitions / rings
 	}
+
 	t.Logf("moved %.1f %% in the mean, shares of %.2f to %.2f", 100*moved, least, most)
 	if moved > 0.14 || least < 0.4 || most > 1.26 {
 		t.Errorf("moved %.3f, shares of %.2f to %.2f", moved, least, most)

@@ -58,10 +58,12 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	if err := checkName(cfg.Name); err != nil {
 		return nil, err
 	}
+
 	keys, err := seal.NewKeys(cfg.Keys, purpose)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
+
 	if cfg.Transport == nil {
 		if cfg.Dial == nil {
 			cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
@@ -76,6 +78,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			DisableCompression:     true,
 		}
 	}
+
 	c := &Client{
 		cfg: cfg, keys: keys, incarnation: rand.Uint64(),
 		http: &http.Client{
@@ -86,9 +89,11 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			Name: "headcount_cluster_calls_total", Help: "Requests to other processes, by kind and code of the answer.",
 		}, []string{"path", "code"}),
 	}
+
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(c.requests)
 	}
+
 	return c, nil
 }
 
@@ -105,11 +110,19 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 			wrong = fmt.Errorf("rpc: push updates to %s: %w", addr, err)
 			continue
 		}
-		wire.Updates = append(wire.Updates, wireUpdate{u.Topic.String(), u.Version.Incarnation, u.Version.Sequence, u.Stale, u.Value})
+		wire.Updates = append(wire.Updates, wireUpdate{
+			Topic:       u.Topic.String(),
+			Incarnation: u.Version.Incarnation,
+			Sequence:    u.Version.Sequence,
+			Stale:       u.Stale,
+			Value:       u.Value,
+		})
 	}
+
 	if wrong != nil && len(wire.Updates) == 0 {
 		return wrong
 	}
+
 	body, err := json.Marshal(wire)
 	if err == nil {
 		_, err = c.ask(ctx, addr, updatesPath, body, http.StatusNoContent)
@@ -117,6 +130,7 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 	if err != nil {
 		return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
 	}
+
 	return wrong
 }
 
@@ -128,16 +142,24 @@ func (c *Client) Hold(ctx context.Context, addr string, call presence.HoldCall) 
 	if err := presence.CheckName(call.Page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
+
+	// The clock of this machine may be wrong, so the age of the call is what counts.
 	asked := c.cfg.Now().Add(-time.Since(call.Asked))
+
 	body, err := json.Marshal(wireHold{
-		User: fmt.Sprintf("%016x", uint64(call.User)), Page: call.Page, On: &call.On, Asked: asked.UnixMilli(),
+		User:  fmt.Sprintf("%016x", uint64(call.User)),
+		Page:  call.Page,
+		On:    &call.On,
+		Asked: asked.UnixMilli(),
 	})
 	if err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
+
 	if _, err := c.ask(ctx, addr, holdPath, body, http.StatusNoContent); err != nil {
 		return fmt.Errorf("rpc: hold at %s: %w", addr, err)
 	}
+
 	return nil
 }
 
@@ -147,10 +169,12 @@ func (c *Client) Hold(ctx context.Context, addr string, call presence.HoldCall) 
 func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+
 	answer, err := c.try(within, addr, path, body, ok)
 	if dropped(err) && within.Err() == nil {
 		answer, err = c.try(within, addr, path, body, ok)
 	}
+
 	code := "ok"
 	refusal := (*Error)(nil)
 	switch {
@@ -158,18 +182,29 @@ func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int
 	case errors.As(err, &refusal):
 		code = refusal.label()
 	case ctx.Err() != nil:
-		code, err = "canceled", fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
+		code = "canceled"
+		err = fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
 	default:
-		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		code = codeUnavailable
+		err = fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
+
 	c.requests.WithLabelValues(path, code).Inc()
 	return answer, err
 }
 
 // dropped reports whether an established connection broke.
 func dropped(err error) bool {
-	answer, op := (*Error)(nil), (*net.OpError)(nil)
-	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
+	if err == nil {
+		return false
+	}
+
+	answer := (*Error)(nil)
+	answered := errors.As(err, &answer)
+	op := (*net.OpError)(nil)
+	notEstablished := errors.As(err, &op) && op.Op == "dial"
+
+	return !answered && !notEstablished
 }
 
 func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
@@ -178,9 +213,11 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 	if err != nil {
 		return nil, err
 	}
+
 	// The transport must not repeat a request: every attempt needs its own number.
 	req.GetBody = nil
 	c.sign(req, body)
+
 	resp, err := c.http.Do(req)
 	if err != nil {
 		if e := (*url.Error)(nil); errors.As(err, &e) {
@@ -189,13 +226,15 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		return nil, err
 	}
 	defer resp.Body.Close()
+
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // to the end, so that the connection can be reused
-	switch {
-	case err != nil && resp.StatusCode != http.StatusNoContent:
+	if err != nil && resp.StatusCode != http.StatusNoContent {
 		return nil, err
-	case resp.StatusCode == ok:
+	}
+	if resp.StatusCode == ok {
 		return answer, nil
 	}
+
 	var p problem
 	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
@@ -206,8 +245,10 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 func (c *Client) sign(req *http.Request, body []byte) {
 	s := c.keys.Sealer()
 	digest := digestOf(body)
+
 	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.incarnation, c.number.Add(1)}.header()
 	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
+
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Content-Digest", digest)
 	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))

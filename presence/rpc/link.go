@@ -22,9 +22,9 @@ import (
 //	PUT /link, Connection: Upgrade, Upgrade: headcount-link-1
 //	101, the same two headers, and Headcount-Nonce: 32 hex digits
 //
-// The key of the frames' signatures is HMAC-SHA256 with the cluster's secret, truncated to 16 bytes, over "headcount-link-1",
-// the Authorization header and the nonce, in lines. The Guard accepts a header once, and the server chooses the nonce, so
-// no two links have the same key.
+// The key of the frames' signatures is HMAC-SHA256 with the cluster's secret, truncated to 16 bytes, over
+// "headcount-link-1", the Authorization header and the nonce, in lines. The Guard accepts a header once, and the server
+// chooses the nonce, so no two links have the same key.
 const (
 	linkPath     = "/link"
 	linkProtocol = "headcount-link-1"
@@ -50,11 +50,14 @@ func linkKey(s *seal.Sealer, id seal.ID, authorization, nonce string) []byte {
 func (c *Client) Link(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 	lifetime, end := context.WithCancel(context.Background())
 	made := context.AfterFunc(ctx, end)
+
 	stream, key, err := c.link(lifetime, addr)
-	if err == nil && !made() {
+	inTime := made()
+	if err == nil && !inTime {
 		_ = stream.Close()
 		err = context.Cause(ctx)
 	}
+
 	if err != nil {
 		end()
 		return nil, nil, fmt.Errorf("rpc: link to %s: %w", addr, err)
@@ -82,6 +85,7 @@ func (c *Client) link(ctx context.Context, addr string) (io.ReadWriteCloser, []b
 	if err != nil {
 		return nil, nil, err
 	}
+
 	c.sign(req, nil)
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", linkProtocol)
@@ -90,6 +94,7 @@ func (c *Client) link(ctx context.Context, addr string) (io.ReadWriteCloser, []b
 	if err != nil {
 		return nil, nil, err
 	}
+
 	stream, both := resp.Body.(io.ReadWriteCloser)
 	if resp.StatusCode != http.StatusSwitchingProtocols || !both {
 		defer resp.Body.Close()
@@ -114,13 +119,15 @@ func (h *Handler) serveLink(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusInternalServerError, codeInternal, "")
 		return
 	}
+
 	random := make([]byte, nonceSize)
 	_, _ = rand.Read(random) // never fails
 	nonce := hex.EncodeToString(random)
 
 	// The limits of the HTTP server do not hold for what follows.
 	_ = conn.SetDeadline(time.Time{})
-	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n", linkProtocol, nonceHeader, nonce)
+	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n",
+		linkProtocol, nonceHeader, nonce)
 	if err != nil {
 		_ = conn.Close()
 		return

@@ -28,10 +28,12 @@ func (c *Client) Report(ctx context.Context, addr string) (presence.Report, erro
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
+
 	r, err := parseReport(answer)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
+
 	return r, nil
 }
 
@@ -42,15 +44,19 @@ func parseReport(body []byte) (r presence.Report, err error) {
 	if len(r.Peers) > presence.MaxPeers {
 		return presence.Report{}, errors.New("too many peers")
 	}
+
 	pages := map[presence.Site]int{}
 	for _, p := range r.Top {
 		if err := presence.CheckName(p.Page); err != nil {
 			return presence.Report{}, err
 		}
+
 		site, _ := presence.SplitName(p.Page)
-		if pages[site]++; pages[site] > 2*presence.TopPages || len(pages) > presence.MaxSites {
+		pages[site]++
+		if pages[site] > 2*presence.TopPages || len(pages) > presence.MaxSites {
 			return presence.Report{}, errors.New("too many pages")
 		}
 	}
+
 	return r, nil
 }

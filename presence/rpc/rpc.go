@@ -61,7 +61,8 @@ var ErrConfig = seal.ErrConfig
 
 // Reasons to refuse a request. Package seal has further reasons.
 var (
-	ErrFormat      = seal.NewRefusal("format", "the request is of another format than this version's; run the same version everywhere")
+	ErrFormat = seal.NewRefusal("format",
+		"the request is of another format than this version's; run the same version everywhere")
 	ErrUnsigned    = seal.NewRefusal("unsigned", "the Authorization header is missing or malformed")
 	ErrMisdirected = seal.NewRefusal("misdirected", "the request was sent to another process")
 	ErrDigest      = seal.NewRefusal("digest", "the body is not the one that was signed")
@@ -91,7 +92,8 @@ type credentials struct {
 
 // header returns the Authorization header without the mac.
 func (c credentials) header() string {
-	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.incarnation, c.number)
+	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d",
+		formatPart, format, c.key, c.from, c.at, c.incarnation, c.number)
 }
 
 const (
@@ -102,6 +104,7 @@ const (
 // otherFormat reports whether an Authorization header is of another format.
 func otherFormat(header string) bool {
 	ours, _, _ := strings.Cut(header, ", ")
+
 	return strings.HasPrefix(header, scheme+" ") && ours != formatPart+strconv.Itoa(format)
 }
 
@@ -117,25 +120,31 @@ func parseCredentials(s string) (c credentials, header string, mac []byte, ok bo
 	if !found || len(s) > 1024 {
 		return c, "", nil, false
 	}
+
 	mac, err := hex.DecodeString(hexMac)
 	if err != nil || len(mac) != seal.Size {
 		return c, "", nil, false
 	}
+
 	rest, found := strings.CutPrefix(header, formatPart+strconv.Itoa(format)+", ")
 	parts := strings.Split(rest, ", ")
 	if !found || len(parts) != 5 {
 		return c, "", nil, false
 	}
+
 	for i, name := range []string{"key=", "from=", "time=", "life=", "number="} {
-		if parts[i], found = strings.CutPrefix(parts[i], name); !found {
+		parts[i], found = strings.CutPrefix(parts[i], name)
+		if !found {
 			return c, "", nil, false
 		}
 	}
+
 	key, err := hex.DecodeString(parts[0])
 	if err != nil || len(key) != seal.IDSize {
 		return c, "", nil, false
 	}
 	c.key = seal.ID(key)
+
 	var errs [4]error
 	c.from, errs[0] = strconv.Unquote(parts[1])
 	c.at, errs[1] = strconv.ParseInt(parts[2], 10, 64)
@@ -144,17 +153,18 @@ func parseCredentials(s string) (c credentials, header string, mac []byte, ok bo
 	if errors.Join(errs[:]...) != nil || checkName(c.from) != nil {
 		return c, "", nil, false
 	}
+
 	return c, header, mac, true
 }
 
 // checkName says why a process cannot have the name, or returns nil. A header has
 // the name in quotes and between commas.
 func checkName(name string) error {
-	if name == "" || len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool {
-		return r <= ' ' || r > '~' || r == '"' || r == '\\' || r == ','
-	}) {
+	unfit := func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' || r == ',' }
+	if name == "" || len(name) > maxName || strings.ContainsFunc(name, unfit) {
 		return fmt.Errorf("rpc: %w: the name %q is not an address", ErrConfig, presence.Excerpt(name))
 	}
+
 	return nil
 }
 
@@ -176,19 +186,25 @@ func parseUpdates(body []byte) ([]presence.Update, error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, err
 	}
+
 	updates := make([]presence.Update, len(m.Updates))
 	for i, w := range m.Updates {
 		topic, err := presence.ParseTopic(w.Topic)
 		if err != nil {
 			return nil, err
 		}
+
 		updates[i] = presence.Update{
-			Topic: topic, Version: presence.Version{Incarnation: w.Incarnation, Sequence: w.Sequence}, Stale: w.Stale, Value: w.Value,
+			Topic:   topic,
+			Version: presence.Version{Incarnation: w.Incarnation, Sequence: w.Sequence},
+			Stale:   w.Stale,
+			Value:   w.Value,
 		}
 		if err := updates[i].Check(); err != nil {
 			return nil, err
 		}
 	}
+
 	return updates, nil
 }
 
@@ -209,7 +225,8 @@ func parseHold(body []byte, now time.Time) (call presence.HoldCall, err error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return call, err
 	}
-	if call.User, err = parseUser(m.User); err != nil {
+	call.User, err = parseUser(m.User)
+	if err != nil {
 		return call, err
 	}
 	if m.On == nil {
@@ -220,7 +237,9 @@ func parseHold(body []byte, now time.Time) (call presence.HoldCall, err error) {
 	if m.Asked != 0 {
 		age = max(now.Sub(time.UnixMilli(m.Asked)), 0)
 	}
-	call.Page, call.On, call.Asked = m.Page, *m.On, time.Now().Add(-age)
+	call.Page = m.Page
+	call.On = *m.On
+	call.Asked = time.Now().Add(-age)
 
 	return call, presence.CheckName(m.Page)
 }

@@ -75,28 +75,36 @@ func NewHandler(cfg Config) (*Handler, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+
 	keys, err := seal.NewKeys(cfg.Keys, purpose)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
+
 	h := &Handler{
-		cfg: cfg, keys: keys, guard: seal.NewGuard(replayWidth, cfg.Now()),
+		cfg:   cfg,
+		keys:  keys,
+		guard: seal.NewGuard(replayWidth, cfg.Now()),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_cluster_requests_total", Help: "Requests of other processes, by kind and code of the answer.",
+			Name: "headcount_cluster_requests_total",
+			Help: "Requests of other processes, by kind and code of the answer.",
 		}, []string{"path", "code"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_cluster_requests_refused_total", Help: "Requests that were refused, by reason.",
 		}, []string{"reason"}),
 	}
+
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(h.requests, h.refused)
 	}
+
 	return h, nil
 }
 
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
+
 	switch {
 	case otherFormat(r.Header.Get("Authorization")):
 		h.refuseFormat(w, r)
@@ -109,6 +117,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusMethodNotAllowed, "method", "only PUT is allowed")
 		return
 	}
+
 	req, err := h.open(w, r)
 	if err == nil && path == linkPath {
 		h.requests.WithLabelValues(path, "ok").Inc()
@@ -126,17 +135,21 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		answer, err = h.call(ctx, path, req)
 	}
+
 	if err == nil && answer != nil {
 		h.requests.WithLabelValues(path, "ok").Inc()
 		writeAnswer(w, answer)
 		return
 	}
+
 	status, code := h.statusOf(err)
 	h.requests.WithLabelValues(path, code).Inc()
+
 	if refusal := (*seal.Refusal)(nil); errors.As(err, &refusal) {
 		h.refused.WithLabelValues(code).Inc()
 		h.cfg.Log.Debug().Err(err).Str("remote", r.RemoteAddr).Msg("a request of another process was refused")
 	}
+
 	switch {
 	case err == nil:
 		w.WriteHeader(status)
@@ -174,6 +187,7 @@ func (h *Handler) refuseFormat(w http.ResponseWriter, r *http.Request) {
 		h.cfg.Log.Error().Str("remote", r.RemoteAddr).Int("format", format).
 			Msg("a process of another version sends requests in an unknown format; run the same version everywhere")
 	})
+
 	status, code := h.statusOf(ErrFormat)
 	writeProblem(w, status, code, ErrFormat.Error())
 }
@@ -200,16 +214,20 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error)
 	if !ok {
 		return nil, ErrUnsigned
 	}
+
 	digest := r.Header.Get("Content-Digest")
 	if err := h.keys.Sealer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
 		return nil, err
 	}
+
 	if h.cfg.Name != "" && r.Host != h.cfg.Name {
 		return nil, ErrMisdirected
 	}
 	if r.ContentLength > maxBody {
 		return nil, ErrOversized
 	}
+
+	// After the signature: a forged request must not use up the number of a true one.
 	from, err := h.guard.Admit(h.cfg.Now(), []byte(c.from), c.incarnation, c.at, c.number)
 	if err != nil {
 		return nil, err
@@ -260,6 +278,7 @@ func (h *Handler) call(ctx context.Context, path string, req *request) ([]byte, 
 // statusOf returns the status and the code of the answer to an error.
 func (h *Handler) statusOf(err error) (status int, code string) {
 	refusal := (*seal.Refusal)(nil)
+
 	switch {
 	case err == nil:
 		return http.StatusNoContent, "ok"
@@ -281,9 +300,11 @@ func (h *Handler) statusOf(err error) (status int, code string) {
 		return http.StatusConflict, codeOvertaken
 	case errors.Is(err, presence.ErrTooMany):
 		return http.StatusTooManyRequests, codeTooMany
-	case errors.Is(err, presence.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case errors.Is(err, presence.ErrUnavailable),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return http.StatusServiceUnavailable, codeUnavailable
 	}
+
 	return http.StatusInternalServerError, codeInternal
 }
 
@@ -306,6 +327,7 @@ func writeProblem(w http.ResponseWriter, status int, code, detail string) {
 	if err != nil {
 		panic(err) // cannot happen: all fields are plain
 	}
+
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
@@ -313,6 +335,7 @@ func writeProblem(w http.ResponseWriter, status int, code, detail string) {
 	if status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", scheme)
 	}
+
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may be gone
 }

@@ -34,18 +34,23 @@ func (c *Client) Users(ctx context.Context, addr string, users []presence.User) 
 	for i, u := range users {
 		wire.Users[i] = fmt.Sprintf("%016x", uint64(u))
 	}
+
 	body, err := json.Marshal(wire)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: users: %w", err)
 	}
+
 	answer, err := c.ask(ctx, addr, usersPath, body, http.StatusOK)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: users at %s: %w", addr, err)
 	}
+
 	var is wireStates
 	if err := json.Unmarshal(answer, &is); err != nil || len(is.Users) != len(users) {
-		return nil, fmt.Errorf("rpc: users at %s: %w: %d states of %d users: %v", addr, presence.ErrUnavailable, len(is.Users), len(users), err)
+		return nil, fmt.Errorf("rpc: users at %s: %w: %d states of %d users: %v",
+			addr, presence.ErrUnavailable, len(is.Users), len(users), err)
 	}
+
 	states := make([]presence.UserState, len(users))
 	for i, s := range is.Users {
 		switch {
@@ -55,6 +60,7 @@ func (c *Client) Users(ctx context.Context, addr string, users []presence.User) 
 			states[i].LastSeen = time.Unix(s.Seen, 0)
 		}
 	}
+
 	return states, nil
 }
 
@@ -66,13 +72,16 @@ func parseUsers(body []byte) ([]presence.User, error) {
 	if len(m.Users) > presence.MaxAsked {
 		return nil, errors.New("too many users")
 	}
+
 	users := make([]presence.User, len(m.Users))
 	for i, text := range m.Users {
 		var err error
-		if users[i], err = parseUser(text); err != nil {
+		users[i], err = parseUser(text)
+		if err != nil {
 			return nil, err
 		}
 	}
+
 	return users, nil
 }
 
@@ -81,6 +90,7 @@ func parseUser(text string) (presence.User, error) {
 	if err != nil || len(text) != 16 {
 		return 0, errors.New("user must be 16 hex digits")
 	}
+
 	return presence.User(n), nil
 }
 
@@ -90,10 +100,12 @@ func (h *Handler) users(ctx context.Context, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
+
 	states, err := h.cfg.Users.ReceiveUsers(ctx, users)
 	if err != nil {
 		return nil, err
 	}
+
 	wire := wireStates{Users: make([]wireState, len(states))}
 	for i, s := range states {
 		switch {
@@ -103,5 +115,6 @@ func (h *Handler) users(ctx context.Context, body []byte) ([]byte, error) {
 			wire.Users[i] = wireState{Seen: s.LastSeen.Unix()}
 		}
 	}
+
 	return json.Marshal(wire)
 }

@@ -47,5 +47,6 @@ func (c *Clock) Observe(store, asked time.Time) {
 		now = latest
 	}
 
-	c.shared, c.local = now, time.Now()
+	c.shared = now
+	c.local = time.Now()
 }

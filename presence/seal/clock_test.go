@@ -9,13 +9,15 @@ import (
 	"headcount/presence/seal"
 )
 
-// TestTimeOfTheStore: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between readings.
+// TestTimeOfTheStore: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between
+// readings.
 func TestTimeOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
 		if !c.Now().IsZero() {
 			t.Error("the time is known before the store has shown it")
 		}
+
 		origin := time.Now()
 		for i, step := range []struct {
 			store, took time.Duration // what the store read, since origin, and how long the call took
@@ -34,6 +36,7 @@ func TestTimeOfTheStore(t *testing.T) {
 			if got := c.Now().Sub(origin); got != step.want {
 				t.Errorf("step %d: %s, want %s", i, got, step.want)
 			}
+
 			time.Sleep(time.Second)
 		}
 	})
@@ -46,6 +49,7 @@ func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 		var c seal.Clock
 		g := seal.NewGuard(1024, c.Now())
 		recorded := time.Now().Add(time.Hour)
+
 		take := func(at time.Time, seq uint64) error {
 			_, err := g.Admit(c.Now(), []byte("a"), 1, at.UnixMilli(), seq)
 			return err
@@ -53,11 +57,13 @@ func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 		if err := take(recorded, 1); !errors.Is(err, seal.ErrClock) {
 			t.Errorf("before the time is known: %v", err)
 		}
+
 		time.Sleep(5 * time.Second)
 		c.Observe(recorded.Add(5*time.Second), time.Now())
 		if err := take(recorded, 1); !errors.Is(err, seal.ErrOld) {
 			t.Errorf("recorded before: %v", err)
 		}
+
 		time.Sleep(2 * time.Second)
 		if err := take(c.Now(), 2); err != nil {
 			t.Errorf("sent now: %v", err)
@@ -73,19 +79,23 @@ func TestTheClockOfTheStoreJumps(t *testing.T) {
 			var c seal.Clock
 			c.Observe(time.Now(), time.Now())
 			g := seal.NewGuard(1024, c.Now())
+
 			take := func(at int64, seq uint64) error {
 				_, err := g.Admit(c.Now(), []byte("a"), 1, at, seq)
 				return err
 			}
+
 			first := c.Now().UnixMilli()
 			if err := take(first, 1); err != nil {
 				t.Fatal(err)
 			}
+
 			for range 2 {
 				c.Observe(c.Now().Add(jump), time.Now())
 				if err := take(c.Now().UnixMilli(), 2); err != nil && !errors.Is(err, seal.ErrReplayed) {
 					t.Errorf("%s: by the new time: %v", name, err)
 				}
+
 				c.Observe(c.Now().Add(-jump), time.Now())
 				for seq := range uint64(3) {
 					if err := take(first, seq); err == nil {

@@ -83,6 +83,7 @@ func (g *Guard) begin(now time.Time) {
 // process does not know it. The string that Admit returns is name, and does not share its memory.
 func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, seq uint64) (string, error) {
 	ms := now.UnixMilli()
+
 	switch {
 	case now.IsZero():
 		return "", ErrClock
@@ -93,35 +94,46 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 	case seq == 0:
 		return "", ErrReplayed
 	}
+
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	g.begin(now)
-	h := g.senders[sender{string(name), incarnation}]
+
+	h := g.senders[sender{string(name), incarnation}] // the conversion in an index does not allocate
 	if h != nil && at <= h.floor {
 		return "", ErrOld
 	}
+
 	if h == nil {
 		var floor int64
 		if at <= g.floor {
 			var fresh bool
-			if floor, fresh = g.catchUp(sender{string(name), incarnation}, ms, at); !fresh {
+			floor, fresh = g.catchUp(sender{string(name), incarnation}, ms, at)
+			if !fresh {
 				return "", ErrOld
 			}
 		}
+
 		if len(g.senders) >= maxSenders || ms-g.swept > window {
 			g.sweep(ms)
 		}
+
 		if len(g.senders) >= maxSenders {
 			return "", ErrSenders
 		}
+
 		delete(g.behind, sender{string(name), incarnation})
 		h = &history{name: string(name), floor: floor, ring: make([]uint64, g.words)}
 		g.senders[sender{h.name, incarnation}] = h
 	}
-	if !h.take(seq) {
+	fresh := h.take(seq)
+	if !fresh {
 		return "", ErrReplayed
 	}
+
 	h.last = max(h.last, at)
+
 	return h.name, nil
 }
 
@@ -138,12 +150,16 @@ func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 		if len(g.behind) < maxSenders {
 			g.behind[s] = &lateness{since: ms, newest: at}
 		}
+
 		return 0, false
 	}
+
 	if at > l.newest && ms-l.since >= maxSkew {
 		return l.newest, true
 	}
+
 	l.newest = max(l.newest, at)
+
 	return 0, false
 }
 
@@ -151,12 +167,14 @@ func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 // back, the floor still refuses those messages.
 func (g *Guard) sweep(ms int64) {
 	g.swept = ms
+
 	for s, h := range g.senders {
 		if h.last < ms-window {
 			g.floor = max(g.floor, h.last)
 			delete(g.senders, s)
 		}
 	}
+
 	for s, l := range g.behind {
 		if l.newest < ms-window {
 			delete(g.behind, s)
@@ -169,24 +187,29 @@ func (g *Guard) sweep(ms int64) {
 func (h *history) take(seq uint64) bool {
 	size := uint64(len(h.ring)) * 64
 	bit := uint64(1) << (seq % 64)
+
 	if seq > h.newest {
 		// The words between those of newest and seq have numbers that are too old now.
 		from, to := h.newest/64, seq/64
 		for i := range min(to-from, uint64(len(h.ring))) {
 			h.ring[(to-i)%uint64(len(h.ring))] = 0
 		}
+
 		h.newest = seq
 		h.ring[to%uint64(len(h.ring))] |= bit
 		return true
 	}
+
 	// The word of newest was cleared, so it does not cover the oldest numbers any more.
 	if h.newest-seq >= size-64 {
 		return false
 	}
+
 	word := &h.ring[seq/64%uint64(len(h.ring))]
 	if *word&bit != 0 {
 		return false
 	}
+
 	*word |= bit
 	return true
 }

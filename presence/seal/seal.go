@@ -69,16 +69,20 @@ func NewKeys(secrets [][]byte, purpose string) (*Keys, error) {
 		if len(s) == 0 {
 			return nil, fmt.Errorf("seal: %w: cluster secret %d is empty", ErrConfig, i+1)
 		}
+
 		h := hmac.New(sha256.New, s)
 		h.Write([]byte("headcount " + purpose))
 		secret := h.Sum(nil)
+
 		sum := sha256.Sum256(secret)
 		id := ID(sum[:])
 		if id == (ID{}) {
 			id[0] = 1
 		}
+
 		k.keys = append(k.keys, key{id, secret})
 	}
+
 	return k, nil
 }
 
@@ -91,6 +95,7 @@ func (k *Keys) Sealer() *Sealer {
 	for _, key := range k.keys {
 		s.macs = append(s.macs, mac{key.id, hmac.New(sha256.New, key.secret)})
 	}
+
 	return s
 }
 
@@ -146,13 +151,16 @@ func (s *Sealer) Verify(id ID, message, signature []byte) error {
 	if len(s.macs) == 0 && id == (ID{}) {
 		return nil
 	}
+
 	for _, m := range s.macs {
-		if m.id == id {
-			if !hmac.Equal(s.of(m, message), signature) {
-				return ErrForged
-			}
-			return nil
+		if m.id != id {
+			continue
 		}
+		if !hmac.Equal(s.of(m, message), signature) {
+			return ErrForged
+		}
+		return nil
 	}
+
 	return ErrKey
 }
