@@ -85,7 +85,7 @@ var layers = []layer{
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/wake", "scripts"}},
+	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/outage", "internal/wake", "scripts"}},
 	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                                                     // no store but by the contract
 	{"presence/member", []string{"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "presence/seal", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},

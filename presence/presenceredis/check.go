@@ -182,7 +182,8 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	compare("region", facts["region"] != ours.Region)
 	otherSecret := ours.Secret != "" && !slices.Contains(strings.Split(ours.Secret, ","), facts["secret"])
 	compare("secret", otherSecret)
-	compare("format", facts["format"] != strconv.Itoa(format))
+	format := facts[formatFact]
+	compare(formatFact, format != formatNumbered && format != formatEven)
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 	is := facts["postgres"]
 	if ours.Postgres == PostgresBehind && (is == PostgresNone || is == "behind") {

@@ -33,11 +33,11 @@ type fences struct {
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	_, runs := s.generations.get()
 	var generation uint64
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
+	err := s.do(ctx, func(ctx context.Context, c *client) (err error) {
 		if generation, err = s.generation(ctx, c); err != nil || !s.generations.returned(generation) {
 			return err
 		}
-		if err = c.Set(ctx, tokenKey(0), rand.Text(), 0).Err(); err != nil {
+		if err = c.Set(ctx, s.at().tokenKey(0), rand.Text(), 0).Err(); err != nil {
 			return err
 		}
 		generation, err = s.generation(ctx, c)
@@ -81,7 +81,7 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 		missing := 0
 		for b, token := range tokens {
 			if token == "" {
-				pipe.SetNX(ctx, tokenKey(b), rand.Text(), 0)
+				pipe.SetNX(ctx, s.at().tokenKey(b), rand.Text(), 0)
 				missing++
 			}
 		}
@@ -119,7 +119,7 @@ func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 	pipe := c.Pipeline()
 	got := make([]*redis.StringCmd, s.tokens(c))
 	for b := range got {
-		got[b] = pipe.Get(ctx, tokenKey(b))
+		got[b] = pipe.Get(ctx, s.at().tokenKey(b))
 	}
 	s.conn.Metrics.Commands.Add(float64(len(got)))
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
@@ -156,7 +156,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			before = s.partitions[p].epoch
 		}
 		calls[i] = &call{
-			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generation, s.self, number, before},
+			Script: scripts.Claim, Keys: []string{s.at().ownerKey(p), s.at().dirtyKey(p)}, Args: []any{owner, generation, s.self, number, before},
 		}
 	}
 	s.mu.Unlock()
@@ -206,7 +206,7 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation u
 			args = append(args, c.Partition, c.Epoch)
 		}
 		for b := range s.cfg.Buckets {
-			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, Args: args})
+			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b)}, Args: args})
 		}
 	}
 	return s.conn.Run(ctx, calls)
@@ -230,10 +230,10 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 		}
 	}
 	answers := make([]*redis.BoolSliceCmd, len(buckets))
-	err = s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		for i, b := range buckets {
-			answers[i] = pipe.SMIsMember(ctx, readyKey(b), members...)
+			answers[i] = pipe.SMIsMember(ctx, s.at().readyKey(b), members...)
 		}
 		s.conn.Metrics.Commands.Add(float64(len(buckets)))
 		_, err := pipe.Exec(ctx)
@@ -253,6 +253,10 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 // Load implements presence.Partitions. It reads a bounded number of members at a time,
 // each with its own deadline, so that many members take long, but do not fail.
 func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	if err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+
 	var calls []*call
 	var of []int // for each of calls: the index of its claim
 	s.mu.Lock()
@@ -262,9 +266,9 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 			shards = p.shards
 		}
 		for first := 0; first < shards; first += loadShards {
-			keys := []string{ownerKey(c.Partition), dirtyKey(c.Partition)}
+			keys := []string{s.at().ownerKey(c.Partition), s.at().dirtyKey(c.Partition)}
 			for j := first; j < min(first+loadShards, shards); j++ {
-				keys = append(keys, memberKey(c.Partition, j))
+				keys = append(keys, s.at().memberKey(c.Partition, j))
 			}
 			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
 				c.Epoch, c.Generation, flag(first == 0), shards,

@@ -88,7 +88,7 @@ func (s *Store) read(
 	if len(topics) == 0 {
 		return nil, nil, nil
 	}
-	c, err := s.conn.Known(ctx)
+	c, err := s.known(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -171,14 +171,14 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 	if len(topics) == 0 {
 		return nil
 	}
-	c, err := s.conn.Known(ctx)
+	c, err := s.known(ctx)
 	if err == nil {
 		var calls []*call
 		s.batches(topics, false, func(b batch, at []int) {
 			cl := &call{
 				Script: scripts.Detach,
-				Keys:   []string{stateKey(b.bucket), endpointsKey(b.bucket)},
-				Args:   append(make([]any, 0, 3+len(at)), channel(b.bucket, s.cfg.Conn.DB), c.Publish, gateway),
+				Keys:   []string{s.at().stateKey(b.bucket), s.at().endpointsKey(b.bucket)},
+				Args:   append(make([]any, 0, 3+len(at)), s.at().channel(b.bucket, s.cfg.Conn.DB), c.Publish, gateway),
 			}
 			for _, i := range at {
 				cl.Args = append(cl.Args, topics[i].String())
@@ -196,7 +196,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 // Missing implements presence.Endpoints.
 func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
 	var missing []presence.Topic
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		missing = missing[:0]
 		pipe := c.Pipeline()
 		var places [][]int
@@ -207,7 +207,7 @@ func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.T
 				members[j] = gateway + "\x00" + topics[i].String()
 			}
 			s.conn.Metrics.Commands.Inc()
-			replies = append(replies, pipe.SMIsMember(ctx, endpointsKey(b.bucket), members...))
+			replies = append(replies, pipe.SMIsMember(ctx, s.at().endpointsKey(b.bucket), members...))
 			places = append(places, at)
 		})
 		if len(replies) == 0 {
@@ -238,10 +238,10 @@ func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, 
 	var all []presence.Endpoint
 	for cursor := uint64(0); ; {
 		var members []string
-		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			var err error
 			s.conn.Metrics.Commands.Inc()
-			members, cursor, err = c.SScan(ctx, endpointsKey(bucket), cursor, "*", scanBatch).Result()
+			members, cursor, err = c.SScan(ctx, s.at().endpointsKey(bucket), cursor, "*", scanBatch).Result()
 			return err
 		})
 		if err != nil {

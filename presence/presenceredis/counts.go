@@ -72,7 +72,7 @@ func (cc *countsCall) pack(changes []presence.Change) {
 // writeCounts runs counts.lua for the changes whose members are written: one call per
 // bucket for all partitions together, or several if there are many counts.
 func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
-	c, err := s.conn.Known(ctx)
+	c, err := s.known(ctx)
 	if err != nil {
 		for i := range outcomes {
 			if outcomes[i].Err == nil {
@@ -168,7 +168,7 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 // partition while earlier counts are missing.
 func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
 	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
-	prefix := pagePrefix(b)
+	prefix := s.at().pagePrefix(b)
 	var calls []*countsCall
 	var cc *countsCall
 	var numbers map[string]int
@@ -179,8 +179,8 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 			if cc == nil || size >= countBatch || cc.generation != c.Generation {
 				cc = &countsCall{generation: c.Generation, bucket: b, continues: before > 0, call: call{
 					Script: scripts.Counts,
-					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
-					Args: []any{channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), c.Generation,
+					Keys:   []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b), s.at().emptiesKey(b), s.at().runKey(b, s.self)},
+					Args: []any{s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), c.Generation,
 						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0

@@ -456,7 +456,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	for _, key := range []string{
-		"hc:{p1}:o", "hc:{p1}:d", "hc:{p1}:m:0", fmt.Sprintf("hc:{b%d}:c:p", b), fmt.Sprintf("hc:{b%d}:f", b), fmt.Sprintf("hc:{b%d}:s", b), fmt.Sprintf("hc:{b%d}:r", b),
+		presenceredis.PartitionKey(1, "o"), presenceredis.PartitionKey(1, "d"), presenceredis.PartitionKey(1, "m:0"), presenceredis.BucketKey(b, "c:p"), presenceredis.BucketKey(b, "f"), presenceredis.BucketKey(b, "s"), presenceredis.BucketKey(b, "r"),
 	} {
 		t.Run(key, func(t *testing.T) {
 			was, _ := server.Do(t, "EXISTS", key).(int64)
@@ -494,7 +494,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	c := start(t, open(t, server.URL()))
 	c.set(1, "a", 1)
 	c.set(1, "b", 1)
-	page := fmt.Sprintf("hc:{b%d}:c:a", presence.Bucket("a", presence.DefaultBuckets))
+	page := presenceredis.BucketKey(presence.Bucket("a", presence.DefaultBuckets), "c:a")
 	server.Do(t, "RENAME", page, page+"~")
 	server.Do(t, "SET", page, "so that the count cannot be written")
 	if o := c.try(1, "a", 0); o.Err == nil {

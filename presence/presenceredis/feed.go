@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"headcount/internal/outage"
 	"headcount/internal/redisconn"
 	"headcount/internal/wake"
 	"headcount/presence"
@@ -43,11 +44,17 @@ type message struct {
 // not answered, is replaced. Every attempt has its buckets read again, so that counts go
 // on while Redis answers but takes no subscription.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
+	for s.settle(ctx) != nil {
+		if !outage.Sleep(ctx, settleAgain) {
+			return
+		}
+	}
+
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
 	channels := make(map[string]int, len(buckets))
 	for _, b := range buckets {
 		w.feeds[b] = &feed{}
-		channels[channel(b, s.cfg.Conn.DB)] = b
+		channels[s.at().channel(b, s.cfg.Conn.DB)] = b
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -46,7 +46,7 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	}
 	numbers := func() []uint64 { // of the pairs
 		t.Helper()
-		cl := ownCall(7, pages)
+		cl := s.ownCall(7, pages)
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
@@ -280,16 +280,16 @@ func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 		c.Counts = append(c.Counts, presence.PageUsers{Page: pageIn(7, fmt.Sprint("part", i)), Users: 1})
 	}
 	other := presence.Change{Claim: claims[1], Sequence: 1, Counts: c.Counts[countBatch : countBatch+1], Complete: true}
-	server.Do(t, "SADD", pagePrefix(7)+c.Counts[0].Page, "foreign")
+	server.Do(t, "SADD", at(t, s).pagePrefix(7)+c.Counts[0].Page, "foreign")
 	o := s.Write(t.Context(), []presence.Change{c, other})
 	if !errors.Is(o[0].Err, ErrForeign) || o[1].Err != nil {
 		t.Fatalf("%v and %v, want the first alone to fail", o[0].Err, o[1].Err)
 	}
-	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", readyKey(7), 1, 2)) }
+	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", at(t, s).readyKey(7), 1, 2)) }
 	if got := complete(); got != "[0 1]" {
 		t.Fatalf("partitions 1 and 2 are complete: %s, want only the second", got)
 	}
-	server.Do(t, "DEL", pagePrefix(7)+c.Counts[0].Page)
+	server.Do(t, "DEL", at(t, s).pagePrefix(7)+c.Counts[0].Page)
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil || complete() != "[1 1]" {
 		t.Fatalf("%v, %s when it is put right", o[0].Err, complete())
 	}
@@ -346,7 +346,7 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
-		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
+		cl := &call{Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
@@ -371,6 +371,24 @@ func open(t testing.TB, cfg Config) *Store {
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
+
+// at returns what makes the store's keys.
+func at(t testing.TB, s *Store) *keyspace {
+	t.Helper()
+	if err := s.settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	return s.at()
+}
+
+var evenKeys = newKeyspace(formatEven, presence.DefaultPartitions, presence.DefaultBuckets)
+
+// BucketKey is a key of a bucket in a Redis that was begun by this release, without other settings.
+func BucketKey(bucket int, rest string) string { return evenKeys.buckets[bucket] + rest }
+
+// PartitionKey is a key of a partition in such a Redis.
+func PartitionKey(partition int, rest string) string { return evenKeys.partitions[partition] + rest }
 
 // ear collects what a watcher of all buckets is told.
 func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {

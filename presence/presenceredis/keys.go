@@ -1,13 +1,12 @@
 package presenceredis
 
-import (
-	"strconv"
-
-	"headcount/presence"
-)
+import "headcount/presence"
 
 // All keys begin with prefix. scripts/README.md describes them.
 const prefix = "hc:"
+
+// formatFact is the field of factsKey with the format of the data.
+const formatFact = "format"
 
 const (
 	factsKey   = prefix + "{c}:facts"
@@ -24,14 +23,6 @@ const perShard = 48
 
 // shardsFor returns how many shards that many members need.
 func shardsFor(members int) int { return max(1, (members+perShard-1)/perShard) }
-
-func partitionKey(p int) string { return prefix + "{p" + strconv.Itoa(p) + "}:" }
-
-func ownerKey(p int) string { return partitionKey(p) + "o" }
-func dirtyKey(p int) string { return partitionKey(p) + "d" }
-func seenKey(p int) string  { return partitionKey(p) + "s" }
-
-func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
 // shardOf returns which of n shards has the user, as resize.lua does. From n to n+1
 // shards only users of one shard move, and only to the new one (linear hashing).
@@ -56,28 +47,6 @@ func within(n int) int {
 	return size
 }
 
-func bucketKey(b int) string { return prefix + "{b" + strconv.Itoa(b) + "}:" }
-
-func stateKey(b int) string               { return bucketKey(b) + "s" }
-func fenceKey(b int) string               { return bucketKey(b) + "f" }
-func runKey(b int, process string) string { return bucketKey(b) + "w:" + process }
-func readyKey(b int) string               { return bucketKey(b) + "r" }
-func endpointsKey(b int) string           { return bucketKey(b) + "e" }
-func logKey(b int) string                 { return bucketKey(b) + "l" }
-func emptiesKey(b int) string             { return bucketKey(b) + "z" }
-func tokenKey(b int) string               { return bucketKey(b) + "t" }
-func pagePrefix(b int) string             { return bucketKey(b) + "c:" }
-
-func minutesKey(b int, page string) string { return bucketKey(b) + "x:" + page }
-
-func visitsKey(b int, hour int64, page string) string {
-	return bucketKey(b) + "y:" + strconv.FormatInt(hour, 10) + ":" + page
-}
-
-func historyKey(b int, page string) string { return bucketKey(b) + "h:" + page }
-func onceKey(b int, hash string) string    { return bucketKey(b) + "i:" + hash }
-func recordKey(b int, user string) string  { return bucketKey(b) + "u:" + user }
-
 // Fields that Go reads; scripts/README.md has all.
 const (
 	levelField  = "level"  // of historyKey
@@ -88,7 +57,3 @@ const (
 	recordField = ""       // of recordKey: the record's version
 	peerField   = "peer:"  // of stateKey, followed by a region
 )
-
-// channel returns the bucket's channel. Its name has the number of the database, because
-// pub/sub does not know databases.
-func channel(b, db int) string { return bucketKey(b) + "n/" + strconv.Itoa(db) }

@@ -31,11 +31,11 @@ var _ presence.LastSeen = (*Store)(nil)
 func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Time, error) {
 	times := make([]time.Time, len(users))
 	oldest := time.Now().Add(-s.cfg.LastSeen).Unix()
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		answers := make([]*redis.FloatCmd, len(users))
 		for i, u := range users {
-			answers[i] = pipe.ZScore(ctx, seenKey(u.Partition(s.cfg.Partitions)), string(seenMember(u)))
+			answers[i] = pipe.ZScore(ctx, s.at().seenKey(u.Partition(s.cfg.Partitions)), string(seenMember(u)))
 		}
 		s.conn.Metrics.Commands.Add(float64(len(users)))
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
@@ -59,9 +59,9 @@ func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Tim
 
 // ForgetSeen implements presence.LastSeen.
 func (s *Store) ForgetSeen(ctx context.Context, u presence.User) error {
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
-		return c.ZRem(ctx, seenKey(u.Partition(s.cfg.Partitions)), seenMember(u)).Err()
+		return c.ZRem(ctx, s.at().seenKey(u.Partition(s.cfg.Partitions)), seenMember(u)).Err()
 	})
 	if err != nil {
 		return fmt.Errorf("presenceredis: forget when a user was last here: %w", err)

@@ -55,7 +55,7 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 	kept := func(s *Store) (n int64, expires time.Duration) {
 		t.Helper()
 		if err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
-			n, expires = c.ZCard(ctx, seenKey(partition)).Val(), c.TTL(ctx, seenKey(partition)).Val()
+			n, expires = c.ZCard(ctx, at(t, s).seenKey(partition)).Val(), c.TTL(ctx, at(t, s).seenKey(partition)).Val()
 			return nil
 		}); err != nil {
 			t.Fatal(err)

@@ -140,7 +140,7 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 	from := s.partitions[1].shards
 	for _, to := range []int{from + 100, 3} {
-		for _, cl := range resizeCalls(claims[0], from, to) {
+		for _, cl := range s.resizeCalls(claims[0], from, to) {
 			cl.Args[0] = claims[0].Epoch
 			if err := s.conn.Run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
 				t.Fatal(cl.Reply, err)
@@ -243,7 +243,7 @@ func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 		}
 	}
 	write(2, 0)
-	key := pagePrefix(presence.Bucket("page", s.cfg.Buckets)) + "page"
+	key := at(t, s).pagePrefix(presence.Bucket("page", s.cfg.Buckets)) + "page"
 	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +288,7 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Exists(t.Context(), pagePrefix(0)+"page000").Val() != 0 || c.Exists(t.Context(), pagePrefix(0)+"page299").Val() != 1 {
+	if c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page000").Val() != 0 || c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page299").Val() != 1 {
 		t.Error("it is not the page that is empty longest that was forgotten")
 	}
 	if got, err := s.Counts(t.Context(), []string{"page stays"}); err != nil || got[0].Users != 1 {
@@ -317,11 +317,11 @@ func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 			}
 		}
 		if i == 0 {
-			c.Set(t.Context(), pagePrefix(0)+page, "theirs", 0)
+			c.Set(t.Context(), at(t, s).pagePrefix(0)+page, "theirs", 0)
 		}
 	}
-	testkit.Eventually(t, "few pages are empty", func() bool { return c.ZCard(t.Context(), emptiesKey(0)).Val() < 10 })
-	if is := c.Get(t.Context(), pagePrefix(0)+"page0").Val(); is != "theirs" {
+	testkit.Eventually(t, "few pages are empty", func() bool { return c.ZCard(t.Context(), at(t, s).emptiesKey(0)).Val() < 10 })
+	if is := c.Get(t.Context(), at(t, s).pagePrefix(0)+"page0").Val(); is != "theirs" {
 		t.Errorf("the key of another program has %q", is)
 	}
 }

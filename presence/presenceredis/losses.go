@@ -56,7 +56,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 		}
 		var found redisconn.Kept
 		emptied, what := false, "Redis"
-		_ = s.conn.Do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
+		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
 			if c.Cluster != nil {
 				what = "a master of the Redis Cluster"
 			}
@@ -110,7 +110,7 @@ func (l *evictionLog) lately() bool { return !l.last.IsZero() && time.Since(l.la
 
 func (l *evictionLog) look(ctx context.Context) {
 	var found redisconn.Evicted
-	err := l.store.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
+	err := l.store.do(ctx, func(ctx context.Context, c *client) (err error) {
 		found, err = l.watched.Look(ctx, c)
 		return err
 	})

@@ -53,6 +53,13 @@ func holdValue(m presence.Member) string {
 // writeMembers runs members.lua for all changes, and before it resize.lua for partitions
 // with too few or too many shards.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
+	if err := s.settle(ctx); err != nil {
+		for i := range outcomes {
+			outcomes[i].Err = err
+		}
+		return
+	}
+
 	lists := make([]pageList, len(changes))
 	todo := make([]int, len(changes)) // indexes of changes
 	s.mu.Lock()
@@ -181,7 +188,7 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 		drop = shards
 		shards = shardsFor(len(c.Members))
 	} else {
-		calls = resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
+		calls = s.resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
 		shards = shardsAfter(c, shards, members)
 	}
 	rest, departures := c.Members, c.Departures
@@ -190,21 +197,21 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 	}
 	for batch := 0; batch == 0 || len(rest) > 0 || len(departures) > 0; batch++ {
 		nm := min(len(rest), memberBatch)
-		keys := append(make([]string, 0, 2+drop+min(nm, shards)), ownerKey(c.Partition), dirtyKey(c.Partition))
+		keys := append(make([]string, 0, 2+drop+min(nm, shards)), s.at().ownerKey(c.Partition), s.at().dirtyKey(c.Partition))
 		args := make([]any, 0, 8+4*nm)
 		if batch == 0 && drop > 0 {
 			for i := range drop {
-				keys = append(keys, memberKey(c.Partition, i))
+				keys = append(keys, s.at().memberKey(c.Partition, i))
 			}
 			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
 		} else {
 			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
 		}
 		list.text = nil
-		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
+		keys, args = s.splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		rest = rest[nm:]
 		if n := min(len(departures), memberBatch); n > 0 {
-			keys, args = append(keys, seenKey(c.Partition)), s.appendDepartures(args, departures[:n])
+			keys, args = append(keys, s.at().seenKey(c.Partition)), s.appendDepartures(args, departures[:n])
 			args[flagsAt] = args[flagsAt].(int) + 4
 			departures = departures[n:]
 		}
@@ -218,7 +225,9 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 
 // splitByShard appends the keys of the members' shards, and the changes in each shard. The
 // last change of a member wins.
-func splitByShard(keys []string, args []any, partition int, members []presence.MemberChange, shards int) ([]string, []any) {
+func (s *Store) splitByShard(
+	keys []string, args []any, partition int, members []presence.MemberChange, shards int,
+) ([]string, []any) {
 	type part struct{ set, gone []presence.Member }
 	parts := map[int]*part{}
 	var order []int
@@ -238,7 +247,7 @@ func splitByShard(keys []string, args []any, partition int, members []presence.M
 	}
 	for _, i := range order {
 		p := parts[i]
-		keys = append(keys, memberKey(partition, i))
+		keys = append(keys, s.at().memberKey(partition, i))
 		args = append(args, len(p.set))
 		for _, m := range p.set {
 			args = append(args, memberField(m), holdValue(m))
@@ -270,14 +279,14 @@ func shardsAfter(c presence.Change, shards, members int) int {
 }
 
 // resizeCalls returns the calls that change the number of shards.
-func resizeCalls(c presence.Claim, from, to int) []*call {
+func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
 	var calls []*call
 	for from != to {
 		next := max(from-resizeSteps, to)
 		if from < to {
 			next = min(from+resizeSteps, to)
 		}
-		keys := []string{ownerKey(c.Partition)}
+		keys := []string{s.at().ownerKey(c.Partition)}
 		for n := from; n != next; {
 			last := n // the number of shards that includes the one that is added or removed
 			if n < next {
@@ -286,7 +295,7 @@ func resizeCalls(c presence.Claim, from, to int) []*call {
 			} else {
 				n--
 			}
-			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
+			keys = append(keys, s.at().memberKey(c.Partition, neighbour(last)), s.at().memberKey(c.Partition, last-1))
 		}
 		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, c.Generation, from, next}})
 		from = next

@@ -170,7 +170,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 func (m *minuteWriter) countsCall(ended []endedMinute) *call {
 	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, len(ended)}}
 	for _, e := range ended {
-		cl.Keys = append(cl.Keys, minutesKey(e.bucket, e.page))
+		cl.Keys = append(cl.Keys, m.store.at().minutesKey(e.bucket, e.page))
 		cl.Args = append(cl.Args, e.entry)
 	}
 	return cl
@@ -181,7 +181,7 @@ func (m *minuteWriter) visitsCall(bucket int, visits []visit) *call {
 	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, 0}}
 	for _, key := range visits {
 		v := m.visits[key]
-		cl.Keys = append(cl.Keys, visitsKey(bucket, key.at/60, key.page))
+		cl.Keys = append(cl.Keys, m.store.at().visitsKey(bucket, key.at/60, key.page))
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
 		cl.Args = append(cl.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
@@ -193,11 +193,15 @@ var _ minutes.Store = (*Store)(nil)
 // Minutes implements minutes.Store. It includes the arrivals that this process has not
 // written yet; those of other processes are up to a minute old.
 func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes.Minute, error) {
+	if err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+
 	bucket := presence.Bucket(page, s.cfg.Buckets)
 	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
-	cl := &call{Script: scripts.Minutes, Keys: []string{stateKey(bucket), pagePrefix(bucket) + page, minutesKey(bucket, page)}}
+	cl := &call{Script: scripts.Minutes, Keys: []string{s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page)}}
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
-		cl.Keys = append(cl.Keys, visitsKey(bucket, hour, page))
+		cl.Keys = append(cl.Keys, s.at().visitsKey(bucket, hour, page))
 	}
 	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)

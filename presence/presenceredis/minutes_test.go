@@ -28,7 +28,7 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	}
 	first, second := both[0], both[1]
 	b := presence.Bucket("p", first.cfg.Buckets)
-	key := pagePrefix(b) + "p"
+	key := at(t, reader).pagePrefix(b) + "p"
 	set := func(s *Store, partition int, users int64, arrivals ...presence.User) {
 		t.Helper()
 		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
@@ -76,7 +76,7 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
 		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
 	}
-	for _, key := range []string{minutesKey(b, "p"), visitsKey(b, minutes.Of(time.Now())/60, "p")} {
+	for _, key := range []string{at(t, reader).minutesKey(b, "p"), at(t, reader).visitsKey(b, minutes.Of(time.Now())/60, "p")} {
 		if left := server.Do(t, "TTL", key); fmt.Sprint(left) == "-1" {
 			t.Errorf("%s does not expire", key)
 		}
@@ -135,9 +135,9 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 			t.Fatalf("%+v, %v", acks, err)
 		}
 	}
-	older(t, server, pagePrefix(b)+"p", 20)
+	older(t, server, at(t, s).pagePrefix(b)+"p", 20)
 	merge(1, 4, 0) // 6 in all
-	older(t, server, pagePrefix(b)+"p", 10)
+	older(t, server, at(t, s).pagePrefix(b)+"p", 10)
 	merge(2, 4, 3)
 	var a minutes.Answer
 	ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
@@ -148,8 +148,8 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
 		t.Errorf("%+v", a)
 	}
-	older(t, server, pagePrefix(b)+"p", 2)
-	server.Do(t, "DEL", tokenKey(0)) // as a restart does, this begins a generation
+	older(t, server, at(t, s).pagePrefix(b)+"p", 2)
+	server.Do(t, "DEL", at(t, s).tokenKey(0)) // as a restart does, this begins a generation
 	if _, err := s.Claim(t.Context(), "n", []int{0}, true); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
-	key := pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
+	key := at(t, s).pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
 	var claims []presence.Claim
 	claim := func() (err error) {
 		claims, err = s.Claim(t.Context(), "n", []int{0}, true)
@@ -213,8 +213,10 @@ func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	good, bad := pageIn(1, "good"), pageIn(2, "bad")
-	length := func(bucket int, page string) int64 { return c.StrLen(t.Context(), minutesKey(bucket, page)).Val() }
-	c.LPush(t.Context(), minutesKey(2, bad), "theirs")
+	length := func(bucket int, page string) int64 {
+		return c.StrLen(t.Context(), at(t, s).minutesKey(bucket, page)).Val()
+	}
+	c.LPush(t.Context(), at(t, s).minutesKey(2, bad), "theirs")
 	for b, page := range map[int]string{1: good, 2: bad} {
 		head := string([]byte{byte(len(page) >> 8), byte(len(page))})
 		s.minutes.minutesEnded(b, head+page+strings.Repeat("\x00", entryBytes))
@@ -225,7 +227,7 @@ func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 	if n := length(1, good); n != entryBytes {
 		t.Errorf("%d bytes of one minute", n)
 	}
-	c.Del(t.Context(), minutesKey(2, bad))
+	c.Del(t.Context(), at(t, s).minutesKey(2, bad))
 	testkit.Eventually(t, "the other minute is written, too", func() bool { return length(2, bad) == entryBytes })
 	if n := length(1, good); n != entryBytes {
 		t.Errorf("then %d bytes of one minute", n)

@@ -18,13 +18,6 @@ import (
 // in another bucket.
 var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
-// format is the number of the format of the data in Redis: keys, fields, values and
-// publications. Format 1 was not in the facts. Format 2 had a field for each partition
-// of a page, and 64 shards in each partition; format 3 a hash for each page, and a set of
-// unwritten pages; format 4 had the progress of each partition's last change in the
-// fences of a bucket.
-const format = 5
-
 // What Facts.Postgres says of the PostgreSQL of the counters in the same Redis.
 const (
 	PostgresNone   = "none"
@@ -50,7 +43,7 @@ func postgresMend(theirs, ours string) string {
 // facts returns the names and values that renew.lua compares.
 func (s *Store) facts() []any {
 	facts := []any{
-		"format", format,
+		formatFact, s.at().format,
 		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
 		"region", s.cfg.Facts.Region, "seed", seed, "secret", s.cfg.Facts.Secret,
 	}
@@ -117,6 +110,10 @@ func (s *Store) factsMode() string {
 }
 
 func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (leases []lease, err error) {
+	if err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+
 	restore, add := s.ourSeals()
 	args := []any{
 		p.Name, p.Incarnation, strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
@@ -183,9 +180,9 @@ func (f Facts) problem(fact, theirs string) string {
 		return fmt.Sprintf("this Redis belongs to the region %q, and not to %q; correct the URL or the name", theirs, f.Region)
 	case "secret":
 		return "--cluster-secret differs; give every process the same"
-	case "format":
-		return fmt.Sprintf("the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
-			cmp.Or(theirs, "1"), format)
+	case formatFact:
+		return fmt.Sprintf("the data in Redis is of format %q, this version knows %s and %s; run the version that wrote it, or empty this Redis while nothing of it runs",
+			cmp.Or(theirs, "1"), formatNumbered, formatEven)
 	case "counters":
 		return fmt.Sprintf("the counters in Redis are of format %q, this version knows %d, and serves none of them until they are carried over: "+
 			"end all processes, then \"headcount export --redis URL\" of the release that wrote them, then \"headcount import --redis URL\" of this one",

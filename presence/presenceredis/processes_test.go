@@ -3,6 +3,7 @@ package presenceredis_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -56,7 +57,7 @@ func TestServerDifferentSettingsAreRefused(t *testing.T) {
 // TestServerAnotherFormatIsRefused: the format may be older than numbered formats, or a later
 // one.
 func TestServerAnotherFormatIsRefused(t *testing.T) {
-	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "6": `is of format "6"`} {
+	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "7": `is of format "7"`} {
 		server := redistest.Single(t)
 		p := presence.Process{Name: "a", Incarnation: 1}
 		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
@@ -69,9 +70,46 @@ func TestServerAnotherFormatIsRefused(t *testing.T) {
 		}
 		p.Name = "b"
 		_, err := renew(t, open(t, server.URL(), quick), p)
-		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 5; run the version that wrote it") {
+		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 5 and 6; run the version that wrote it") {
 			t.Errorf("%q: %v", is, err)
 		}
+	}
+}
+
+// A Redis that a process of the release before has begun keeps its hash tags, as that process may still be running. A new
+// one gets tags that are spread evenly.
+func TestServerARedisKeepsItsHashTags(t *testing.T) {
+	for format, begins := range map[string]string{"5": fmt.Sprintf("hc:{b%d}:", presence.Bucket("p", presence.DefaultBuckets)),
+		"6": presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "")} {
+		t.Run("format "+format, func(t *testing.T) {
+			server := redistest.Single(t)
+			if format == "5" {
+				server.Do(t, "HSET", "hc:{c}:facts", "format", format)
+			}
+			s := open(t, server.URL(), quick)
+			if _, err := renew(t, s, presence.Process{Name: "a", Incarnation: 1}); err != nil {
+				t.Fatal(err)
+			}
+
+			c := start(t, s)
+			users := c.follow("p")
+			c.set(0, "p", 3)
+			testkit.Eventually(t, "the watcher has the count", func() bool { return users("p") == 3 })
+
+			if is := server.Do(t, "HGET", "hc:{c}:facts", "format"); is != format {
+				t.Errorf("the format became %v", is)
+			}
+			if is := server.Do(t, "EXISTS", begins+"c:p"); is != int64(1) {
+				t.Errorf("%sc:p does not exist, but %v", begins, server.Do(t, "KEYS", "hc:{b*}:c:*"))
+			}
+			listed := []string{}
+			if err := s.Pages(t.Context(), func(pages []string) { listed = append(listed, pages...) }); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Contains(listed, "p") {
+				t.Errorf("the pages are %q", listed)
+			}
+		})
 	}
 }
 

@@ -31,9 +31,13 @@ const (
 // Outgoing returns, for each position, the batch after it, with at most limit pages. A batch
 // with Log 0 means that the bucket has no log with all pages; BeginLogs makes one.
 func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
+	if err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+
 	calls := make([]*call, len(positions))
 	for i, p := range positions {
-		calls[i] = &call{Script: scripts.Log, Keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
+		calls[i] = &call{Script: scripts.Log, Keys: []string{s.at().stateKey(p.Bucket), s.at().logKey(p.Bucket), s.at().readyKey(p.Bucket)},
 			Args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
 	}
 	if err := s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
@@ -72,7 +76,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		for j := 0; j < len(pages); j += 2 {
 			names = append(names, pages[j].(string))
 		}
-		owns, of = append(owns, ownCall(b.Bucket, names)), append(of, i)
+		owns, of = append(owns, s.ownCall(b.Bucket, names)), append(of, i)
 	}
 	if err := s.readPairs(ctx, batches, owns, of); err != nil {
 		return nil, fmt.Errorf("presenceredis: read pairs: %w", err)
@@ -91,7 +95,7 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 			b.Partial = true
 			continue
 		}
-		prefix := len(pagePrefix(b.Bucket))
+		prefix := len(s.at().pagePrefix(b.Bucket))
 		reply := own.Reply.([]any)
 		for j, key := range own.Keys[2:] {
 			p := pncounter.Pair{Incarnation: uint64(reply[3*j].(int64)), Increments: reply[3*j+1].(int64), Decrements: reply[3*j+2].(int64)}
@@ -166,10 +170,14 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 
 // relog runs relog.lua for pages of a bucket, and returns the number of the bucket's log.
 func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, complete string) (log string, err error) {
-	prefix := pagePrefix(bucket)
+	if err := s.settle(ctx); err != nil {
+		return "", err
+	}
+
+	prefix := s.at().pagePrefix(bucket)
 	var calls []*call
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
-		cl := &call{Script: scripts.Relog, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{high, len(prefix), complete}}
+		cl := &call{Script: scripts.Relog, Keys: []string{s.at().stateKey(bucket), s.at().logKey(bucket)}, Args: []any{high, len(prefix), complete}}
 		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
 			cl.Keys = append(cl.Keys, prefix+page)
 		}
@@ -196,14 +204,14 @@ const sweepPages = 200
 // rank, and returns the next rank, which is 0 after the last page.
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
-	err = s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		s.conn.Metrics.Commands.Inc()
-		pages, err = c.ZRange(ctx, logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
+		pages, err = c.ZRange(ctx, s.at().logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
 		return err
 	})
 	if err == nil && len(pages) > 0 {
-		err = s.conn.Run(ctx, []*call{ownCall(bucket, pages)})
+		err = s.conn.Run(ctx, []*call{s.ownCall(bucket, pages)})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: sweep the log of bucket %d: %w", bucket, err)
@@ -214,9 +222,9 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 	return rank + sweepPages, nil
 }
 
-func ownCall(bucket int, pages []string) *call {
-	prefix := pagePrefix(bucket)
-	cl := &call{Script: scripts.Own, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{len(prefix)}}
+func (s *Store) ownCall(bucket int, pages []string) *call {
+	prefix := s.at().pagePrefix(bucket)
+	cl := &call{Script: scripts.Own, Keys: []string{s.at().stateKey(bucket), s.at().logKey(bucket)}, Args: []any{len(prefix)}}
 	for _, page := range pages {
 		cl.Keys = append(cl.Keys, prefix+page)
 	}
@@ -226,13 +234,13 @@ func ownCall(bucket int, pages []string) *call {
 // ApplyPeers makes the buckets' totals include the peers in, and leave out the peers in
 // out. It forgets all other peers.
 func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string) error {
-	c, err := s.conn.Known(ctx)
+	c, err := s.known(ctx)
 	if err != nil {
 		return err
 	}
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
-		cl := &call{Script: scripts.Peers, Keys: []string{stateKey(b), readyKey(b), logKey(b)}, Args: []any{channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions}}
+		cl := &call{Script: scripts.Peers, Keys: []string{s.at().stateKey(b), s.at().readyKey(b), s.at().logKey(b)}, Args: []any{s.at().channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions}}
 		for _, name := range in {
 			cl.Args = append(cl.Args, name, 1)
 		}
@@ -250,7 +258,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 // Regions returns the data about regions in this region's Redis.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	r := pncounter.Regions{Words: map[string]string{}}
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
 		for name, value := range fields {
@@ -273,7 +281,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 
 // Identify gives the region an identity, unless it has one, and returns the region's identity.
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Add(2)
 		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
 			return err
@@ -290,7 +298,7 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 
 // DecideOut stores the region's decision about the peers that totals leave out.
 func (s *Store) DecideOut(ctx context.Context, out []string) error {
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.HSet(ctx, regionsKey, outField, strings.Join(out, ",")).Err()
 	})
@@ -332,8 +340,14 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 	if got := facts["region"]; got != p.name {
 		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
 	}
+	if format := facts[formatFact]; format != formatNumbered && format != formatEven {
+		return fmt.Errorf("%w: the data there is of format %q, this version knows %s and %s; all regions must run with the same",
+			pncounter.ErrRefused, presence.Excerpt(format), formatNumbered, formatEven)
+	}
+	p.s.rekey(facts[formatFact])
+
 	for _, fact := range [][2]string{
-		{"format", strconv.Itoa(format)}, {"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
+		{"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
 	} {
 		if got := facts[fact[0]]; got != fact[1] {
 			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
@@ -346,11 +360,11 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 // bucket of which it has nothing.
 func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Position, error) {
 	positions := make([]pncounter.Position, len(buckets))
-	err := p.s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := p.s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		got := make([]*redis.StringCmd, len(buckets))
 		for i, b := range buckets {
-			got[i] = pipe.HGet(ctx, stateKey(b), peerField+p.self)
+			got[i] = pipe.HGet(ctx, p.s.at().stateKey(b), peerField+p.self)
 		}
 		p.s.conn.Metrics.Commands.Add(float64(len(buckets)))
 		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
@@ -375,17 +389,17 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 
 // Merge sends batches, at most one per bucket, to the peer. An error concerns all of them.
 func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
-	c, err := p.s.conn.Known(ctx)
+	c, err := p.s.known(ctx)
 	if err != nil {
 		return nil, err
 	}
 	calls := make([]*call, len(batches))
 	for i, b := range batches {
-		prefix := pagePrefix(b.Bucket)
+		prefix := p.s.at().pagePrefix(b.Bucket)
 		cl := &call{
 			Script: scripts.Merge,
-			Keys:   append(make([]string, 0, 3+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket), emptiesKey(b.Bucket)),
-			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
+			Keys:   append(make([]string, 0, 3+len(b.Pages)), p.s.at().stateKey(b.Bucket), p.s.at().readyKey(b.Bucket), p.s.at().emptiesKey(b.Bucket)),
+			Args: append(make([]any, 0, 12+3*len(b.Pages)), p.s.at().channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
 				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
 		}
 		for _, pp := range b.Pages {

@@ -272,6 +272,32 @@ func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[strin
 	return servers, worlds
 }
 
+// Regions share counts whichever release has begun their Redis: each has hash tags of its own. A Redis that is emptied and
+// begun anew may get others.
+func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
+	t.Parallel()
+	servers := map[string]*redistest.Server{"us": redistest.Start(t), "eu": redistest.Start(t)}
+	servers["us"].Do(t, "HSET", "hc:{c}:facts", "format", "5")
+
+	us := newWorld(t, servers["us"].URL(), "us", "eu")
+	eu := newWorld(t, servers["eu"].URL(), "eu", "us")
+	us.share(0, urls(servers, "us"))
+	eu.share(0, urls(servers, "eu"))
+	us.set("p", 1)
+	eu.set("p", 2)
+	us.shows("p", 3)
+	eu.shows("p", 3)
+
+	us.stop()
+	servers["us"].Flush(t)
+	again := newWorld(t, servers["us"].URL(), "us", "eu")
+	again.share(0, urls(servers, "us"))
+	again.set("p", 5)
+	again.shows("p", 7)
+	eu.look()
+	eu.shows("p", 7)
+}
+
 func without(names []string, name string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name })
 }
@@ -350,10 +376,10 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		defer eu.Close()
 		future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
 		for b := range presence.DefaultBuckets {
-			key := fmt.Sprintf("hc:{b%d}:s", b)
+			key := presenceredis.BucketKey(b, "s")
 			eu.HSet(t.Context(), key, "peer:us", future+" 77 "+future+" 1")
 		}
-		page := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
+		page := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "c:p")
 		editPairs(t, eu, page, func(old string) string {
 			i := strings.Index(old, "us ")
 			rest := old[i:][strings.Index(old[i:], ";")+1:]
@@ -385,12 +411,12 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		dump := dumpAll(t, servers["ap"])
 		worlds["us"].set("old", 0)
 		all("old", 0)
-		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:c:old", presence.Bucket("old", presence.DefaultBuckets)))
+		servers["us"].Do(t, "DEL", presenceredis.BucketKey(presence.Bucket("old", presence.DefaultBuckets), "c:old"))
 		us := servers["us"].Client()
 		defer us.Close()
 		testkit.Eventually(t, "the log has forgotten it", func() bool {
 			_, err := worlds["us"].Sweep(t.Context(), presence.Bucket("old", presence.DefaultBuckets), 0)
-			key := fmt.Sprintf("hc:{b%d}:l", presence.Bucket("old", presence.DefaultBuckets))
+			key := presenceredis.BucketKey(presence.Bucket("old", presence.DefaultBuckets), "l")
 			return err == nil && errors.Is(us.ZScore(t.Context(), key, "old").Err(), redis.Nil)
 		})
 		restoreAll(t, servers["ap"], dump)
@@ -401,7 +427,7 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		all("old", 3)
 	})
 	t.Run("malformed state in a peer is written anew", func(t *testing.T) {
-		key := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
+		key := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "c:p")
 		c := servers["ap"].Client()
 		defer c.Close()
 		editPairs(t, c, key, func(string) string { return "us is not what it was;eu;;" })
@@ -410,9 +436,9 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		all("p", 12)
 	})
 	t.Run("foreign data in a peer is left alone, and the rest goes on", func(t *testing.T) {
-		taken := fmt.Sprintf("hc:{b%d}:c:taken", presence.Bucket("taken", presence.DefaultBuckets))
+		taken := presenceredis.BucketKey(presence.Bucket("taken", presence.DefaultBuckets), "c:taken")
 		broken := (presence.Bucket("p", presence.DefaultBuckets) + 1) % presence.DefaultBuckets
-		state := fmt.Sprintf("hc:{b%d}:s", broken)
+		state := presenceredis.BucketKey(broken, "s")
 		servers["ap"].Do(t, "SET", taken, "theirs")
 		servers["ap"].Do(t, "RENAME", state, state+" kept")
 		servers["ap"].Do(t, "SET", state, "theirs")
@@ -427,8 +453,8 @@ func TestServerRegionsShareCounts(t *testing.T) {
 	})
 	t.Run("a log that lacks pages begins anew", func(t *testing.T) {
 		b := presence.Bucket("p", presence.DefaultBuckets)
-		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:l", b))
-		servers["us"].Do(t, "HDEL", fmt.Sprintf("hc:{b%d}:s", b), "log", "places")
+		servers["us"].Do(t, "DEL", presenceredis.BucketKey(b, "l"))
+		servers["us"].Do(t, "HDEL", presenceredis.BucketKey(b, "s"), "log", "places")
 		worlds["us"].set("p", 10)
 		all("p", 14)
 	})
@@ -591,7 +617,7 @@ func TestServerPeersComeAndGo(t *testing.T) {
 	if keys := a.Do(t, "KEYS", "hc:{b*}:l").([]any); len(keys) > 0 {
 		t.Errorf("without peers there are still logs: %v", keys)
 	}
-	a.Do(t, "DEL", fmt.Sprintf("hc:{b%d}:c:q", presence.Bucket("q", presence.DefaultBuckets))) // it is forgotten
+	a.Do(t, "DEL", presenceredis.BucketKey(presence.Bucket("q", presence.DefaultBuckets), "c:q")) // it is forgotten
 	us.stop()
 
 	us.share(0, map[string]string{"eu": b.URL()})

@@ -49,7 +49,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	}
 	c := claims[0]
 	b, gen := presence.Bucket("p", s.cfg.Buckets), fmt.Sprint(c.Generation)
-	state, pageKey, bell := stateKey(b), pagePrefix(b)+"p", channel(b, 0)
+	state, pageKey, bell := at(t, s).stateKey(b), at(t, s).pagePrefix(b)+"p", at(t, s).channel(b, 0)
 	level, u := unread.LevelTopic("p").String(), unread.User{1}
 	ub := s.userBucket(u)
 	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true,
@@ -58,10 +58,10 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add := func(name scripts.Name, keys []string, args ...any) {
 		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
 	}
-	add(scripts.Claim, []string{ownerKey(2), dirtyKey(2)}, "n", gen, "other", 7)
-	add(scripts.Fence, []string{state, fenceKey(b), readyKey(b), logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
-	add(scripts.Peers, []string{state, readyKey(b), logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
-	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "")
+	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7)
+	add(scripts.Fence, []string{state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
+	add(scripts.Peers, []string{state, at(t, s).readyKey(b), at(t, s).logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
+	add(scripts.Relog, []string{state, at(t, s).logKey(b)}, 0, len(at(t, s).pagePrefix(b)), "")
 	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
@@ -69,20 +69,20 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 			calls = append(calls, &cc.call)
 		}
 	}
-	add(scripts.Load, []string{ownerKey(1), dirtyKey(1), memberKey(1, 0)}, c.Epoch, gen, 1, 1)
-	add(scripts.Resize, []string{ownerKey(1), memberKey(1, 0), memberKey(1, 1)}, c.Epoch, gen, 1, 2)
-	add(scripts.Log, []string{state, logKey(b), readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
-	add(scripts.Own, []string{state, logKey(b), pageKey}, len(pagePrefix(b)))
-	add(scripts.Merge, []string{state, readyKey(b), emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(pagePrefix(b)),
+	add(scripts.Load, []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1), at(t, s).memberKey(1, 0)}, c.Epoch, gen, 1, 1)
+	add(scripts.Resize, []string{at(t, s).ownerKey(1), at(t, s).memberKey(1, 0), at(t, s).memberKey(1, 1)}, c.Epoch, gen, 1, 2)
+	add(scripts.Log, []string{state, at(t, s).logKey(b), at(t, s).readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
+	add(scripts.Own, []string{state, at(t, s).logKey(b), pageKey}, len(at(t, s).pagePrefix(b)))
+	add(scripts.Merge, []string{state, at(t, s).readyKey(b), at(t, s).emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
 		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
-	add(scripts.Sweep, []string{state, emptiesKey(b), pageKey}, len(pagePrefix(b)), 60, 0, "1")
-	add(scripts.Change, []string{state, historyKey(b, "p"), onceKey(b, "k")}, bell, "PUBLISH", level, u.String(), 10, 60)
-	add(scripts.Save, []string{stateKey(ub), recordKey(ub, u.String())}, channel(ub, 0), "PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
-	add(scripts.Read, []string{state, readyKey(b), endpointsKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, len(pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
-	add(scripts.Values, []string{state, endpointsKey(b), historyKey(b, "p")}, bell, "PUBLISH", "gw", levelField, level)
-	add(scripts.Remember, []string{minutesKey(b, "p"), visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1, make([]byte, entryBytes), "1234writer", "\x01")
-	add(scripts.Minutes, []string{state, pageKey, minutesKey(b, "p"), visitsKey(b, 0, "p")})
-	add(scripts.Detach, []string{state, endpointsKey(b)}, bell, "PUBLISH", "gw", level)
+	add(scripts.Sweep, []string{state, at(t, s).emptiesKey(b), pageKey}, len(at(t, s).pagePrefix(b)), 60, 0, "1")
+	add(scripts.Change, []string{state, at(t, s).historyKey(b, "p"), at(t, s).onceKey(b, "k")}, bell, "PUBLISH", level, u.String(), 10, 60)
+	add(scripts.Save, []string{at(t, s).stateKey(ub), at(t, s).recordKey(ub, u.String())}, at(t, s).channel(ub, 0), "PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
+	add(scripts.Read, []string{state, at(t, s).readyKey(b), at(t, s).endpointsKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, len(at(t, s).pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
+	add(scripts.Values, []string{state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p")}, bell, "PUBLISH", "gw", levelField, level)
+	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1, make([]byte, entryBytes), "1234writer", "\x01")
+	add(scripts.Minutes, []string{state, pageKey, at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")})
+	add(scripts.Detach, []string{state, at(t, s).endpointsKey(b)}, bell, "PUBLISH", "gw", level)
 	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
 	add(scripts.Renew, []string{factsKey, leasesKey}, append([]any{"b", "1", "gateway", 60000, 1, 0, 0}, s.facts()...)...)
 	add(scripts.Leave, []string{leasesKey}, "a", "1")

@@ -99,6 +99,8 @@ type Store struct {
 	looks  atomic.Uint64 // of Incomplete, at one bucket each
 	floor  atomic.Uint64 // highest incarnation seen in any count
 
+	keys atomic.Pointer[keyspace] // nil until settle has learned the format
+
 	generations generationCache
 	losses      *prometheus.CounterVec // see losses.go
 	foreign     sync.Once              // logs that a key holds data of another program

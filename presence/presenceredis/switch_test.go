@@ -2,7 +2,6 @@ package presenceredis_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
 	"headcount/presence"
+	"headcount/presence/presenceredis"
 )
 
 // A former master that was not demoted keeps its connections, and receives nothing that
@@ -87,7 +87,7 @@ func TestClockSubscriptionsFollowASlotThatMoves(t *testing.T) {
 	servers := redistest.StartCluster(t, 2, 0)
 	c := start(t, open(t, servers.URL()))
 	users := c.follow("p")
-	key := fmt.Sprintf("{b%d}", presence.Bucket("p", presence.DefaultBuckets))
+	key := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "")
 	slot := int(servers.Masters[0].Do(t, "CLUSTER", "KEYSLOT", key).(int64))
 	for n := range int64(4) {
 		c.set(0, "p", n+1)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -100,12 +99,12 @@ func (s *Store) doChores(ctx context.Context) {
 func (s *Store) forget(ctx context.Context, bucket int) error {
 	for {
 		var pages []string
-		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			s.conn.Metrics.Commands.Add(2)
-			n, err := c.ZCard(ctx, emptiesKey(bucket)).Result()
+			n, err := c.ZCard(ctx, s.at().emptiesKey(bucket)).Result()
 			maxPages := int64(s.maxEmpty())
 			if excess := n - (maxPages - maxPages/10); err == nil && excess > 0 {
-				pages, err = c.ZRange(ctx, emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
+				pages, err = c.ZRange(ctx, s.at().emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
 			}
 			return err
 		})
@@ -155,8 +154,8 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 // sweepCall returns a run of sweep.lua. done is the number of the sweep that ends with
 // it, or empty.
 func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) *call {
-	prefix := pagePrefix(bucket)
-	cl := &call{Script: scripts.Sweep, Keys: []string{stateKey(bucket), emptiesKey(bucket)},
+	prefix := s.at().pagePrefix(bucket)
+	cl := &call{Script: scripts.Sweep, Keys: []string{s.at().stateKey(bucket), s.at().emptiesKey(bucket)},
 		Args: []any{len(prefix), int(s.cfg.RememberFor.Seconds()), flag(forget), done}}
 	for _, page := range pages {
 		cl.Keys = append(cl.Keys, prefix+page)
@@ -178,7 +177,7 @@ func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
 // eachPage calls fn with all pages, some pages of one bucket at a time. It scans masters in
 // parallel, so several goroutines call fn.
 func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucket int, pages []string) error) error {
-	c, err := s.conn.Known(ctx)
+	c, err := s.known(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,8 +197,9 @@ func (s *Store) eachPageOf(ctx context.Context, m redis.Cmdable, fn func(ctx con
 		}
 		pages := map[int][]string{}
 		for _, key := range keys {
-			head, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{b"), "}:c:")
-			if b, err := strconv.Atoi(head); err == nil && b >= 0 && b < s.cfg.Buckets {
+			tag, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{"), "}:c:")
+			b, known := s.at().byTag[tag]
+			if known {
 				pages[b] = append(pages[b], page)
 			}
 		}

@@ -24,19 +24,19 @@ var _ unread.Store = (*Store)(nil)
 
 // Change implements unread.Store. Its cost does not depend on the number of followers.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
-	cn, err := s.conn.Known(ctx)
+	cn, err := s.known(ctx)
 	if err == nil {
 		b := presence.Bucket(page, s.cfg.Buckets)
-		cl := &call{Script: scripts.Change, Keys: []string{stateKey(b), historyKey(b, page)}}
+		cl := &call{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
 		if c.Key != "" {
 			hash := unread.KeyHash(page, c.Key)
-			cl.Keys = append(cl.Keys, onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
+			cl.Keys = append(cl.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
 		}
 		by := ""
 		if c.By != nil {
 			by = c.By.String()
 		}
-		cl.Args = []any{channel(b, s.cfg.Conn.DB), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
+		cl.Args = []any{s.at().channel(b, s.cfg.Conn.DB), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
 		err = s.conn.Run(ctx, []*call{cl})
 	}
 	if err != nil {
@@ -55,8 +55,8 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, page := range batch {
 				b := presence.Bucket(page, s.cfg.Buckets)
-				cmds[i] = pipe.HMGet(ctx, historyKey(b, page), levelField, beforeField, own)
-				v.ask(ctx, pipe, b)
+				cmds[i] = pipe.HMGet(ctx, s.at().historyKey(b, page), levelField, beforeField, own)
+				s.askVoid(ctx, pipe, v, b)
 			}
 		})
 		if err != nil {
@@ -76,10 +76,10 @@ func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error
 	notes := make([]unread.Note, 0, len(pages))
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
-		err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			pipe := c.Pipeline()
 			for i, page := range batch {
-				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), noteField)
+				cmds[i] = pipe.HMGet(ctx, s.at().historyKey(presence.Bucket(page, s.cfg.Buckets), page), noteField)
 			}
 			s.conn.Metrics.Commands.Add(float64(len(batch)))
 			_, err := pipe.Exec(ctx)
@@ -103,13 +103,13 @@ type voids struct {
 	cmds     map[int]*redis.SliceCmd
 }
 
-// ask adds a read of the bucket's state to the pipeline, once per bucket. The caller has
+// askVoid adds a read of the bucket's state to the pipeline, once per bucket. The caller has
 // added a read of something else in the bucket.
-func (v *voids) ask(ctx context.Context, pipe redis.Pipeliner, bucket int) {
+func (s *Store) askVoid(ctx context.Context, pipe redis.Pipeliner, v *voids, bucket int) {
 	v.commands++
 	if v.cmds[bucket] == nil {
 		v.commands++
-		v.cmds[bucket] = pipe.HMGet(ctx, stateKey(bucket), "generation", "void")
+		v.cmds[bucket] = pipe.HMGet(ctx, s.at().stateKey(bucket), "generation", "void")
 	}
 }
 
@@ -123,7 +123,7 @@ func (v *voids) lowest(bucket int) uint64 {
 // while Redis could still assign lost versions to other contents.
 func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
 	var v *voids
-	err := s.conn.Do(ctx, func(ctx context.Context, c *client) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		v = &voids{cmds: map[int]*redis.SliceCmd{}}
 		read(ctx, pipe, v)
@@ -239,8 +239,8 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 	b := presence.Bucket(page, s.cfg.Buckets)
 	var cmd *redis.SliceCmd
 	voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
-		cmd = pipe.HMGet(ctx, historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
-		v.ask(ctx, pipe, b)
+		cmd = pipe.HMGet(ctx, s.at().historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
+		s.askVoid(ctx, pipe, v, b)
 	})
 	if err != nil {
 		return l, nil, fmt.Errorf("presenceredis: history of a page: %w", err)
@@ -260,8 +260,8 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 		cmds := make([]*redis.MapStringStringCmd, len(batch))
 		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, u := range batch {
-				cmds[i] = pipe.HGetAll(ctx, recordKey(s.userBucket(u), u.String()))
-				v.ask(ctx, pipe, s.userBucket(u))
+				cmds[i] = pipe.HGetAll(ctx, s.at().recordKey(s.userBucket(u), u.String()))
+				s.askVoid(ctx, pipe, v, s.userBucket(u))
 			}
 		})
 		for i, cmd := range cmds {
@@ -319,7 +319,7 @@ func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record
 }
 
 func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record) (v presence.Version, err error) {
-	cn, err := s.conn.Known(ctx)
+	cn, err := s.known(ctx)
 	if err != nil {
 		return v, err
 	}
@@ -327,9 +327,9 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	b := s.userBucket(user)
 	cl := &call{
 		Script: scripts.Save,
-		Keys:   []string{stateKey(b), recordKey(b, user.String())},
+		Keys:   []string{s.at().stateKey(b), s.at().recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
-			channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
+			s.at().channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
 			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated), int(unread.EmptyFor.Seconds()), len(set)),
 	}
 	for _, f := range set {

@@ -117,7 +117,7 @@ func TestClockAnotherFormatIsRefused(t *testing.T) {
 		}
 		return all
 	}
-	for _, is := range []string{"6", ""} { // "": of before formats had numbers
+	for _, is := range []string{"7", ""} { // "": of before formats had numbers
 		if is != "" {
 			redis.Do(t, "HSET", "hc:{c}:facts", "format", is)
 		} else {
