@@ -119,8 +119,8 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	}
 }
 
-// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody: a call on a limit takes its
-// cost from then on, whenever it comes, and its sender waits for so short a time that clocks would have to be exact.
+// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody. A call on a limit may take
+// its cost late, and its sender waits for so short a time that the clocks of processes would have to be exact.
 func givesUp(ctx context.Context, call *owner.Call) time.Time {
 	deadline, limited := ctx.Deadline()
 	if !limited || len(call.Ops) == 0 {

@@ -43,9 +43,10 @@ func TestALateCallIsNotMade(t *testing.T) {
 		set := func(client *link.Client, stream string, value int64, patience time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			change := counter.Change{Key: "stock", Rule: exact, Verb: counter.Set, Delta: value, Reason: "counted", By: "bob"}
+			change := counter.Change{Key: "stock", Rule: exact, Verb: counter.Set, Delta: value, Reason: "r", By: "bob"}
+			ops := []counter.Op{{Changes: []counter.Change{change}}}
 			caller := calls.New(to{client.To("b")}, calls.Config{Stream: stream})
-			answer, err := caller.Do(ctx, owner.Call{Partition: partition, Ops: []counter.Op{{Changes: []counter.Change{change}}}})
+			answer, err := caller.Do(ctx, owner.Call{Partition: partition, Ops: ops})
 			if err != nil {
 				return err
 			}
@@ -96,7 +97,7 @@ func TestUntilIsOfTheClusterAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				got := make(chan time.Duration, 1)
-				server := link.NewServer(&ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
+				o := &ownerFunc{do: func(_ context.Context, call owner.Call) (owner.Answer, error) {
 					left := time.Duration(0)
 					if !call.Until.IsZero() {
 						left = time.Until(call.Until)
@@ -104,7 +105,8 @@ func TestUntilIsOfTheClusterAlone(t *testing.T) {
 					got <- left
 
 					return valueOf(call), nil
-				}}, tc.server)
+				}}
+				server := link.NewServer(o, tc.server)
 				defer server.Close()
 				mine, theirs := net.Pipe()
 				go server.Serve(theirs, nil)
