@@ -173,7 +173,7 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 // openOwners opens this process's part in the counters of the cluster.
 func (s *system) openOwners(ctx context.Context, self presence.Process, client *rpc.Client) (err error) {
 	cfg := cluster.Config{
-		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log,
+		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log, Clock: s.clock.Now,
 		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 			stream, key, err := client.Link(ctx, addr)
 			if errors.Is(err, rpc.ErrNoLink) {

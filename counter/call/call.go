@@ -99,6 +99,7 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	l.number++
 	call.Number = l.number
 	call.Stream = c.cfg.Stream
+	call.Until = givesUp(ctx, &call)
 
 	for {
 		// The owner is looked up each time: the partition may have moved since.
@@ -116,6 +117,17 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 
 		call.Repeated = true
 	}
+}
+
+// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody. A call on a limit may take
+// its cost late, and its sender waits for so short a time that the clocks of processes would have to be exact.
+func givesUp(ctx context.Context, call *owner.Call) time.Time {
+	deadline, limited := ctx.Deadline()
+	if !limited || len(call.Ops) == 0 {
+		return time.Time{}
+	}
+
+	return deadline
 }
 
 // DoAll makes calls to different partitions at the same time, as Do does.

@@ -51,7 +51,9 @@ type Config struct {
 	// in Redis.
 	Postgres string
 	// Dial makes a link to the process with that name. Required.
-	Dial       link.Dial
+	Dial link.Dial
+	// Clock is the time of the cluster. Default time.Now, for processes of one machine.
+	Clock      link.Clock
 	Registerer prometheus.Registerer // takes the metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -99,7 +101,11 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 		p.over = p.beside.Rows()
 	}
 	p.openPeers()
-	p.client = link.NewClient(cfg.Dial)
+	clock := cfg.Clock
+	if clock == nil {
+		clock = time.Now
+	}
+	p.client = link.NewClient(cfg.Dial, clock)
 
 	directory := owners.Config{
 		Self: cfg.Self.Name,
@@ -110,7 +116,7 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
-	p.server = link.NewServer(p.directory)
+	p.server = link.NewServer(p.directory, clock)
 
 	if cfg.Registerer != nil {
 		p.metrics.register(cfg.Registerer, p)

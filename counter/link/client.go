@@ -51,18 +51,20 @@ type Dial func(ctx context.Context, addr string) (conn io.ReadWriteCloser, key [
 
 // Client makes calls in other processes. Its methods may be called from any goroutine.
 type Client struct {
-	dial Dial
-	ctx  context.Context // ends with Close
-	stop context.CancelFunc
-	wg   sync.WaitGroup // two goroutines for each connection
+	dial  Dial
+	clock Clock
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // two goroutines for each connection
 
 	mu    sync.Mutex // guards peers
 	peers map[string]*Peer
 }
 
-// NewClient returns a Client that makes connections with dial. Close ends it.
-func NewClient(dial Dial) *Client {
-	c := &Client{dial: dial, peers: map[string]*Peer{}}
+// NewClient returns a Client that makes connections with dial, and says by the clock until when its calls may be made.
+// Close ends it.
+func NewClient(dial Dial, clock Clock) *Client {
+	c := &Client{dial: dial, clock: clock, peers: map[string]*Peer{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 
 	return c
@@ -108,6 +110,7 @@ type Peer struct {
 // Do implements call.Owner. Its errors are those of owner.Owner; when the process cannot be reached, the error is
 // counter.ErrUnavailable and wraps that of the connection.
 func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+	call.Until = p.client.clock.toCluster(call.Until)
 	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, &call) })
 	if err != nil {
 		return owner.Answer{}, err

@@ -68,7 +68,7 @@ type world struct {
 
 func start(t *testing.T, o link.Process, key []byte) *world {
 	t.Helper()
-	w := &world{server: link.NewServer(o)}
+	w := &world{server: link.NewServer(o, time.Now)}
 	w.client = link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
 		mine, theirs := net.Pipe()
 		w.mu.Lock()
@@ -77,7 +77,7 @@ func start(t *testing.T, o link.Process, key []byte) *world {
 		w.wg.Go(func() { w.server.Serve(theirs, key) })
 
 		return mine, key, nil
-	})
+	}, time.Now)
 	t.Cleanup(func() {
 		w.client.Close()
 		w.server.Close()
@@ -225,7 +225,7 @@ func TestAProcessWithoutLinksIsReachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
 			return nil, nil, fmt.Errorf("answered 404: %w", link.ErrRefused)
-		})
+		}, time.Now)
 		defer refused.Close()
 		if err := refused.To("b").Ping(t.Context()); err == nil || errors.Is(err, link.ErrUnreachable) {
 			t.Errorf("a refused link: %v", err)
@@ -233,7 +233,7 @@ func TestAProcessWithoutLinksIsReachable(t *testing.T) {
 
 		away := link.NewClient(func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
 			return nil, nil, syscall.ECONNREFUSED
-		})
+		}, time.Now)
 		defer away.Close()
 		if err := away.To("b").Ping(t.Context()); !errors.Is(err, link.ErrUnreachable) {
 			t.Errorf("a refused connection: %v", err)
@@ -272,7 +272,7 @@ func TestASilentConnectionIsGivenUp(t *testing.T) {
 			go func() { _, _ = io.Copy(io.Discard, theirs) }()
 
 			return mine, nil, nil
-		})
+		}, time.Now)
 		defer client.Close()
 
 		for range 2 {
@@ -336,7 +336,7 @@ func TestForgedFramesEndTheConnection(t *testing.T) {
 					calls++
 					return valueOf(call), nil
 				}}
-				server := link.NewServer(o)
+				server := link.NewServer(o, time.Now)
 				defer server.Close()
 
 				mine, theirs := net.Pipe()
@@ -374,7 +374,7 @@ func record(t *testing.T, key []byte) []byte {
 			}()
 
 			return mine, key, nil
-		})
+		}, time.Now)
 		defer client.Close()
 		_, _ = client.To("b").Do(t.Context(), call(1, 1))
 		frame = <-recorded
@@ -410,6 +410,7 @@ func TestAChangeWithoutARule(t *testing.T) {
 
 func FuzzCall(f *testing.F) {
 	one := call(3, 9)
+	one.Until = time.UnixMilli(1234)
 	f.Add(owner.AppendCall(nil, &one))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parsed, err := owner.ParseCall(b, &owner.Rules{})

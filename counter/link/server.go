@@ -33,6 +33,7 @@ type Process interface {
 // Server makes the calls that other processes send to this one. Its methods may be called from any goroutine.
 type Server struct {
 	process Process
+	clock   Clock
 	rules   owner.Rules
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
@@ -42,9 +43,9 @@ type Server struct {
 	wg     sync.WaitGroup // Serve
 }
 
-// NewServer returns a Server that has p do what is asked. Close ends it.
-func NewServer(p Process) *Server {
-	s := &Server{process: p}
+// NewServer returns a Server that has p do what is asked. The clock is that of its clients. Close ends it.
+func NewServer(p Process, clock Clock) *Server {
+	s := &Server{process: p, clock: clock}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 
 	return s
@@ -173,18 +174,40 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 		}
 		return []byte{0}, nil
 	case askCall:
-		call, err := owner.ParseCall(body, &s.rules)
-		if err != nil {
-			return nil, refusal{err}
-		}
-		answer, err := s.process.Do(ctx, *call)
-		if err != nil {
-			return nil, err
-		}
-		return owner.AppendAnswer(nil, call, &answer), nil
+		return s.call(ctx, body)
 	}
 
 	return nil, refusal{errors.New("this version does not know what is asked; run the same version everywhere")}
+}
+
+// errLate is the error of a call that came after its sender had given up, for instance because a link stalled. Others may
+// have been answered since, and what they were told stands.
+var errLate = errors.New("the sender of the call has given up")
+
+// call makes a call, unless its sender has given up.
+func (s *Server) call(ctx context.Context, body []byte) ([]byte, error) {
+	call, err := owner.ParseCall(body, &s.rules)
+	if err != nil {
+		return nil, refusal{err}
+	}
+
+	call.Until = s.clock.toLocal(call.Until)
+	if !call.Until.IsZero() {
+		// It may also wait here, for a claim or for the store.
+		within, cancel := context.WithDeadline(ctx, call.Until)
+		defer cancel()
+		ctx = within
+	}
+	if ctx.Err() != nil {
+		return nil, errLate
+	}
+
+	answer, err := s.process.Do(ctx, *call)
+	if err != nil {
+		return nil, err
+	}
+
+	return owner.AppendAnswer(nil, call, &answer), nil
 }
 
 func (s *Server) release(ctx context.Context, body []byte) error {

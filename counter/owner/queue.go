@@ -22,6 +22,9 @@ type Call struct {
 	Number uint64
 	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
 	Repeated bool
+	// Until is when the sender gives up, and so will its context; the zero time: nobody knows. A call that comes over a
+	// link is not made after that.
+	Until time.Time
 
 	Ops  []counter.Op
 	More *More // nil: nothing else

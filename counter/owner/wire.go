@@ -26,6 +26,7 @@ func AppendCall(b []byte, call *Call) []byte {
 	b = appendBytes(b, call.Stream)
 	b = binary.AppendUvarint(b, call.Number)
 	b = append(b, flag(call.Repeated))
+	b = appendTime(b, call.Until)
 
 	rules := call.rules()
 	b = binary.AppendUvarint(b, uint64(len(rules)))
@@ -77,6 +78,15 @@ func appendTime(b []byte, t time.Time) []byte {
 	}
 
 	return binary.AppendVarint(b, t.UnixMilli())
+}
+
+func (r *reader) time() time.Time {
+	ms := r.int()
+	if ms == 0 {
+		return time.Time{}
+	}
+
+	return time.UnixMilli(ms)
 }
 
 func appendIDs(b []byte, ids []counter.IdempotencyKey) []byte {
@@ -138,6 +148,7 @@ func appendChange(b []byte, c *counter.Change) []byte {
 func ParseCall(b []byte, known *Rules) (*Call, error) {
 	r := reader{rest: b}
 	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
+	call.Until = r.time()
 	if call.Partition >= rows.Partitions {
 		r.fail()
 	}
@@ -176,9 +187,7 @@ func (r *reader) work() *More {
 		if exists {
 			row.Value = append([]byte{}, value...)
 		}
-		if until := r.int(); until != 0 {
-			row.Until = time.UnixMilli(until)
-		}
+		row.Until = r.time()
 		m.Rows = append(m.Rows, row)
 	}
 

@@ -87,9 +87,9 @@ func (w *world) start(name string, owning bool) *process {
 		p.owner = owner.New(&store{w.store, p}, owner.Config{Name: name, VerifyEvery: -1})
 		cfg.Local = p.owner
 	}
-	p.client = link.NewClient(p.dial)
+	p.client = link.NewClient(p.dial, time.Now)
 	p.directory = owners.New(cfg)
-	p.server = link.NewServer(p.directory)
+	p.server = link.NewServer(p.directory, time.Now)
 	p.caller = call.New(p.directory, call.Config{Stream: name})
 
 	w.mu.Lock()

@@ -31,21 +31,32 @@ func (s *Sums) Update(u presence.Update) {
 
 func (s *Sums) updateLevel(u presence.Update) {
 	l, ok := unread.LevelOf(u)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.pages[u.Name()]; ok && p != nil {
+
+	p := s.pages[u.Name()]
+	if ok && p != nil {
 		s.level(p, l, math.MaxInt64)
 	}
 }
 
 func (s *Sums) updateRecord(u presence.Update) {
 	user, ok := unread.UserOf(u)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.users[user]; ok && f != nil && (!f.known || u.Version.Compare(f.version) > 0) {
-		s.staleUsers[f] = struct{}{}
-		wake.Signal(s.wake)
+
+	f := s.users[user]
+	if !ok || f == nil {
+		return
 	}
+	if f.known && u.Version.Compare(f.version) <= 0 {
+		return // it is read already
+	}
+
+	s.staleUsers[f] = struct{}{}
+	wake.Signal(s.wake)
 }
 
 // level handles a level of a page that was received, or that was read together with a follow
@@ -59,21 +70,31 @@ func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 	if l.Newer(p.newest) {
 		p.newest = l
 	}
+
 	n := p.newest
-	same := n.Incarnation == p.level.Incarnation
-	if same {
+	if n.Incarnation == p.level.Incarnation {
 		n.Before = p.level.Before // a published level does not have it
 	}
-	switch {
-	case same && n.By <= p.authors, n.By == 0 && p.level.Incarnation == 0:
-		if n.Newer(p.level) {
-			s.apply(p, n, nil)
-			p.authors = min(p.authors, n.By)
-		}
-	default:
+	if !p.knowsAuthors(n) {
 		s.stalePages[p] = struct{}{}
 		wake.Signal(s.wake)
+		return
 	}
+
+	if n.Newer(p.level) {
+		s.apply(p, n, nil)
+		p.authors = min(p.authors, n.By)
+	}
+}
+
+// knowsAuthors reports whether the own changes of every follow are complete up to a level, so that it can be applied.
+func (p *page) knowsAuthors(l unread.Level) bool {
+	// The first changes of a page have nobody's own changes before them.
+	if p.level.Incarnation == 0 && l.By == 0 {
+		return true
+	}
+
+	return l.Incarnation == p.level.Incarnation && l.By <= p.authors
 }
 
 // apply makes l the page's level, and sends the new sum to the connections of each user
@@ -82,23 +103,38 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 	p.level = l
 	for _, fo := range p.follows {
 		if fo.ownOf != l.Incarnation {
-			fo.own, fo.ownOf = unread.Own{}, l.Incarnation
+			fo.setOwn(unread.Own{}, l.Incarnation)
 		}
-		if own, ok := owns[fo.user.user]; ok && own.Changes >= fo.own.Changes {
+		own, ok := owns[fo.user.user]
+		if ok && own.Changes >= fo.own.Changes {
 			fo.own = own
 		}
-		count := fo.stored.Unread(l, fo.own)
-		if count == fo.count {
-			continue
+
+		diff := fo.recount(l)
+		if diff != 0 && !fo.user.adopting {
+			fo.user.setSum(fo.user.sum + diff)
 		}
-		diff := count - fo.count
-		fo.count = count
-		if fo.user.adopting {
-			continue
-		}
-		fo.user.sum += diff
-		for _, c := range fo.user.conns {
-			c.SendUnread(fo.user.sum, false)
-		}
+	}
+}
+
+// setOwn sets the user's own changes in an incarnation of the page's level.
+func (fo *follow) setOwn(own unread.Own, incarnation uint64) {
+	fo.own = own
+	fo.ownOf = incarnation
+}
+
+// recount counts what is unread at a level, and returns by how much that has changed.
+func (fo *follow) recount(l unread.Level) (diff int64) {
+	before := fo.count
+	fo.count = fo.stored.Unread(l, fo.own)
+
+	return fo.count - before
+}
+
+// setSum sets the sum, and sends it to the user's connections.
+func (f *Sum) setSum(sum int64) {
+	f.sum = sum
+	for _, c := range f.conns {
+		c.SendUnread(sum, false)
 	}
 }

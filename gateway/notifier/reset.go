@@ -20,18 +20,26 @@ const maxPages = 100
 func (s *Sums) Read(f *Sum, c Conn, page string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if f.reset == nil { // otherwise its goroutine runs another reset
 		f.reset = &reset{}
 		s.cfg.Group.Go(func() { s.runResets(f) })
 	}
-	if !slices.Contains(f.reset.waiting, c) {
-		f.reset.waiting = append(f.reset.waiting, c)
+	f.reset.add(c, page)
+}
+
+// add adds a read message.
+func (r *reset) add(c Conn, page string) {
+	if !slices.Contains(r.waiting, c) {
+		r.waiting = append(r.waiting, c)
 	}
-	switch {
-	case page == "":
-		f.reset.all = true
-	case len(f.reset.pages) < maxPages && !slices.Contains(f.reset.pages, page):
-		f.reset.pages = append(f.reset.pages, page)
+	if page == "" {
+		r.all = true
+		return
+	}
+
+	if len(r.pages) < maxPages && !slices.Contains(r.pages, page) {
+		r.pages = append(r.pages, page)
 	}
 }
 
@@ -44,35 +52,48 @@ func (s *Sums) runResets(f *Sum) {
 		rest := f.rested - time.Since(s.born)
 		s.mu.Unlock()
 		time.Sleep(rest)
-		s.mu.Lock()
-		todo := *f.reset
-		waiting := todo.waiting
-		if *f.reset = (reset{}); len(waiting) == 0 {
-			f.reset = nil
-		}
-		s.mu.Unlock()
-		if len(waiting) == 0 { // all connections that asked have been served, or are gone
+
+		todo := s.takeReset(f)
+		if len(todo.waiting) == 0 { // all connections that asked have been served, or are gone
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+
+		pages := todo.pages
 		if todo.all {
-			todo.pages = nil
+			pages = nil
 		}
-		state, err := s.followService.Reset(ctx, f.user, todo.pages...)
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		state, err := s.followService.Reset(ctx, f.user, pages...)
 		cancel()
 		if err != nil {
 			s.cfg.Log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")
 		}
+
 		s.mu.Lock()
 		f.rested = time.Since(s.born) + s.cfg.Rest
 		if err == nil {
 			s.adopt(f, state)
 		}
 		if f.known {
-			for _, c := range waiting {
+			for _, c := range todo.waiting {
 				c.SendUnread(f.sum, true)
 			}
 		}
 		s.mu.Unlock()
 	}
+}
+
+// takeReset returns what connections have asked for. If that is nothing, runResets has ended by then, and the next read
+// message starts it again.
+func (s *Sums) takeReset(f *Sum) reset {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	todo := *f.reset
+	f.reset = &reset{}
+	if len(todo.waiting) == 0 {
+		f.reset = nil
+	}
+
+	return todo
 }

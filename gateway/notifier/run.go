@@ -14,6 +14,7 @@ import (
 func (s *Sums) Run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
+
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -21,15 +22,18 @@ func (s *Sums) Run(ctx context.Context) {
 		case <-s.wake:
 		case <-retry.C:
 		}
-		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
-			failed++
-			if failed == 1 {
-				s.cfg.Log.Warn().Err(err).Msg("unread counts could not be read; trying again")
-			}
-			retry.Reset(outage.Pause(failed))
-		} else {
+
+		err := s.catchUp(ctx)
+		if err == nil || ctx.Err() != nil {
 			failed = 0
+			continue
 		}
+
+		failed++
+		if failed == 1 {
+			s.cfg.Log.Warn().Err(err).Msg("unread counts could not be read; trying again")
+		}
+		retry.Reset(outage.Pause(failed))
 	}
 }
 
@@ -41,6 +45,7 @@ func (s *Sums) catchUp(ctx context.Context) error {
 		if len(users)+len(pages) == 0 {
 			return nil
 		}
+
 		if err := s.readUsers(ctx, users); err != nil {
 			return err
 		}
@@ -56,6 +61,7 @@ func (s *Sums) catchUp(ctx context.Context) error {
 func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for f := range s.staleUsers {
 		if len(users) == readUsers {
 			break
@@ -65,6 +71,7 @@ func (s *Sums) todo() (users []*Sum, pages []*page) {
 	for p := range s.stalePages {
 		pages = append(pages, p)
 	}
+
 	return users, pages
 }
 
@@ -72,6 +79,7 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	if len(users) == 0 {
 		return nil
 	}
+
 	ids := make([]unread.User, len(users))
 	s.mu.Lock()
 	for i, f := range users {
@@ -79,46 +87,41 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 		delete(s.staleUsers, f) // before the read, so that a later change marks the user again
 	}
 	s.mu.Unlock()
+
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	states, err := s.followService.Read(rctx, ids...)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for i, f := range users {
-		if s.users[f.user] != f {
-			continue
-		}
-		if err != nil {
+		switch {
+		case s.users[f.user] != f: // the user has gone
+		case err != nil:
 			s.staleUsers[f] = struct{}{}
-		} else {
+		default:
 			s.adopt(f, states[i])
 		}
 	}
+
 	return err
 }
 
+// readAuthors reads who has changed a page since its own changes are known, and applies the level.
 func (s *Sums) readAuthors(ctx context.Context, p *page) error {
-	s.mu.Lock()
-	delete(s.stalePages, p)
-	if s.pages[p.page] != p {
-		s.mu.Unlock()
-		return nil
+	since, users := s.beginAuthors(p)
+	if len(users) == 0 {
+		return nil // nobody follows it any more
 	}
-	since := p.authors
-	if p.newest.Incarnation != p.level.Incarnation {
-		since = 0
-	}
-	p.lowest = math.MaxInt64 // a follow that is added during the read lowers it again
-	users := make([]unread.User, len(p.follows))
-	for i, fo := range p.follows {
-		users[i] = fo.user.user
-	}
-	s.mu.Unlock()
+
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	l, owns, err := s.cfg.Store.Authors(rctx, p.page, since, users)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.pages[p.page] != p {
 		return err
 	}
@@ -126,18 +129,43 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		s.stalePages[p] = struct{}{}
 		return err
 	}
+
 	if !p.level.Newer(l) {
 		s.apply(p, l, owns)
 		p.authors = min(p.lowest, l.By)
 	}
 	s.level(p, l, math.MaxInt64)
+
 	return nil
+}
+
+// beginAuthors returns since which Level.By authors of a page have to be read, and the users who follow it.
+func (s *Sums) beginAuthors(p *page) (since int64, users []unread.User) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	delete(s.stalePages, p)
+	if s.pages[p.page] != p {
+		return 0, nil
+	}
+
+	if p.newest.Incarnation == p.level.Incarnation {
+		since = p.authors
+	}
+	p.lowest = math.MaxInt64 // a follow that is added during the read lowers it again
+	users = make([]unread.User, len(p.follows))
+	for i, fo := range p.follows {
+		users[i] = fo.user.user
+	}
+
+	return since, users
 }
 
 // StoreBack makes Run read every user again, after an outage or a loss of data of the store.
 func (s *Sums) StoreBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, f := range s.users {
 		s.staleUsers[f] = struct{}{}
 	}

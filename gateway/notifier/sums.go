@@ -109,6 +109,7 @@ func New(cfg Config) *Sums {
 		stalePages: map[*page]struct{}{},
 	}
 	s.followService = unread.NewFollowService(cfg.Store)
+
 	return s
 }
 
@@ -118,35 +119,52 @@ func (s *Sums) Follows() *unread.FollowService { return s.followService }
 // Enter prepares a connection of the user. It reads the user's follows, and waits at most
 // enterTimeout for them. The caller must call Leave once for each Enter.
 func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
-	s.mu.Lock()
-	f := s.users[user]
-	if f == nil {
-		f = &Sum{user: user}
-		s.users[user] = f
-		s.cfg.Hub.Want(unread.RecordTopic(user)) // before the read, so that no later change is missed
-	}
-	f.refs++
-	known := f.known
-	s.mu.Unlock()
+	f, known := s.enter(user)
 	if known {
 		return f
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 	defer cancel()
-	var state unread.State
-	record, err := s.record(ctx, user)
-	if err == nil {
-		state, err = s.followService.State(ctx, user, record)
-	}
+	state, err := s.state(ctx, user)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if err == nil {
 		s.adopt(f, state)
 	} else {
 		s.staleUsers[f] = struct{}{} // Run tries again
 		wake.Signal(s.wake)
 	}
+
 	return f
+}
+
+// enter returns the user's Sum, with one more reference to it, and whether it is known.
+func (s *Sums) enter(user unread.User) (f *Sum, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	f = s.users[user]
+	if f == nil {
+		f = &Sum{user: user}
+		s.users[user] = f
+		s.cfg.Hub.Want(unread.RecordTopic(user)) // before the read, so that no later change is missed
+	}
+	f.refs++
+
+	return f, f.known
+}
+
+// state reads the user's follows, and the levels of their pages.
+func (s *Sums) state(ctx context.Context, user unread.User) (unread.State, error) {
+	record, err := s.record(ctx, user)
+	if err != nil {
+		return unread.State{}, err
+	}
+
+	return s.followService.State(ctx, user, record)
 }
 
 // gathering is one read of the records of new users. It is bounded by connections.
@@ -161,19 +179,11 @@ type gathering struct {
 // record reads the user's record. While a read is in flight, the users of later calls are
 // collected for the next read.
 func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, error) {
-	s.mu.Lock()
-	g := s.entering
-	if g == nil {
-		g = &gathering{done: make(chan struct{})}
-		s.entering = g
-	}
-	i, first := len(g.users), !s.reading
-	g.users = append(g.users, user)
-	s.reading = true
-	s.mu.Unlock()
+	g, i, first := s.gather(user)
 	if first {
 		s.readEntering()
 	}
+
 	select {
 	case <-g.done:
 	case <-ctx.Done():
@@ -182,7 +192,27 @@ func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, err
 	if g.err != nil {
 		return unread.Record{}, g.err
 	}
+
 	return g.records[i], nil
+}
+
+// gather adds a user to the next read, and returns the user's index in it. If no read is in flight, first is true, and
+// the caller begins that one.
+func (s *Sums) gather(user unread.User) (g *gathering, i int, first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.entering == nil {
+		s.entering = &gathering{done: make(chan struct{})}
+	}
+	g = s.entering
+	i = len(g.users)
+	g.users = append(g.users, user)
+
+	first = !s.reading
+	s.reading = true
+
+	return g, i, first
 }
 
 // readEntering reads the records of the collected users. If more users were collected
@@ -192,14 +222,17 @@ func (s *Sums) readEntering() {
 	g := s.entering
 	s.entering = nil
 	s.mu.Unlock()
+
 	ctx, cancel := context.WithTimeout(context.Background(), enterTimeout)
 	g.records, g.err = s.cfg.Store.Records(ctx, g.users)
 	cancel()
 	close(g.done)
+
 	s.mu.Lock()
 	more := s.entering != nil
 	s.reading = more
 	s.mu.Unlock()
+
 	if more {
 		s.cfg.Group.Go(s.readEntering)
 	}
@@ -209,6 +242,7 @@ func (s *Sums) readEntering() {
 func (s *Sums) Users() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return len(s.users)
 }
 
@@ -216,6 +250,7 @@ func (s *Sums) Users() int {
 func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return f.sum, f.known
 }
 
@@ -223,6 +258,7 @@ func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 func (s *Sums) Add(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f.conns = append(f.conns, c)
 	if f.known { // the count may have changed since the client got it
 		c.SendUnread(f.sum, false)
@@ -233,13 +269,16 @@ func (s *Sums) Add(f *Sum, c Conn) {
 func (s *Sums) Leave(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f.conns = without(f.conns, c)
 	if f.reset != nil {
 		f.reset.waiting = without(f.reset.waiting, c)
 	}
-	if f.refs--; f.refs > 0 {
+	f.refs--
+	if f.refs > 0 {
 		return
 	}
+
 	for _, fo := range f.follows {
 		s.drop(fo)
 	}
@@ -259,50 +298,77 @@ func (s *Sums) drop(fo *follow) {
 	p.follows[fo.index] = p.follows[last]
 	p.follows[fo.index].index = fo.index
 	p.follows[last] = nil
-	if p.follows = p.follows[:last]; last == 0 {
+	p.follows = p.follows[:last]
+	delete(fo.user.follows, p.page)
+
+	if last == 0 {
 		delete(s.pages, p.page)
 		delete(s.stalePages, p)
 		s.cfg.Hub.Unwant(unread.LevelTopic(p.page))
 	}
-	delete(fo.user.follows, p.page)
 }
 
 // adopt replaces the user's follows with a state that was read, unless the state is outdated.
 func (s *Sums) adopt(f *Sum, state unread.State) {
-	old := f.version
-	if f.known && state.Version.Incarnation == old.Incarnation && state.Version.Sequence < old.Sequence ||
-		state.Version != (presence.Version{}) && state.Version.Incarnation < old.Incarnation {
-		return // a newer state is known
+	hasGone := s.users[f.user] != f
+	if hasGone || f.outdates(state.Version) {
+		return
 	}
-	if s.users[f.user] != f {
-		return // the user has gone
-	}
-	f.version, f.adopting = state.Version, true
+
+	f.version = state.Version
+	f.adopting = true
 	for page, fo := range f.follows {
-		if _, still := state.Find(page); !still {
+		_, still := state.Find(page)
+		if !still {
 			s.drop(fo)
 		}
 	}
 	for i, stored := range state.Follows {
-		level, own := state.Levels[i], state.Owns[i]
 		fo := f.follows[stored.Page]
 		if fo == nil {
-			fo = s.take(f, stored.Page, level)
+			fo = s.take(f, stored.Page, state.Levels[i])
 		}
-		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		at, ownUpTo := level, level.By // own is right up to the Level.By right
-		if is := fo.page.level; is.Newer(level) {
-			if is.Incarnation != level.Incarnation {
-				fo.own, fo.ownOf, ownUpTo = unread.Own{}, is.Incarnation, 0
-			}
-			if is.By == ownUpTo {
-				at = is
-			}
-		}
-		fo.count = stored.Unread(at, fo.own)
-		s.level(fo.page, level, ownUpTo)
+
+		ownUpTo := fo.adopt(stored, state.Levels[i], state.Owns[i])
+		s.level(fo.page, state.Levels[i], ownUpTo)
 	}
+
 	s.sum(f)
+}
+
+// outdates reports whether a newer state is known than the one with that version. After a loss of data a state may have
+// no version at all.
+func (f *Sum) outdates(v presence.Version) bool {
+	if v.Incarnation == f.version.Incarnation {
+		return f.known && v.Sequence < f.version.Sequence
+	}
+
+	return v != (presence.Version{}) && v.Incarnation < f.version.Incarnation
+}
+
+// adopt takes what was read of the follow. It returns up to which Level.By the user's own changes are complete.
+func (fo *follow) adopt(stored unread.Follow, read unread.Level, own unread.Own) (ownUpTo int64) {
+	fo.stored = stored
+	fo.setOwn(own, read.Incarnation)
+	fo.recount(read)
+
+	is := fo.page.level
+	if !is.Newer(read) {
+		return read.By
+	}
+
+	// The page's level was received meanwhile. It counts if the own changes are right for it, too.
+	ownUpTo = read.By
+	if is.Incarnation != read.Incarnation {
+		fo.setOwn(unread.Own{}, is.Incarnation)
+		fo.recount(read)
+		ownUpTo = 0
+	}
+	if is.By == ownUpTo {
+		fo.recount(is)
+	}
+
+	return ownUpTo
 }
 
 // take adds a page to the follows of a user.
@@ -311,18 +377,20 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	if p == nil {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
-		if u, known := s.cfg.Hub.Want(unread.LevelTopic(name)); known {
-			if l, ok := unread.LevelOf(u); ok && l.Newer(level) {
-				p.newest = l
-			}
+		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
+		l, ok := unread.LevelOf(u)
+		if known && ok && l.Newer(level) {
+			p.newest = l
 		}
 	}
+
 	fo := &follow{user: f, page: p, index: len(p.follows)}
 	p.follows = append(p.follows, fo)
 	if f.follows == nil {
 		f.follows = map[string]*follow{}
 	}
 	f.follows[name] = fo
+
 	return fo
 }
 
@@ -332,11 +400,11 @@ func (s *Sums) sum(f *Sum) {
 	for _, fo := range f.follows {
 		sum += fo.count
 	}
+
 	changed := !f.known || sum != f.sum
-	f.sum, f.known, f.adopting = sum, true, false
+	f.known = true
+	f.adopting = false
 	if changed {
-		for _, c := range f.conns {
-			c.SendUnread(sum, false)
-		}
+		f.setSum(sum)
 	}
 }

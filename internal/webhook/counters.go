@@ -38,33 +38,52 @@ type counters struct {
 }
 
 func newCounters(s *Service, hooks []*Hook) *counters {
-	return &counters{service: s, hooks: hooks, wake: make(chan struct{}, 1), changed: map[string]counter.Counter{}, below: map[string]time.Time{}}
+	return &counters{
+		service: s,
+		hooks:   hooks,
+		wake:    make(chan struct{}, 1),
+		changed: map[string]counter.Counter{},
+		below:   map[string]time.Time{},
+	}
 }
 
 // receive queues the counters that a write has changed. It does not block.
 func (c *counters) receive(results []counter.Result) {
 	changed := false
 	for i := range results {
+		if results[i].Err != nil {
+			continue
+		}
 		for _, one := range results[i].Counters {
-			if results[i].Err != nil || !slices.ContainsFunc(c.hooks, func(h *Hook) bool { return h.matches(one.Key) }) {
-				continue
+			if slices.ContainsFunc(c.hooks, func(h *Hook) bool { return h.matches(one.Key) }) {
+				changed = c.queue(one) || changed
 			}
-			one.Key = strings.Clone(one.Key) // it may be part of a request, which would stay in memory
-			c.mu.Lock()
-			old, known := c.changed[one.Key]
-			switch {
-			case known && one.Touched() && old.Version.Compare(one.Version) > 0:
-			case !known && len(c.changed) >= maxCounters:
-				c.service.metrics.left.WithLabelValues("counter").Inc()
-			default:
-				c.changed[one.Key], changed = one, true
-			}
-			c.mu.Unlock()
 		}
 	}
+
 	if changed {
 		wake.Signal(c.wake)
 	}
+}
+
+// queue queues a counter for the next round, unless a newer value of it is queued.
+func (c *counters) queue(one counter.Counter) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	old, known := c.changed[one.Key]
+	if known && one.Touched() && old.Version.Compare(one.Version) > 0 {
+		return false
+	}
+	if !known && len(c.changed) >= maxCounters {
+		c.service.metrics.left.WithLabelValues("counter").Inc()
+		return false
+	}
+
+	one.Key = strings.Clone(one.Key) // it may be part of a request, which would stay in memory
+	c.changed[one.Key] = one
+
+	return true
 }
 
 // run judges the counters that changed, in rounds, until ctx ends, and then once more. A counter that changes often
@@ -76,9 +95,11 @@ func (c *counters) run(ctx context.Context) {
 			wait = min(wait, max(time.Until(at), 0))
 		}
 		wake.Wait(ctx, wait, c.wake)
+
 		changed := c.take()
 		err := c.round(ctx, changed)
 		c.store.note(ctx, c.service.cfg.Log, err)
+
 		pause := roundEvery
 		if err != nil {
 			c.restore(changed)
@@ -86,6 +107,7 @@ func (c *counters) run(ctx context.Context) {
 		}
 		outage.Sleep(ctx, pause)
 	}
+
 	// No other process judges the last changes of this one.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRound)
 	defer cancel()
@@ -96,8 +118,10 @@ func (c *counters) run(ctx context.Context) {
 func (c *counters) take() map[string]counter.Counter {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	changed := c.changed
 	c.changed = map[string]counter.Counter{}
+
 	return changed
 }
 
@@ -105,8 +129,10 @@ func (c *counters) take() map[string]counter.Counter {
 func (c *counters) restore(changed map[string]counter.Counter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for name, one := range changed {
-		if _, newer := c.changed[name]; !newer && len(c.changed) < maxCounters {
+		_, newer := c.changed[name]
+		if !newer && len(c.changed) < maxCounters {
 			c.changed[name] = one
 		}
 	}
@@ -119,19 +145,8 @@ func (c *counters) restore(changed map[string]counter.Counter) {
 // reported as over and have been below for Settle.
 func (c *counters) round(ctx context.Context, changed map[string]counter.Counter) error {
 	now := time.Now()
-	var changes []Change
-	for name, one := range changed {
-		for _, h := range c.hooks {
-			if !h.matches(name) {
-				continue
-			}
-			if one.Value > h.limit {
-				changes = append(changes, over(h, one, now))
-			} else if _, waits := c.below[name]; !waits && len(c.below) < maxCounters {
-				c.below[name] = now.Add(c.service.cfg.Settle)
-			}
-		}
-	}
+	changes := c.judge(changed, now)
+
 	var due []string
 	for name, at := range c.below {
 		if !at.After(now) {
@@ -142,16 +157,44 @@ func (c *counters) round(ctx context.Context, changed map[string]counter.Counter
 	if err != nil {
 		return err
 	}
+
 	changes = append(changes, falls...)
 	if len(changes) > 0 {
 		if _, err := c.service.report(ctx, changes); err != nil {
 			return err
 		}
 	}
+
 	for _, name := range due {
 		delete(c.below, name)
 	}
+
 	return nil
+}
+
+// judge returns the changes that report counters as over their thresholds. It notes those that are not over one.
+func (c *counters) judge(changed map[string]counter.Counter, now time.Time) (rises []Change) {
+	for name, one := range changed {
+		for _, h := range c.hooks {
+			switch {
+			case !h.matches(name):
+			case one.Value > h.limit:
+				rises = append(rises, over(h, one, now))
+			default:
+				c.noteBelow(name, now.Add(c.service.cfg.Settle))
+			}
+		}
+	}
+
+	return rises
+}
+
+// noteBelow has a counter looked at later, unless that is about to happen.
+func (c *counters) noteBelow(name string, at time.Time) {
+	_, waits := c.below[name]
+	if !waits && len(c.below) < maxCounters {
+		c.below[name] = at
+	}
 }
 
 // falls returns the changes that reset counters which are reported as over and are not over any more.
@@ -168,14 +211,33 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 	if err != nil {
 		return nil, err
 	}
-	values := map[string]int64{}
+
 	var read []string
 	for i, last := range reported {
-		if name := ask[i].Subject; last != "" && !slices.Contains(read, name) {
+		name := ask[i].Subject
+		if last != "" && !slices.Contains(read, name) {
 			read = append(read, name)
 		}
 	}
-	for chunk := range slices.Chunk(read, counter.MaxKeys) {
+	values, err := c.values(ctx, read)
+	if err != nil {
+		return nil, err
+	}
+
+	for i, last := range reported {
+		h := c.hooks[slices.IndexFunc(c.hooks, func(h *Hook) bool { return h.ID == ask[i].Hook })]
+		if last != "" && values[ask[i].Subject] <= h.limit {
+			falls = append(falls, Change{Hook: h.ID, Subject: ask[i].Subject, Was: last})
+		}
+	}
+
+	return falls, nil
+}
+
+// values reads the values of counters.
+func (c *counters) values(ctx context.Context, names []string) (map[string]int64, error) {
+	values := map[string]int64{}
+	for chunk := range slices.Chunk(names, counter.MaxKeys) {
 		readings, err := c.service.cfg.Counters.Read(ctx, chunk, "", 0)
 		if err != nil {
 			return nil, err
@@ -184,18 +246,17 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 			values[chunk[i]] = readings[i].Value
 		}
 	}
-	for i, last := range reported {
-		h := c.hooks[slices.IndexFunc(c.hooks, func(h *Hook) bool { return h.ID == ask[i].Hook })]
-		if last != "" && values[ask[i].Subject] <= h.limit {
-			falls = append(falls, Change{Hook: h.ID, Subject: ask[i].Subject, Was: last})
-		}
-	}
-	return falls, nil
+
+	return values, nil
 }
 
 // over returns the change that reports a counter as over the threshold.
 func over(h *Hook, c counter.Counter, now time.Time) Change {
 	e := newEvent(CounterOver, c.Key, now)
-	e.Counter, e.Value, e.Threshold, e.Version = presence.KeyOf(c.Key), &c.Value, &h.limit, c.Version.String()
+	e.Counter = presence.KeyOf(c.Key)
+	e.Value = &c.Value
+	e.Threshold = &h.limit
+	e.Version = c.Version.String()
+
 	return Change{Hook: h.ID, Subject: c.Key, Is: "1", Event: e.encode(), kind: CounterOver}
 }

@@ -45,14 +45,19 @@ func (h *Hook) matches(name string) bool {
 	if h.site != nil && *h.site != site {
 		return false
 	}
-	if h.match == "" || key == presence.AllPages && h.condition != overCounter {
-		return h.match == "" && key == presence.AllPages // a pattern never matches AllPages
+
+	// A pattern never matches the total of a site, and no counter has one.
+	isTotal := key == presence.AllPages && h.condition != overCounter
+	if h.match == "" || isTotal {
+		return h.match == "" && key == presence.AllPages
 	}
+
 	return counter.Matches(h.match, key)
 }
 
 // usage describes the form of a webhook.
-const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, user:PATTERN=URL, or site in place of page:PATTERN for a whole site`
+const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, ` +
+	`user:PATTERN=URL, or site in place of page:PATTERN for a whole site`
 
 // Parse parses webhooks in the form of --webhook: the condition, an equals sign, and the URL. sites are
 // the sites of the server. An error is one line and has no URL, because a URL may hold a secret.
@@ -60,6 +65,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 	if len(texts) > MaxHooks {
 		return nil, fmt.Errorf("there are more than %d; a pattern with * covers many pages", MaxHooks)
 	}
+
 	var hooks []*Hook
 	for i, text := range texts {
 		hook, err := parse(text, sites)
@@ -69,8 +75,10 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 		if slices.ContainsFunc(hooks, func(o *Hook) bool { return o.ID == hook.ID }) {
 			return nil, fmt.Errorf("number %d is a duplicate; remove it", i+1)
 		}
+
 		hooks = append(hooks, hook)
 	}
+
 	return hooks, nil
 }
 
@@ -79,69 +87,114 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	if at < 0 {
 		return nil, fmt.Errorf("it has no http or https URL after an equals sign; %s", usage)
 	}
+
 	subject, link := text[:at], text[at+1:]
 	u, err := url.Parse(link)
 	if err != nil || !setting.IsWebURL(link) {
 		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
 	}
-	h := &Hook{URL: link, Host: u.Host}
-	limit := ""
-	if at := strings.LastIndexByte(subject, '>'); at >= 0 && isLimit(subject[at+1:]) {
-		subject, limit = subject[:at], subject[at+1:]
-	}
+
+	subject, limit := cutLimit(subject)
 	kind, pattern, colon := strings.Cut(subject, ":")
 	kind, site, sited := strings.Cut(kind, "@")
+
+	h := &Hook{URL: link, Host: u.Host}
 	if sited {
-		namespace, err := presence.ParseSite(site)
+		h.site, err = siteOf(site, sites)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.Contains(sites, namespace) {
-			return nil, fmt.Errorf("there is no site %q; name one of --site, or leave @%s out for all sites", site, site)
-		}
-		h.site = &namespace
 	}
-	switch {
-	case kind == "site" && !colon:
-	case (kind == "page" || kind == "counter" || kind == "user") && colon:
+
+	isSite := kind == "site" && !colon
+	isPattern := hasPattern[kind] && colon
+	if !isSite && !isPattern {
+		return nil, fmt.Errorf("%q is not a valid condition; %s", presence.Excerpt(subject), usage)
+	}
+	if isPattern {
 		if err := counter.CheckMatch(pattern); err != nil {
 			return nil, fmt.Errorf("%q: %w", presence.Excerpt(subject), err)
 		}
 		h.match = pattern
-	default:
-		return nil, fmt.Errorf("%q is not a valid condition; %s", presence.Excerpt(subject), usage)
 	}
+
 	if err := h.setCondition(kind, limit, presence.Excerpt(subject)); err != nil {
 		return nil, err
 	}
+
 	sum := sha256.Sum256([]byte(text))
 	h.ID = hex.EncodeToString(sum[:8])
 	h.bucket = presence.Bucket(h.ID, presence.DefaultBuckets)
+
 	return h, nil
 }
 
+// hasPattern are the kinds of conditions that have a pattern of names.
+var hasPattern = map[string]bool{"page": true, "counter": true, "user": true}
+
+// cutLimit cuts "peak" or a threshold off a condition. Without one it returns "".
+func cutLimit(text string) (subject, limit string) {
+	at := strings.LastIndexByte(text, '>')
+	if at < 0 || !isLimit(text[at+1:]) {
+		return text, ""
+	}
+
+	return text[:at], text[at+1:]
+}
+
+// siteOf returns the site of the server with a name.
+func siteOf(name string, sites []presence.Site) (*presence.Site, error) {
+	site, err := presence.ParseSite(name)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(sites, site) {
+		return nil, fmt.Errorf("there is no site %q; name one of --site, or leave @%s out for all sites", name, name)
+	}
+
+	return &site, nil
+}
+
 // setCondition sets the condition and its limit: "peak", a whole number, or "" where none was given.
-func (h *Hook) setCondition(kind, limit, subject string) (err error) {
-	switch {
-	case kind == "counter" && (limit == "" || limit == "peak"):
-		return fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", subject)
-	case kind == "counter":
+func (h *Hook) setCondition(kind, limit, subject string) error {
+	isNumber := limit != "" && limit != "peak"
+	switch kind {
+	case "counter":
 		h.condition = overCounter
-	case kind == "user" && limit != "":
-		return fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", subject)
-	case kind == "user":
-		h.condition = attendance
-	case limit == "peak":
-		h.condition = peak
-	case limit != "":
-		h.condition = threshold
-	}
-	if limit != "" && limit != "peak" {
-		if h.limit, err = strconv.ParseInt(limit, 10, 64); err != nil || h.limit < 1 {
-			return fmt.Errorf("%q is no threshold; write a whole number from 1", presence.Excerpt(limit))
+		if !isNumber {
+			return fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", subject)
 		}
+	case "user":
+		h.condition = attendance
+		if limit != "" {
+			return fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", subject)
+		}
+	default:
+		h.condition = pageCondition(limit)
 	}
+	if !isNumber {
+		return nil
+	}
+
+	n, err := strconv.ParseInt(limit, 10, 64)
+	if err != nil || n < 1 {
+		return fmt.Errorf("%q is no threshold; write a whole number from 1", presence.Excerpt(limit))
+	}
+	h.limit = n
+
 	return nil
+}
+
+// pageCondition returns the condition of a page with that limit.
+func pageCondition(limit string) condition {
+	switch limit {
+	case "":
+		return occupation
+	case "peak":
+		return peak
+	default:
+		return threshold
+	}
 }
 
 // isLimit reports whether the text after a > is a threshold. A page may have a > in its name.
@@ -154,7 +207,9 @@ func ParseSecret(text string) ([]byte, error) {
 	encoded, ok := strings.CutPrefix(text, "whsec_")
 	key, err := base64.StdEncoding.DecodeString(encoded)
 	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
-		return nil, errors.New("it is not whsec_ and 24 to 64 bytes as base64; make one by: echo whsec_$(openssl rand -base64 32)")
+		return nil, errors.New("it is not whsec_ and 24 to 64 bytes as base64; " +
+			"make one by: echo whsec_$(openssl rand -base64 32)")
 	}
+
 	return key, nil
 }

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -68,48 +69,67 @@ type state struct {
 
 func newPages(s *Service, hooks []*Hook) *pages {
 	return &pages{
-		service: s, hooks: hooks, wake: make(chan struct{}, 1),
-		changed: map[string]presence.Count{}, served: map[int]bool{}, known: map[subject]*state{}, due: map[subject]*state{},
+		service: s,
+		hooks:   hooks,
+		wake:    make(chan struct{}, 1),
+		changed: map[string]presence.Count{},
+		served:  map[int]bool{},
+		known:   map[subject]*state{},
+		due:     map[subject]*state{},
 	}
 }
 
 func (p *pages) serve(buckets []int) {
+	defer wake.Signal(p.wake)
+
 	p.mu.Lock()
+	defer p.mu.Unlock()
+
 	served := map[int]bool{}
 	for _, b := range buckets {
 		served[b] = true
 		p.newBuckets = p.newBuckets || !p.served[b]
 	}
-	p.served, p.reload = served, true
-	p.mu.Unlock()
-	wake.Signal(p.wake)
+	p.served = served
+	p.reload = true
 }
 
 func (p *pages) receive(updates []presence.Update) {
 	changed := false
 	p.mu.Lock()
 	for _, u := range updates {
-		if u.Kind != presence.KindCount {
-			continue
-		}
-		name := u.Name()
-		if !slices.ContainsFunc(p.hooks, func(h *Hook) bool { return h.matches(name) }) {
-			continue
-		}
-		c, ok := presence.CountOf(u)
-		old, known := p.changed[name]
-		switch {
-		case !ok || known && old.Newer(c):
-		case !known && len(p.changed) >= maxPages:
-			p.service.metrics.left.WithLabelValues("page").Inc()
-		default:
-			p.changed[name], changed = c, true
+		if u.Kind == presence.KindCount {
+			changed = p.queueLocked(u) || changed
 		}
 	}
 	p.mu.Unlock()
+
 	if changed {
 		wake.Signal(p.wake)
 	}
+}
+
+// queueLocked queues a count for the next round, unless a newer one of the page is queued. The caller has mu.
+func (p *pages) queueLocked(u presence.Update) bool {
+	name := u.Name()
+	c, ok := presence.CountOf(u)
+	matches := slices.ContainsFunc(p.hooks, func(h *Hook) bool { return h.matches(name) })
+	if !ok || !matches {
+		return false
+	}
+
+	old, known := p.changed[name]
+	if known && old.Newer(c) {
+		return false
+	}
+	if !known && len(p.changed) >= maxPages {
+		p.service.metrics.left.WithLabelValues("page").Inc()
+		return false
+	}
+
+	p.changed[name] = c
+
+	return true
 }
 
 // lost schedules a reload of the reported states and their counts, because updates may have been missed.
@@ -122,49 +142,73 @@ func (p *pages) lost() {
 
 // run judges the counts that changed or are due, in rounds, until ctx ends.
 func (p *pages) run(ctx context.Context) {
-	load := false
+	failed := false // the last load
 	for ctx.Err() == nil {
-		p.mu.Lock()
-		changed, served := p.changed, p.served
-		p.changed = map[string]presence.Count{}
-		load = load || p.reload
-		if p.newBuckets {
-			p.lastScan = time.Time{}
-		}
-		p.reload, p.newBuckets = false, false
-		p.mu.Unlock()
+		work := p.take()
 		now := time.Now()
-		if load {
-			err := p.load(ctx, served, now)
+		if work.reload || failed {
+			err := p.load(ctx, work.served, now)
 			p.store.note(ctx, p.service.cfg.Log, err)
-			load = err != nil
-			at := now.Add(scanAfter)
-			if next := p.lastScan.Add(scanEvery); next.After(at) {
-				at = next
-			}
-			if p.nextScan.IsZero() || at.Before(p.nextScan) {
-				p.nextScan = at
-			}
+			failed = err != nil
+			p.scheduleScan(now)
 		}
 		if !p.nextScan.IsZero() && !now.Before(p.nextScan) {
-			p.scan(ctx, served, now)
+			p.scan(ctx, work.served, now)
 		}
+
 		p.startDay(now)
 		r := round{pages: p, now: now}
-		for name, c := range changed {
-			for _, h := range p.hooks {
-				if served[presence.Bucket(name, presence.DefaultBuckets)] && h.matches(name) {
-					r.judge(subject{h, name}, c, false)
-				}
-			}
-		}
+		r.judgeEach(work)
 		p.readDue(ctx, &r)
 		r.report(ctx)
+
 		if !outage.Sleep(ctx, roundEvery) {
 			return
 		}
-		wake.Wait(ctx, p.next(load), p.wake)
+		wake.Wait(ctx, p.next(failed), p.wake)
 	}
+}
+
+// work is what a round begins with.
+type work struct {
+	changed map[string]presence.Count
+	served  map[int]bool
+	reload  bool
+}
+
+// take returns what has come since the last round.
+func (p *pages) take() work {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	w := work{changed: p.changed, served: p.served, reload: p.reload}
+	// A bucket that is new here has pages that no scan of this process has seen, so the next one need not wait.
+	if p.newBuckets {
+		p.lastScan = time.Time{}
+	}
+	p.changed = map[string]presence.Count{}
+	p.reload = false
+	p.newBuckets = false
+
+	return w
+}
+
+// scheduleScan has all pages scanned soon, and not more often than once in scanEvery.
+func (p *pages) scheduleScan(now time.Time) {
+	at := now.Add(scanAfter)
+	next := p.lastScan.Add(scanEvery)
+	if next.After(at) {
+		at = next
+	}
+
+	if p.nextScan.IsZero() || at.Before(p.nextScan) {
+		p.nextScan = at
+	}
+}
+
+// serves reports whether the page is in one of the served buckets.
+func serves(served map[int]bool, page string) bool {
+	return served[presence.Bucket(page, presence.DefaultBuckets)]
 }
 
 // startDay makes all subjects of peaks due when a day has begun: the count at that moment is the first peak
@@ -174,6 +218,7 @@ func (p *pages) startDay(now time.Time) {
 	if today == p.day {
 		return
 	}
+
 	p.day = today
 	for s, t := range p.known {
 		if s.hook.condition == peak && t.dueAt.IsZero() {
@@ -182,10 +227,10 @@ func (p *pages) startDay(now time.Time) {
 	}
 }
 
-// next returns the time until a subject is due, a scan or reload is, or the day ends.
-func (p *pages) next(load bool) time.Duration {
+// next returns the time until a subject is due, a scan or, if the last one failed, a reload is, or the day ends.
+func (p *pages) next(failed bool) time.Duration {
 	wait := time.Until(time.Now().Truncate(24 * time.Hour).Add(24 * time.Hour))
-	if load {
+	if failed {
 		wait = retryAfter
 	}
 	if !p.nextScan.IsZero() {
@@ -194,6 +239,7 @@ func (p *pages) next(load bool) time.Duration {
 	for _, t := range p.due {
 		wait = min(wait, time.Until(t.dueAt))
 	}
+
 	return max(wait, 0)
 }
 
@@ -206,40 +252,45 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 		if err != nil {
 			return err
 		}
+
 		for name, what := range last {
-			if !served[presence.Bucket(name, presence.DefaultBuckets)] || len(known) >= maxPages*len(p.hooks) {
+			if !serves(served, name) || len(known) >= p.most() {
 				continue
 			}
-			t := p.known[subject{h, name}]
-			if t == nil {
-				t = &state{}
-			}
-			t.reported, t.dueAt = what, now
-			known[subject{h, name}] = t
+			s := subject{h, name}
+			known[s] = cmp.Or(p.known[s], &state{})
+			known[s].isReported(what, now)
 		}
 	}
+
 	for s, t := range p.known { // not reported yet, or reported and lost by the store
-		if known[s] == nil && served[presence.Bucket(s.name, presence.DefaultBuckets)] {
-			t.reported, t.dueAt = "", now
+		if known[s] == nil && serves(served, s.name) {
 			known[s] = t
+			t.isReported("", now)
 		}
 	}
-	p.known, p.due = known, maps.Clone(known)
+
+	p.known = known
+	p.due = maps.Clone(known)
+
 	return nil
 }
+
+// isReported notes what the store says of a subject, which is judged again by that.
+func (t *state) isReported(what string, now time.Time) {
+	t.reported = what
+	t.dueAt = now
+}
+
+// most is how many subjects may have a state.
+func (p *pages) most() int { return maxPages * len(p.hooks) }
 
 // scan makes all pages due that match a hook and have no state: their first report may have been missed.
 func (p *pages) scan(ctx context.Context, served map[int]bool, now time.Time) {
 	err := p.service.cfg.Pages.Pages(ctx, func(names []string) {
 		for _, name := range names {
-			for _, h := range p.hooks {
-				switch s := (subject{h, name}); {
-				case p.known[s] != nil || !h.matches(name) || !served[presence.Bucket(name, presence.DefaultBuckets)]:
-				case len(p.known) >= maxPages*len(p.hooks):
-					p.service.metrics.left.WithLabelValues("page").Inc()
-				default:
-					p.set(s, &state{}, now)
-				}
+			if serves(served, name) {
+				p.find(name, now)
 			}
 		}
 	})
@@ -248,7 +299,37 @@ func (p *pages) scan(ctx context.Context, served map[int]bool, now time.Time) {
 		p.nextScan = now.Add(outage.Jitter(retryAfter))
 		return
 	}
-	p.nextScan, p.lastScan = time.Time{}, now
+
+	p.nextScan = time.Time{}
+	p.lastScan = now
+}
+
+// find makes a page due for the hooks that match and have no state of it.
+func (p *pages) find(name string, now time.Time) {
+	for _, h := range p.hooks {
+		s := subject{h, name}
+		if p.known[s] != nil || !h.matches(name) {
+			continue
+		}
+
+		if t := p.stateOf(s); t != nil {
+			p.set(s, t, now)
+		}
+	}
+}
+
+// stateOf returns the state of a subject, nil if there are too many.
+func (p *pages) stateOf(s subject) *state {
+	t := p.known[s]
+	switch {
+	case t != nil:
+		return t
+	case len(p.known) >= p.most():
+		p.service.metrics.left.WithLabelValues("page").Inc()
+		return nil
+	default:
+		return &state{}
+	}
 }
 
 // readDue reads the counts of the subjects that are due, and judges them.
@@ -256,13 +337,15 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 	of := map[string][]subject{}
 	var names []string
 	for s, t := range p.due {
-		if !t.dueAt.After(r.now) {
-			if of[s.name] == nil {
-				names = append(names, s.name)
-			}
-			of[s.name] = append(of[s.name], s)
+		if t.dueAt.After(r.now) {
+			continue
 		}
+		if of[s.name] == nil {
+			names = append(names, s.name)
+		}
+		of[s.name] = append(of[s.name], s)
 	}
+
 	for chunk := range slices.Chunk(names, readBatch) {
 		counts, err := p.service.cfg.Pages.Counts(ctx, chunk)
 		for i, name := range chunk {
@@ -280,9 +363,11 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 // set sets when a subject is due; zero: at its next change. It forgets a subject that is not due and has no
 // reported state.
 func (p *pages) set(s subject, t *state, at time.Time) {
-	switch t.dueAt = at; {
+	t.dueAt = at
+	switch {
 	case !at.IsZero():
-		p.known[s], p.due[s] = t, t
+		p.known[s] = t
+		p.due[s] = t
 	case t.reported == "":
 		delete(p.due, s)
 		delete(p.known, s)
@@ -300,26 +385,36 @@ type round struct {
 	changes  []Change
 }
 
+// judgeEach judges the counts that have changed, of the served buckets.
+func (r *round) judgeEach(w work) {
+	for name, c := range w.changed {
+		if !serves(w.served, name) {
+			continue
+		}
+		for _, h := range r.pages.hooks {
+			if h.matches(name) {
+				r.judge(subject{h, name}, c, false)
+			}
+		}
+	}
+}
+
 // judge compares a count with the reported state. A rise is reported at once. A fall is reported only when
 // the count has been low for Settle and was then read from the store; read says that it was read just now.
 func (r *round) judge(s subject, c presence.Count, read bool) {
 	p := r.pages
-	t := p.known[s]
-	if t == nil {
-		if len(p.known) >= maxPages*len(p.hooks) {
-			p.service.metrics.left.WithLabelValues("page").Inc()
-			return
-		}
-		t = &state{}
-	}
-	if c.Stale { // it may lack users
+	t := p.stateOf(s)
+	switch {
+	case t == nil:
+		return
+	case c.Stale: // it may lack users
 		p.set(s, t, r.now.Add(outage.Jitter(retryAfter)))
 		return
-	}
-	if s.hook.condition == peak {
+	case s.hook.condition == peak:
 		r.judgePeak(s, t, c)
 		return
 	}
+
 	is := ""
 	if c.Users > s.hook.limit {
 		is = "1"
@@ -331,14 +426,25 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 	case is != "":
 		t.belowSince = time.Time{}
 		r.change(s, t, c, is)
-	case t.belowSince.IsZero():
-		t.belowSince = r.now
-		p.set(s, t, r.now.Add(p.service.cfg.Settle))
-	case read && r.now.Sub(t.belowSince) >= p.service.cfg.Settle:
-		r.change(s, t, c, is)
 	default:
-		p.set(s, t, t.belowSince.Add(p.service.cfg.Settle))
+		r.judgeFall(s, t, c, read)
 	}
+}
+
+// judgeFall reports a count as low when it has been so for Settle. One that was received may be older than that of the
+// store, so only one that was read decides.
+func (r *round) judgeFall(s subject, t *state, c presence.Count, read bool) {
+	if t.belowSince.IsZero() {
+		t.belowSince = r.now
+	}
+
+	settled := t.belowSince.Add(r.pages.service.cfg.Settle)
+	if read && !r.now.Before(settled) {
+		r.change(s, t, c, "")
+		return
+	}
+
+	r.pages.set(s, t, settled)
 }
 
 // judgePeak keeps a new peak for Settle, while it may rise further, and then reports it.
@@ -352,6 +458,7 @@ func (r *round) judgePeak(s subject, t *state, c presence.Count) {
 		r.change(s, t, c, peakOf(t.peakDay, t.peak))
 		return
 	}
+
 	if day != today {
 		greatest = 0
 	}
@@ -359,18 +466,29 @@ func (r *round) judgePeak(s subject, t *state, c presence.Count) {
 		if t.peak == 0 {
 			t.dueAt = r.now.Add(r.pages.service.cfg.Settle)
 		}
-		t.peak, t.peakDay = c.Users, today
+		t.peak = c.Users
+		t.peakDay = today
 	}
+
+	isObsolete := t.reported != "" && day != today && c.Users == 0
 	switch {
-	case t.peak > 0 && !t.dueAt.After(r.now):
-		r.change(s, t, c, peakOf(t.peakDay, t.peak))
 	case t.peak > 0:
-		r.pages.set(s, t, t.dueAt)
-	case t.reported != "" && day != today && c.Users == 0: // a state of an earlier day is no longer needed
+		r.judgeNewPeak(s, t, c)
+	case isObsolete: // nobody asks for a state of an earlier day
 		r.change(s, t, c, "")
 	default:
 		r.pages.set(s, t, time.Time{})
 	}
+}
+
+// judgeNewPeak reports a peak that had its time to rise.
+func (r *round) judgeNewPeak(s subject, t *state, c presence.Count) {
+	if t.dueAt.After(r.now) {
+		r.pages.set(s, t, t.dueAt)
+		return
+	}
+
+	r.change(s, t, c, peakOf(t.peakDay, t.peak))
 }
 
 func peakOf(day string, greatest int64) string { return day + " " + strconv.FormatInt(greatest, 10) }
@@ -378,39 +496,43 @@ func peakOf(day string, greatest int64) string { return day + " " + strconv.Form
 func parsePeak(s string) (day string, greatest int64) {
 	day, number, _ := strings.Cut(s, " ")
 	greatest, _ = strconv.ParseInt(number, 10, 64)
+
 	return day, greatest
 }
 
 // change adds a change of the subject's reported state to is.
 func (r *round) change(s subject, t *state, c presence.Count, is string) {
-	kind, count := "", c.Users
-	switch {
-	case s.hook.condition == peak && is != "":
-		kind, count = Peak, t.peak
-	case s.hook.condition == threshold && is != "":
-		kind = Over
-	case s.hook.condition == occupation && is != "":
-		kind = Occupied
-	case s.hook.condition == occupation:
-		kind = Vacated
-	}
+	kind := s.hook.event(is)
 	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.reported, Is: is, kind: kind}
 	if kind != "" {
 		e := newEvent(kind, s.name, r.now)
-		e.Page, e.Count = presence.KeyOf(s.name), &count
+		e.Page = presence.KeyOf(s.name)
+		e.Count = &c.Users
+		e.Version = c.Version.String()
+
 		switch kind {
-		case Peak:
+		case Peak: // of some count before this one
+			e.Count = &t.peak
 			e.Day = t.peakDay
+			e.Version = ""
 		case Over:
 			e.Threshold = &s.hook.limit
-			fallthrough
-		default:
-			e.Version = c.Version.String()
 		}
 		change.Event = e.encode()
 	}
+
 	r.pages.set(s, t, r.now.Add(outage.Jitter(retryAfter))) // in case the report fails
-	r.subjects, r.changes = append(r.subjects, s), append(r.changes, change)
+	r.subjects = append(r.subjects, s)
+	r.changes = append(r.changes, change)
+}
+
+// event returns the type of the event when the reported state of a page becomes is; empty: there is none.
+func (h *Hook) event(is string) string {
+	if is == "" {
+		return map[condition]string{occupation: Vacated}[h.condition]
+	}
+
+	return map[condition]string{occupation: Occupied, threshold: Over, peak: Peak}[h.condition]
 }
 
 // report reports the collected changes. Subjects whose change could not be reported stay due.
@@ -418,23 +540,36 @@ func (r *round) report(ctx context.Context) {
 	if len(r.changes) == 0 {
 		return
 	}
+
 	p := r.pages
 	now, err := p.service.report(ctx, r.changes)
 	p.store.note(ctx, p.service.cfg.Log, err)
 	if err != nil {
 		p.lost() // the store may have made some of the changes
 	}
+
 	for i, last := range now {
 		s := r.subjects[i]
 		t := p.known[s]
-		if t.reported = last; last != r.changes[i].Is {
+		t.reported = last
+		if last != r.changes[i].Is {
 			continue // another process reported a change: the subject is due and is judged again
 		}
-		t.belowSince, t.peak, t.peakDay = time.Time{}, 0, ""
-		at := time.Time{}
-		if day, _ := parsePeak(last); s.hook.condition == peak && day != "" && day != r.now.UTC().Format(dayLayout) {
-			at = r.now // the present count belongs to the next day
-		}
-		p.set(s, t, at)
+
+		t.belowSince = time.Time{}
+		t.peak = 0
+		t.peakDay = ""
+		p.set(s, t, r.after(s, last))
 	}
+}
+
+// after returns when a subject is judged again whose state was reported; zero: at its next change.
+func (r *round) after(s subject, reported string) time.Time {
+	day, _ := parsePeak(reported)
+	isPast := day != "" && day != r.now.UTC().Format(dayLayout)
+	if s.hook.condition == peak && isPast {
+		return r.now // the present count belongs to the next day
+	}
+
+	return time.Time{}
 }

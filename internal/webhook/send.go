@@ -33,7 +33,10 @@ const (
 )
 
 // refusals are the statuses by which a receiver refuses a message for good.
-var refusals = []int{http.StatusBadRequest, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
+var refusals = []int{
+	http.StatusBadRequest, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+	http.StatusUnprocessableEntity,
+}
 
 // sender sends the events in the outbox of one hook, while this process owns the hook's bucket.
 type sender struct {
@@ -52,6 +55,7 @@ type sender struct {
 func (o *sender) run(ctx context.Context) {
 	s := o.service
 	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
+
 	var store failing
 	for ctx.Err() == nil {
 		if !o.owned.Load() {
@@ -60,12 +64,15 @@ func (o *sender) run(ctx context.Context) {
 			wake.Wait(ctx, time.Minute, o.wake)
 			continue
 		}
+
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
-		if store.note(ctx, log, err); err != nil || len(events) == 0 {
+		store.note(ctx, log, err)
+		if err != nil || len(events) == 0 {
 			o.showWaiting(0)
 			wake.Wait(ctx, outage.Jitter(2*pollEvery), o.wake)
 			continue
 		}
+
 		o.showWaiting(left)
 		o.send(ctx, log, events)
 	}
@@ -80,49 +87,89 @@ func (o *sender) showWaiting(events int) {
 // send sends events once and removes from the outbox what the receiver has accepted or refused for good. After any
 // other answer it pauses.
 func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) {
-	s := o.service
 	if old := o.old(events); old > 0 {
 		o.drop(ctx, events[:old], dropOld)
 		log.Warn().Int("events", old).Msg("a webhook has accepted no events for a day; its oldest events were dropped")
 		return
 	}
+
 	shown := events // to the receiver
 	if o.hook.condition == attendance {
-		shown = s.users.reveal(events)
+		shown = o.service.users.reveal(events)
 	}
 	if len(shown) == 0 {
 		o.noteSealed(len(events))
 		o.done(ctx, events)
 		return
 	}
+
+	var a attempt
 	m, err := newMessage(shown)
-	status, again := 0, time.Duration(0)
 	if err == nil {
-		status, again, err = o.attempt(ctx, m)
+		a, err = o.attempt(ctx, m)
 	}
-	switch {
-	case ctx.Err() != nil:
-	case err == nil && status/100 == 2:
-		if o.failed > 0 {
-			log.Info().Int("attempts", o.failed+1).Msg("a webhook accepts events again")
-		}
-		o.failed = 0
-		s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+	if ctx.Err() != nil {
+		return // whatever the receiver did, the batch is sent again under the same id
+	}
+
+	switch a.outcome(err) {
+	case accepted:
+		o.accepted(log)
 		o.noteSealed(len(events) - len(shown))
 		o.done(ctx, events)
-	case err == nil && slices.Contains(refusals, status):
+	case refused:
 		o.failed = 0
-		s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
-		log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
+		o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+		log.Warn().Int("status", a.status).Int("events", len(events)).Msg("a webhook refused events; they were dropped")
 		o.drop(ctx, events, dropRefused)
-	default:
-		s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
-		if o.failed++; o.failed == 1 {
-			log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
-		}
-		pause := outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))
-		outage.Sleep(ctx, max(pause, again))
+	case failed:
+		pause := o.fail(log, a.status, err)
+		outage.Sleep(ctx, max(pause, a.again))
 	}
+}
+
+// outcome is what has become of an attempt.
+type outcome int
+
+const (
+	accepted outcome = iota
+	refused          // for good
+	failed           // it is worth another attempt
+)
+
+// outcome returns what has become of an attempt that ended with err.
+func (a attempt) outcome(err error) outcome {
+	switch {
+	case err != nil:
+		return failed
+	case a.status/100 == 2:
+		return accepted
+	case slices.Contains(refusals, a.status):
+		return refused
+	default:
+		return failed
+	}
+}
+
+// accepted notes that the receiver has accepted a message.
+func (o *sender) accepted(log zerolog.Logger) {
+	if o.failed > 0 {
+		log.Info().Int("attempts", o.failed+1).Msg("a webhook accepts events again")
+	}
+
+	o.failed = 0
+	o.service.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+}
+
+// fail notes an attempt that failed, and returns the pause before the next one.
+func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
+	o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+	o.failed++
+	if o.failed == 1 {
+		log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
+	}
+
+	return outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))
 }
 
 // old returns how many events at the beginning of a batch are too old. None are before an attempt: all processes may
@@ -131,12 +178,15 @@ func (o *sender) old(events []string) (n int) {
 	if o.failed == 0 {
 		return 0
 	}
+
 	for i, text := range events {
 		if o.hook.condition == attendance {
 			text, _ = o.service.users.open(text)
 		}
+
 		var e Event
-		switch err := json.Unmarshal([]byte(text), &e); {
+		err := json.Unmarshal([]byte(text), &e)
+		switch {
 		case err != nil: // no key opens it
 		case time.Since(e.Timestamp) > MaxAge:
 			n = i + 1
@@ -144,23 +194,28 @@ func (o *sender) old(events []string) (n int) {
 			return n
 		}
 	}
+
 	return n
 }
 
 // done removes the first events of a batch, or all, from the outbox. If that fails, the batch is sent again with the
 // same id.
 func (o *sender) done(ctx context.Context, events []string) {
-	if err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events)); err != nil {
+	err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events))
+	if err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))
 	}
 }
 
 // noteSealed notes that events are dropped because no key opens them.
 func (o *sender) noteSealed(events int) {
-	if events > 0 {
-		o.service.metrics.dropped.WithLabelValues(dropSealed).Add(float64(events))
-		o.service.cfg.Log.Warn().Int("events", events).Msg("no --webhook-secret opens the users in events of a webhook; the events were dropped")
+	if events == 0 {
+		return
 	}
+
+	o.service.metrics.dropped.WithLabelValues(dropSealed).Add(float64(events))
+	o.service.cfg.Log.Warn().Int("events", events).
+		Msg("no --webhook-secret opens the users in events of a webhook; the events were dropped")
 }
 
 func (o *sender) drop(ctx context.Context, events []string, why string) {
@@ -177,14 +232,21 @@ type message struct {
 
 func newMessage(events []string) (m message, err error) {
 	var first, last Event
-	if err := errors.Join(json.Unmarshal([]byte(events[0]), &first), json.Unmarshal([]byte(events[len(events)-1]), &last)); err != nil {
+	err = errors.Join(
+		json.Unmarshal([]byte(events[0]), &first),
+		json.Unmarshal([]byte(events[len(events)-1]), &last),
+	)
+	if err != nil {
 		return m, err
 	}
+
 	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
+
 	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)
 	b = append(b, `","data":{"events":[`...)
 	b = append(b, strings.Join(events, ",")...)
 	m.body = append(b, `]}}`...)
+
 	return m, nil
 }
 
@@ -197,31 +259,44 @@ func Sign(keys [][]byte, id string, at int64, body []byte) string {
 		mac.Write(body)
 		all = append(all, "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
 	}
+
 	return strings.Join(all, " ")
 }
 
-// attempt sends a message once. again is the pause that the receiver asks for by Retry-After.
-func (o *sender) attempt(ctx context.Context, m message) (status int, again time.Duration, err error) {
+// attempt is what a receiver has answered.
+type attempt struct {
+	status int
+	again  time.Duration // the pause that it asks for by Retry-After
+}
+
+// attempt sends a message once.
+func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.hook.URL, bytes.NewReader(m.body))
 	if err != nil {
-		return 0, 0, err
+		return a, err
 	}
+
 	now := time.Now().Unix()
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Headcount")
 	req.Header.Set("Webhook-Id", m.id)
 	req.Header.Set("Webhook-Timestamp", strconv.FormatInt(now, 10))
 	req.Header.Set("Webhook-Signature", Sign(o.service.cfg.Keys, m.id, now, m.body))
+
 	resp, err := o.service.client.Do(req)
 	if err != nil {
-		return 0, 0, err
+		return a, err
 	}
 	defer resp.Body.Close()
 	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be reused
-	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
-		again = min(time.Duration(seconds)*time.Second, maxPause)
+
+	a.status = resp.StatusCode
+	seconds, malformed := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if malformed == nil && seconds > 0 {
+		a.again = min(time.Duration(seconds)*time.Second, maxPause)
 	}
-	return resp.StatusCode, again, nil
+
+	return a, nil
 }
 
 // Reach checks that the receiver of a hook can be reached: it sends a HEAD request in the way that messages
@@ -232,11 +307,14 @@ func Reach(ctx context.Context, h *Hook) (status int, err error) {
 		return 0, setting.Cause(err)
 	}
 	req.Header.Set("User-Agent", "Headcount")
+
 	client := newClient(nil)
 	defer client.CloseIdleConnections()
+
 	resp, err := client.Do(req)
 	if err != nil {
 		return 0, setting.Cause(err)
 	}
+
 	return resp.StatusCode, resp.Body.Close()
 }

@@ -63,7 +63,8 @@ type Service struct {
 // New returns a Service that does nothing until Run.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, metrics: newMetrics(cfg.Registerer), client: newClient(cfg.Transport)}
-	ofPages, ofCounters, ofUsers := []*Hook{}, []*Hook{}, []*Hook{}
+
+	var ofPages, ofCounters, ofUsers []*Hook
 	for _, h := range cfg.Hooks {
 		switch h.condition {
 		case overCounter:
@@ -75,6 +76,7 @@ func New(cfg Config) *Service {
 		}
 		s.senders = append(s.senders, &sender{service: s, hook: h, wake: make(chan struct{}, 1)})
 	}
+
 	if len(ofPages) > 0 {
 		s.pages = newPages(s, ofPages)
 	}
@@ -84,6 +86,7 @@ func New(cfg Config) *Service {
 	if len(ofUsers) > 0 {
 		s.users = newUsers(s, ofUsers)
 	}
+
 	return s
 }
 
@@ -105,6 +108,7 @@ func (s *Service) Run(ctx context.Context) {
 	for _, o := range s.senders {
 		wg.Go(func() { o.run(ctx) })
 	}
+
 	wg.Wait()
 	s.client.CloseIdleConnections()
 }
@@ -116,6 +120,7 @@ func (s *Service) Serve(buckets []int) {
 		o.owned.Store(slices.Contains(buckets, o.hook.bucket))
 		wake.Signal(o.wake)
 	}
+
 	if s.pages != nil {
 		s.pages.serve(buckets)
 	}
@@ -163,20 +168,25 @@ func (s *Service) Departed(u presence.User) {
 // first changes only.
 func (s *Service) report(ctx context.Context, changes []Change) ([]string, error) {
 	reported, dropped, err := report(ctx, s.cfg.Store, changes)
+
 	for i, now := range reported {
 		if now == changes[i].Is && changes[i].Event != "" {
 			s.metrics.events.WithLabelValues(changes[i].kind).Inc()
 		}
 	}
+
 	if dropped > 0 {
 		s.metrics.dropped.WithLabelValues(dropFull).Add(float64(dropped))
 		s.cfg.Log.Warn().Int("events", dropped).Msg("the outbox of a webhook is full; its oldest events were dropped")
 	}
+
+	// Also after an error: the store may have made some of the changes.
 	for _, o := range s.senders {
 		if slices.ContainsFunc(changes, func(c Change) bool { return c.Hook == o.hook.ID && c.Event != "" }) {
 			wake.Signal(o.wake)
 		}
 	}
+
 	return reported, err
 }
 
@@ -184,9 +194,11 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 type failing struct{ is bool }
 
 func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
-	if err != nil && !f.is && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
+	ends := ctx.Err() != nil || errors.Is(err, context.Canceled)
+	if err != nil && !f.is && !ends {
 		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
 	}
+
 	f.is = err != nil
 }
 
@@ -197,6 +209,7 @@ func newClient(transport http.RoundTripper) *http.Client {
 		own.MaxIdleConnsPerHost = 1
 		transport = own
 	}
+
 	return &http.Client{
 		Transport:     transport,
 		Timeout:       attemptTime,

@@ -61,26 +61,32 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.t.Errorf("%s came as %s and as %s", id, was, body)
 	}
 	r.messages[id] = string(body)
+
 	if r.status == 0 {
 		r.mu.Unlock()
 		<-req.Context().Done()
 		r.mu.Lock()
 		return nil, req.Context().Err()
 	}
+
 	if r.status/100 != 2 {
-		return &http.Response{StatusCode: r.status, Header: http.Header{"Location": {"http://elsewhere.test/"}}, Body: http.NoBody, Request: req}, nil
+		elsewhere := http.Header{"Location": {"http://elsewhere.test/"}}
+		return &http.Response{StatusCode: r.status, Header: elsewhere, Body: http.NoBody, Request: req}, nil
 	}
+
 	var m struct {
 		Data struct{ Events []webhook.Event }
 	}
 	if err := json.Unmarshal(body, &m); err != nil || len(m.Data.Events) == 0 {
 		r.t.Errorf("%s: %v", body, err)
 	}
+
 	for _, e := range m.Data.Events {
 		if r.taken[e.ID] {
 			r.t.Errorf("%s came twice", e.ID)
 		}
 		r.taken[e.ID] = true
+
 		text := fmt.Sprint(e.Type, " ", e.User)
 		switch {
 		case e.Counter != "":
@@ -99,6 +105,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 func (r *receiver) answers(status int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	r.status = status
 }
 
@@ -106,6 +113,7 @@ func (r *receiver) answers(status int) {
 func (r *receiver) tried() (messages, attempts int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	return len(r.messages), r.attempts
 }
 
@@ -113,13 +121,17 @@ func (r *receiver) tried() (messages, attempts int) {
 func (r *receiver) want(events ...string) {
 	r.t.Helper()
 	synctest.Wait()
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	slices.Sort(events)
 	slices.Sort(r.events)
+
 	if !slices.Equal(events, r.events) {
 		r.t.Fatalf("told\n%s\nwant\n%s", strings.Join(r.events, "\n"), strings.Join(events, "\n"))
 	}
+
 	r.events = nil
 }
 
@@ -134,18 +146,22 @@ type house struct {
 func (h *house) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	all := make([]presence.Count, len(pages))
 	for i, page := range pages {
 		all[i] = h.counts[page]
 		all[i].Page = page
 	}
+
 	return all, h.err
 }
 
 func (h *house) Pages(_ context.Context, fn func(pages []string)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	fn(slices.Collect(maps.Keys(h.counts)))
+
 	return nil
 }
 
@@ -153,9 +169,12 @@ func (h *house) Pages(_ context.Context, fn func(pages []string)) error {
 func (h *house) put(page string, users int64, stale bool) []presence.Update {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	h.version++
-	c := presence.Count{Page: page, Users: users, Version: presence.Version{Incarnation: 1, Sequence: h.version}, Stale: stale}
+	version := presence.Version{Incarnation: 1, Sequence: h.version}
+	c := presence.Count{Page: page, Users: users, Version: version, Stale: stale}
 	h.counts[page] = c
+
 	return []presence.Update{c.Update()}
 }
 
@@ -178,6 +197,7 @@ func newWorld(t *testing.T, hooks ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return &world{
 		t: t, hooks: parsed, store: webhookmem.New(), counters: countertest.InMemory(t, nil),
 		receiver: &receiver{t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{}},
@@ -190,9 +210,11 @@ func newWorld(t *testing.T, hooks ...string) *world {
 func (w *world) start() (stop func()) {
 	w.registry = prometheus.NewRegistry()
 	s := webhook.New(webhook.Config{
-		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters, Settle: settle, Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
+		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters, Settle: settle,
+		Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
 	})
 	w.service = s
+
 	var all []int
 	for b := range presence.DefaultBuckets {
 		all = append(all, b)
@@ -201,6 +223,7 @@ func (w *world) start() (stop func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); s.Run(ctx) }() // ends with stop
 	s.Serve(all)
+
 	return func() { cancel(); <-done }
 }
 
@@ -216,13 +239,19 @@ func (w *world) metric(name, label, value string) float64 {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
 		for _, m := range f.GetMetric() {
-			if f.GetName() == name && len(m.GetLabel()) == 1 && m.GetLabel()[0].GetName() == label && m.GetLabel()[0].GetValue() == value {
+			labels := m.GetLabel()
+			if len(labels) == 1 && labels[0].GetName() == label && labels[0].GetValue() == value {
 				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
 		}
 	}
+
 	return 0
 }
 
@@ -231,13 +260,16 @@ func TestPages(t *testing.T) {
 		w := newWorld(t, "page:p/*=http://r.test/", "page:p/*>2=http://r.test/", "site=http://r.test/")
 		stop := w.start()
 		defer func() { stop() }()
+
 		shop := presence.SiteOf("shop")
+
 		w.set("p/1", 1)
 		w.set("p/1", 2)
 		w.set("other", 1)
 		w.set(shop.Qualify("p/1"), 1)
 		w.set(presence.AllPages, 3)
 		w.want("page.occupied p/1 1", "shop page.occupied p/1 1", "page.occupied * 3")
+
 		w.set("p/1", 3)
 		w.set("p/1", 9)
 		w.want("page.over p/1 3")
@@ -247,13 +279,16 @@ func TestPages(t *testing.T) {
 		w.set("p/1", 9)
 		time.Sleep(2 * settle)
 		w.want()
+
 		// A stale count is ignored until it is not stale any more.
 		w.service.Received(w.put("p/1", 0, true))
 		time.Sleep(2 * settle)
 		w.want()
+
 		w.put("p/1", 0, false) // without a publication
 		time.Sleep(2 * settle)
 		w.want("page.vacated p/1 0")
+
 		// A threshold is reported again after the count was below it for Settle.
 		w.set("p/1", 3)
 		w.want("page.occupied p/1 3", "page.over p/1 3")
@@ -271,14 +306,17 @@ func TestPeaks(t *testing.T) {
 		w := newWorld(t, "page:*>peak=http://r.test/")
 		stop := w.start()
 		defer func() { stop() }()
+
 		w.set("p", 1)
 		w.set("p", 4)
 		w.set("p", 2)
 		time.Sleep(settle)
 		w.want("page.peak p 4")
+
 		w.set("p", 4)
 		time.Sleep(settle)
 		w.want()
+
 		w.set("p", 5)
 		w.service.Received(w.put("q", 1, false))
 		time.Sleep(time.Second)
@@ -287,14 +325,18 @@ func TestPeaks(t *testing.T) {
 		stop = w.start() // peaks that were not reported yet are found again, if they last
 		time.Sleep(2 * settle)
 		w.set("p", 3)
+
 		w.want("page.peak p 5")
 		w.set("q", 1)
 		time.Sleep(settle)
 		w.want("page.peak q 1")
+
 		w.set("q", 0)
+
 		// Each day begins with the count of its first moment.
 		time.Sleep(24 * time.Hour)
 		w.want("page.peak p 3")
+
 		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 1 {
 			t.Errorf("an empty page is remembered: %v, %v", reported, err)
 		}
@@ -309,14 +351,17 @@ func TestTakeover(t *testing.T) {
 		w.set("stays", 1)
 		w.set("goes", 1)
 		w.want("page.occupied stays 1", "page.occupied goes 1")
+
 		stop()
 		w.put("goes", 0, false)
 		w.put("came", 1, false)
 		stop = w.start()
+
 		defer func() { stop() }()
 		w.service.Received(w.put("stays", 2, false))
 		time.Sleep(2 * settle)
 		w.want("page.occupied came 1", "page.vacated goes 0")
+
 		// Changes in a gap of the publications are found.
 		w.put("came", 0, false)
 		w.put("late", 1, false)
@@ -335,12 +380,14 @@ type unsure struct {
 
 func (u *unsure) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
 	reported, dropped, err := u.Store.Report(ctx, changes)
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.lose > 0 {
 		u.lose--
 		return nil, 0, webhook.ErrUnavailable
 	}
+
 	return reported, dropped, err
 }
 
@@ -351,9 +398,11 @@ func TestLostAnswers(t *testing.T) {
 		w.store = &unsure{Store: w.store, lose: 3}
 		stop := w.start()
 		defer func() { stop() }()
+
 		w.set("p", 1)
 		w.set("q", 1)
 		w.set("p", 0)
+
 		time.Sleep(4 * settle)
 		w.want("page.occupied p 1", "page.occupied q 1", "page.vacated p 0")
 	})
@@ -364,11 +413,13 @@ func TestOldEventsAreTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
 		w.answers(503)
+
 		stop := w.start()
 		w.set("a", 1)
 		stop()
 		time.Sleep(2 * webhook.MaxAge)
 		w.answers(200)
+
 		stop = w.start()
 		defer func() { stop() }()
 		time.Sleep(time.Second)
@@ -381,6 +432,7 @@ func TestReceivers(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/", "counter:*>1=http://r.test/") // the second one has no events
 		stop := w.start()
 		defer func() { stop() }()
+
 		// The first attempts fail in all ways; events gather meanwhile, and the message stays as it is.
 		w.answers(0)
 		w.set("a", 1)
@@ -389,15 +441,18 @@ func TestReceivers(t *testing.T) {
 			w.set(fmt.Sprint("b", i), 1)
 			time.Sleep(time.Minute)
 		}
+
 		w.want()
 		if messages, attempts := w.tried(); messages != 1 || attempts < 5 {
 			t.Errorf("%d messages in %d attempts, want one in several", messages, attempts)
 		}
+
 		w.answers(200)
 		stop()
 		stop = w.start() // another process sends the same batch
 		time.Sleep(time.Minute)
 		w.want("page.occupied a 1", "page.occupied b0 1", "page.occupied b1 1", "page.occupied b2 1", "page.occupied b3 1")
+
 		if messages, _ := w.tried(); messages != 2 {
 			t.Errorf("%d messages, want that of the first event, and one with the others", messages)
 		}
@@ -442,19 +497,23 @@ func TestOutboxIsBounded(t *testing.T) {
 		w := newWorld(t, "page:*=http://r.test/")
 		stop := w.start()
 		defer func() { stop() }()
+
 		w.answers(503)
 		w.set("first", 1)
 		const more = webhook.MaxQueue + 50
 		for i := range more {
 			w.service.Received(w.put(fmt.Sprint("p", i), 1, false))
 		}
+
 		time.Sleep(3 * time.Second)
 		if events, waiting, err := w.store.Take(t.Context(), w.hooks[0].ID); err != nil || waiting != webhook.MaxQueue {
 			t.Errorf("%d wait, %d at once, %v", waiting, len(events), err)
 		}
+
 		w.answers(200)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
+
 		if len(w.events) != webhook.MaxQueue {
 			t.Errorf("%d came, want %d", len(w.events), webhook.MaxQueue)
 		}
@@ -469,6 +528,7 @@ func TestCounters(t *testing.T) {
 		w := newWorld(t, "counter:likes:*>100=http://r.test/", "counter:*>1000=http://r.test/")
 		stop := w.start()
 		defer func() { stop() }()
+
 		rules := counter.BuiltinRules()
 		change := func(key string, n int64) {
 			t.Helper()
@@ -481,31 +541,38 @@ func TestCounters(t *testing.T) {
 				}
 			}
 		}
+
 		add := func(key string, n int64) {
 			t.Helper()
 			change(key, n)
 			time.Sleep(3 * time.Second)
 		}
+
 		add("likes:1", 100)
 		add("views:1", 1000)
 		w.want()
+
 		add("likes:1", 1)
 		add("likes:1", 1)
 		w.want("counter.over likes:1 101")
+
 		stop()
 		stop = w.start()
 		add("likes:1", 900)
 		add(presence.SiteOf("shop").Qualify("likes:1"), 101)
 		w.want("counter.over likes:1 1002", "shop counter.over likes:1 101")
+
 		// It is reported again after it was below the threshold for Settle, by any process.
 		add("likes:1", -2)
 		add("likes:1", 2)
 		time.Sleep(2 * settle)
 		w.want()
+
 		add("likes:1", -2)
 		time.Sleep(2 * settle)
 		add("likes:1", 2)
 		w.want("counter.over likes:1 1002")
+
 		// A process that ends in order has judged its last changes, also those between two rounds.
 		change("views:2", 1)
 		synctest.Wait()

@@ -50,6 +50,7 @@ func newUsers(s *Service, hooks []*Hook) *users {
 	for _, key := range s.cfg.Keys {
 		u.seals = append(u.seals, hashkey.Cipher(key, "headcount webhook users"))
 	}
+
 	return u
 }
 
@@ -58,13 +59,17 @@ func (u *users) judgeLater(user presence.User, name string, at time.Time) {
 	if name != "" && !slices.ContainsFunc(u.hooks, func(h *Hook) bool { return h.matches(name) }) {
 		return
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	v, waits := u.waiting[user]
-	switch {
-	case !waits && len(u.waiting) >= maxUsers:
+	if !waits && len(u.waiting) >= maxUsers {
 		u.service.metrics.left.WithLabelValues("user").Inc()
 		return
+	}
+
+	switch {
 	case name != "":
 		v.name = strings.Clone(name) // it may be part of a request, which would stay in memory
 	case at.After(v.departed):
@@ -88,39 +93,49 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 
 // round judges the users who came, and those whose departures are due. The next round repeats what fails.
 func (u *users) round(ctx context.Context, now time.Time) (err error) {
-	names := map[presence.User]string{}
-	u.mu.Lock()
-	for user, v := range u.waiting {
-		if v.name == "" && v.departed.After(now) {
+	names := u.takeDue(now)
+	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
+		failed := u.judge(ctx, some, names, now)
+		if failed == nil {
 			continue
 		}
+
+		err = errors.Join(err, failed)
+		for _, user := range some {
+			u.judgeLater(user, names[user], now)
+		}
+	}
+
+	return err
+}
+
+// takeDue returns the users to judge now: those who came, with their names, and those whose departures are due, without
+// names.
+func (u *users) takeDue(now time.Time) map[presence.User]string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+
+	names := map[presence.User]string{}
+	for user, v := range u.waiting {
+		came := v.name != ""
+		if !came && v.departed.After(now) {
+			continue
+		}
+
+		names[user] = v.name
 		delete(u.waiting, user)
-		if names[user] = v.name; v.name != "" && !v.departed.IsZero() {
+		// Who came and left since is judged twice: the second time as one who left.
+		if came && !v.departed.IsZero() {
 			u.waiting[user] = visit{departed: v.departed}
 		}
 	}
-	u.mu.Unlock()
-	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
-		if failed := u.judge(ctx, some, names, now); failed != nil {
-			err = errors.Join(err, failed)
-			for _, user := range some {
-				u.judgeLater(user, names[user], now)
-			}
-		}
-	}
-	return err
+
+	return names
 }
 
 // judge compares users with their reported states and reports the differences. names has the names of those who came.
 func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string, now time.Time) error {
-	var changes []Change
-	for _, user := range some {
-		for _, h := range u.hooks {
-			if name := names[user]; name == "" || h.matches(name) {
-				changes = append(changes, Change{Hook: h.ID, Subject: fmt.Sprintf("%016x", uint64(user))})
-			}
-		}
-	}
+	changes := u.questions(some, names)
 	// The states are read first: a user who comes after the owner has answered replaces the state.
 	states, _, err := report(ctx, u.service.cfg.Store, changes)
 	if err != nil {
@@ -130,24 +145,25 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 	if err != nil {
 		return err
 	}
+
 	for i, state := range states {
 		c := &changes[i]
+		c.Was = state
+		c.Is = state
+
 		user := userOf(c.Subject)
-		c.Was, c.Is = state, state
-		switch name := names[user]; {
-		case name != "" && present[user]: // also replaces the state of one who is reported already
-			if c.Is = u.seal(name); state == "" {
-				u.addEvent(c, Online, name, now)
-			}
-		case name == "" && !present[user]:
-			c.Is = ""
-			if name, ok := u.open(state); ok {
-				u.addEvent(c, Offline, name, now)
-			} else if state != "" {
-				u.service.metrics.dropped.WithLabelValues(dropSealed).Inc()
-			}
+		name := names[user]
+		came := name != ""
+		if came != present[user] {
+			continue // who came has left since, or who left is back: another call reports that
+		}
+		if came {
+			u.comes(c, name, now)
+		} else {
+			u.goes(c, now)
 		}
 	}
+
 	changes = slices.DeleteFunc(changes, func(c Change) bool { return c.Was == c.Is })
 	reported, err := u.service.report(ctx, changes)
 	for i, last := range reported {
@@ -155,7 +171,43 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 			err = errChanged
 		}
 	}
+
 	return err
+}
+
+// questions returns changes that only read what is reported of users.
+func (u *users) questions(some []presence.User, names map[presence.User]string) (asked []Change) {
+	for _, user := range some {
+		name := names[user]
+		for _, h := range u.hooks {
+			if name == "" || h.matches(name) {
+				asked = append(asked, Change{Hook: h.ID, Subject: fmt.Sprintf("%016x", uint64(user))})
+			}
+		}
+	}
+
+	return asked
+}
+
+// comes makes c the change of a user who is there. It replaces the state of one who is reported already, too. So a
+// departure that another process is about to report is refused.
+func (u *users) comes(c *Change, name string, now time.Time) {
+	c.Is = u.seal(name)
+	if c.Was == "" {
+		u.addEvent(c, Online, name, now)
+	}
+}
+
+// goes makes c the change of a user who is not there any more.
+func (u *users) goes(c *Change, now time.Time) {
+	c.Is = ""
+	name, opened := u.open(c.Was)
+	switch {
+	case opened:
+		u.addEvent(c, Offline, name, now)
+	case c.Was != "":
+		u.service.metrics.dropped.WithLabelValues(dropSealed).Inc()
+	}
 }
 
 // scan finds users who are reported as online and are absent, although no process is about to judge that: the one
@@ -165,19 +217,23 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 		if o.hook.condition != attendance || !o.owned.Load() {
 			continue
 		}
+
 		reported, err := u.service.cfg.Store.Reported(ctx, o.hook.ID)
 		if err != nil {
 			return err
 		}
+
 		var online []presence.User
 		for subject := range reported {
 			online = append(online, userOf(subject))
 		}
+
 		for some := range slices.Chunk(online, presence.MaxAsked) {
 			present, err := u.present(ctx, some)
 			if err != nil {
 				return err
 			}
+
 			for _, user := range some {
 				if !present[user] {
 					u.judgeLater(user, "", now.Add(u.service.cfg.Settle))
@@ -185,6 +241,7 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -192,27 +249,33 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 func (u *users) present(ctx context.Context, some []presence.User) (map[presence.User]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+
 	states, err := u.service.cfg.Users.Users(ctx, some)
 	if err != nil {
 		return nil, err
 	}
+
 	present := map[presence.User]bool{}
 	for i, state := range states {
 		present[some[i]] = !state.Since.IsZero()
 	}
+
 	return present, nil
 }
 
 // userOf returns the user with a subject.
 func userOf(subject string) presence.User {
 	n, _ := strconv.ParseUint(subject, 16, 64)
+
 	return presence.User(n)
 }
 
 func (u *users) addEvent(c *Change, kind, name string, now time.Time) {
 	e := newEvent(kind, name, now)
 	e.User = presence.KeyOf(name)
-	c.kind, c.Event = kind, u.seal(e.encode())
+
+	c.kind = kind
+	c.Event = u.seal(e.encode())
 }
 
 // reveal opens sealed events. It leaves out those that no key opens.
@@ -222,6 +285,7 @@ func (u *users) reveal(sealed []string) (events []string) {
 			events = append(events, event)
 		}
 	}
+
 	return events
 }
 
@@ -233,10 +297,16 @@ func (u *users) seal(text string) string {
 // open returns the text that seal was called with.
 func (u *users) open(sealed string) (text string, ok bool) {
 	b, err := base64.RawStdEncoding.DecodeString(sealed)
+	if err != nil {
+		return "", false
+	}
+
 	for _, seal := range u.seals {
-		if opened, failed := seal.Open(nil, nil, b, nil); err == nil && failed == nil {
+		opened, err := seal.Open(nil, nil, b, nil)
+		if err == nil {
 			return string(opened), true
 		}
 	}
+
 	return "", false
 }

@@ -94,7 +94,10 @@ type Event struct {
 // newEvent returns an event of now with an id of its own.
 func newEvent(kind, name string, now time.Time) Event {
 	site, _ := presence.SplitName(name)
-	return Event{ID: "evt_" + rand.Text(), Type: kind, Timestamp: now.UTC().Truncate(time.Millisecond), Site: site.Name()}
+
+	return Event{
+		ID: "evt_" + rand.Text(), Type: kind, Timestamp: now.UTC().Truncate(time.Millisecond), Site: site.Name(),
+	}
 }
 
 func (e Event) encode() string {
@@ -102,6 +105,7 @@ func (e Event) encode() string {
 	if err != nil {
 		panic(err) // cannot happen: all fields are plain
 	}
+
 	return string(text)
 }
 
@@ -141,7 +145,9 @@ func report(ctx context.Context, s Store, changes []Change) (reported []string, 
 		if err != nil {
 			return reported, dropped, err
 		}
+
 		reported = append(reported, some...)
 	}
+
 	return reported, dropped, nil
 }

@@ -50,36 +50,46 @@ func notifications(t *testing.T, s Store) {
 		if err != nil || n != all || len(got) != len(want) {
 			t.Fatalf("%+v, %d unread, %v; want %+v", got, n, err, want)
 		}
+
 		for i := range got {
 			if since := time.Since(got[i].At); since < -time.Second || since > time.Minute {
 				t.Errorf("%+v is of %s", got[i], got[i].At)
 			}
-			if got[i].At = (time.Time{}); !slices.Contains(want, got[i]) {
+			got[i].At = time.Time{}
+			if !slices.Contains(want, got[i]) {
 				t.Errorf("%+v, want %+v", got[i], want)
 			}
 		}
 	}
+
 	change(t, s, a, unread.Change{Title: "before", URL: "/before"})
 	follow(t, b, u, a)
 	follow(t, b, u, z)
 	is(9, 0)
+
 	change(t, s, a, unread.Change{})
 	is(9, 1, unread.Notification{Page: a, Count: 1}) // the note is of a change before the follow
+
 	change(t, s, a, unread.Change{Title: "ü 😀", URL: "https://a.example/?b=c d"})
 	change(t, s, a, unread.Change{})
 	change(t, s, z, unread.Change{By: &u, Title: "own"})
 	change(t, s, z, unread.Change{URL: "/z"})
-	first, second := unread.Notification{Page: a, Count: 3, Title: "ü 😀", URL: "https://a.example/?b=c d"}, unread.Notification{Page: z, Count: 1, URL: "/z"}
+	first := unread.Notification{Page: a, Count: 3, Title: "ü 😀", URL: "https://a.example/?b=c d"}
+	second := unread.Notification{Page: z, Count: 1, URL: "/z"}
 	is(9, 4, first, second)
 	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
 		t.Errorf("%+v, %d, %v", got, n, err)
 	}
+
 	reset(t, b, u, a, freshName())
 	is(9, 1, second)
+
 	change(t, s, a, unread.Change{})
 	is(9, 2, unread.Notification{Page: a, Count: 1}, second)
+
 	reset(t, b, u)
 	is(9, 0)
+
 	change(t, s, z, unread.Change{})
 	change(t, s, z, unread.Change{By: &u, Title: "own"})
 	is(9, 1, unread.Notification{Page: z, Count: 1})
@@ -91,16 +101,21 @@ func maxFollows(t *testing.T, s Store) {
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
 	}
+
 	saved(t, s, u, unread.Record{}, r)
+
 	follow(t, b, u, "the last")
 	if err := b.Follow(t.Context(), u, "one more"); !errors.Is(err, presence.ErrTooMany) {
 		t.Errorf("the 1,001st follow: %v", err)
 	}
+
 	follow(t, b, u, "the last") // again
 	if err := b.Unfollow(t.Context(), u, "p0000"); err != nil {
 		t.Fatal(err)
 	}
+
 	follow(t, b, u, "one more")
+
 	if got := record(t, s, u); len(got.Follows) != unread.MaxFollows {
 		t.Errorf("%d follows", len(got.Follows))
 	}
@@ -110,23 +125,29 @@ func unreadUpdated(t *testing.T, s Store) {
 	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	change(t, s, page, unread.Change{})
 	follow(t, b, u, page)
+
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
 		t.Errorf("there never was one, but it was updated %s", at)
 	}
+
 	change(t, s, page, unread.Change{By: &u})
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
 		t.Errorf("the own change moved it, %s", at)
 	}
+
 	change(t, s, page, unread.Change{})
 	l, _ := level(t, s, u, page)
+
 	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
 		t.Errorf("updated %s, the change was %s", at, l.At)
 	}
+
 	time.Sleep(time.Until(l.At.Add(time.Second))) // it is another second
 	change(t, s, page, unread.Change{By: &u})
 	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
 		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
 	}
+
 	reset(t, b, u)
 	reset := wantUnread(t, b, u, 0)
 	if !reset.After(l.At) {
@@ -145,6 +166,7 @@ func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Rec
 		i.before = nil
 		f()
 	}
+
 	return i.Store.Save(ctx, u, old, r)
 }
 
@@ -152,9 +174,11 @@ func changeInReset(t *testing.T, s Store) {
 	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
+
 	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
 	reset(t, slow, u)
 	wantUnread(t, b, u, 1)
+
 	// A reset that another reset overtakes does not undo the other one.
 	slow = unread.NewFollowService(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
@@ -175,7 +199,8 @@ func editsAtOnce(t *testing.T, s Store) {
 			for i := range 10 {
 				page := fmt.Sprintf("p%d-%d", w, i)
 				err := b.Follow(t.Context(), u, page)
-				for errors.Is(err, presence.ErrUnavailable) { // on a busy machine others may win every attempt; one of them ends each time
+				// On a busy machine others may win every attempt. One of them ends each time.
+				for errors.Is(err, presence.ErrUnavailable) {
 					err = b.Follow(t.Context(), u, page)
 				}
 				if err != nil {
@@ -184,6 +209,7 @@ func editsAtOnce(t *testing.T, s Store) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if n := len(record(t, s, u).Follows); n != 80 {
 		t.Errorf("%d follows, want 80", n)
@@ -204,27 +230,34 @@ func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) 
 	if err := s.Change(t.Context(), page, change); err != nil {
 		t.Fatal(err)
 	}
+
 	if c.keys[change.Key] {
 		return false
 	}
+
 	c.keys[change.Key] = change.Key != ""
 	if change.By != nil {
 		own := c.owns[*change.By]
 		if own.Changes == 0 || own.Last != c.level.All {
 			own.Before = c.level.At
 		}
-		own.Changes, own.Last = own.Changes+1, c.level.All+1
+		own.Changes++
+		own.Last = c.level.All + 1
 		c.owns[*change.By] = own
 		c.level.By++
 		c.last[*change.By] = c.level.By
 	}
+
 	c.level.All++
 	is, _ := level(t, s, unread.User{}, page)
+
 	if is.Incarnation == 0 || c.level.All > 1 && is.Incarnation != c.level.Incarnation ||
 		is.At.Before(began.Add(-time.Second)) || is.At.After(time.Now()) || is.At != is.At.Truncate(time.Second).UTC() {
 		t.Fatalf("%+v after %+v", is, c.level)
 	}
+
 	c.level.Incarnation, c.level.At = is.Incarnation, is.At
+
 	return true
 }
 
@@ -235,12 +268,16 @@ func (c *changed) check(t tb, s unread.Store, page string, since int64, users []
 			t.Fatalf("Levels of %q = %+v, %+v, want %+v, %+v", page, l, own, c.level, c.owns[u])
 		}
 	}
+
 	l, authors, err := s.Authors(t.Context(), page, since, users)
 	if err != nil || l != c.level {
 		t.Fatalf("Authors since %d = %+v, %v; want %+v", since, l, err, c.level)
 	}
 	for _, u := range users {
-		if own, ok := authors[u]; !ok && c.last[u] > since || ok && (own.Changes == 0 || own.Changes != c.owns[u].Changes) {
+		own, ok := authors[u]
+		isMissing := !ok && c.last[u] > since
+		isWrong := ok && (own.Changes == 0 || own.Changes != c.owns[u].Changes)
+		if isMissing || isWrong {
 			t.Fatalf("Authors since %d have %+v, %t, want %+v of change %d", since, own, ok, c.owns[u], c.last[u])
 		}
 	}
@@ -251,23 +288,29 @@ func unreadModel(t *testing.T, s Store) {
 	type place struct {
 		user, page int
 	}
+
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		b := unread.NewFollowService(s)
-		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
+		users := []unread.User{freshUser(), freshUser()}
+		pages := []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
 		past := make([]*changed, len(pages))
 		for i := range past {
 			past[i] = &changed{keys: map[string]bool{}, owns: map[unread.User]unread.Own{}, last: map[unread.User]int64{}}
 		}
+
 		if r := record(rt, s, users[0]); !sameRecord(r, unread.Record{}) {
 			rt.Fatalf("who follows nothing has %+v", r)
 		}
+
 		model := map[place]int64{} // what is unread of a page that is followed
 		must := func(err error) {
 			if err != nil {
 				rt.Fatal(err)
 			}
 		}
+
 		ctx := t.Context()
+
 		for range rapid.IntRange(1, 25).Draw(rt, "events") {
 			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
 			u, page := users[at.user], pages[at.page]
@@ -276,7 +319,11 @@ func unreadModel(t *testing.T, s Store) {
 				key := rapid.SampledFrom([]string{"", "", "k1", "k2 with \x00 and ü"}).Draw(rt, "key")
 				return past[at.page].make(rt, s, page, unread.Change{Key: key, By: by})
 			}
-			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page"}).Draw(rt, "event") {
+
+			events := []string{
+				"change", "change", "own change", "follow", "follow", "unfollow", "forget", "reset", "reset of a page",
+			}
+			switch rapid.SampledFrom(events).Draw(rt, "event") {
 			case "change":
 				counts := change(nil)
 				for pl := range model {
@@ -325,7 +372,9 @@ func unreadModel(t *testing.T, s Store) {
 					model[at] = 0
 				}
 			}
+
 			past[at.page].check(rt, s, page, rapid.Int64Range(0, past[at.page].level.By).Draw(rt, "since"), users)
+
 			for i, u := range users {
 				want := int64(0)
 				for pl, n := range model {
@@ -333,8 +382,10 @@ func unreadModel(t *testing.T, s Store) {
 						want += n
 					}
 				}
+
 				got, _, err := b.Unread(ctx, u)
 				must(err)
+
 				if got != want {
 					rt.Fatalf("user %d has %d unread, want %d", i, got, want)
 				}

@@ -96,11 +96,13 @@ func record(t tb, s unread.Store, u unread.User) unread.Record {
 	if err != nil || len(records) != 1 {
 		t.Fatalf("Records = %v, %v", records, err)
 	}
+
 	return records[0]
 }
 
 func sameRecord(a, b unread.Record) bool {
 	set, gone := a.Differences(b)
+
 	return a.Version == b.Version && a.Updated.Equal(b.Updated) && len(set) == 0 && len(gone) == 0
 }
 
@@ -111,20 +113,29 @@ func save(t *testing.T, s Store) {
 	put := func(r unread.Record) {
 		t.Helper()
 		r.Version = saved(t, s, u, old, r)
-		for _, stale := range []presence.Version{old.Version, {Incarnation: r.Version.Incarnation, Sequence: r.Version.Sequence + 1}, {Incarnation: r.Version.Incarnation + 1, Sequence: r.Version.Sequence}} {
-			if _, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{}); !errors.Is(err, unread.ErrConflict) {
+		later := r.Version
+		later.Sequence++
+		raised := r.Version
+		raised.Incarnation++
+		for _, stale := range []presence.Version{old.Version, later, raised} {
+			_, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{})
+			if !errors.Is(err, unread.ErrConflict) {
 				t.Errorf("over %s, while it is %s: %v", stale, r.Version, err)
 			}
 		}
+
 		if got := record(t, s, u); !sameRecord(got, r) {
 			t.Fatalf("saved %+v, read %+v", r, got)
 		}
+
 		old = r
 	}
+
 	var many []unread.Follow
 	for i := range unread.MaxFollows {
 		many = append(many, unread.Follow{Page: fmt.Sprintf("page %04d", i), Incarnation: uint64(i), Seen: int64(i)})
 	}
+
 	put(unread.Record{Updated: time.Unix(1700000000, 0).UTC(), Follows: []unread.Follow{
 		{Page: "a", Incarnation: 1<<53 - 1, Seen: 1 << 40},
 		{Page: "b", Incarnation: 7, Seen: 3},
@@ -134,10 +145,16 @@ func save(t *testing.T, s Store) {
 	put(unread.Record{Follows: many, Updated: old.Updated.Add(time.Second)})
 	put(unread.Record{Updated: old.Updated})
 	put(unread.Record{Follows: []unread.Follow{{Page: "a"}}, Updated: old.Updated})
+
 	other := freshUser()
 	records, err := s.Records(t.Context(), []unread.User{other, u, other})
-	if err != nil || len(records) != 3 || !sameRecord(records[1], old) || !sameRecord(records[0], unread.Record{}) || !sameRecord(records[2], unread.Record{}) {
-		t.Errorf("Records = %+v, %v", records, err)
+	if err != nil || len(records) != 3 {
+		t.Fatalf("Records = %+v, %v", records, err)
+	}
+	for i, want := range []unread.Record{{}, old, {}} {
+		if !sameRecord(records[i], want) {
+			t.Errorf("record %d is %+v, want %+v", i, records[i], want)
+		}
 	}
 }
 
@@ -147,17 +164,20 @@ func saved(t testing.TB, s Store, u unread.User, old, r unread.Record) presence.
 	if err != nil || v.Compare(old.Version) <= 0 {
 		t.Fatalf("Save after %s = %s, %v", old.Version, v, err)
 	}
+
 	return v
 }
 
 func watchUnread(t *testing.T, s Store) {
 	u, page := freshUser(), freshName()
 	e := listen(t, s, allBuckets())
+
 	for range 3 {
 		change(t, s, page, unread.Change{By: &u})
 	}
 	change(t, s, page, unread.Change{Key: "k"})
 	change(t, s, page, unread.Change{Key: "k"})
+
 	v := saved(t, s, u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "a"}}})
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{}); err == nil {
 		t.Fatal("a conflict passed")
@@ -166,12 +186,19 @@ func watchUnread(t *testing.T, s Store) {
 	change(t, s, page, unread.Change{})
 	last := saved(t, s, u, unread.Record{Version: v, Follows: []unread.Follow{{Page: "a"}}}, unread.Record{})
 	now, _ := level(t, s, u, page)
+
 	var levels, records []presence.Update
 	e.until(t, "the last change and the last follows", func() bool {
 		levels, records = e.heard[unread.LevelTopic(page)], e.heard[unread.RecordTopic(u)]
-		return len(levels) > 0 && levels[len(levels)-1] == now.Update(page) && len(records) > 0 && records[len(records)-1].Version == last
+		if len(levels) == 0 || len(records) == 0 {
+			return false
+		}
+		return levels[len(levels)-1] == now.Update(page) && records[len(records)-1].Version == last
 	})
-	if first, ok := unread.LevelOf(levels[0]); len(levels) != 5 || !ok || first != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}) {
+
+	first, ok := unread.LevelOf(levels[0])
+	want := unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}
+	if len(levels) != 5 || !ok || first != want {
 		t.Errorf("changes were told as %+v", levels)
 	}
 	if len(records) != 2 || records[0].Version != v || records[0].Stale {
@@ -183,6 +210,7 @@ func attachUnread(t *testing.T, s Store) {
 	u, page := freshUser(), freshName()
 	topics := []presence.Topic{unread.LevelTopic(page), presence.CountTopic(page), unread.RecordTopic(u)}
 	complete(t, s)
+
 	updates, err := s.Attach(t.Context(), "g", topics)
 	if err != nil || len(updates) != 3 {
 		t.Fatalf("%+v, %v", updates, err)
@@ -192,22 +220,29 @@ func attachUnread(t *testing.T, s Store) {
 			t.Errorf("nothing there: %+v", u)
 		}
 	}
+
 	change(t, s, page, unread.Change{})
 	change(t, s, page, unread.Change{By: &u})
 	v := saved(t, s, u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "a"}}})
 	now, _ := level(t, s, u, page)
+
 	for what, read := range map[string]func() ([]presence.Update, error){
 		"attach":  func() ([]presence.Update, error) { return s.Attach(t.Context(), "g2", topics) },
 		"updates": func() ([]presence.Update, error) { return s.Updates(t.Context(), topics) },
 	} {
 		updates, err := read()
-		if err != nil || len(updates) != 3 || updates[0] != now.Update(page) || updates[1].Version != (presence.Version{}) {
+		if err != nil || len(updates) != 3 {
 			t.Fatalf("%s: %+v, %v", what, updates, err)
+		}
+
+		if updates[0] != now.Update(page) || updates[1].Version != (presence.Version{}) {
+			t.Errorf("%s: %+v", what, updates)
 		}
 		if user, ok := unread.UserOf(updates[2]); !ok || user != u || updates[2].Version != v {
 			t.Errorf("%s: %+v", what, updates[2])
 		}
 	}
+
 	for _, topic := range topics {
 		var gateways []string
 		ends, err := s.Attached(t.Context(), topic.Bucket(presence.DefaultBuckets))
@@ -219,11 +254,13 @@ func attachUnread(t *testing.T, s Store) {
 				gateways = append(gateways, e.Gateway)
 			}
 		}
+
 		slices.Sort(gateways)
 		if !slices.Equal(gateways, []string{"g", "g2"}) {
 			t.Errorf("%q is attached to %q", topic, gateways)
 		}
 	}
+
 	if err := errors.Join(s.Detach(t.Context(), "g", topics), s.Detach(t.Context(), "g2", topics)); err != nil {
 		t.Error(err)
 	}

@@ -58,6 +58,7 @@ func New() *Store { return &Store{hooks: map[string]*hookState{}} }
 // Open returns a Store whose file is in a directory. It deletes the data of other hooks.
 func Open(dir string, hooks []*webhook.Hook) (*Store, error) {
 	s := New()
+
 	var err error
 	s.db, err = boltfile.Open(filepath.Join(dir, fileName), nil, format, nil, func(db *bbolt.DB) error {
 		return db.Update(func(tx *bbolt.Tx) error { return s.load(tx, hooks) })
@@ -65,13 +66,38 @@ func Open(dir string, hooks []*webhook.Hook) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return s, nil
 }
 
+// load reads the data of hooks, and deletes that of others.
 func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
-	var gone [][]byte
+	if err := deleteOthers(tx, hooks); err != nil {
+		return err
+	}
+
+	for _, h := range hooks {
+		of, err := tx.CreateBucketIfNotExists([]byte(h.ID))
+		if err != nil {
+			return err
+		}
+		if err := s.state(h.ID).load(of); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func deleteOthers(tx *bbolt.Tx, hooks []*webhook.Hook) error {
+	stay := map[string]bool{string(boltfile.Meta): true}
+	for _, h := range hooks {
+		stay[h.ID] = true
+	}
+
+	var gone [][]byte // a bucket must not be deleted while they are listed
 	err := tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
-		if !bytes.Equal(name, boltfile.Meta) && !slices.ContainsFunc(hooks, func(h *webhook.Hook) bool { return h.ID == string(name) }) {
+		if !stay[string(name)] {
 			gone = append(gone, bytes.Clone(name))
 		}
 		return nil
@@ -79,15 +105,7 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 	for _, name := range gone {
 		err = errors.Join(err, tx.DeleteBucket(name))
 	}
-	for _, h := range hooks {
-		if err != nil {
-			return err
-		}
-		var of *bbolt.Bucket
-		if of, err = tx.CreateBucketIfNotExists([]byte(h.ID)); err == nil {
-			err = s.state(h.ID).load(of)
-		}
-	}
+
 	return err
 }
 
@@ -100,9 +118,11 @@ func (b *hookState) load(of *bbolt.Bucket) error {
 	if err != nil {
 		return err
 	}
+
 	if n := of.Get(sealedKey); len(n) == 8 {
 		b.sealed = int(binary.BigEndian.Uint64(n))
 	}
+
 	return errors.Join(
 		reported.ForEach(func(k, v []byte) error { b.reported[string(k)] = string(v); return nil }),
 		queue.ForEach(func(k, v []byte) error {
@@ -120,6 +140,7 @@ func (s *Store) Close() error {
 	if s.db == nil {
 		return nil
 	}
+
 	return s.db.Close()
 }
 
@@ -130,6 +151,7 @@ func (s *Store) state(hook string) *hookState {
 		b = &hookState{reported: map[string]string{}}
 		s.hooks[hook] = b
 	}
+
 	return b
 }
 
@@ -137,40 +159,60 @@ func (s *Store) state(hook string) *hookState {
 func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []string, dropped int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var undo []func() // in order
-	var puts []put
+
+	var d draft
 	for i := range changes {
 		c := &changes[i]
 		b := s.state(c.Hook)
-		if b.reported[c.Subject] != c.Was || c.Was == c.Is {
-			reported = append(reported, b.reported[c.Subject])
-			continue
+		if c.Was != c.Is && b.reported[c.Subject] == c.Was {
+			dropped += d.change(b, c)
 		}
-		queue, first, sealed := b.queue, b.first, b.sealed
-		undo = append(undo, func() {
-			b.set(c.Subject, c.Was)
-			b.queue, b.first, b.sealed = queue, first, sealed
-		})
-		b.set(c.Subject, c.Is)
-		puts = append(puts, put{c.Hook, reportedBucket, []byte(c.Subject), []byte(c.Is)})
-		if c.Event != "" {
-			puts = append(puts, put{c.Hook, queueBucket, number(b.first + uint64(len(b.queue))), []byte(c.Event)})
-			b.queue = append(b.queue, c.Event)
-		}
-		reported = append(reported, c.Is)
-		if len(b.queue) > webhook.MaxQueue {
-			n := max(b.sealed, 1) // a sealed batch is dropped as a whole
-			dropped += n
-			puts = b.drop(c.Hook, n, puts)
-		}
+		reported = append(reported, b.reported[c.Subject])
 	}
-	if err := s.write(puts); err != nil {
-		for _, step := range slices.Backward(undo) {
-			step()
-		}
+
+	if err := s.write(d.puts); err != nil {
+		d.undoAll()
 		return nil, 0, err
 	}
+
 	return reported, dropped, nil
+}
+
+// draft is what a step has changed in memory, before it is in the file.
+type draft struct {
+	puts []put
+	undo []func() // in order
+}
+
+// change makes a change of a hook, and returns how many of the oldest events it has dropped.
+func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
+	was := *b
+	d.undo = append(d.undo, func() {
+		*b = was
+		b.set(c.Subject, c.Was)
+	})
+
+	b.set(c.Subject, c.Is)
+	d.puts = append(d.puts, put{c.Hook, reportedBucket, []byte(c.Subject), []byte(c.Is)})
+	if c.Event != "" {
+		d.puts = append(d.puts, put{c.Hook, queueBucket, number(b.first + uint64(len(b.queue))), []byte(c.Event)})
+		b.queue = append(b.queue, c.Event)
+	}
+	if len(b.queue) <= webhook.MaxQueue {
+		return 0
+	}
+
+	dropped = max(b.sealed, 1) // a sealed batch is dropped as a whole
+	d.puts = append(d.puts, b.drop(c.Hook, dropped)...)
+
+	return dropped
+}
+
+// undoAll makes the memory what the file is.
+func (d *draft) undoAll() {
+	for _, undo := range slices.Backward(d.undo) {
+		undo()
+	}
 }
 
 func (b *hookState) set(subject, reported string) {
@@ -181,19 +223,25 @@ func (b *hookState) set(subject, reported string) {
 	}
 }
 
-// drop removes the oldest n events.
-func (b *hookState) drop(hook string, n int, puts []put) []put {
+// drop removes the oldest n events, and returns what the file has to change for that.
+func (b *hookState) drop(hook string, n int) (puts []put) {
 	for i := range n {
 		puts = append(puts, put{hook, queueBucket, number(b.first + uint64(i)), nil})
 	}
-	b.queue, b.first, b.sealed = b.queue[n:], b.first+uint64(n), 0
-	return append(puts, put{hook, nil, sealedKey, nil})
+	puts = append(puts, put{hook, nil, sealedKey, nil})
+
+	b.queue = b.queue[n:]
+	b.first += uint64(n)
+	b.sealed = 0
+
+	return puts
 }
 
 // Reported implements webhook.Store.
 func (s *Store) Reported(_ context.Context, hook string) (map[string]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return maps.Clone(s.state(hook).reported), nil
 }
 
@@ -201,6 +249,7 @@ func (s *Store) Reported(_ context.Context, hook string) (map[string]string, err
 func (s *Store) Take(_ context.Context, hook string) (events []string, waiting int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	b := s.state(hook)
 	if b.sealed == 0 && len(b.queue) > 0 {
 		n := min(len(b.queue), webhook.MaxBatch)
@@ -209,6 +258,7 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 		}
 		b.sealed = n
 	}
+
 	return slices.Clone(b.queue[:b.sealed]), len(b.queue), nil
 }
 
@@ -216,15 +266,18 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	b := s.state(hook)
 	if b.sealed == 0 || b.queue[0] != first {
 		return nil
 	}
+
 	was := *b
-	if err := s.write(b.drop(hook, min(n, b.sealed), nil)); err != nil {
+	if err := s.write(b.drop(hook, min(n, b.sealed))); err != nil {
 		*b = was
 		return err
 	}
+
 	return nil
 }
 
@@ -242,19 +295,10 @@ func (s *Store) write(puts []put) error {
 	if s.db == nil || len(puts) == 0 {
 		return nil
 	}
+
 	err := s.db.Update(func(tx *bbolt.Tx) error {
-		for _, p := range puts {
-			b := tx.Bucket([]byte(p.hook))
-			if p.bucket != nil {
-				b = b.Bucket(p.bucket)
-			}
-			err := error(nil)
-			if len(p.value) == 0 {
-				err = b.Delete(p.key)
-			} else {
-				err = b.Put(p.key, p.value)
-			}
-			if err != nil {
+		for i := range puts {
+			if err := puts[i].in(tx); err != nil {
 				return err
 			}
 		}
@@ -263,5 +307,19 @@ func (s *Store) write(puts []put) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", webhook.ErrUnavailable, err)
 	}
+
 	return nil
+}
+
+// in makes the put in a transaction.
+func (p *put) in(tx *bbolt.Tx) error {
+	b := tx.Bucket([]byte(p.hook))
+	if p.bucket != nil {
+		b = b.Bucket(p.bucket)
+	}
+	if len(p.value) == 0 {
+		return b.Delete(p.key)
+	}
+
+	return b.Put(p.key, p.value)
 }

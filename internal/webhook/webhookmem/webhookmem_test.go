@@ -2,6 +2,8 @@ package webhookmem
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +54,49 @@ func TestInADirectory(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A step that the file does not take is not in memory either: no part of it, also when it had dropped old events.
+func TestARefusedStepLeavesNoTrace(t *testing.T) {
+	hooks := webhooktest.Hooks(t)
+	s, err := Open(t.TempDir(), hooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hook := hooks[0].ID
+	step := func(from, n int) []webhook.Change {
+		changes := make([]webhook.Change, n)
+		for i := range changes {
+			subject := fmt.Sprint("a/", from+i)
+			changes[i] = webhook.Change{Hook: hook, Subject: subject, Is: "1", Event: subject}
+		}
+		return changes
+	}
+	if _, _, err := s.Report(t.Context(), step(0, webhook.MaxQueue)); err != nil {
+		t.Fatal(err)
+	}
+	before, waiting, err := s.Take(t.Context(), hook)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if err := s.Close(); err != nil { // every write fails from now on
+		t.Fatal(err)
+	}
+	if _, _, err := s.Report(t.Context(), step(webhook.MaxQueue, 3)); !errors.Is(err, webhook.ErrUnavailable) {
+		t.Fatalf("the step: %v", err)
+	}
+	if err := s.Acknowledge(t.Context(), hook, before[0], len(before)); !errors.Is(err, webhook.ErrUnavailable) {
+		t.Fatalf("the acknowledgement: %v", err)
+	}
+
+	after, waits, err := s.Take(t.Context(), hook)
+	if err != nil || !slices.Equal(after, before) || waits != waiting {
+		t.Errorf("%d events of %d, %v; want the %d of %d from before", len(after), waits, err, len(before), waiting)
+	}
+	if reported, _ := s.Reported(t.Context(), hook); len(reported) != webhook.MaxQueue {
+		t.Errorf("%d subjects are reported, want %d", len(reported), webhook.MaxQueue)
 	}
 }
 

@@ -34,7 +34,10 @@ var _ webhook.Store = (*Store)(nil)
 // New returns a Store in a Redis, with metrics for registerer unless that is nil. Close ends it, before the connection.
 func New(conn *redisconn.Conn, registerer prometheus.Registerer) *Store {
 	return &Store{conn.Caller(redisconn.CallerConfig{
-		Scripts: scripts.Webhooks, Unavailable: webhook.ErrUnavailable, Registerer: registerer, Metrics: "headcount_webhook_redis",
+		Scripts:     scripts.Webhooks,
+		Unavailable: webhook.ErrUnavailable,
+		Registerer:  registerer,
+		Metrics:     "headcount_webhook_redis",
 	})}
 }
 
@@ -60,27 +63,35 @@ func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported 
 		call := of[c.Hook]
 		if call == nil {
 			call = &redisconn.Call{
-				Script: scripts.HookReport, Keys: []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")}, Args: []any{webhook.MaxQueue, retention()},
+				Script: scripts.HookReport,
+				Keys:   []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")},
+				Args:   []any{webhook.MaxQueue, retention()},
 			}
-			of[c.Hook], calls = call, append(calls, call)
+			of[c.Hook] = call
+			calls = append(calls, call)
 		}
+
 		call.Args = append(call.Args, c.Subject, c.Was, c.Is, c.Event)
 		at[c.Hook] = append(at[c.Hook], i)
 	}
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, 0, err
 	}
+
 	reported = make([]string, len(changes))
 	for hook, call := range of {
 		n, list, err := answer(call.Reply)
 		if err != nil || len(list) != len(at[hook]) {
 			return nil, 0, errAnswer
 		}
+
 		dropped += n
 		for i, last := range list {
 			reported[at[hook][i]] = last
 		}
 	}
+
 	return reported, dropped, nil
 }
 
@@ -90,61 +101,93 @@ func answer(reply any) (n int, list []string, err error) {
 	if len(both) != 2 {
 		return 0, nil, errAnswer
 	}
-	number, ok := both[0].(int64)
-	if list, ok = texts(both[1], ok); !ok {
+
+	number, isNumber := both[0].(int64)
+	list, isList := texts(both[1])
+	if !isNumber || !isList {
 		return 0, nil, errAnswer
 	}
+
 	return int(number), list, nil
 }
 
-func texts(reply any, ok bool) ([]string, bool) {
-	all, is := reply.([]any)
-	list := make([]string, len(all))
+// texts returns a list of texts. ok is false if the reply is anything else.
+func texts(reply any) (list []string, ok bool) {
+	all, ok := reply.([]any)
+	list = make([]string, len(all))
 	for i, one := range all {
 		text, is := one.(string)
-		list[i], ok = text, ok && is
+		list[i] = text
+		ok = ok && is
 	}
-	return list, ok && is
+
+	return list, ok
 }
 
 // Reported implements webhook.Store.
 func (s *Store) Reported(ctx context.Context, hook string) (map[string]string, error) {
 	reported := map[string]string{}
-	for cursor := "0"; ; {
-		call := &redisconn.Call{Script: scripts.HookReported, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
-		if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+	cursor := "0"
+	for {
+		pairs, next, err := s.someReported(ctx, hook, cursor)
+		if err != nil {
 			return nil, err
 		}
-		both, _ := call.Reply.([]any)
-		if len(both) != 2 {
-			return nil, errAnswer
-		}
-		next, ok := both[0].(string)
-		pairs, ok := texts(both[1], ok)
-		if !ok || len(pairs)%2 != 0 {
-			return nil, errAnswer
-		}
+
 		for i := 0; i < len(pairs); i += 2 {
 			reported[pairs[i]] = pairs[i+1]
 		}
-		if cursor = next; cursor == "0" {
+		if next == "0" {
 			return reported, nil
 		}
+		cursor = next
 	}
+}
+
+// someReported returns subjects from a cursor on, each followed by its state, and the next cursor.
+func (s *Store) someReported(ctx context.Context, hook, cursor string) (pairs []string, next string, err error) {
+	call := &redisconn.Call{Script: scripts.HookReported, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
+	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+		return nil, "", err
+	}
+
+	both, _ := call.Reply.([]any)
+	if len(both) != 2 {
+		return nil, "", errAnswer
+	}
+
+	next, isCursor := both[0].(string)
+	pairs, isList := texts(both[1])
+	if !isCursor || !isList || len(pairs)%2 != 0 {
+		return nil, "", errAnswer
+	}
+
+	return pairs, next, nil
 }
 
 // Take implements webhook.Store.
 func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
-	call := &redisconn.Call{Script: scripts.HookTake, Keys: []string{key(hook, "q"), key(hook, "s"), key(hook, "t")}, Args: []any{webhook.MaxBatch, retention()}}
+	call := &redisconn.Call{
+		Script: scripts.HookTake,
+		Keys:   []string{key(hook, "q"), key(hook, "s"), key(hook, "t")},
+		Args:   []any{webhook.MaxBatch, retention()},
+	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
 		return nil, 0, err
 	}
+
 	waiting, events, err = answer(call.Reply)
+
 	return events, waiting, err
 }
 
 // Acknowledge implements webhook.Store.
 func (s *Store) Acknowledge(ctx context.Context, hook, first string, n int) error {
-	call := &redisconn.Call{Script: scripts.HookAcknowledge, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first, n}}
+	call := &redisconn.Call{
+		Script: scripts.HookAcknowledge,
+		Keys:   []string{key(hook, "q"), key(hook, "s")},
+		Args:   []any{first, n},
+	}
+
 	return s.conn.Run(ctx, []*redisconn.Call{call})
 }

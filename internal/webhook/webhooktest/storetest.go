@@ -64,14 +64,18 @@ func up(hook, subject, event string) webhook.Change {
 func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 	s.take(a, 0)
 	s.report("[1 1 1]", 0, up(a, "a/1", "e1"), up(b, "b/1", "f1"), up(a, "a/2", "e2"))
-	s.report("[1]", 0, up(a, "a/1", "e1 again"))                                                   // it is reported already
-	s.report("[1 ]", 0, webhook.Change{Hook: a, Subject: "a/1", Was: "1", Is: "1", Event: "none"}, // only reads
-		webhook.Change{Hook: a, Subject: "a/9", Was: "1", Is: "1", Event: "none"})
+	s.report("[1]", 0, up(a, "a/1", "e1 again")) // it is reported already
+	reads := webhook.Change{Hook: a, Subject: "a/1", Was: "1", Is: "1", Event: "none"}
+	other := reads
+	other.Subject = "a/9"
+	s.report("[1 ]", 0, reads, other)
+
 	s.take(a, 2, "e1", "e2")
 	s.report("[]", 0, webhook.Change{Hook: a, Subject: "a/1", Was: "1", Event: "e3"})
 	s.take(a, 3, "e1", "e2")  // the batch stays as it is
 	s.acknowledge(a, "e2", 1) // which is not the first
-	s.Store = open(s.t)       // another process, or the same one after a restart
+
+	s.Store = open(s.t) // another process, or the same one after a restart
 	s.take(a, 3, "e1", "e2")
 	s.acknowledge(a, "e1", 1)
 	s.acknowledge(a, "e1", 1)
@@ -79,6 +83,7 @@ func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 	s.take(b, 1, "f1")
 	s.acknowledge(a, "e2", 2)
 	s.take(a, 0)
+
 	for hook, want := range map[string]string{a: "map[a/2:1]", b: "map[b/1:1]"} {
 		if reported, err := s.Reported(s.t.Context(), hook); err != nil || fmt.Sprint(reported) != want {
 			s.t.Errorf("told %v, %v; want %s", reported, err, want)
@@ -98,16 +103,20 @@ func (s *store) drops(hook string) {
 			s.t.Fatalf("dropped %d below the bound, %v", dropped, err)
 		}
 	}
+
 	events, _, err := s.Take(s.t.Context(), hook)
 	if err != nil || len(events) != webhook.MaxBatch || events[0] != fmt.Sprint("g", webhook.MaxQueue) {
 		s.t.Fatalf("took %d, %v", len(events), err)
 	}
+
+	const left = webhook.MaxQueue - webhook.MaxBatch
 	s.report("[1]", webhook.MaxBatch, up(hook, "one more", "h1"))
 	s.acknowledge(hook, events[0], len(events)) // of a batch that was dropped
-	if events, waiting, err := s.Take(s.t.Context(), hook); err != nil || waiting != webhook.MaxQueue-webhook.MaxBatch+1 ||
-		events[0] != fmt.Sprint("g", webhook.MaxQueue-webhook.MaxBatch) {
-		s.t.Fatalf("took %q… of %d, %v", events[0], waiting, err)
+	events, waiting, err := s.Take(s.t.Context(), hook)
+	if err != nil || waiting != left+1 || events[0] != fmt.Sprint("g", left) {
+		s.t.Fatalf("took %q of %d, %v", events, waiting, err)
 	}
+
 	if reported, err := s.Reported(s.t.Context(), hook); err != nil || len(reported) != webhook.MaxQueue+2 {
 		s.t.Errorf("%d are told, %v", len(reported), err)
 	}
