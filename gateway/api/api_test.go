@@ -49,7 +49,7 @@ func (empty) Note(*http.Request, identity.Identity) {}
 func (empty) Doubtful() bool                        { return false }
 
 // serve returns what answers calls, and the identities that it issues.
-func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Identities) {
+func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Identities) {
 	t.Helper()
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	t.Cleanup(identities.Close)
