@@ -7,6 +7,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/websocket"
@@ -20,16 +21,22 @@ const mineForm fanout.Form = 1
 // CountersChanged must be called when the result of Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
-func (g *Gateway) getCounterEvents(c *gin.Context) {
-	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
+func (g *Gateway) getCounterEvents(c *gin.Context) (calls.Answer, error) {
+	key, err := g.counters.Readable(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
 }
 
-func (g *Gateway) getTopEvents(c *gin.Context) {
-	if topic, ok := g.liveTop.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{topic}, false)
+func (g *Gateway) getTopEvents(c *gin.Context) (calls.Answer, error) {
+	topic, err := g.liveTop.Readable(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return g.serveEvents(c, []presence.Topic{topic}, false)
 }
 
 // counterEncoder encodes counters. It implements fanout.Encoder.

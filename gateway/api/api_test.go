@@ -69,11 +69,13 @@ func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Ide
 	counters := counterapi.Config{
 		Rules: &counter.Rules{}, Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
 	}
-	return New(cfg, Parts{
+	api := New(cfg, Parts{
 		Callers: callers, Counters: counterapi.New(counters, callers, counterapi.NewLive(counters, nil)),
 		Counts: empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
 		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
-	}).Engine(), identities
+	})
+
+	return api.Engine(api.Calls()), identities
 }
 
 // call makes a call with these pairs of headers, which is to be answered with status.

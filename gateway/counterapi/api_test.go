@@ -27,6 +27,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/counter/pipeline"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -64,25 +65,30 @@ func (users) Crawler(*http.Request) bool { return false }
 
 func (users) Cacheable(*gin.Context, ...string) {}
 
-func (users) Public(c *gin.Context) bool { return c.GetHeader("User") != "expired" || refuse(c) }
-
-func (users) Identify(c *gin.Context) (identity.Identity, bool) {
-	switch name := c.GetHeader("User"); name {
-	case "":
-		return identity.Identity{User: "new", Fresh: true}, true
-	case "expired", "none":
-		return identity.Identity{}, refuse(c)
-	default:
-		if signed := c.GetHeader("Headcount-Id"); signed != "" {
-			return identity.Identity{User: name, Signed: signed, Hash: presence.User(maphash.String(seed, signed))}, true
-		}
-		return identity.Identity{User: name}, true
+func (users) Public(c *gin.Context) error {
+	if c.GetHeader("User") == "expired" {
+		return identity.ErrBadToken
 	}
+
+	return nil
 }
 
-func refuse(c *gin.Context) bool {
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "no token")
-	return false
+func (users) Identify(c *gin.Context) (identity.Identity, error) {
+	name := c.GetHeader("User")
+	switch name {
+	case "":
+		return identity.Identity{User: "new", Fresh: true}, nil
+	case "expired", "none":
+		return identity.Identity{}, identity.ErrNoToken
+	}
+
+	id := identity.Identity{User: name}
+	if signed := c.GetHeader("Headcount-Id"); signed != "" {
+		id.Signed = signed
+		id.Hash = presence.User(maphash.String(seed, signed))
+	}
+
+	return id, nil
 }
 
 func (users) Issue(c *gin.Context, id identity.Identity) { c.Header("Issued", id.User) }
@@ -123,8 +129,8 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
-	e.Use(httppolicy.RefuseWrongKeys(isKey)) // as api.Engine does
-	api.Routes(e)
+	e.Use(calls.Guard(cfg.Log, calls.CheckKey(isKey))) // as api.Engine does
+	calls.Register(e, cfg.Log, api.Calls())
 	return &served{t: t, engine: e, api: api}
 }
 

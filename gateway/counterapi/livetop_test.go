@@ -3,6 +3,7 @@ package counterapi
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/presence"
 )
 
@@ -30,17 +32,25 @@ func (h *topUpdates) Update(u presence.Update) {
 func (s *served) follow(hub Hub) (top *LiveTop, end func()) {
 	top = NewLiveTop(s.api, hub)
 	var followed []presence.Topic
-	s.engine.GET(TopRoot+"/events", func(c *gin.Context) {
-		topic, ok := top.Readable(c)
-		switch {
-		case !ok:
-		case topic.Kind == ServerTopKind:
-			top.Servers.Want(topic)
-		default:
-			top.Visitors.Want(topic)
-			followed = append(followed, topic)
+	stream := func(c *gin.Context) (calls.Answer, error) {
+		topic, err := top.Readable(c)
+		if err != nil {
+			return calls.Answer{}, err
 		}
+
+		if topic.Kind == ServerTopKind {
+			top.Servers.Want(topic)
+			return calls.Taken, nil
+		}
+		top.Visitors.Want(topic)
+		followed = append(followed, topic)
+
+		return calls.Taken, nil
+	}
+	calls.Register(s.engine, s.api.cfg.Log, []calls.Call{
+		{Method: http.MethodGet, Path: TopRoot + "/events", Gives: "text/event-stream", Do: stream},
 	})
+
 	return top, func() {
 		for _, topic := range followed {
 			top.Visitors.Unwant(topic)

@@ -3,7 +3,6 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -249,10 +248,4 @@ func (s *Questions[Q, A]) leave(is *computation[A]) {
 // asker returns who sent the request; server says whether it has an API key.
 func (a *API) asker(c *gin.Context, server bool) Asker {
 	return Asker{Server: server, Addr: a.callers.Addr(c.Request)}
-}
-
-// crowded answers 429.
-func (a *API) crowded(c *gin.Context) {
-	a.metrics.crowded.Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(comeBack))
 }

@@ -19,6 +19,9 @@ import (
 // a client sent. A longer detail is cut and ends in an ellipsis.
 const maxDetail = 512
 
+// DefectDetail is the detail of a 500.
+const DefectDetail = "The server has a defect; it has been logged."
+
 // RequestIDHeader is the header of an answer with the request's id, which is also in the log.
 const RequestIDHeader = "X-Request-Id"
 
@@ -193,11 +196,6 @@ func shorten(s string, n int) string {
 // bodyTimeout is how long a client may continue to send a refused body before the connection
 // is reset.
 const bodyTimeout = time.Second
-
-// TooLarge refuses a body with status 413, see RefuseBody.
-func TooLarge(w http.ResponseWriter, detail string) {
-	RefuseBody(w, http.StatusRequestEntityTooLarge, detail)
-}
 
 // RefuseBody answers a request without reading its body, and ends the connection. net/http would
 // first read the rest of a body that is not much too large, for as long as the client takes to

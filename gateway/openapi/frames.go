@@ -1,5 +1,7 @@
 package openapi
 
+import "headcount/gateway/calls"
+
 // message is a frame of the WebSocket, or a server-sent event.
 type message struct {
 	name, does string
@@ -41,7 +43,7 @@ var told = []message{
 	frame("heartbeat", "The answer to a heartbeat."),
 	frame("reconnect", "The server ends; connect again after this time.", "after_ms", natural),
 	frame("error", "The client has sent something that cannot be, and the connection stays open; the twentieth ends it.",
-		"code", one("bad_json", "bad_type", "bad_page", "bad_counter", "forbidden", "too_many_pages", "too_large", "binary", "too_many_errors", "rate_limited", "token_expired"),
+		"code", one(calls.Codes...),
 		"message", text, "page?", text, "counter?", text),
 }
 
