@@ -76,10 +76,10 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	for i, key := range keys {
 		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
-			return nil, badCounter(key, err.Error())
+			return nil, badCounter(key, err)
 		}
 		if !c.server && !rule.Allows(counter.PublicRead) {
-			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", member: "counter", value: presence.KeyOf(key)}
+			return nil, counterNotPublic.about("counter", presence.KeyOf(key))
 		}
 		rules[i] = rule
 	}
@@ -145,6 +145,9 @@ func (c *conn) Mine(key string, is, again bool) {
 	c.Ready(topic)
 }
 
-func badCounter(key, why string) *fault {
-	return &fault{code: codeBadCounter, message: why, member: "counter", value: presence.KeyOf(key)}
+var counterNotPublic = faultOf(calls.ErrNotPublic,
+	"this counter is not public; open it in its rule, or send an API key with the upgrade")
+
+func badCounter(key string, err error) *fault {
+	return faultOf(err, err.Error()).about("counter", presence.KeyOf(key))
 }

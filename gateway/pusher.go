@@ -122,17 +122,17 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 func parseEvent(text []byte) (message, error) {
 	e, err := pusher.ParseEvent(text)
 	if err != nil {
-		return message{}, &fault{code: codeBadJSON, message: err.Error()}
+		return message{}, faultOf(calls.ErrBad, err.Error())
 	}
 	if err := pusher.CheckEvent(e.Name); err != nil {
-		return message{}, &fault{code: codeBadType, message: err.Error()}
+		return message{}, faultOf(calls.ErrMessageType, err.Error())
 	}
 	m := message{pages: []string{e.Channel}}
 	switch e.Name {
 	case pusher.Subscribe:
 		m.kind = typeJoin
 		if err := pusher.CheckChannel(e.Channel); err != nil {
-			return message{}, &fault{code: codeForbidden, message: err.Error(), member: "page", value: e.Channel}
+			return message{}, faultOf(calls.ErrNotPublic, err.Error()).about("page", e.Channel)
 		}
 	case pusher.Unsubscribe:
 		m.kind = typeLeave
@@ -160,7 +160,7 @@ func appendPusherFault(b []byte, f *fault) []byte {
 
 // pusherCode returns Pusher's code of a fault.
 func pusherCode(f *fault) int {
-	if f.code == codeForbidden || f.code == codeTokenExpired {
+	if f.code == calls.CodeForbidden || f.code == calls.CodeTokenExpired {
 		return pusher.CodeUnauthorized
 	}
 	return pusher.CodeRejected

@@ -16,20 +16,22 @@ import (
 
 // What refuses a call or a message, where no other package has an error for it.
 var (
-	ErrBad         = errors.New("the request cannot be used")
-	ErrNotPublic   = errors.New("this is not public")
-	ErrOtherSite   = errors.New("the page or the API key is of another site")
-	ErrNobody      = errors.New("the caller has no identity")
-	ErrNoKey       = errors.New("an API key is missing or wrong")
-	ErrKeyWanted   = errors.New("this needs an API key, which a visitor does not have")
-	ErrNotFound    = errors.New("there is no such path")
-	ErrMethod      = errors.New("the path does not allow the method")
-	ErrTooLarge    = errors.New("the body is too large")
-	ErrMedia       = errors.New("the body is of another media type")
-	ErrNoUpgrade   = errors.New("the path takes WebSockets only")
-	ErrRate        = errors.New("too much for now")
-	ErrUnavailable = errors.New("the server cannot do this now")
-	ErrBodies      = errors.New("too many large bodies are being read")
+	ErrBad           = errors.New("the request cannot be used")
+	ErrNotPublic     = errors.New("this is not public")
+	ErrOtherSite     = errors.New("the page or the API key is of another site")
+	ErrNobody        = errors.New("the caller has no identity")
+	ErrNoKey         = errors.New("an API key is missing or wrong")
+	ErrKeyWanted     = errors.New("this needs an API key, which a visitor does not have")
+	ErrNotFound      = errors.New("there is no such path")
+	ErrMethod        = errors.New("the path does not allow the method")
+	ErrTooLarge      = errors.New("the body is too large")
+	ErrMedia         = errors.New("the body is of another media type")
+	ErrNoUpgrade     = errors.New("the path takes WebSockets only")
+	ErrRate          = errors.New("too much for now")
+	ErrUnavailable   = errors.New("the server cannot do this now")
+	ErrBodies        = errors.New("too many large bodies are being read")
+	ErrMessageType   = errors.New("there is no such message")
+	ErrTooManyErrors = errors.New("too many messages of the connection were refused")
 )
 
 // ComeBack is the time after which a client may repeat a call that the server could not carry out.
@@ -76,6 +78,7 @@ type meaning struct {
 // meanings has the first row that fits an error. An error that no row fits is a defect.
 var meanings = []meaning{
 	{of: ErrBad, status: http.StatusBadRequest, code: CodeBadJSON},
+	{of: ErrMessageType, status: http.StatusBadRequest, code: CodeBadType},
 	{of: presence.ErrPage, status: http.StatusBadRequest, code: CodeBadPage},
 	{of: presence.ErrTooMany, status: http.StatusBadRequest, code: CodeTooManyPages},
 	{of: counter.ErrKey, status: http.StatusBadRequest, code: CodeBadCounter},
@@ -101,6 +104,7 @@ var meanings = []meaning{
 	{of: ErrMedia, status: http.StatusUnsupportedMediaType, code: CodeBinary},
 	{of: ErrNoUpgrade, status: http.StatusUpgradeRequired},
 	{of: ErrRate, status: http.StatusTooManyRequests, code: CodeRateLimited},
+	{of: ErrTooManyErrors, status: http.StatusTooManyRequests, code: CodeTooManyErrors},
 
 	{of: ErrBodies, status: http.StatusServiceUnavailable, again: ComeBack, unread: true},
 	{of: ErrUnavailable, status: http.StatusServiceUnavailable, again: ComeBack},

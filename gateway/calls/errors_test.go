@@ -75,6 +75,25 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 	}
 }
 
+// Every code of a frame is that of an error, and no other.
+func TestCodesOfFrames(t *testing.T) {
+	used := map[string]bool{}
+	for _, m := range meanings {
+		used[m.code] = true
+	}
+	delete(used, "") // no message leads to the error
+
+	for _, code := range Codes {
+		if !used[code] {
+			t.Errorf("no error has the code %s", code)
+		}
+		delete(used, code)
+	}
+	if len(used) > 0 {
+		t.Errorf("Codes lacks %v", used)
+	}
+}
+
 // A row for an error that an earlier row fits would never be used.
 func TestEveryMeaningIsReached(t *testing.T) {
 	for _, m := range meanings {
