@@ -71,10 +71,12 @@ func BufferedJSON(buffer *[]byte) Answer {
 // Serve returns the function that carries out a call and writes what it is answered with. Nothing else writes answers of
 // calls, but for those that are long connections.
 func Serve(log zerolog.Logger, h Handler) gin.HandlerFunc {
+	refuser := newRefuser(log)
+
 	return func(c *gin.Context) {
 		answer, err := h(c)
 		if err != nil {
-			WriteRefusal(c, log, err)
+			refuser.refuse(c, err)
 			return
 		}
 
@@ -84,9 +86,11 @@ func Serve(log zerolog.Logger, h Handler) gin.HandlerFunc {
 
 // Guard returns a function that refuses a request before its call when check returns an error.
 func Guard(log zerolog.Logger, check func(*gin.Context) error) gin.HandlerFunc {
+	refuser := newRefuser(log)
+
 	return func(c *gin.Context) {
 		if err := check(c); err != nil {
-			WriteRefusal(c, log, err)
+			refuser.refuse(c, err)
 			c.Abort()
 		}
 	}

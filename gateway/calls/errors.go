@@ -7,6 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/rs/zerolog"
+	"golang.org/x/time/rate"
 
 	"headcount/counter"
 	"headcount/gateway/httppolicy"
@@ -73,6 +74,7 @@ type meaning struct {
 	challenge string        // of a 401
 	again     time.Duration // when to come back; 0: the refusal says that, or coming back is no use
 	unread    bool          // the body is refused without being read
+	malformed bool          // the store cannot be read until somebody deletes data, so the operator has to know
 }
 
 // meanings has the first row that fits an error. An error that no row fits is a defect.
@@ -106,6 +108,8 @@ var meanings = []meaning{
 	{of: ErrRate, status: http.StatusTooManyRequests, code: CodeRateLimited},
 	{of: ErrTooManyErrors, status: http.StatusTooManyRequests, code: CodeTooManyErrors},
 
+	{of: counter.ErrMalformed, status: http.StatusServiceUnavailable, again: ComeBack, malformed: true},
+	{of: presence.ErrMalformed, status: http.StatusServiceUnavailable, again: ComeBack, malformed: true},
 	{of: ErrBodies, status: http.StatusServiceUnavailable, again: ComeBack, unread: true},
 	{of: ErrUnavailable, status: http.StatusServiceUnavailable, again: ComeBack},
 	{of: presence.ErrUnavailable, status: http.StatusServiceUnavailable, again: ComeBack},
@@ -153,13 +157,27 @@ func (r *Refusal) Error() string { return r.detail }
 // Unwrap returns what the refusal means.
 func (r *Refusal) Unwrap() error { return r.is }
 
-// WriteRefusal answers a call with what an error means.
-func WriteRefusal(c *gin.Context, log zerolog.Logger, err error) {
+// refuser answers calls with what errors mean.
+type refuser struct {
+	log       zerolog.Logger
+	malformed rate.Sometimes // when malformed data is logged, since everybody may ask for it
+}
+
+// newRefuser returns a refuser that logs malformed data at most once a minute.
+func newRefuser(log zerolog.Logger) *refuser {
+	return &refuser{log: log, malformed: rate.Sometimes{First: 1, Interval: time.Minute}}
+}
+
+// WriteRefusal answers a request with what an error means.
+func WriteRefusal(c *gin.Context, log zerolog.Logger, err error) { newRefuser(log).refuse(c, err) }
+
+// refuse answers a call with what an error means.
+func (r *refuser) refuse(c *gin.Context, err error) {
 	m, why := meaningOf(err), &Refusal{is: err, detail: err.Error()}
 	errors.As(err, &why)
 
 	if m.status >= http.StatusInternalServerError {
-		note(c, log, m.status, why.is)
+		r.note(c, &m, why.is)
 	}
 	if m.status == defect.status {
 		why = &Refusal{detail: httppolicy.DefectDetail}
@@ -196,14 +214,22 @@ func (m *meaning) headers(h http.Header) {
 }
 
 // note logs why a call could not be carried out. The answer has the id of the line.
-func note(c *gin.Context, log zerolog.Logger, status int, cause error) {
-	line := log.Debug()
-	if status == defect.status {
-		line = log.Error()
+func (r *refuser) note(c *gin.Context, m *meaning, cause error) {
+	id := httppolicy.RequestID(c.Writer.Header())
+	write := func(line *zerolog.Event, text string) {
+		line.Err(cause).Str("route", c.FullPath()).Str("request_id", id).Msg(text)
 	}
 
-	id := httppolicy.RequestID(c.Writer.Header())
-	line.Err(cause).Str("route", c.FullPath()).Str("request_id", id).Msg("a call could not be carried out")
+	switch {
+	case m.malformed:
+		r.malformed.Do(func() {
+			write(r.log.Error(), "the store has malformed data; delete it. This is logged at most once a minute for each call")
+		})
+	case m.status == defect.status:
+		write(r.log.Error(), "a call has a defect")
+	default:
+		write(r.log.Debug(), "a call could not be carried out")
+	}
 }
 
 // conflictDetail returns the sentence about a change that a counter refuses, or about a read that has no answer.

@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -72,6 +73,30 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 				t.Error(got)
 			}
 		})
+	}
+}
+
+// The log says that data is malformed, and not for every call. The client learns that the store cannot be used.
+func TestMalformedDataIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	cause := fmt.Errorf("owner: head of %q: %w", "views:1", counter.ErrMalformed)
+	serve := Serve(zerolog.New(&log), func(*gin.Context) (Answer, error) {
+		return Answer{}, Refuse(fmt.Errorf("%w: %w", ErrUnavailable, cause), "The store cannot be reached.")
+	})
+
+	for range 3 {
+		w := httptest.NewRecorder()
+		c := gin.CreateTestContextOnly(w, gin.New())
+		c.Request = httptest.NewRequest(http.MethodGet, "/", nil)
+		serve(c)
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("%d %v", w.Code, w.Header())
+		}
+	}
+
+	const said = `views:1\": the store has malformed data`
+	if strings.Count(log.String(), `"level":"error"`) != 1 || !strings.Contains(log.String(), said) {
+		t.Errorf("logged %s", &log)
 	}
 }
 
