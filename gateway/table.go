@@ -18,8 +18,9 @@ func (g *Gateway) longCalls() []calls.Call {
 	return []calls.Call{
 		{
 			ID: "streamPageCount", Method: http.MethodGet, Path: "/{page}/counter/events", Do: g.getEvents,
-			Who: calls.Visitor, Takes: "lastevent urltoken urlid join", Gives: "text/event-stream", Refuses: "400 401 403 429 503",
-			Does: "The count, live, as server-sent events.",
+			Who: calls.Visitor, Takes: "lastevent urltoken urlid join", Gives: "text/event-stream",
+			Refuses: "400 401 403 429 503",
+			Does:    "The count, live, as server-sent events.",
 		},
 		{
 			ID: "openSocket", Method: http.MethodGet, Path: "/-/ws", Do: g.getSocket,
@@ -42,14 +43,17 @@ func (g *Gateway) longCalls() []calls.Call {
 			Does: "The pages with the most users, live, as server-sent events. Visitors get those of --public-top.",
 		},
 		{
-			ID: "streamCounter", Method: http.MethodGet, Path: counterapi.Root + "/{key}/events", Do: g.getCounterEvents,
-			Who: calls.Opened, Takes: "lastevent urltoken urlid", Gives: "text/event-stream", Refuses: "400 401 403 429 503",
-			Does: "A counter, live, as server-sent events.",
+			ID: "streamCounter", Method: http.MethodGet, Path: counterapi.Root + "/{key}/events",
+			Do:  g.getCounterEvents,
+			Who: calls.Opened, Takes: "lastevent urltoken urlid", Gives: "text/event-stream",
+			Refuses: "400 401 403 429 503",
+			Does:    "A counter, live, as server-sent events.",
 		},
 		{
 			ID: "streamTop", Method: http.MethodGet, Path: counterapi.TopRoot + "/events", Do: g.getTopEvents,
-			Who: calls.Opened, Takes: "match last n urltoken urlid", Gives: "text/event-stream", Refuses: "400 401 403 429 503",
-			Does: "The same, live, as server-sent events.",
+			Who: calls.Opened, Takes: "match last n urltoken urlid", Gives: "text/event-stream",
+			Refuses: "400 401 403 429 503",
+			Does:    "The same, live, as server-sent events.",
 		},
 	}
 }

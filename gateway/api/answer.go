@@ -17,7 +17,8 @@ func Unavailable(reason error) error {
 
 // storeAway refuses a call that the store, or an owner, did not carry out. The cause is for the log.
 func storeAway(cause error) error {
-	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, cause), presence.ErrUnavailable.Error()+"; try again")
+	const detail = "; try again"
+	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, cause), presence.ErrUnavailable.Error()+detail)
 }
 
 // answerJSON answers with the JSON of v.

@@ -20,7 +20,8 @@ import (
 )
 
 // contentPolicy lets our own pages load and run only what this server sends.
-const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors " +
+	"'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // asset is a file that is part of the program. It never changes.
 type asset struct {
@@ -114,8 +115,8 @@ func (a *asset) answer(c *gin.Context, status int) calls.Answer {
 	return calls.Answer{Status: status, Type: a.kind, Body: body}
 }
 
-// answerAnyone is answer for pages of any origin, which may load the scripts; --allow-origins decides what those scripts
-// may do.
+// answerAnyone is answer for pages of any origin, which may load the scripts; --allow-origins decides what those
+// scripts may do.
 func (a *asset) answerAnyone(c *gin.Context) (calls.Answer, error) {
 	h := c.Writer.Header()
 	if h.Get("Access-Control-Allow-Origin") == "" {

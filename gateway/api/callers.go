@@ -133,7 +133,8 @@ func (w *Callers) Server(c *gin.Context) error {
 	detail := "The API key is wrong."
 	switch {
 	case len(w.Keys) == 0:
-		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
+		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with " +
+			"--api-key."
 	case httppolicy.APIKey(c.Request) == "":
 		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
 	}

@@ -145,19 +145,24 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 // counterPage returns a count as a page for people.
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
-	where, known, change := key, "", "Nobody has been here yet."
+	where := key
 	if key == presence.AllPages {
 		where = "the whole site"
 	}
+
+	known := ""
 	if count.Stale {
 		known = " (last known)"
 	}
 	if count.Without != "" {
 		known += " (without " + count.Without + ", not heard for long)"
 	}
+
+	change := "Nobody has been here yet."
 	if !count.Updated.IsZero() {
 		change = "Last change <time>{at}</time>"
 	}
+
 	return markup(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="../-/icon.svg" type="image/svg+xml">
@@ -168,7 +173,8 @@ func counterPage(count presence.Count) []byte {
 <p>`+change+`</p>
 </main>
 </html>
-`, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known, "at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
+`, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known,
+		"at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
 // markup returns a text of ours with each {name} replaced by its value. Values are escaped for texts and
@@ -183,6 +189,7 @@ func markup(text string, namesAndValues ...string) []byte {
 			namesAndValues[i] = html.EscapeString(namesAndValues[i])
 		}
 	}
+
 	return []byte(strings.NewReplacer(namesAndValues...).Replace(text))
 }
 

@@ -18,9 +18,9 @@ var (
 			", or start Headcount with --public-top and the pages that everybody may see.")
 )
 
-// getDashboard returns the handler of the dashboard's page, or nil if there is no such page. If API keys or private pages are configured, it needs a key, as its data
-// does. A browser cannot send a key with an address, so it gets the page with a 401. The page itself holds no data, and asks
-// for the key.
+// getDashboard returns the handler of the dashboard's page, or nil if there is no such page. If API keys or private
+// pages are configured, it needs a key, as its data does. A browser cannot send a key with an address, so it gets the
+// page with a 401. The page itself holds no data, and asks for the key.
 func (a *API) getDashboard() calls.Handler {
 	page := a.files[dashboardFile]
 	if page == nil {
@@ -41,8 +41,8 @@ func (a *API) getDashboard() calls.Handler {
 	}
 }
 
-// getDashboardAccess answers whether the dashboard needs a key. Pages ask here, because a browser would report a 401 as an
-// error.
+// getDashboardAccess answers whether the dashboard needs a key. Pages ask here, because a browser would report a 401
+// as an error.
 func (a *API) getDashboardAccess(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	const form = `{"key_needed":%t,"top_needs_key":%t}`

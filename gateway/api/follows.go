@@ -129,8 +129,11 @@ func (a *API) getFollows(c *gin.Context) (calls.Answer, error) {
 	return answerJSON(answer), nil
 }
 
-// followsAfter returns one answer's follows, those after a page, and the page to ask on after; empty: there are no more.
-func (a *API) followsAfter(ctx context.Context, user unread.User, after string) (s unread.State, next string, err error) {
+// followsAfter returns one answer's follows, those after a page, and the page to ask on after; empty: there are no
+// more.
+func (a *API) followsAfter(
+	ctx context.Context, user unread.User, after string,
+) (s unread.State, next string, err error) {
 	records, err := a.parts.Unread.Records(ctx, []unread.User{user})
 	if err != nil {
 		return s, "", err
@@ -180,7 +183,8 @@ func (a *API) putFollow(c *gin.Context) (calls.Answer, error) {
 	return calls.NoContent, nil
 }
 
-var errForgotten = calls.Bad("A browser keeps no cookie of this server for pages of another site, so nobody would have " +
+var errForgotten = calls.Bad("A browser keeps no cookie of this server for pages of another site, so nobody would " +
+	"have " +
 	"this follow. Keep the id in the header " + identity.Header + " of this answer, and send it in the same header, " +
 	"now and from then on; headcount.follow(page) of the browser client does so.")
 

@@ -63,8 +63,8 @@ func (w *Callers) sees(c *gin.Context, id identity.Identity, name string) bool {
 	return w.Shut([]string{name}, id.Pages) == "" || w.IsServer(c.Request)
 }
 
-// admitPrivate returns an error for a request that names private pages, unless its sender may use all of them. query says
-// whether the URL's parameters count.
+// admitPrivate returns an error for a request that names private pages, unless its sender may use all of them. query
+// says whether the URL's parameters count.
 func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) error {
 	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
 		return nil

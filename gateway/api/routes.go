@@ -97,7 +97,8 @@ func NotFound(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, calls.Bad("A counter has a key of 1 to 128 characters; this path has none.")
 	}
 
-	detail := "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter."
+	detail := "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: " +
+		"/a%2Fb/counter."
 	if slices.Contains(ofOperators, path) {
 		detail = "This path is at the address of --admin-listen, not at that of visitors."
 	}

@@ -67,7 +67,8 @@ func (a *API) presenceCalls() []calls.Call {
 			Does: "Whether one user is here, in this region.",
 		},
 		{
-			ID: "getCounterBadge", Method: http.MethodGet, Path: counterapi.Root + "/{key}/badge.svg", Do: a.getCounterBadge,
+			ID: "getCounterBadge", Method: http.MethodGet, Path: counterapi.Root + "/{key}/badge.svg",
+			Do:  a.getCounterBadge,
 			Who: calls.Opened, Takes: "label color background", Gives: "image/svg+xml", Refuses: "400 401 403 503",
 			Does: "The value as a picture, where the rule lets everybody read.",
 		},
@@ -113,17 +114,20 @@ func (a *API) followCalls() []calls.Call {
 			Does: "The pages with changes that the caller has not seen, the newest 50.",
 		},
 		{
-			ID: "readMyNotification", Method: http.MethodDelete, Path: "/-/me/notifications/{page}", Do: a.deleteNotification,
+			ID: "readMyNotification", Method: http.MethodDelete, Path: "/-/me/notifications/{page}",
+			Do:  a.deleteNotification,
 			Who: calls.Visitor, Gives: "204", Refuses: "400 401 403 503",
 			Does: "The caller has seen the changes of a page.",
 		},
 		{
-			ID: "listUserNotifications", Method: http.MethodGet, Path: "/-/users/{user}/notifications", Do: a.getNotifications,
+			ID: "listUserNotifications", Method: http.MethodGet, Path: "/-/users/{user}/notifications",
+			Do:  a.getNotifications,
 			Who: calls.Server, Gives: "Notifications", Refuses: "400 401 503",
 			Does: "The pages with changes that a user has not seen, the newest 50.",
 		},
 		{
-			ID: "readUserNotification", Method: http.MethodDelete, Path: "/-/users/{user}/notifications/{page}", Do: a.deleteNotification,
+			ID: "readUserNotification", Method: http.MethodDelete, Path: "/-/users/{user}/notifications/{page}",
+			Do:  a.deleteNotification,
 			Who: calls.Server, Gives: "204", Refuses: "400 401 403 503",
 			Does: "A user has seen the changes of a page.",
 		},
@@ -138,7 +142,8 @@ func (a *API) followCalls() []calls.Call {
 			Does: "A user follows a page from now on.",
 		},
 		{
-			ID: "removeUserFollow", Method: http.MethodDelete, Path: "/-/users/{user}/follows/{page}", Do: a.deleteFollow,
+			ID: "removeUserFollow", Method: http.MethodDelete, Path: "/-/users/{user}/follows/{page}",
+			Do:  a.deleteFollow,
 			Who: calls.Server, Gives: "204", Refuses: "400 401 403 503",
 			Does: "A user follows a page no more.",
 		},

@@ -121,8 +121,8 @@ func (a *API) getBadge(c *gin.Context) (calls.Answer, error) {
 	return s.answerBadge(c), nil
 }
 
-// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up to its
-// first colon.
+// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up
+// to its first colon.
 func (a *API) getCounterBadge(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 
@@ -159,7 +159,8 @@ func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
 
 	s.Nonce = rand.Text()
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; "+
-		"style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; "+
+		"style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action "+
+		"'none'; "+
 		"require-trusted-types-for 'script'; trusted-types 'none'")
 
 	return calls.Packed(htmlType, s.widget()), nil
@@ -211,7 +212,8 @@ func (s display) widget() []byte {
 <script type="module" src="../-/widget.js"></script>
 <main>`+shown+` {label}</main>
 </html>
-`, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce, "color", s.Color, "background", s.Background)
+`, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce,
+		"color", s.Color, "background", s.Background)
 }
 
 func (s display) users() string { return strconv.FormatInt(s.Users, 10) }

@@ -68,8 +68,8 @@ func BufferedJSON(buffer *[]byte) Answer {
 	return Answer{Type: TypeJSON, Body: *buffer, buffer: buffer}
 }
 
-// Serve returns the function that carries out a call and writes what it is answered with. Nothing else writes answers of
-// calls, but for those that are long connections.
+// Serve returns the function that carries out a call and writes what it is answered with. Nothing else writes answers
+// of calls, but for those that are long connections.
 func Serve(log zerolog.Logger, h Handler) gin.HandlerFunc {
 	refuser := newRefuser(log)
 
@@ -96,8 +96,9 @@ func Guard(log zerolog.Logger, check func(*gin.Context) error) gin.HandlerFunc {
 	}
 }
 
-// CheckKey returns a check for Guard: it refuses a wrong API key, also where none is needed, because a server that mistyped
-// its key would be counted as a visitor. Upgrades are left to their own handlers, which refuse each in its form.
+// CheckKey returns a check for Guard: it refuses a wrong API key, also where none is needed, because a server that
+// mistyped its key would be counted as a visitor. Upgrades are left to their own handlers, which refuse each in its
+// form.
 func CheckKey(isKey func(key string) bool) func(*gin.Context) error {
 	return func(c *gin.Context) error {
 		key := httppolicy.APIKey(c.Request)

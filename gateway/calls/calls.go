@@ -1,7 +1,7 @@
-// Package calls has what all HTTP calls have in common. A row of a table says of each call where it is, who may make it,
-// what it takes and what it answers; routes and the OpenAPI document are made from the rows. A handler returns an Answer
-// or an error, and Serve is the one place that writes either of them. What an error means to a client stands in one table,
-// meanings: its HTTP status, and the code of its error frame over a WebSocket.
+// Package calls has what all HTTP calls have in common. A row of a table says of each call where it is, who may make
+// it, what it takes and what it answers; routes and the OpenAPI document are made from the rows. A handler returns an
+// Answer or an error, and Serve is the one place that writes either of them. What an error means to a client stands
+// in one table, meanings: its HTTP status, and the code of its error frame over a WebSocket.
 package calls
 
 import (

@@ -223,7 +223,8 @@ func (r *refuser) note(c *gin.Context, m *meaning, cause error) {
 	switch {
 	case m.malformed:
 		r.malformed.Do(func() {
-			write(r.log.Error(), "the store has malformed data; delete it. This is logged at most once a minute for each call")
+			write(r.log.Error(), "the store has malformed data; delete it. This is logged at most once a minute "+
+				"for each call")
 		})
 	case m.status == defect.status:
 		write(r.log.Error(), "a call has a defect")

@@ -209,8 +209,8 @@ func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
 	return result.Counters, nil
 }
 
-// refused returns the error of changes that were not made. An error that is neither a conflict nor an outage is a defect,
-// because the changes were checked before.
+// refused returns the error of changes that were not made. An error that is neither a conflict nor an outage is a
+// defect, because the changes were checked before.
 func (a *API) refused(c *gin.Context, changes []counter.Change, err error) error {
 	var conflict *counter.Conflict
 	switch {
@@ -229,8 +229,8 @@ func (a *API) refused(c *gin.Context, changes []counter.Change, err error) error
 	return err
 }
 
-// surprises reports whether a conflict is one of kinds that a new counter of the rule would not have with the change: the
-// counter is of another kind than its rule.
+// surprises reports whether a conflict is one of kinds that a new counter of the rule would not have with the change:
+// the counter is of another kind than its rule.
 func surprises(conflict *counter.Conflict, change *counter.Change) bool {
 	return change.Key == conflict.Key &&
 		errors.Is(conflict.Is, counter.ErrKind) &&

@@ -35,8 +35,8 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 	}
 }
 
-// leavable returns the sets of a site among keys which a member may leave, or a server may make it leave, with the rule of
-// each.
+// leavable returns the sets of a site among keys which a member may leave, or a server may make it leave, with the
+// rule of each.
 func (a *API) leavable(keys []string, site presence.Site, server bool) map[string]*counter.Rule {
 	rules := make(map[string]*counter.Rule, len(keys))
 	for _, key := range keys {

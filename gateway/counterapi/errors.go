@@ -14,8 +14,9 @@ import (
 
 // Refusals of bodies.
 var (
-	errTooLong     = calls.Refuse(calls.ErrTooLarge, "A body has at most 262144 bytes; send the rest in another call.")
-	errNotJSON     = calls.Refuse(calls.ErrMedia, "The body must be JSON; send the header Content-Type: application/json, or none.")
+	errTooLong = calls.Refuse(calls.ErrTooLarge, "A body has at most 262144 bytes; send the rest in another call.")
+	errNotJSON = calls.Refuse(calls.ErrMedia, "The body must be JSON; send the header Content-Type: "+
+		"application/json, or none.")
 	errCompressed  = calls.Refuse(calls.ErrMedia, "The body may not be compressed; send it without Content-Encoding.")
 	errLargeBodies = calls.Refuse(calls.ErrBodies,
 		"Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.")
@@ -62,7 +63,8 @@ func (a *API) failed(c *gin.Context, err error) error {
 	case errors.Is(err, counter.ErrBusy):
 		detail = "Too many changes are waiting, and this one was not made; send it again."
 	case !calls.Reads(c.Request):
-		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether it was; " +
+		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether " +
+			"it was; " +
 			"send it again with the same Idempotency-Key."
 	}
 
@@ -92,6 +94,8 @@ func (a *API) logKind(rule *counter.Rule) {
 
 	a.differs[rule] = true
 	a.cfg.Log.Warn().Str("match", rule.Written()).Stringer("kind", rule.Kind).
-		Msg("counters: a counter of this rule was made as another kind and keeps that; calls that only the rule's kind " +
-			"has are refused. Delete such counters, or give the rule its former kind. This is logged once for each rule")
+		Msg("counters: a counter of this rule was made as another kind and keeps that; calls that only the rule's " +
+			"kind " +
+			"has are refused. Delete such counters, or give the rule its former kind. This is logged once for " +
+			"each rule")
 }

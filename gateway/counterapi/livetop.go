@@ -18,7 +18,7 @@ import (
 
 const (
 	topAge      = time.Second      // the most age of a list that is followed
-	maxTopLists = 128              // lists that visitors follow at a time, and servers; a stream of a further one is 429
+	maxTopLists = 128              // lists that visitors follow, and servers; a stream of a further one is 429
 	maxBegun    = 8                // of the lists that visitors follow, those that one address was the first to follow
 	beginTime   = 10 * time.Second // in which a stream has begun that was admitted
 )
@@ -29,9 +29,9 @@ var (
 	ServerTopKind = presence.KindOf("servertop")
 )
 
-// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and takes its
-// turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no visitor, and visitors
-// take no place of theirs. Any goroutine may call the methods.
+// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and
+// takes its turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no
+// visitor, and visitors take no place of theirs. Any goroutine may call the methods.
 type LiveTop struct {
 	Visitors, Servers *fanout.Poll
 
@@ -80,8 +80,8 @@ func (a *API) listOf(topic presence.Topic) (list topList) {
 	return list
 }
 
-// Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and the list can
-// be computed now.
+// Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and
+// the list can be computed now.
 func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	list, server, err := t.api.topList(c)
 	if err != nil {
@@ -131,7 +131,8 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	return ok
 }
 
-// endLeftLocked forgets the lists that no visitor follows any more. A stream that was admitted just now may not have begun.
+// endLeftLocked forgets the lists that no visitor follows any more. A stream that was admitted just now may not have
+// begun.
 func (t *LiveTop) endLeftLocked(now time.Time) {
 	for topic, b := range t.begun {
 		followed, _ := t.Visitors.Wanted(topic)

@@ -26,7 +26,7 @@ const (
 	userBurst     = 20               // at once
 	addressRate   = 100              // changes a second of all users of an address
 	addressBurst  = 1000             // at once
-	identityRate  = 10               // different anonymous identities a second of an address, not counting those used lately
+	identityRate  = 10               // anonymous identities a second of an address, beside those used lately
 	identityBurst = 300              // at once
 	lately        = 10 * time.Minute // since the last use of an identity
 
@@ -115,16 +115,18 @@ func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	}
 	ok, wait := b.users.Allow(caller, now)
 	if !ok {
-		return calls.Refuse(calls.ErrRate, fmt.Sprintf("Counters may be changed %d times a second by one user, "+
-			"and by one address that brings no identity, %d at once; send the change again later.", userRate, userBurst),
-			httppolicy.Limited(b.users.Rate, wait))
+		const form = "Counters may be changed %d times a second by one user, and by one address that brings no " +
+			"identity, %d at once; send the change again later."
+		detail := fmt.Sprintf(form, userRate, userBurst)
+		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.users.Rate, wait))
 	}
 
 	ok, wait = b.addresses.Allow(httppolicy.Caller{Addr: addr}, now)
 	if !ok {
-		return calls.Refuse(calls.ErrRate, fmt.Sprintf("All users of one address together may change counters "+
-			"%d times a second, %d at once; send the change again later.", addressRate, addressBurst),
-			httppolicy.Limited(b.addresses.Rate, wait))
+		const form = "All users of one address together may change counters %d times a second, %d at once; " +
+			"send the change again later."
+		detail := fmt.Sprintf(form, addressRate, addressBurst)
+		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.addresses.Rate, wait))
 	}
 
 	// The identity of a token is not to be had for nothing.
@@ -140,8 +142,8 @@ func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	return nil
 }
 
-// admitNew returns an error if a change may not create its counter. It returns nil if the counter exists, and if the store
-// cannot say that, because the change will fail too then.
+// admitNew returns an error if a change may not create its counter. It returns nil if the counter exists, and if the
+// store cannot say that, because the change will fail too then.
 func (a *API) admitNew(
 	ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time,
 ) error {
@@ -167,16 +169,18 @@ func (a *API) admitNew(
 			"send the change again later.", header)
 	}
 	if !a.claim(ctx, one.rule, now) {
-		return calls.Refuse(errFull, fmt.Sprintf("There are as many counters like %s as callers without an API key may make, "+
-			"%d; see max in the rules of counters.", one.rule.Written(), one.rule.Max), httppolicy.RetryAfter(sizeAge))
+		const form = "There are as many counters like %s as callers without an API key may make, %d; " +
+			"see max in the rules of counters."
+		detail := fmt.Sprintf(form, one.rule.Written(), one.rule.Max)
+		return calls.Refuse(errFull, detail, httppolicy.RetryAfter(sizeAge))
 	}
 	b.existing.Add(hash, struct{}{})
 
 	return nil
 }
 
-// claim counts one more counter of a rule, and reports whether that fits the rule's maximum. It asks the store at most once
-// in sizeAge, so with several gateways there may be as many more as the others have created since.
+// claim counts one more counter of a rule, and reports whether that fits the rule's maximum. It asks the store at
+// most once in sizeAge, so with several gateways there may be as many more as the others have created since.
 func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool {
 	prefix, several := strings.CutSuffix(rule.Match, "*")
 	if !several {

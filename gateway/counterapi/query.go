@@ -13,8 +13,8 @@ import (
 	"headcount/gateway/calls"
 )
 
-// Query reads the parameters of a request. Err refuses the first one that cannot be used; after that every parameter reads
-// as zero.
+// Query reads the parameters of a request. Err refuses the first one that cannot be used; after that every parameter
+// reads as zero.
 type Query struct {
 	url.Values
 	Err error
@@ -37,8 +37,8 @@ func (q *Query) refuse(detail string) {
 	}
 }
 
-// Several returns the values of a parameter that the request repeats, in order and each once: 1 to counter.MaxKeys, all of
-// which check accepts. things says what they are.
+// Several returns the values of a parameter that the request repeats, in order and each once: 1 to counter.MaxKeys,
+// all of which check accepts. things says what they are.
 func Several(c *gin.Context, name, things string, check func(string) error) ([]string, error) {
 	example := "?" + name + "=a&" + name + "=b"
 	q := ReadQuery(c, example)

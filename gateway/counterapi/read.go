@@ -67,8 +67,8 @@ func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (counter.Coun
 	return read[0].Counter, nil
 }
 
-// Value returns the value of the counter that the path names, for whoever may read it. Before it reads, it calls valid with
-// the key, whose error it returns.
+// Value returns the value of the counter that the path names, for whoever may read it. Before it reads, it calls
+// valid with the key, whose error it returns.
 func (a *API) Value(c *gin.Context, valid func(key string) error) (int64, error) {
 	one, err := a.counter(c, counter.PublicRead)
 	if err != nil {

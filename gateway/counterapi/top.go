@@ -44,7 +44,8 @@ func (a *API) getTop(c *gin.Context) (calls.Answer, error) {
 	return calls.JSON(list.appendJSON(nil, top)), nil
 }
 
-// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API key.
+// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API
+// key.
 func (a *API) topList(c *gin.Context) (list topList, server bool, err error) {
 	const example = "?match=views:*&last=1h&n=10"
 

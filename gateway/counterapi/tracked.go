@@ -50,8 +50,8 @@ func (l *Live) acceptLocked(
 func (l *Live) acceptReadingLocked(k *tracked, c counter.Counter, began uint64) (u presence.Update, news bool) {
 	order := c.Version.Compare(k.counter.Version)
 
-	// A notification since the read began is at least as new. Without a version, one of the two was deleted, and nothing
-	// says which one is older.
+	// A notification since the read began is at least as new. Without a version, one of the two was deleted, and
+	// nothing says which one is older.
 	ordered := c.Touched() && k.counter.Touched()
 	if k.notified > began && (!ordered || order <= 0) {
 		return u, false
@@ -91,8 +91,8 @@ func (l *Live) acceptNotificationLocked(k *tracked, c counter.Counter) (u presen
 	return l.replaceLocked(k, c)
 }
 
-// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a feed
-// that falls silent looks like a counter that does not change.
+// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a
+// feed that falls silent looks like a counter that does not change.
 func (k *tracked) confirm(r *counter.Counter, began time.Time) {
 	if !r.Stale && !newer(r, &k.counter) && began.After(k.asOf) {
 		k.asOf = began

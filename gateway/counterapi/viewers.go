@@ -236,7 +236,8 @@ func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 	return "", nil, 0
 }
 
-// takeViewedLocked takes keys out of asked, as many as one read may have, and returns those that the member still looks at.
+// takeViewedLocked takes keys out of asked, as many as one read may have, and returns those that the member still
+// looks at.
 func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys []string) {
 	for key := range asked {
 		if len(keys) == counter.MaxKeys {
@@ -253,7 +254,8 @@ func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys 
 	return keys
 }
 
-// askAbout asks the store whether a member is in sets, and tells the viewers. The read is newer than notifications up to began.
+// askAbout asks the store whether a member is in sets, and tells the viewers. The read is newer than notifications up
+// to began.
 func (l *Live) askAbout(ctx context.Context, member string, keys []string, began uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()

@@ -56,7 +56,9 @@ func OpenAPI(base string, table []calls.Call) []byte {
 		"openapi": "3.1.0",
 		"info": object{
 			"title": "Headcount", "version": version, "license": license,
-			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every GET but event streams answers HEAD too. Page ids, keys, users and members in paths are percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
+			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every " +
+				"GET but event streams answers HEAD too. Page ids, keys, users and members in paths are " +
+				"percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
 		},
 		"servers": []any{object{"url": cmp.Or(base, "/")}}, // clients put a path, which begins with a slash, behind it
 		"tags":    tags,
@@ -64,10 +66,31 @@ func OpenAPI(base string, table []calls.Call) []byte {
 		"components": object{
 			"schemas": schemas, "parameters": named(), "responses": refusals(),
 			"securitySchemes": object{
-				"key":    object{"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "One of --api-key."},
-				"token":  object{"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "With --jwt-secret or --jwks-url; its sub is the user."},
-				"id":     object{"type": "apiKey", "in": "header", "name": "Headcount-Id", "description": "The signed id of an anonymous visitor."},
-				"cookie": object{"type": "apiKey", "in": "cookie", "name": "headcount_id", "description": "The same as a cookie, which the server sets. Its name may be another (--cookie-name). That of a site other than default ends in _ and its name."},
+				"key": object{
+					"type":        "apiKey",
+					"in":          "header",
+					"name":        "X-API-Key",
+					"description": "One of --api-key.",
+				},
+				"token": object{
+					"type":         "http",
+					"scheme":       "bearer",
+					"bearerFormat": "JWT",
+					"description":  "With --jwt-secret or --jwks-url; its sub is the user.",
+				},
+				"id": object{
+					"type":        "apiKey",
+					"in":          "header",
+					"name":        "Headcount-Id",
+					"description": "The signed id of an anonymous visitor.",
+				},
+				"cookie": object{
+					"type": "apiKey",
+					"in":   "cookie",
+					"name": "headcount_id",
+					"description": "The same as a cookie, which the server sets. Its name may be another (--cookie-name). " +
+						"That of a site other than default ends in _ and its name.",
+				},
 			},
 		},
 	})
@@ -211,8 +234,10 @@ func security(w calls.Who) []any {
 var (
 	retryAfter   = object{"description": "Seconds.", "schema": object{"type": "integer"}}
 	limitHeaders = object{
-		"RateLimit":        object{"description": "Of a limit by time: r is what is left, t the seconds until all of it is back; in a 429 those of Retry-After.", "schema": object{"type": "string"}},
-		"RateLimit-Policy": object{"description": "Of a limit by time: q is how many, w the seconds in which all of them are back.", "schema": object{"type": "string"}},
+		"RateLimit": object{"description": "Of a limit by time: r is what is left, t the seconds until all " +
+			"of it is back; in a 429 those of Retry-After.", "schema": object{"type": "string"}},
+		"RateLimit-Policy": object{"description": "Of a limit by time: q is how many, w the seconds in which all " +
+			"of them are back.", "schema": object{"type": "string"}},
 	}
 )
 
@@ -225,7 +250,8 @@ func refusals() object {
 	for status, why := range map[int]string{
 		400: "The site, the path, the query, a header or the body cannot be.",
 		401: "A token or an API key is missing, wrong or expired.",
-		403: "The origin may not do this, the rule of the counter does not open it, or the API key holds for another site.",
+		403: "The origin may not do this, the rule of the counter does not open it, or the API key holds for " +
+			"another site.",
 		404: "There is no such thing.",
 		409: "The counter cannot change like this, and did not; or there is no such value of it.",
 		413: "The body is too large.",
@@ -234,7 +260,10 @@ func refusals() object {
 		429: "Too much for now; see Retry-After.",
 		503: "The server cannot do this now; see Retry-After.",
 	} {
-		answer := object{"description": why, "content": object{"application/problem+json": object{"schema": ref("Problem")}}}
+		answer := object{
+			"description": why,
+			"content":     object{"application/problem+json": object{"schema": ref("Problem")}},
+		}
 		switch status {
 		case 429:
 			answer["headers"] = refusedHeaders
