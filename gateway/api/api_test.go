@@ -65,9 +65,12 @@ func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Ide
 	}
 	store := presencemem.New(presencemem.Config{})
 	cfg.LastSeen, cfg.Arrivals = store, webhook.New(webhook.Config{})
-	callers := &Callers{Access: Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}, Grace: empty{}}
+	access := Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}
+	callers := &Callers{Access: access, Grace: empty{}}
+	instant := counter.CombinerConfig{Instant: true}
 	counters := counterapi.Config{
-		Rules: &counter.Rules{}, Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
+		Rules:    &counter.Rules{},
+		Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, instant, zerolog.Nop()),
 	}
 	api := New(cfg, Parts{
 		Callers: callers, Counters: counterapi.New(counters, callers, counterapi.NewLive(counters, nil)),
@@ -79,7 +82,9 @@ func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Ide
 }
 
 // call makes a call with these pairs of headers, which is to be answered with status.
-func call(t *testing.T, h http.Handler, status int, method, target string, headers ...string) *httptest.ResponseRecorder {
+func call(
+	t *testing.T, h http.Handler, status int, method, target string, headers ...string,
+) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequest(method, target, nil)
 	for i := 0; i < len(headers); i += 2 {

@@ -43,7 +43,8 @@ func TestAssetsAreEncoded(t *testing.T) {
 	}
 
 	for accept, etag := range etags {
-		if resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag); !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
+		resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag)
+		if !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
 			t.Errorf("304 without Vary: %v", resp.Header)
 		}
 		for other := range etags {
@@ -54,7 +55,8 @@ func TestAssetsAreEncoded(t *testing.T) {
 	}
 }
 
-// A part of the client whose content is named in the query is kept for good; under any other name the client asks again.
+// A part of the client whose content is named in the query is kept for good; under any other name the client asks
+// again.
 func TestNamedContentIsImmutable(t *testing.T) {
 	const text = "export const text = 'text';"
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
@@ -75,7 +77,8 @@ func TestNamedContentIsImmutable(t *testing.T) {
 // Browsers ask for favicon.ico by themselves. Pages may have that name, or begin like it.
 func TestFavicon(t *testing.T) {
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"icon.svg": {Data: []byte("<svg/>")}}})
-	if kind := call(t, h, http.StatusOK, http.MethodGet, "/favicon.ico").Header().Get("Content-Type"); kind != "image/svg+xml" {
+	icon := call(t, h, http.StatusOK, http.MethodGet, "/favicon.ico")
+	if kind := icon.Header().Get("Content-Type"); kind != "image/svg+xml" {
 		t.Errorf("the icon is %s", kind)
 	}
 	for _, page := range []string{"favicon.ico", "favicon.ico.bak", "favicon", "f"} {

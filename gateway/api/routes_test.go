@@ -44,7 +44,8 @@ func TestOpenAPIBelow(t *testing.T) {
 		h, _ := serve(t, nil, Config{BasePath: base})
 		var document struct{ Servers []struct{ URL string } }
 		w := call(t, h, http.StatusOK, http.MethodGet, "/-/openapi.json")
-		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
+		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 ||
+			document.Servers[0].URL != want {
 			t.Errorf("below %q: %+v, %v", base, document, err)
 		}
 	}
@@ -54,11 +55,14 @@ func TestOpenAPIBelow(t *testing.T) {
 func TestRefusalsSayWhere(t *testing.T) {
 	h, _ := serve(t, nil, Config{})
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if body := call(t, h, http.StatusNotFound, "GET", path).Body.String(); !strings.Contains(body, "--admin-listen") {
+		body := call(t, h, http.StatusNotFound, "GET", path).Body.String()
+		if !strings.Contains(body, "--admin-listen") {
 			t.Errorf("%s: %s", path, body)
 		}
 	}
-	if body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String(); !strings.Contains(body, "The body is missing") {
+
+	body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String()
+	if !strings.Contains(body, "The body is missing") {
 		t.Errorf("no body: %s", body)
 	}
 }

@@ -27,8 +27,8 @@ func (s *slowMinutes) Minutes(context.Context, string, int64) ([]minutes.Minute,
 	return []minutes.Minute{{At: minutes.Of(time.Now()), Joins: int64(s.asked.Load())}}, nil
 }
 
-// Visitors with the same question share an answer for a second. Different ones are answered one at a time, and servers wait
-// for none of them.
+// Visitors with the same question share an answer for a second. Different ones are answered one at a time, and
+// servers wait for none of them.
 func TestStatsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowMinutes{takes: 100 * time.Millisecond}
@@ -50,8 +50,10 @@ func TestStatsTakeTurns(t *testing.T) {
 			asked int32
 		}{{899 * time.Millisecond, 1}, {time.Millisecond, 2}} {
 			time.Sleep(when.after)
-			if again := get(1, "/*/stats?last=1h&step=1m"); again.Code != 200 || store.asked.Load() != when.asked || (again.Body.String() == first) != (when.asked == 1) {
-				t.Errorf("%s later: %d %s, and the store was asked %d times", time.Since(began), again.Code, again.Body, store.asked.Load())
+			if again := get(1, "/*/stats?last=1h&step=1m"); again.Code != 200 || store.asked.Load() != when.asked ||
+				(again.Body.String() == first) != (when.asked == 1) {
+				t.Errorf("%s later: %d %s, and the store was asked %d times", time.Since(began), again.Code,
+					again.Body, store.asked.Load())
 			}
 		}
 		time.Sleep(time.Second)

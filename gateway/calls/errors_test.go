@@ -31,8 +31,8 @@ func answered(method string, err error) *httptest.ResponseRecorder {
 	return w
 }
 
-// What an error means stands in one table, however deep it is wrapped; a sentence for the client and further headers come
-// from whoever refuses.
+// What an error means stands in one table, however deep it is wrapped; a sentence for the client and further headers
+// come from whoever refuses.
 func TestErrorsBecomeStatuses(t *testing.T) {
 	away := fmt.Errorf("reading: %w", counter.ErrUnavailable)
 	full := &counter.Conflict{Is: counter.ErrBound, Key: "stock:1", Value: 7, Text: "its ceiling is 7"}
@@ -45,18 +45,22 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 		header, value string
 		detail        string
 	}{
-		"a sentence":           {"POST", Bad("Send a page."), 400, "", "", "Send a page."},
-		"no token":             {"PUT", identity.ErrNoToken, 401, "WWW-Authenticate", `Bearer realm="headcount"`, "no token"},
-		"a bad token":          {"GET", expired, 401, "WWW-Authenticate", badToken, "bad token: it is expired"},
-		"keys are away":        {"GET", identity.ErrKeysAway, 503, "Retry-After", "5", "cannot be fetched"},
-		"a wrong key":          {"GET", Refuse(ErrNoKey, "wrong"), 401, "WWW-Authenticate", `API-Key realm="headcount"`, "wrong"},
-		"another site":         {"GET", Refuse(ErrOtherSite, "Elsewhere."), 403, "", "", "Elsewhere."},
-		"a change is refused":  {"POST", full, 409, "", "", "Nothing was changed: a bound refuses the change: its ceiling"},
+		"a sentence": {"POST", Bad("Send a page."), 400, "", "", "Send a page."},
+		"no token": {"PUT", identity.ErrNoToken, 401, "WWW-Authenticate", `Bearer realm="headcount"`,
+			"no token"},
+		"a bad token":   {"GET", expired, 401, "WWW-Authenticate", badToken, "bad token: it is expired"},
+		"keys are away": {"GET", identity.ErrKeysAway, 503, "Retry-After", "5", "cannot be fetched"},
+		"a wrong key": {"GET", Refuse(ErrNoKey, "wrong"), 401, "WWW-Authenticate",
+			`API-Key realm="headcount"`, "wrong"},
+		"another site": {"GET", Refuse(ErrOtherSite, "Elsewhere."), 403, "", "", "Elsewhere."},
+		"a change is refused": {"POST", full, 409, "", "",
+			"Nothing was changed: a bound refuses the change: its ceiling"},
 		"a read has no answer": {"GET", full, 409, "", "", "There is no answer: "},
 		"a large body":         {"POST", Refuse(ErrTooLarge, "Too long."), 413, "Connection", "close", "Too long."},
 		"the store is away":    {"GET", Refuse(away, "Try again."), 503, "Retry-After", "1", "Try again."},
 		"later than usual": {
-			"GET", Refuse(ErrUnavailable, "Full.", httppolicy.RetryAfter(5*time.Second)), 503, "Retry-After", "5", "Full.",
+			"GET", Refuse(ErrUnavailable, "Full.",
+				httppolicy.RetryAfter(5*time.Second)), 503, "Retry-After", "5", "Full.",
 		},
 		"a defect says nothing": {"GET", errors.New("secret"), 500, "", "", httppolicy.DefectDetail},
 	} {

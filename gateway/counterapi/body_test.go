@@ -40,7 +40,8 @@ func TestHeldBodies(t *testing.T) {
 			t.Helper()
 			w := s.do("POST /votes:1/increment", body, lines...)
 			if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
-				t.Errorf("%d bytes, %s: %d, Retry-After %q, %s; want %d", len(body), lines, w.Code, w.Header().Get("Retry-After"), w.Body, status)
+				t.Errorf("%d bytes, %s: %d, Retry-After %q, %s; want %d", len(body), lines, w.Code,
+					w.Header().Get("Retry-After"), w.Body, status)
 			}
 		}
 		ask(large, http.StatusServiceUnavailable, "User: late")

@@ -108,19 +108,25 @@ func TestProblemsOfLimits(t *testing.T) {
 		{path, `{"limit":5,"window":"999ms"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"31d1s"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"1.0000005s"}`, []string{key}, 400, "whole milliseconds"},
-		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
-		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400,
+			"cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400,
+			"cost: send a whole number from 1 to the limit, 5"},
 		{path, `{"limit":5,"window":"1m","cost":1.5}`, []string{key}, 400, "cost: want a whole number"},
 		{path, `{"limit":5,"window":"1m","algorithm":"Log"}`, []string{key}, 400, "send fixed, sliding or log"},
 		{path, `{"limit":10001,"window":"1m","algorithm":"log"}`, []string{key}, 400, "remembers at most 10000"},
-		{path, `{"limit":5,"window":"1m","costs":1}`, []string{key}, 400, `"costs" is unknown; the body has limit, window, cost and algorithm`},
+		{path, `{"limit":5,"window":"1m","costs":1}`, []string{key}, 400,
+			`"costs" is unknown; the body has limit, window, cost and algorithm`},
 		{path, `{"limit":5,"limit":5,"window":"1m"}`, []string{key}, 400, "twice"},
 	} {
 		t.Run(fmt.Sprintf("%.40s %.40s %d", tc.call, tc.body, tc.status), func(t *testing.T) {
 			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
 		})
 	}
-	for call, status := range map[string]int{"GET " + limitsRoot + "/k": 405, "PUT " + limitsRoot + "/k": 405, "POST " + limitsRoot: 404, "POST " + limitsRoot + "/a/b": 404} {
+	for call, status := range map[string]int{
+		"GET " + limitsRoot + "/k": 405, "PUT " + limitsRoot + "/k": 405,
+		"POST " + limitsRoot: 404, "POST " + limitsRoot + "/a/b": 404,
+	} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)
 		}

@@ -108,7 +108,9 @@ func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.
 	defer s.mu.Unlock()
 	c := counter.Counter{Key: "likes:1"}
 	if sequence > 0 {
-		c.Kind, c.Value, c.Version = counter.Members, int64(sequence), counter.Version{Incarnation: incarnation, Sequence: sequence}
+		c.Kind = counter.Members
+		c.Value = int64(sequence)
+		c.Version = counter.Version{Incarnation: incarnation, Sequence: sequence}
 	}
 	s.counters[c.Key] = c
 	clear(s.members)
@@ -227,7 +229,8 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 		want("1-6")
 		s.mu.Lock()
 		s.part = false
-		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		version := counter.Version{Incarnation: 7, Sequence: 1}
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: version}
 		s.mu.Unlock()
 		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
@@ -238,7 +241,8 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 func TestOneIsAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		stock := Topic("stock:1")
-		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		version := counter.Version{Incarnation: 7, Sequence: 1}
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: version}
 		s.set(1, 5)
 		l.Want(likes)
 		want("1-5")
@@ -468,7 +472,8 @@ func TestAwayAndBack(t *testing.T) {
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
 			t.Errorf("told %q", got)
 		}
-		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
+		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx ||
+			all[1].Kind != counter.Sum {
 			t.Errorf("heard %+v", all)
 		}
 	})

@@ -73,7 +73,8 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 // A rule that is open has as many counters as its max; those go on, and servers make more.
 func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum","public":["increment"],"max":5},{"match":"*","kind":"sum"}]}`))
+		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum",` +
+			`"public":["increment"],"max":5},{"match":"*","kind":"sum"}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,9 @@ type slow struct {
 	stale     bool // a region is missing
 }
 
-func (s *slow) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+func (s *slow) History(
+	ctx context.Context, key string, step time.Duration, from, to int64,
+) (counter.Counter, []counter.Gain, error) {
 	s.histories.Add(1)
 	is, gains, err := s.Counters.History(ctx, key, step, from, to)
 	time.Sleep(takes)
@@ -99,7 +101,8 @@ func TestEqualQuestions(t *testing.T) {
 			}
 		}
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 7, "3"))
-		s.want("GET /hits:1/window?last=24h", "", 200, `{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
+		s.want("GET /hits:1/window?last=24h", "", 200,
+			`{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
 	})
 }
 
@@ -132,7 +135,8 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
-		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil || time.Since(start) < takes {
+		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil ||
+			time.Since(start) < takes {
 			t.Error("a server with an API key:", err)
 		}
 		time.Sleep(time.Second) // for the pause
@@ -146,9 +150,10 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 		s := NewQuestions[question, outcome](maxAnswers)
 		ask := func(addr string) error {
 			by := Asker{Addr: netip.MustParseAddr(addr)}
-			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by, func(context.Context) (outcome, error) {
-				return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
-			})
+			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by,
+				func(context.Context) (outcome, error) {
+					return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
+				})
 			return err
 		}
 		if err := ask("2001:db8::1"); err != nil {
@@ -185,7 +190,8 @@ func TestStaleAnswers(t *testing.T) {
 			want  string
 		}{{0, `,"stale":true`}, {time.Second - takes - time.Nanosecond, `,"stale":true`}, {time.Nanosecond, ""}} {
 			time.Sleep(when.after)
-			if w := s.do("GET /hits:1/window?last=1h", ""); text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
+			if w := s.do("GET /hits:1/window?last=1h",
+				""); text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
 				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
 			}
 			store.stale = false
@@ -193,14 +199,15 @@ func TestStaleAnswers(t *testing.T) {
 	})
 }
 
-// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked for, and
-// the questions that wait meanwhile share the next computation.
+// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked
+// for, and the questions that wait meanwhile share the next computation.
 func TestFreshQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var wg sync.WaitGroup
 		asking := func(want int) {
 			wg.Go(func() {
-				if w := s.do("GET /fresh:1/window?last=24h", ""); text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
+				if w := s.do("GET /fresh:1/window?last=24h",
+					""); text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
 					t.Errorf("%d %s, want %d", w.Code, w.Body, want)
 				}
 			})
@@ -239,8 +246,8 @@ func TestCountersThatDoNotExist(t *testing.T) {
 	})
 }
 
-// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are 429. Servers and
-// ordinary calls notice nothing, and later all is as before.
+// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are
+// 429. Servers and ordinary calls notice nothing, and later all is as before.
 func TestManyQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var calls []string
@@ -256,7 +263,8 @@ func TestManyQuestions(t *testing.T) {
 					wantProblem(t, w, 429, "ask again later")
 				}
 			}
-			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause { // three times as long as a computation would be longer
+			if counts[200] != 5 || counts[429] != 95 ||
+				time.Since(began) != 5*takes+4*maxPause { // three times as long as a computation would be longer
 				t.Errorf("%v after %s", counts, time.Since(began))
 			}
 		})
@@ -280,8 +288,8 @@ func TestManyQuestions(t *testing.T) {
 	})
 }
 
-// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs, nor from
-// one that it has just asked.
+// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs,
+// nor from one that it has just asked.
 func TestQuestionsOfOneAddress(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		began := time.Now()
@@ -336,11 +344,13 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 func TestPublicTop(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		for n := range 3 {
-			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
+			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200,
+				one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
 		}
 		get := func(n int, want string) {
 			t.Helper()
-			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
+			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n),
+				""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
 				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
 			}
 		}
