@@ -32,7 +32,12 @@ func TestIsCrawler(t *testing.T) {
 		"Mozilla/5.0 (Linux; Android 13; Robot X1 Build/T) AppleWebKit/537.36 (KHTML, like Gecko) " +
 			"Chrome/126.0.0.0 Mobile Safari/537.36": false,
 		"Mozilla/5.0 (X11) Abbott/1.0 Talbots/2.0 Safari/537.36": false,
-		"curl/8.9.1": false, "Go-http-client/1.1": false, "python-requests/2.32.3": false, "okhttp/4.12.0": false, "node": false, "": false,
+		"curl/8.9.1":                       false,
+		"Go-http-client/1.1":               false,
+		"python-requests/2.32.3":           false,
+		"okhttp/4.12.0":                    false,
+		"node":                             false,
+		"":                                 false,
 		"shop/1.0 (+https://shop.example)": false,
 	} {
 		if got := isCrawler(agent); got != want {

@@ -55,17 +55,21 @@ func Below(base string, h http.Handler) http.Handler {
 	}
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		escaped, found := strings.CutPrefix(r.URL.EscapedPath(), base)
-		switch {
-		case found && escaped == "": // relative addresses need the slash
+		path := r.URL.EscapedPath()
+		if path == base { // relative addresses need the slash
 			http.Redirect(w, r, base+"/", http.StatusPermanentRedirect)
-		case found && escaped[0] == '/':
-			inner := *r
-			inner.URL = &url.URL{Path: r.URL.Path[len(base):], RawPath: escaped, RawQuery: r.URL.RawQuery}
-			h.ServeHTTP(w, &inner)
-		default:
-			httppolicy.Problem(w, http.StatusNotFound, "This server serves nothing outside of "+base+"/.")
+			return
 		}
+
+		escaped, found := strings.CutPrefix(path, base)
+		if !found || escaped[0] != '/' {
+			httppolicy.Problem(w, http.StatusNotFound, "This server serves nothing outside of "+base+"/.")
+			return
+		}
+
+		inner := *r
+		inner.URL = &url.URL{Path: r.URL.Path[len(base):], RawPath: escaped, RawQuery: r.URL.RawQuery}
+		h.ServeHTTP(w, &inner)
 	})
 }
 

@@ -15,6 +15,7 @@ func TestBadgeAndWidget(t *testing.T) {
 		w := call(t, h, http.StatusOK, http.MethodGet, path)
 		return w.Body.String(), w.Header()
 	}
+
 	svg, head := get("/p/badge.svg?label=%22%3E%3Cscript%3E%26&color=0066cc&background=teal")
 	var parsed struct {
 		XMLName xml.Name
@@ -28,29 +29,36 @@ func TestBadgeAndWidget(t *testing.T) {
 		head.Get("Content-Type") != "image/svg+xml" || head.Get("Cache-Control") != "no-store" {
 		t.Errorf("%v %s", head, svg)
 	}
+
 	html, head := get("/%3Cb%3E%22/widget?label=%3Cscript%3E&color=abc&background=%23fff")
 	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) ||
 		!strings.Contains(html, "color: #abc; background: #fff ") {
 		t.Errorf("%s", html)
 	}
+
 	if !strings.Contains(html, `src="../-/headcount.js"`) { // which is right below --base-path, too
 		t.Errorf("the widget's script: %s", html)
 	}
+
 	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") ||
 		strings.Contains(policy, "unsafe") {
 		t.Errorf("%s", policy)
 	}
+
 	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
 		t.Errorf("the whole site cannot be joined: %s", html)
 	}
+
 	svg, _ = get("/p/badge.svg?color=RebeccaPurple&background=%23abcd")
 	if !strings.Contains(svg, `fill="rebeccapurple"`) || !strings.Contains(svg, `fill="#abcd"`) {
 		t.Errorf("a name in another case, four digits: %s", svg)
 	}
+
 	if svg, _ := get("/p/badge.svg?color="); !strings.Contains(svg, `fill="#06c"`) ||
 		!strings.Contains(svg, `fill="#444"`) {
 		t.Errorf("no colours: %s", svg)
 	}
+
 	for _, bad := range []string{
 		"color=blurple", "background=inherit", "color=%7Bx%7D", "color=12345", "background=red%3Bx",
 		"label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF",

@@ -68,6 +68,7 @@ func TestListsThatAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
 		_, end := s.follow(nowhere{})
+
 		follow := func(n, status int, lines ...string) {
 			t.Helper()
 			time.Sleep(time.Second)
@@ -75,21 +76,28 @@ func TestListsThatAreFollowed(t *testing.T) {
 				t.Errorf("list %d for %s: %d %s, want %d", n, lines, w.Code, w.Body, status)
 			}
 		}
+
 		for n := range maxBegun {
 			follow(n, 200, from(1))
 		}
+
 		time.Sleep(beginTime)
 		follow(maxBegun, 429, from(1))
 		follow(maxBegun, 200, from(2))
 		follow(maxBegun, 200, from(1))
+
 		for n := maxBegun + 1; n < maxTopLists; n++ {
 			follow(n, 200, from(n))
 		}
+
+		// The places of visitors are taken; servers have their own.
 		follow(maxTopLists, 429, from(maxTopLists))
 		for n := range maxTopLists {
 			follow(n, 200, key)
 		}
+
 		follow(maxTopLists, 429, key)
+
 		end()
 		follow(maxTopLists, 200, from(1))
 		time.Sleep(time.Second) // for the pause
@@ -102,25 +110,31 @@ func TestListsOfServers(t *testing.T) {
 		s := serve(t, nil)
 		hub := &topUpdates{of: map[presence.Kind]int{}}
 		top, _ := s.follow(hub)
+
 		for n, lines := range [][]string{{from(1)}, {key}} {
 			if w := s.do(list(n), "", lines...); w.Code != 200 {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 		}
+
 		time.Sleep(time.Second)            // for the pause
 		s.api.questions.turn <- struct{}{} // visitors have to wait
+
 		ctx, cancel := context.WithCancel(t.Context())
 		var polls sync.WaitGroup
 		polls.Go(func() { top.Visitors.Run(ctx) })
 		polls.Go(func() { top.Servers.Run(ctx) })
+
 		time.Sleep(1500 * time.Millisecond)
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 1, "1"))
 		time.Sleep(time.Second)
+
 		hub.mu.Lock()
 		if hub.of[ServerTopKind] != 2 || hub.of[TopKind] != 0 {
 			t.Errorf("updates: %v, want 2 of the list of a server", hub.of)
 		}
 		hub.mu.Unlock()
+
 		<-s.api.questions.turn
 		cancel()
 		polls.Wait()

@@ -30,6 +30,7 @@ func (s *slow) History(
 	ctx context.Context, key string, step time.Duration, from, to int64,
 ) (counter.Counter, []counter.Gain, error) {
 	s.histories.Add(1)
+
 	is, gains, err := s.Counters.History(ctx, key, step, from, to)
 	time.Sleep(takes)
 	is.Stale = s.stale
@@ -45,6 +46,7 @@ func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
 			store.Counters = cfg.Counters
 			cfg.Counters = store
 		})
+
 		test(t, s, store)
 	})
 }
@@ -55,11 +57,13 @@ func text(w *httptest.ResponseRecorder) string { return strings.TrimSpace(w.Body
 func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 	s.t.Helper()
 	out := make([]*httptest.ResponseRecorder, len(calls))
+
 	var wg sync.WaitGroup
 	for i, call := range calls {
 		wg.Go(func() { out[i] = s.do(call, "", from(i/maxOfAddress)) })
 	}
 	wg.Wait()
+
 	return out
 }
 
@@ -70,6 +74,7 @@ func from(n int) string { return fmt.Sprint("Addr: 2001:db8:0:", n, "::1") }
 func TestEqualQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
+
 		calls := make([]string, 64)
 		for i := range calls {
 			calls[i] = "GET /hits:1/window?last=24h"
@@ -77,6 +82,7 @@ func TestEqualQuestions(t *testing.T) {
 				calls[i] = "GET /hits:1/window?last=1d"
 			}
 		}
+
 		began := time.Now()
 		for i, w := range s.atOnce(calls) {
 			want := `{"key":"hits:1","last":"24h","value":5}`
@@ -87,9 +93,11 @@ func TestEqualQuestions(t *testing.T) {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 		}
+
 		if n := store.histories.Load(); n != 1 || time.Since(began) != takes {
 			t.Errorf("%d computations in %s, want 1", n, time.Since(began))
 		}
+
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 6, "2"))
 		for _, when := range []struct {
 			after time.Duration
@@ -100,6 +108,7 @@ func TestEqualQuestions(t *testing.T) {
 				t.Errorf("%s after the first question: %s, want %d", time.Since(began), w.Body, when.value)
 			}
 		}
+
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 7, "3"))
 		s.want("GET /hits:1/window?last=24h", "", 200,
 			`{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
@@ -112,10 +121,12 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		const callers, points = 64, 1000
 		s := NewQuestions[question, outcome](maxAnswers)
 		q := question{of: "likes:1"}
+
 		long := func(context.Context) (outcome, error) {
 			time.Sleep(takes)
 			return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
 		}
+
 		var mu sync.Mutex
 		at := map[time.Duration]int{}
 		start := time.Now()
@@ -132,9 +143,11 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 			})
 		}
 		wg.Wait()
+
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
+
 		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil ||
 			time.Since(start) < takes {
 			t.Error("a server with an API key:", err)
@@ -148,6 +161,7 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const points = 1500
 		s := NewQuestions[question, outcome](maxAnswers)
+
 		ask := func(addr string) error {
 			by := Asker{Addr: netip.MustParseAddr(addr)}
 			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by,
@@ -156,9 +170,11 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 				})
 			return err
 		}
+
 		if err := ask("2001:db8::1"); err != nil {
 			t.Fatal(err)
 		}
+
 		var refused atomic.Int32
 		var wg sync.WaitGroup
 		for i := range 2000 {
@@ -168,11 +184,13 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 				}
 			})
 		}
+
 		synctest.Wait()
 		at := time.Now()
 		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > (maxPaced+1)*points*perPoint {
 			t.Errorf("another address: %v after %s", err, time.Since(at))
 		}
+
 		wg.Wait()
 		if refused.Load() == 0 {
 			t.Error("nothing was refused")
@@ -190,8 +208,8 @@ func TestStaleAnswers(t *testing.T) {
 			want  string
 		}{{0, `,"stale":true`}, {time.Second - takes - time.Nanosecond, `,"stale":true`}, {time.Nanosecond, ""}} {
 			time.Sleep(when.after)
-			if w := s.do("GET /hits:1/window?last=1h",
-				""); text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
+			w := s.do("GET /hits:1/window?last=1h", "")
+			if text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
 				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
 			}
 			store.stale = false
@@ -206,19 +224,23 @@ func TestFreshQuestions(t *testing.T) {
 		var wg sync.WaitGroup
 		asking := func(want int) {
 			wg.Go(func() {
-				if w := s.do("GET /fresh:1/window?last=24h",
-					""); text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
+				w := s.do("GET /fresh:1/window?last=24h", "")
+				if text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
 					t.Errorf("%d %s, want %d", w.Code, w.Body, want)
 				}
 			})
 		}
+
 		asking(0)
 		time.Sleep(takes / 2)
 		s.want("POST /fresh:1/increment", "", 200, one("fresh:1", "sum", 1, "1"))
 		time.Sleep(takes/2 - time.Nanosecond)
+
+		// These come while the first computation is under way, whose answer may lack the change.
 		for range 10 {
 			asking(1)
 		}
+
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		wg.Wait()
@@ -241,6 +263,7 @@ func TestCountersThatDoNotExist(t *testing.T) {
 			}
 			store.stale = false
 		}
+
 		s.want("GET /people:2/range?from=1999-12-20T00:00:00Z&to=1999-12-20T02:00:00Z", "", 200,
 			`{"key":"people:2","step":"1h","points":[{"value":0},{"value":0}],"total":0}`)
 	})
@@ -254,33 +277,40 @@ func TestManyQuestions(t *testing.T) {
 		for i := range 100 {
 			calls = append(calls, fmt.Sprintf("GET /hits:1/window?last=%dh", 30+i))
 		}
+
 		began := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			counts := map[int]int{}
 			for _, w := range s.atOnce(calls) {
-				if counts[w.Code]++; w.Code != 200 {
+				counts[w.Code]++
+				if w.Code != 200 {
 					wantProblem(t, w, 429, "ask again later")
 				}
 			}
-			if counts[200] != 5 || counts[429] != 95 ||
-				time.Since(began) != 5*takes+4*maxPause { // three times as long as a computation would be longer
+
+			// A pause of three times a computation would be longer.
+			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause {
 				t.Errorf("%v after %s", counts, time.Since(began))
 			}
 		})
+
 		synctest.Wait()
 		if n := store.histories.Load(); n != 1 {
 			t.Errorf("%d computations are under way, want 1", n)
 		}
+
 		s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 		s.want("GET /votes:1", "", 200, one("votes:1", "sum", 1, "1"))
 		if time.Since(began) != 0 {
 			t.Errorf("ordinary calls took %s", time.Since(began))
 		}
+
 		s.want("GET /hits:1/window?last=2d", "", 200, `{"key":"hits:1","last":"2d","value":0}`)
 		if time.Since(began) != takes {
 			t.Errorf("a server waited for the public: %s", time.Since(began))
 		}
+
 		wg.Wait()
 		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 6*takes+5*maxPause {
 			t.Errorf("after the pause: %d after %s", w.Code, time.Since(began))
@@ -293,6 +323,7 @@ func TestManyQuestions(t *testing.T) {
 func TestQuestionsOfOneAddress(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		began := time.Now()
+
 		window := func(hours int) string { return fmt.Sprintf("GET /hits:1/window?last=%dh", hours) }
 		var asked, refused atomic.Int32
 		var wg sync.WaitGroup
@@ -310,6 +341,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 				}
 			})
 		}
+
 		for i := range 4 {
 			time.Sleep(50 * time.Millisecond)
 			const own = 3 * (takes + maxPause) // after one that is computed and one that waits
@@ -323,10 +355,12 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 				}
 			}
 		}
+
 		wg.Wait()
 		if refused.Load() == 0 {
 			t.Error("nothing was refused")
 		}
+
 		// Those who ask the same share an answer, however many they are.
 		same := make(chan int)
 		for range 3 * maxOfAddress {

@@ -153,13 +153,15 @@ func responses(c calls.Call) object {
 		}
 	}
 
+	// A browser cannot send a key with an address.
+	pageForKey := c.Who == calls.Viewer && c.Gives == "text/html"
 	switch {
 	case c.Gives == "Limit": // the one refusal that is no problem
 		answer["headers"] = limitHeaders
 		all["429"] = object{
 			"description": "It may not pass now.", "headers": refusedHeaders, "content": answer["content"],
 		}
-	case c.Who == calls.Viewer && c.Gives == "text/html": // a browser cannot send a key with an address
+	case pageForKey:
 		both := content("application/problem+json", ref("Problem"))
 		maps.Copy(both, content(c.Gives, text))
 		all["401"] = object{
