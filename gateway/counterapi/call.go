@@ -29,6 +29,21 @@ type call struct {
 	id     identity.Identity // of a caller without API key who changes something
 }
 
+// handler carries out a call on one counter.
+type handler func(*gin.Context, call) (calls.Answer, error)
+
+// on returns a handler for whoever has permission p on the counter that the path names.
+func (a *API) on(p counter.Public, h handler) calls.Handler {
+	return func(c *gin.Context) (calls.Answer, error) {
+		one, err := a.counter(c, p)
+		if err != nil {
+			return calls.Answer{}, err
+		}
+
+		return h(c, one)
+	}
+}
+
 // Find returns the name of a site's counter and its rule, or why there is none.
 func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {

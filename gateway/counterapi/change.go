@@ -15,12 +15,7 @@ import (
 type parser func(text []byte, key string, rule *counter.Rule) (counter.Change, error)
 
 // increment adds to a counter.
-func (a *API) increment(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, counter.PublicIncrement)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) increment(c *gin.Context, one call) (calls.Answer, error) {
 	parse := counter.ParseOpenStep
 	if one.server {
 		parse = stepUp
@@ -34,8 +29,8 @@ func (a *API) increment(c *gin.Context) (calls.Answer, error) {
 		if err := a.admit(c, one, &op.Changes[0]); err != nil {
 			return calls.Answer{}, err
 		}
-		if a.callers.Crawler(c.Request) {
-			return a.unchanged(c, one)
+		if a.callers.Crawler(c.Request) { // which changes nothing
+			return a.getExact(c, one)
 		}
 	}
 
@@ -66,16 +61,6 @@ func (a *API) admit(c *gin.Context, one call, step *counter.Change) error {
 	return a.limit(c, one, step)
 }
 
-// unchanged answers a crawler, which changes nothing, with the counter as it is.
-func (a *API) unchanged(c *gin.Context, one call) (calls.Answer, error) {
-	is, err := a.readOne(c, one, 0)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
-	return answerOne(is), nil
-}
-
 // issue sends a caller without API key its identity to keep.
 func (a *API) issue(c *gin.Context, one call) {
 	if !one.server {
@@ -83,14 +68,9 @@ func (a *API) issue(c *gin.Context, one call) {
 	}
 }
 
-// byServer returns the handler of a change that only servers may make.
-func (a *API) byServer(parse parser) calls.Handler {
-	return func(c *gin.Context) (calls.Answer, error) {
-		one, err := a.counter(c, nobody)
-		if err != nil {
-			return calls.Answer{}, err
-		}
-
+// change returns the handler of a change that parse reads, and that no limit holds for.
+func (a *API) change(parse parser) handler {
+	return func(c *gin.Context, one call) (calls.Answer, error) {
 		op, err := a.op(c, one, parse)
 		if err != nil {
 			return calls.Answer{}, err
@@ -146,12 +126,7 @@ func (a *API) batchOp(c *gin.Context) (op counter.Op, err error) {
 }
 
 // delete deletes a counter.
-func (a *API) delete(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, nobody)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) delete(c *gin.Context, one call) (calls.Answer, error) {
 	change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Delete}
 	if _, err := a.make(c, counter.Op{Changes: []counter.Change{change}}); err != nil {
 		return calls.Answer{}, err

@@ -16,12 +16,7 @@ import (
 )
 
 // getRange answers with the gains of a counter in each step of a range.
-func (a *API) getRange(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, counter.PublicRead)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) getRange(c *gin.Context, one call) (calls.Answer, error) {
 	query := ReadQuery(c, "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m")
 	from := query.moment("from")
 	to := query.moment("to")
@@ -43,14 +38,8 @@ func (a *API) getRange(c *gin.Context) (calls.Answer, error) {
 }
 
 // getWindow answers with the gain of a counter in the last time.
-func (a *API) getWindow(c *gin.Context) (calls.Answer, error) {
+func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
 	const example = "?last=1h"
-
-	one, err := a.counter(c, counter.PublicRead)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
 	query := ReadQuery(c, example)
 	last := query.needed("last", example)
 	if query.Err != nil {
@@ -86,12 +75,7 @@ func staled(b []byte, stale bool) []byte {
 }
 
 // getDimension answers with the counts of a counter for the values of a dimension.
-func (a *API) getDimension(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, nobody)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 	name, err := param(c, "name")
 	if err != nil || !slices.Contains(one.rule.Dimensions, name) {
 		return calls.Answer{}, noDimension(one.rule)

@@ -20,12 +20,7 @@ import (
 )
 
 // getOne reads a counter, which may lag as its rule says.
-func (a *API) getOne(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, counter.PublicRead)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) getOne(c *gin.Context, one call) (calls.Answer, error) {
 	is, err := a.readLagging(c, one)
 	if err != nil {
 		return calls.Answer{}, err
@@ -35,13 +30,13 @@ func (a *API) getOne(c *gin.Context) (calls.Answer, error) {
 }
 
 // getExact reads a counter with every acknowledged change.
-func (a *API) getExact(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, counter.PublicRead)
+func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
+	is, err := a.readOne(c, one, 0)
 	if err != nil {
 		return calls.Answer{}, err
 	}
 
-	return a.unchanged(c, one)
+	return answerOne(is), nil
 }
 
 // readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it.
@@ -143,12 +138,7 @@ func (a *API) selection(c *gin.Context) (selection, error) {
 	return these, err
 }
 
-func (a *API) getLedger(c *gin.Context) (calls.Answer, error) {
-	one, err := a.counter(c, nobody)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
+func (a *API) getLedger(c *gin.Context, one call) (calls.Answer, error) {
 	query := ReadQuery(c, "?after=7&limit=100")
 	after := query.Number("after", 0, 0, math.MaxUint64)
 	limit := query.Number("limit", defaultLedger, 1, counter.MaxLedger)
