@@ -219,6 +219,8 @@ func (a *API) carryOut(c *gin.Context, timeout time.Duration, do func(context.Co
 
 	ctx, cancel := context.WithTimeout(c.Request.Context(), timeout)
 	defer cancel()
+
+	// The error about a bound has a text for the client. All others are for the log alone.
 	err := do(ctx)
 	if err == nil || errors.Is(err, presence.ErrTooMany) {
 		return err

@@ -89,6 +89,7 @@ func kindOf(name string) string {
 // answer returns the answer with the asset. An answer with a status other than 200 has no
 // ETag.
 func (a *asset) answer(c *gin.Context, status int) calls.Answer {
+	// A browser asks each time whether a file has changed, unless the request names its content.
 	h := c.Writer.Header()
 	h.Set("Cache-Control", "no-cache")
 	if status == http.StatusOK && a.forever(c.Request) {
@@ -105,6 +106,8 @@ func (a *asset) answer(c *gin.Context, status int) calls.Answer {
 	if encoding != "" {
 		etag += "-" + encoding
 	}
+
+	// With another status the page stands for a refusal, which must not be taken for the page itself.
 	if status == http.StatusOK && httppolicy.NotModified(c, `"`+etag+`"`) {
 		return calls.Unchanged
 	}

@@ -172,6 +172,7 @@ func (w *Callers) follower(c *gin.Context) (user unread.User, id identity.Identi
 		return w.UserOf(siteOf(c), name), id, err
 	}
 
+	// Without a name in the path the caller asks about itself, and has to keep a new identity.
 	id, err = w.Identify(c)
 	if err != nil {
 		return user, id, err

@@ -86,6 +86,7 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	count := counts[0]
 	a.callers.Cacheable(c, name)
 
+	// The version names the JSON of a count, so only that has an ETag: the shares of regions change without it.
 	switch {
 	case httppolicy.WantsHTML(c.Request):
 		return calls.Packed(htmlType, counterPage(count)), nil
@@ -255,6 +256,8 @@ func (a *API) putCounter(c *gin.Context) (calls.Answer, error) {
 	if err := a.admitIdentity(c, id); err != nil {
 		return calls.Answer{}, err
 	}
+
+	// Whoever ends a hold names no page that is new.
 	if begins {
 		if err := a.admitPages(c, name); err != nil {
 			return calls.Answer{}, err
@@ -328,6 +331,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 		a.cfg.Arrivals.Arrived(hash, user)
 	}
 
+	// Read rather than Newest: the answer has the caller in it.
 	counts, err := a.countsWith(c, a.parts.Counts.Read, []string{name})
 	if err != nil {
 		return count, err

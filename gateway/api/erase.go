@@ -96,6 +96,7 @@ func (a *API) eraseVisitor(c *gin.Context, user string) error {
 		return a.erasedTooOften(wait)
 	}
 
+	// The rate alone would let an address queue erasures faster than they end.
 	slot, fits := a.erasures.addresses.Enter(addr)
 	if !fits {
 		return a.erasedTooOften(wait)
@@ -134,6 +135,7 @@ func (a *API) erase(c *gin.Context, user string, visitor *httppolicy.AddressSlot
 			return err
 		}
 
+		// Only now does it take its turn: what comes before is a call or two, what follows looks at every set.
 		end, err := a.erasures.turn(ctx, visitor)
 		if err != nil {
 			return err

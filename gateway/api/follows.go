@@ -63,6 +63,7 @@ func (a *API) getNotifications(c *gin.Context) (calls.Answer, error) {
 
 	answer := notifications{count, []notification{}}
 	for _, n := range list {
+		// The page may have become private since it was followed.
 		if !a.callers.sees(c, id, n.Page) {
 			continue
 		}
@@ -139,6 +140,7 @@ func (a *API) followsAfter(
 		return s, "", err
 	}
 
+	// The page to go on after may not be followed any more; then its place in the order counts.
 	r := records[0]
 	from, found := r.Find(after)
 	if found {
@@ -178,6 +180,8 @@ func (a *API) putFollow(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
+
+	// There is something to keep the identity for, now that the follow is stored.
 	a.callers.SetCookie(c, follow.id)
 
 	return calls.NoContent, nil

@@ -71,6 +71,8 @@ func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) erro
 	}
 
 	id, err := w.Identity(c, query)
+
+	// Whoever is nobody is refused below, with the reason that matters: the page is private.
 	anonymous := identity.Nobody(err) && needsNobody(c)
 	if err != nil && !anonymous {
 		return err

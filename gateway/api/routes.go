@@ -26,6 +26,7 @@ func (a *API) Engine(table []calls.Call) *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	_ = e.SetTrustedProxies(nil) // Callers.Proxies decides which proxies are trusted
 
+	// What traces, counts and logs comes first, so that it sees what the checks refuse.
 	if a.cfg.Tracer != nil {
 		e.Use(a.traced)
 	}

@@ -37,6 +37,8 @@ func (w *Callers) findSite(c *gin.Context) error {
 	if key == "" || c.Request.URL.Path == sitesPath {
 		return nil
 	}
+
+	// A key that holds nowhere is wrong, and is refused as that.
 	whole, sites := w.Keys.Sites(key)
 	if whole || len(sites) == 0 || slices.Contains(sites, site) {
 		return nil

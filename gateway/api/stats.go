@@ -54,6 +54,7 @@ func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, Unavailable(err)
 	}
 
+	// Visitors share answers and take turns; a server waits for none of them.
 	by := counterapi.Asker{Server: a.callers.IsServer(c.Request), Addr: a.callers.Addr(c.Request)}
 	read := func(ctx context.Context) (pageStats, error) { return a.readStats(ctx, asked, now) }
 	stats, err := a.stats.Ask(c.Request.Context(), asked, statsAge, by, read)

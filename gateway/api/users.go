@@ -62,6 +62,7 @@ func (a *API) UsersAsked(c *gin.Context) ([]string, error) {
 
 // userStates returns the states of users of the request's site.
 func (a *API) userStates(c *gin.Context, users []string) (states []presence.UserState, err error) {
+	// Owners and stores never see the id itself.
 	hashes := make([]presence.User, len(users))
 	for i, user := range users {
 		hashes[i] = a.callers.Identities.Hash(siteOf(c).Qualify(user))

@@ -157,6 +157,7 @@ func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
 		s.Read = a.callers.Sites.Others(c.Request, secure, site)
 	}
 
+	// The colours are in an inline style, which the nonce alone permits.
 	s.Nonce = rand.Text()
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; "+
 		"style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action "+
@@ -167,6 +168,7 @@ func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
 }
 
 func (s display) answerBadge(c *gin.Context) calls.Answer {
+	// The fonts of readers differ, so widths are estimates; textLength makes each text fit its own.
 	right := len(s.users())*letterWidth + badgePadding
 	left := 0
 	label := ""

@@ -127,6 +127,7 @@ func (a *Answer) write(c *gin.Context) {
 	}
 	httppolicy.Answer(c.Writer, a.Status, a.Type, a.Body)
 
+	// The client has the answer, so the buffer may serve the next one.
 	if a.buffer != nil && cap(*a.buffer) <= maxBuffer {
 		buffers.Put(a.buffer)
 	}

@@ -45,6 +45,7 @@ func Register(e *gin.Engine, log zerolog.Logger, table []Call) {
 			continue
 		}
 
+		// The router has another form for parameters, and matches paths as they were sent.
 		path, serve := pattern.Replace(call.Path), Serve(log, call.Do)
 		e.Handle(call.Method, path, serve)
 		if call.Method == http.MethodGet && !call.lasts() {

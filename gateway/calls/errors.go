@@ -179,10 +179,13 @@ func (r *refuser) refuse(c *gin.Context, err error) {
 	if m.status >= http.StatusInternalServerError {
 		r.note(c, &m, why.is)
 	}
+
+	// The text of a defect may name anything, so the client gets none of it.
 	if m.status == defect.status {
 		why = &Refusal{detail: httppolicy.DefectDetail}
 	}
 
+	// A conflict that nobody has put into words describes itself.
 	var conflict *counter.Conflict
 	if errors.As(err, &conflict) {
 		detail := why.detail

@@ -135,6 +135,7 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, error) {
 // checkMedia returns an error unless the body is plain JSON, or nothing is said about it.
 func checkMedia(h http.Header) error {
 	for _, given := range h["Content-Type"] {
+		// Nearly all clients send exactly this, and parsing costs more than comparing.
 		if given == "" || given == "application/json" {
 			continue
 		}
@@ -161,14 +162,18 @@ func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 		return nil, nil
 	}
 
+	// A body with a length ends by itself; one in chunks needs a bound.
 	if n < 0 {
 		r = http.MaxBytesReader(c.Writer, r, MaxBody)
 	}
+
+	// A small body takes so little memory that it needs no place.
 	small := n >= 0 && n <= smallBody
 	if server || small {
 		return readAll(nil, r, n)
 	}
 
+	// A slow client takes a place only once it has sent more than that.
 	begin, err := readAll(nil, io.LimitReader(r, smallBody), -1)
 	if err != nil || len(begin) < smallBody {
 		return begin, err

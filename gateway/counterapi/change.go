@@ -16,6 +16,7 @@ type parser func(text []byte, key string, rule *counter.Rule) (counter.Change, e
 
 // increment adds to a counter.
 func (a *API) increment(c *gin.Context, one call) (calls.Answer, error) {
+	// A visitor may not send dimensions, so nothing says which names there are.
 	parse := counter.ParseOpenStep
 	if one.server {
 		parse = stepUp
@@ -120,6 +121,7 @@ func (a *API) batchOp(c *gin.Context) (op counter.Op, err error) {
 		op.Changes[i].Key = site.Qualify(op.Changes[i].Key)
 	}
 
+	// Batches share one space of keys, whatever counters they name.
 	op.IdempotencyKey, err = idempotencyKey(c, site.Qualify("*"), "")
 
 	return op, err
@@ -148,6 +150,7 @@ func (a *API) op(c *gin.Context, one call, parse parser) (op counter.Op, err err
 	}
 	op.Changes = []counter.Change{change}
 
+	// Two visitors may choose the same key, and a server may choose one for each counter.
 	op.IdempotencyKey, err = idempotencyKey(c, one.key, one.id.User)
 
 	return op, err
@@ -158,6 +161,7 @@ func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 
+	// The time and the span are those of the store: until the change is durable, or refused.
 	began := time.Now()
 	ctx, span := tracing.Start(ctx, "change of counters")
 	result := a.cfg.Counters.Change(ctx, op)

@@ -92,6 +92,8 @@ func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, a.failed(c, err)
 	}
+
+	// A counter keeps the kind that it was made with, and the rule may have another by now.
 	if is.Kind != 0 && !is.Kind.Gains() {
 		a.logKind(one.rule)
 		return calls.Answer{}, misfit(one, is.Value,
@@ -117,6 +119,7 @@ func (a *API) noHistory(c *gin.Context, one call, err error) error {
 		return calls.Bad("The history cannot be asked for that: " + why(err, counter.ErrTime) + ".")
 	}
 
+	// Every 409 has the value of the counter.
 	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)

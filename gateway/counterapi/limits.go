@@ -87,6 +87,7 @@ func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) c
 		return answer
 	}
 
+	// This 429 has the headers of a refusal, for clients that look at nothing else.
 	a.metrics.stopped.Inc()
 	httppolicy.RetryAfter(reset)(h)
 	answer.Status = http.StatusTooManyRequests

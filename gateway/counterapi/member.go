@@ -65,6 +65,8 @@ func (a *API) changeMember(c *gin.Context, one call, change counter.Change, join
 	if err != nil {
 		return calls.Answer{}, err
 	}
+
+	// A server that names a member has no identity that it could keep.
 	if one.id.User != "" {
 		a.callers.Issue(c, one.id)
 	}
@@ -140,6 +142,7 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, err 
 			". Send 1 to 128 characters without control characters, percent-encoded.")
 	}
 
+	// Only a server may speak for somebody else.
 	if member != me {
 		return one, member, one.permits(nobody)
 	}
@@ -162,6 +165,7 @@ func ownMember(one call, issues bool) (string, error) {
 		return "", errNoMe
 	}
 
+	// Reads and removals issue no identity: nobody could be a member by it.
 	unknown := one.id.Fresh && !one.id.Derived
 	if unknown && !issues {
 		return "", nil

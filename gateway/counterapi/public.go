@@ -91,6 +91,7 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 		return nil
 	}
 
+	// Waiting is no use for a change that a bound or the kind refuses, so that comes first.
 	known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
 	if err == nil {
 		if conflict := change.Refusal(known[0].Counter); conflict != nil {
@@ -110,6 +111,8 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 // admit returns an error if a caller has reached a limit with any change.
 func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	caller := httppolicy.Caller{User: one.id.User}
+
+	// Anybody can have a fresh identity for each call, so the address counts instead.
 	if one.id.Fresh {
 		caller = httppolicy.Caller{Addr: addr}
 	}
@@ -149,6 +152,8 @@ func (a *API) admitNew(
 ) error {
 	b := a.bounds
 	hash := maphash.String(b.seed, one.key)
+
+	// Nobody makes a counter by leaving it.
 	onlyLeaves := change.Verb == counter.Edit && len(change.Join) == 0
 	if onlyLeaves || b.existing.Contains(hash) {
 		return nil
@@ -198,6 +203,7 @@ func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool
 	}
 
 	if !s.counting && now.Sub(s.counted) > sizeAge {
+		// The store may take long to count. Meanwhile the others use the old number.
 		s.counting = true
 		b.mu.Unlock()
 		n, err := a.cfg.Counters.Size(ctx, prefix)

@@ -42,6 +42,8 @@ func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
 // readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it.
 func (a *API) readLagging(c *gin.Context, one call) (counter.Counter, error) {
 	is, err := a.readOne(c, one, one.rule.Stale)
+
+	// A proxy answers everybody alike, so it may keep only what everybody may read.
 	if err == nil && one.rule.Allows(counter.PublicRead) {
 		a.callers.Cacheable(c)
 	}
@@ -126,6 +128,7 @@ func (a *API) selection(c *gin.Context) (selection, error) {
 			return badCounter(err)
 		}
 
+		// One read has one lag, so the strictest rule decides.
 		if len(these.names) == 0 || rule.Stale < these.lag {
 			these.lag = rule.Stale
 		}
@@ -211,6 +214,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 		return "", err
 	}
 
+	// The stream may begin with what is known here.
 	if a.live.known(one.key) {
 		return one.key, nil
 	}
@@ -229,6 +233,8 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	lagging := lag > 0 && member == ""
 	fromServer := lagging && a.cfg.Counters.Remote()
+
+	// What subscribers see is new enough, and costs the store no call.
 	if fromServer {
 		if current := a.live.current(keys, lag); current != nil {
 			a.touch(keys)
@@ -236,6 +242,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		}
 	}
 
+	// Many ask for the same counter at once; the same list of several is rare.
 	var readings []counter.Reading
 	var err error
 	if fromServer && len(keys) == 1 {

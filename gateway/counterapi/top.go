@@ -111,6 +111,7 @@ func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by 
 		return nil, err
 	}
 
+	// Short lists are one question, whatever their length, and share its answer.
 	most := counter.MaxTop
 	if list.n <= fewTop {
 		most = fewTop
