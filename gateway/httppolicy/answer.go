@@ -24,8 +24,8 @@ func Cacheable(h http.Header, age time.Duration) {
 	h.Set("Cache-Control", fmt.Sprintf("public, max-age=%d, stale-while-revalidate=5", int(age.Seconds())))
 }
 
-// NotModified reports whether the client has the version of the answer that etag names, so that the answer is 304. It gives
-// the answer that tag.
+// NotModified reports whether the client has the version of the answer that etag names, so that the answer is 304. It
+// gives the answer that tag.
 func NotModified(c *gin.Context, etag string) bool {
 	c.Writer.Header().Set("ETag", etag)
 
