@@ -18,10 +18,10 @@ func (g *Gateway) longCalls() []calls.Call {
 	return []calls.Call{
 		{ID: "streamPageCount", Method: http.MethodGet, Path: "/{page}/counter/events", Do: g.getEvents,
 			Who: calls.Visitor, Takes: "lastevent urltoken urlid join", Gives: "text/event-stream",
-			Refuses: "400 401 403 429 503",
+			Refuses: "401 429 503",
 			Does:    "The count, live, as server-sent events."},
 		{ID: "openSocket", Method: http.MethodGet, Path: "/-/ws", Do: g.getSocket,
-			Who: calls.Visitor, Takes: "urltoken urlid back", Gives: "101", Refuses: "400 401 403 426 503",
+			Who: calls.Visitor, Takes: "urltoken urlid back", Gives: "101", Refuses: "401 426 503",
 			Does: "The WebSocket; its frames are in /-/asyncapi.json."},
 		{
 			ID: "openPusherSocket", Method: http.MethodGet, Path: pusherRoot + "{app}", // pusherRoutes adds the route
@@ -29,18 +29,17 @@ func (g *Gateway) longCalls() []calls.Call {
 			Does: "With --pusher-key: the WebSocket of Pusher's clients. Refusals of an upgrade are close codes.",
 		},
 		{ID: "streamUsers", Method: http.MethodGet, Path: "/-/users/events", Do: g.getUserEvents,
-			Who: calls.Server, Takes: "users", Gives: "text/event-stream", Refuses: "400 401 429 503",
+			Who: calls.Server, Takes: "users", Gives: "text/event-stream", Refuses: "401 429 503",
 			Does: "Users, live, as server-sent events: each as it is now, then each change."},
 		{ID: "streamTopPages", Method: http.MethodGet, Path: "/-/top/events", Do: g.getTopPageEvents,
-			Who: calls.Viewer, Takes: "n urltoken urlid", Gives: "text/event-stream", Refuses: "400 401 429 503",
+			Who: calls.Viewer, Takes: "n urltoken urlid", Gives: "text/event-stream", Refuses: "401 429 503",
 			Does: "The pages with the most users, live, as server-sent events. Visitors get those of --public-top."},
 		{ID: "streamCounter", Method: http.MethodGet, Path: counterapi.Root + "/{key}/events",
 			Do: g.getCounterEvents, Who: calls.Opened,
-			Takes: "lastevent urltoken urlid", Gives: "text/event-stream", Refuses: "400 401 403 429 503",
+			Takes: "lastevent urltoken urlid", Gives: "text/event-stream", Refuses: "401 429 503",
 			Does: "A counter, live, as server-sent events."},
 		{ID: "streamTop", Method: http.MethodGet, Path: counterapi.TopRoot + "/events", Do: g.getTopEvents,
-			Who: calls.Opened, Takes: "match last n urltoken urlid", Gives: "text/event-stream",
-			Refuses: "400 401 403 429 503",
-			Does:    "The same, live, as server-sent events."},
+			Who: calls.Opened, Takes: "match last n urltoken urlid", Gives: "text/event-stream", Refuses: "401 429 503",
+			Does: "The same, live, as server-sent events."},
 	}
 }

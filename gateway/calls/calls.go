@@ -32,7 +32,7 @@ type Call struct {
 	Takes        string  // parameters beside those of the path, by their names in package openapi
 	Body         string  // the schema of the body; with a ? the body may be left out
 	Gives        string  // the success: a schema, a media type, or a status
-	Refuses      string  // the statuses of refusals, beside those of every call
+	Refuses      string  // the statuses of refusals, beside 400 and 403, which every call has
 	Do           Handler // nil: this server does not serve the call
 }
 
